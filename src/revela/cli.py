@@ -1,0 +1,319 @@
+"""The command line: one function a verb, the only file that knows the CLI library. Errors are one sentence, exit code 2."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.config import Dict, Toml
+
+from revela.config import PRESETS, Recipe
+from revela.errors import RevelaError
+
+app = App(
+    name="revela",
+    help="Raw text in, a dense retriever out: trained without labels, measured beside BM25, ready to search.",
+    version_flags=["--version"],
+)
+Flat = Parameter(name="*")
+Corpus = Annotated[list[Path], Parameter(negative=())]
+
+
+@app.command
+def train(
+    corpus: Corpus,
+    *,
+    out: Path,
+    preset: Literal["gated", "paper"] = "gated",
+    recipe_file: Annotated[Path | None, Parameter(name="--recipe")] = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    recipe: Annotated[Recipe, Flat] = Recipe(),
+) -> None:
+    """Train a retriever on raw text.
+
+    Parameters
+    ----------
+    corpus:
+        Folders of text and code, text files, JSONL; each may be gzipped.
+    out:
+        Folder for the retriever: a Sentence-Transformers model with metrics.jsonl and training.png.
+    preset:
+        The settings to start from: gated (ours) or paper (Revela's).
+    recipe_file:
+        A TOML file of settings; flags win over it, and it wins over the preset.
+    resume:
+        Continue the run in --out from its last checkpoint.
+    """
+    from revela.evaluate.heldout import HeldOutCheck
+    from revela.train.run import train as run
+
+    documents, report = _read(corpus, recipe)
+    rest, check = _held_out(documents, recipe)
+    bm25 = check.bm25()
+    for line in report.lines():
+        print(line)
+    print(f"held out {len(documents) - len(rest):,} documents for the label-free check ({check.describe() or 'too few for a task'})")
+    outcome = run(
+        recipe,
+        rest,
+        out,
+        check=check if check.tasks else None,
+        bm25=bm25,
+        corpus=", ".join(map(str, corpus)),
+        command="revela " + shlex.join(sys.argv[1:]),
+        resume=resume,
+    )
+    systems = {"BM25": bm25, "untrained": outcome.untrained, "before training": outcome.before, "trained": outcome.after}
+    if check.tasks:
+        tasks = [t.name for t in check.tasks]
+        _print_table("label-free check, nDCG@10", ["system", *tasks], [[s, *(_number(row.get(t)) for t in tasks)] for s, row in systems.items()])
+    print(f"{outcome.steps:,} updates in {outcome.minutes:.1f} minutes; saved to {out}" + (", go on with --resume" if outcome.interrupted else ""))
+
+
+@app.command(name="eval")
+def evaluate(
+    model: list[str],
+    *,
+    on: Annotated[list[Path], Parameter(negative=(), consume_multiple=True)],
+    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+    max_tokens: int | None = None,
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
+) -> None:
+    """Score models on BEIR-layout folders, beside BM25 and the fusion of both.
+
+    Parameters
+    ----------
+    model:
+        Sentence-Transformers folders, hub ids or embedded:minilm-l6.
+    on:
+        Folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (the first two may be .gz).
+    json_file:
+        Write all scores here too.
+    max_tokens:
+        Read no more of a text than this.
+    precision:
+        Arithmetic; auto is bf16 where the hardware has it.
+    """
+    from revela.evaluate.folder import evaluate_folders, table
+    from revela.search.metrics import METRICS
+
+    encoders = {_short(name): _encoder(name, precision, max_tokens) for name in model}
+    results = evaluate_folders(on, encoders, print, progress=True)
+    rows = [[name, system, *(_number(v) for v in values)] for name, system, values in table(results)]
+    _print_table("", ["collection", "system", *METRICS], rows)
+    if json_file is not None:
+        _write(json_file, json.dumps(results, indent=1) + "\n")
+
+
+@app.command
+def index(
+    corpus: Corpus,
+    *,
+    model: str,
+    out: Path,
+    chunk_words: int = 120,
+    text_field: str = "text",
+    title_field: str = "title",
+    max_bad_share: float = 0.01,
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
+) -> None:
+    """Index a corpus for search.
+
+    Parameters
+    ----------
+    corpus:
+        As for train.
+    model:
+        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
+    out:
+        Folder for the index.
+    chunk_words:
+        Most words in a passage.
+    text_field:
+        JSONL field that holds the text.
+    title_field:
+        JSONL field that holds the title.
+    max_bad_share:
+        Share of unreadable lines and files past which indexing stops.
+    precision:
+        Arithmetic; auto is bf16 where the hardware has it.
+    """
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    from revela.data.chunk import chunk_all
+    from revela.data.text import read_corpus
+    from revela.models.weights import fingerprint, resolve
+    from revela.search.store import Index
+    from revela.types import Hit
+
+    documents, report = read_corpus(
+        corpus, text_field=text_field, title_field=title_field, max_bad_share=max_bad_share, distinct=False, min_words=1
+    )
+    for line in report.lines():
+        print(line)
+    passages = [Hit(documents[c.document].id, 0.0, documents[c.document].title, c.text) for c in chunk_all(documents, chunk_words)]
+    folder = resolve(model)
+    Index.build(passages, _encoder(model, precision, None), str(folder.resolve()), fingerprint(folder), progress=True).save(out)
+    print(f"indexed {len(passages):,} passages into {out}")
+
+
+@app.command
+def search(
+    index_folder: Annotated[Path, Parameter(name="index")],
+    query: str,
+    *,
+    mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
+    top: int = 5,
+    model: str | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Search an index.
+
+    Parameters
+    ----------
+    index_folder:
+        Made by revela index.
+    query:
+        What to look for.
+    mode:
+        By meaning (dense), by words (lexical) or both.
+    top:
+        How many passages.
+    model:
+        The retriever, if it has moved since the index was made.
+    as_json:
+        Print JSON.
+    """
+    from revela.search.store import Index
+
+    opened = Index.load(index_folder)
+    encoder = None
+    if mode != "lexical":
+        from revela.models.weights import fingerprint, resolve
+
+        folder = resolve(model or opened.model)
+        if fingerprint(folder) != opened.fingerprint:
+            raise RevelaError(f"{folder} is not the model that made {index_folder}: give that one as --model, or index again")
+        encoder = _encoder(str(folder), "auto", None)
+    hits = opened.search(query, encoder, top, mode)
+    if as_json:
+        print(json.dumps([{"id": h.id, "score": h.score, "title": h.title, "text": h.text} for h in hits], ensure_ascii=False, indent=1))
+        return
+    for rank, hit in enumerate(hits, 1):
+        snippet = " ".join(hit.text.split())
+        print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {snippet[:240]}{'...' if len(snippet) > 240 else ''}")
+    if not hits:
+        print("nothing found")
+
+
+@app.command
+def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = Recipe()) -> None:
+    """Show which heads of a language model make use of a related document (the label-free probe; cached per model).
+
+    Parameters
+    ----------
+    corpus:
+        Text to probe with, as for train.
+    top:
+        How many heads to list.
+    """
+    import torch
+
+    from revela.data.chunk import chunk_all
+    from revela.models.language_model import load_language_model
+    from revela.models.retriever import has_fast_bf16
+    from revela.train.run import find_weights, head_ranking, load_tokenizer
+
+    documents, _ = _read(corpus, recipe)
+    folder = find_weights(recipe, recipe.lm, print)
+    bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and has_fast_bf16(torch.device("cpu")))
+    lm = load_language_model(folder, bf16=bf16, name=recipe.lm)
+    ranking = head_ranking(lm, folder, load_tokenizer(folder), chunk_all(documents, recipe.chunk_words), recipe, print)
+    _print_table(f"heads of {recipe.lm}", ["rank", "layer", "head", "score"], [[str(i), str(a), str(b), f"{s:.5f}"] for i, (a, b, s) in enumerate(ranking[:top], 1)])
+
+
+def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[list[Any], Any]:
+    from revela.data.text import read_corpus
+
+    return read_corpus(corpus, text_field=recipe.text_field, title_field=recipe.title_field, max_bad_share=recipe.max_bad_share)
+
+
+def _held_out(documents: list[Any], recipe: Recipe) -> tuple[list[Any], Any]:
+    from revela.data.heldout import split_held_out, tasks
+    from revela.evaluate.heldout import HeldOutCheck
+
+    rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
+    return rest, HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
+
+
+def _encoder(name: str, precision: str, max_tokens: int | None) -> Any:
+    from revela.models.retriever import RetrieverEncoder, has_fast_bf16, load_retriever
+    from revela.models.weights import resolve
+
+    model = load_retriever(resolve(name))
+    bf16 = precision == "bf16" or (precision == "auto" and has_fast_bf16(model.device))
+    return RetrieverEncoder(model, bf16, max_tokens)
+
+
+def _short(name: str) -> str:
+    return Path(name).name if "/" in name else name
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left")
+    for i, name in enumerate(header):
+        table.add_column(name, justify="right" if i and len(rows[0]) - i <= len(header) - 2 else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _configured(arguments: Sequence[str]) -> list[Any]:
+    """Where a setting comes from when no flag gives it: the recipe file, then the preset."""
+    named = {"--preset": "gated", "--recipe": ""}
+    for i, word in enumerate(arguments):
+        flag, _, value = word.partition("=")
+        if flag in named:
+            named[flag] = value or (arguments[i + 1] if i + 1 < len(arguments) else "")
+    sources: list[Any] = []
+    if named["--recipe"]:
+        sources.append(Toml(named["--recipe"], must_exist=True, use_commands_as_keys=False))
+    if settings := PRESETS.get(named["--preset"]):
+        sources.append(Dict(settings, use_commands_as_keys=False))
+    return sources
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    try:
+        if arguments[:1] == ["train"]:
+            app.config = _configured(arguments)
+        app(arguments)
+    except RevelaError as error:
+        print(f"revela: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

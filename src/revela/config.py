@@ -1,0 +1,137 @@
+"""Every default of revela, in frozen dataclasses. A preset is a dict of what differs from them; a recipe (TOML) and flags go on top."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Pooling = Literal["eos", "mean", "weighted-mean"]
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a training run; the defaults are the ``gated`` preset."""
+
+    # Corpus
+    text_field: str = "text"
+    "JSONL field that holds the text."
+    title_field: str = "title"
+    "JSONL field that holds the title, where there is one."
+    max_bad_share: float = 0.01
+    "Share of unreadable lines and files past which the run stops."
+    chunk_words: int = 120
+    "Most words in a chunk; chunks are whole sentences, or whole functions and blocks of code."
+    group_size: int = 16
+    "Chunks that are compared with one another."
+    held_out: float = 0.05
+    "Share of the documents that is never trained on, for the label-free check."
+    held_out_at_most: int = 300
+    "Never hold out more documents than this."
+    check_queries: int = 150
+    "Queries a task of the label-free check."
+    check_passages: int = 600
+    "Passages a task of the label-free check."
+
+    # Retriever
+    model: str = "HuggingFaceTB/SmolLM2-135M"
+    "Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m or embedded:minilm-l6."
+    offline_model: str = "embedded:smollm2-135m"
+    "What stands in for the default --model and --lm when the hub cannot be reached and has not been cached; empty: stop instead."
+    layers: int = 6
+    "Lower layers of a decoder that the retriever keeps; 0 keeps all. Sentence-Transformers models stay whole."
+    pooling: Pooling = "mean"
+    "How a decoder's token vectors become one vector."
+    whitening: float = 0.25
+    "Whiten the pooled vectors by covariance ** -whitening of the corpus's own chunks, stored as a linear layer; 0: off, 0.5: fully."
+    lower_case: Literal["auto", "yes", "no"] = "auto"
+    "Fold case in the retriever's tokenizer; auto does so if the corpus has next to no capitals."
+    query_prompt: str = ""
+    "Put before every query."
+    passage_prompt: str = ""
+    "Put before every passage."
+    max_tokens: int = 512
+    "Longest text that the saved retriever reads, in tokens; the rest is cut off."
+    lora_rank: int = 64
+    "Rank of the retriever's LoRA; merged on saving."
+    lora_alpha: int = 64
+    "LoRA scale is alpha / rank."
+    lora_dropout: float = 0.0
+    "Dropout inside LoRA."
+
+    # Language model
+    lm: str = "HuggingFaceTB/SmolLM2-135M"
+    "Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m."
+    lm_tokens: int = 156
+    "Longest chunk that the LM (and the retriever in training) reads, in tokens."
+    lm_lora: bool = False
+    "Train the LM too, by LoRA of the same rank; otherwise it is frozen."
+
+    # Objective
+    mix: Literal["gated", "sum"] = "gated"
+    "How the in-batch output joins the LM's own attention: (1-g) s + g b, or the paper's s + b."
+    gate: float = 0.5
+    "The gate g."
+    gate_heads: int = 32
+    "Gate this many heads, the best that the label-free probe finds from gate_first_layer up; 0 gates all of them."
+    gate_first_layer: float = 0.4
+    "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
+    learn_gates: bool = False
+    "Train the gates."
+    v_norm: bool = False
+    "V-normalise the in-batch output."
+    tau: float = 0.02
+    "Temperature of the similarities."
+    learn_tau: bool = False
+    "Train the temperature."
+    sim_dtype: Literal["fp32", "bf16"] = "fp32"
+    "Precision of the similarities; the published run's was bf16."
+    epsilon: float = 0.003
+    "Pairs with no more weight than this are skipped; 0 computes all."
+    query_side: Literal["first-half", "whole"] = "first-half"
+    "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
+
+    # Training
+    learning_rate: float = 3e-4
+    warmup_steps: int = 10
+    groups_per_step: int = 1
+    "Groups a parameter update."
+    max_steps: int = 0
+    "Stop after this many updates; 0: no limit."
+    max_minutes: float = 20.0
+    "Stop after this much training time; 0: no limit. The learning rate falls to zero over whichever limit is nearer."
+    check_every: int = 50
+    "Updates between label-free checks."
+    save_every: int = 50
+    "Updates between checkpoints."
+    log_every: int = 5
+    "Updates between lines of metrics.jsonl."
+    seed: int = 0
+    threads: int = 0
+    "CPU threads; 0: all cores."
+    precision: Precision = "auto"
+    "Arithmetic of the models; auto is bf16 where the hardware has it."
+
+
+PAPER: dict[str, Any] = dict(
+    layers=0,
+    pooling="eos",
+    whitening=0.0,
+    lower_case="no",
+    query_prompt="query: ",
+    passage_prompt="passage: ",
+    lora_rank=256,
+    lora_alpha=64,
+    lora_dropout=0.1,
+    lm_lora=True,
+    mix="sum",
+    v_norm=True,
+    tau=1e-4,
+    sim_dtype="bf16",
+    epsilon=0.0,
+    learning_rate=1e-4,
+    warmup_steps=100,
+    groups_per_step=32,
+)
+
+PRESETS: dict[str, dict[str, Any]] = {"gated": {}, "paper": PAPER}

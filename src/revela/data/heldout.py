@@ -1,0 +1,145 @@
+"""Held-out documents -> label-free retrieval tasks: does the retriever find what belongs together?
+
+Documents are held out of training by a hash of their text. Each task asks what a user without judgements can still check:
+- ``sibling``: the first half of a chunk should find the other chunks of its document;
+- ``title``: a title should find the chunks of its document;
+- ``docstring``: a function's docstring should find the function, whose docstring has been cut out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from revela.data.chunk import chunk
+from revela.types import Document
+
+MIN_QUERY_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """Queries against passages. ``relevant[i]`` and ``excluded[i]`` hold passage indices for query i."""
+
+    name: str
+    queries: list[str]
+    passages: list[str]
+    relevant: list[frozenset[int]]
+    excluded: list[frozenset[int]]
+
+
+def split_held_out(documents: Sequence[Document], share: float, at_most: int) -> tuple[list[Document], list[Document]]:
+    """Training documents and held-out documents.
+
+    Chosen by a hash of title and text, so that the choice does not depend on order, run or seed.
+
+    Args:
+        documents: all documents.
+        share: share to hold out, 0 to 0.5.
+        at_most: never hold out more documents than this.
+    """
+    ranked = sorted(documents, key=lambda d: hashlib.blake2b(d.full_text.encode(), digest_size=8).digest())
+    count = min(at_most, int(share * len(documents)))
+    held = {id(d) for d in ranked[:count]}
+    return [d for d in documents if id(d) not in held], [d for d in documents if id(d) in held]
+
+
+def tasks(documents: Sequence[Document], max_words: int, queries: int, passages: int, seed: int) -> list[Task]:
+    """The tasks that these documents can ask, at most ``queries`` queries each over at most ``passages`` passages."""
+    rng = random.Random(seed)
+    built = [_sibling(documents, max_words, passages, rng), _title(documents, max_words, passages), docstring_task(documents, passages)]
+    return [_sampled(task, queries, rng) for task in built if len(task.queries) >= 5]
+
+
+def _chunks(documents: Sequence[Document], max_words: int, limit: int) -> tuple[list[str], list[int]]:
+    texts, owners = [], []
+    for index, document in enumerate(documents):
+        for piece in chunk(document, index, max_words):
+            if len(texts) < limit:
+                texts.append(piece.text)
+                owners.append(index)
+    return texts, owners
+
+
+def _sibling(documents: Sequence[Document], max_words: int, limit: int, rng: random.Random) -> Task:
+    texts, owners = _chunks(documents, max_words, limit)
+    by_owner = defaultdict(list)
+    for i, owner in enumerate(owners):
+        by_owner[owner].append(i)
+    task = Task("sibling", [], texts, [], [])
+    for members in by_owner.values():
+        i = rng.choice(members)
+        words = texts[i].split()
+        if len(members) > 1 and len(words) >= 2 * MIN_QUERY_WORDS:
+            task.queries.append(" ".join(words[: len(words) // 2]))
+            task.relevant.append(frozenset(members) - {i})
+            task.excluded.append(frozenset({i}))
+    return task
+
+
+def _title(documents: Sequence[Document], max_words: int, limit: int) -> Task:
+    texts, owners = _chunks(documents, max_words, limit)
+    by_owner = defaultdict(set)
+    for i, owner in enumerate(owners):
+        by_owner[owner].add(i)
+    task = Task("title", [], texts, [], [])
+    for owner, members in by_owner.items():
+        if len(documents[owner].title.split()) >= MIN_QUERY_WORDS:
+            task.queries.append(documents[owner].title)
+            task.relevant.append(frozenset(members))
+            task.excluded.append(frozenset())
+    return task
+
+
+def docstring_task(documents: Sequence[Document], limit: int) -> Task:
+    """First sentence of each docstring -> its function without the docstring (Python only)."""
+    task = Task("docstring", [], [], [], [])
+    seen = set()
+    for document in documents:
+        if document.kind != "code" or len(task.passages) >= limit:
+            continue
+        for query, function in _documented_functions(document.text):
+            if query.lower() not in seen and len(task.passages) < limit:
+                seen.add(query.lower())
+                task.queries.append(query)
+                task.passages.append(function)
+                task.relevant.append(frozenset({len(task.passages) - 1}))
+                task.excluded.append(frozenset())
+    return task
+
+
+def _documented_functions(source: str) -> Iterator[tuple[str, str]]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    lines = source.splitlines()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
+            continue
+        docstring = ast.get_docstring(node)
+        first = node.body[0]
+        if not docstring or first.lineno == node.lineno:
+            continue
+        query = " ".join(docstring.split("\n\n")[0].split())
+        body = lines[node.lineno - 1 : first.lineno - 1] + lines[(first.end_lineno or first.lineno) : node.end_lineno]
+        function = "\n".join(line[node.col_offset :] if line[: node.col_offset].isspace() else line for line in body)
+        if len(query.split()) >= MIN_QUERY_WORDS:
+            yield query, function
+
+
+def _sampled(task: Task, queries: int, rng: random.Random) -> Task:
+    if len(task.queries) <= queries:
+        return task
+    keep = sorted(rng.sample(range(len(task.queries)), queries))
+    return Task(
+        task.name,
+        [task.queries[i] for i in keep],
+        task.passages,
+        [task.relevant[i] for i in keep],
+        [task.excluded[i] for i in keep],
+    )

@@ -1,0 +1,142 @@
+"""Score retrievers on BEIR-layout folders, offline, beside BM25 and the fusion of both.
+
+A folder holds corpus.jsonl, queries.jsonl (each also .gz) and qrels/test.tsv (query-id, corpus-id, score; header line).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from revela.errors import RevelaError
+from revela.search.dense import top_k
+from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
+from revela.search.lexical import BM25
+from revela.search.metrics import METRICS, mean_scores
+from revela.types import Encoder
+
+DEPTH = 1000  # of the dense and lexical runs, as MAP is computed at 1000 by custom
+
+Scores = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A test collection: texts with the title in front, judged queries, and graded judgements."""
+
+    name: str
+    document_ids: list[str]
+    documents: list[str]
+    query_ids: list[str]
+    queries: list[str]
+    qrels: dict[str, dict[str, int]]
+
+
+def load_collection(folder: Path, split: str = "test") -> Collection:
+    """Read a BEIR-layout folder; only queries with a relevant document are kept.
+
+    Raises:
+        RevelaError: a file is missing or damaged, or the qrels name ids that the corpus or the queries lack.
+    """
+    corpus = {str(r["_id"]): f"{r.get('title') or ''} {r['text']}".strip() for r in _rows(folder, "corpus.jsonl")}
+    queries = {str(r["_id"]): str(r["text"]) for r in _rows(folder, "queries.jsonl")}
+    qrels = _read_qrels(folder / "qrels" / f"{split}.tsv")
+    if not corpus or not qrels:
+        raise RevelaError(f"{folder}: {'corpus.jsonl' if not corpus else f'qrels/{split}.tsv'} is empty")
+    for kind, known, named in (
+        ("corpus-id", corpus, {d for judged in qrels.values() for d in judged}),
+        ("query-id", queries, set(qrels)),
+    ):
+        if unknown := sorted(named - known.keys()):
+            where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
+            raise RevelaError(
+                f"{folder / 'qrels' / f'{split}.tsv'} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): mend the one or the other"
+            )
+    judged = [q for q in qrels if any(score > 0 for score in qrels[q].values())]
+    return Collection(folder.name, list(corpus), list(corpus.values()), judged, [queries[q] for q in judged], {q: qrels[q] for q in judged})
+
+
+def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+    if path is None:
+        raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
+    rows = []
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as handle:
+        try:
+            for number, line in enumerate(handle, 1):
+                if line.strip():
+                    row = json.loads(line)
+                    row["_id"], row["text"]  # noqa: B018  # both are needed; a missing one is reported below
+                    rows.append(row)
+        except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+            raise RevelaError(f"{path}: line {len(rows) + 1} or so cannot be read ({type(error).__name__}: {error})") from error
+    return rows
+
+
+def _read_qrels(path: Path) -> dict[str, dict[str, int]]:
+    if not path.is_file():
+        raise RevelaError(f"{path} does not exist: a BEIR-layout folder has its judgements there")
+    qrels: dict[str, dict[str, int]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        fields = line.split("\t")
+        if number == 1 and fields[-1].strip() == "score":
+            continue
+        try:
+            query, document, score = fields
+            qrels.setdefault(query, {})[document] = int(float(score))
+        except ValueError:
+            raise RevelaError(f"{path}:{number} is not query-id, corpus-id and score with tabs between") from None
+    return qrels
+
+
+def evaluate(collection: Collection, encoders: Mapping[str, Encoder], progress: bool = False) -> Scores:
+    """Metrics of BM25, and of each encoder alone and fused with BM25 (RRF, k 60, top 200): {system: {metric: score}}."""
+    lexical, values = BM25(collection.documents).top_k(collection.queries, DEPTH)
+    scores = {"BM25": _score(collection, lexical, values)}
+    for name, encoder in encoders.items():
+        passages = encoder.encode_passages(collection.documents, progress=progress)
+        queries = encoder.encode_queries(collection.queries)
+        if not (np.isfinite(passages).all() and np.isfinite(queries).all()):
+            raise RevelaError(f"{name} gives vectors that are not finite on {collection.name}: the model is broken")
+        dense, cosines = top_k(queries, passages, DEPTH)
+        scores[name] = _score(collection, dense, cosines)
+        fused = [
+            reciprocal_rank_fusion([list(a[:RRF_DEPTH]), [d for d, s in zip(b[:RRF_DEPTH], v, strict=False) if s > 0]])
+            for a, b, v in zip(dense, lexical, values, strict=True)
+        ]
+        run = {
+            q: {collection.document_ids[d]: s for d, s in ranking.items()} for q, ranking in zip(collection.query_ids, fused, strict=True)
+        }
+        scores[f"{name} + BM25"] = mean_scores(collection.qrels, run)
+    return scores
+
+
+def _score(collection: Collection, indices: Any, values: Any) -> dict[str, float]:
+    run = {
+        query: {collection.document_ids[d]: float(s) for d, s in zip(row, score, strict=True)}
+        for query, row, score in zip(collection.query_ids, indices, values, strict=True)
+    }
+    return mean_scores(collection.qrels, run)
+
+
+def table(results: Mapping[str, Scores]) -> list[tuple[str, str, list[float]]]:
+    """Rows (collection, system, metrics in the order of METRICS) for whoever prints them."""
+    return [(name, system, [values[m] for m in METRICS]) for name, scores in results.items() for system, values in scores.items()]
+
+
+def evaluate_folders(
+    folders: Sequence[Path], encoders: Mapping[str, Encoder], say: Callable[[str], None], progress: bool = False
+) -> dict[str, Scores]:
+    """``evaluate`` on several folders; all are read before the first is scored, so that a bad one costs nothing."""
+    collections = [load_collection(folder) for folder in folders]
+    results = {}
+    for collection in collections:
+        say(f"{collection.name}: {len(collection.documents):,} documents, {len(collection.queries):,} queries")
+        results[collection.name] = evaluate(collection, encoders, progress)
+    return results

@@ -1,0 +1,44 @@
+"""The label-free check: score an encoder, and BM25, on tasks cut from held-out documents (data/heldout.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from revela.data.heldout import Task
+from revela.search.dense import top_k
+from revela.search.lexical import BM25
+from revela.search.metrics import mean_scores
+from revela.types import Encoder
+
+DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
+
+
+class HeldOutCheck:
+    """nDCG@10 of each task, for any encoder and for BM25."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = list(tasks)
+
+    def __call__(self, encoder: Encoder) -> dict[str, float]:
+        """nDCG@10 by task name."""
+        scores = {}
+        for task in self.tasks:
+            indices, values = top_k(encoder.encode_queries(task.queries), encoder.encode_passages(task.passages), DEPTH)
+            scores[task.name] = _score(task, indices, values)
+        return scores
+
+    def bm25(self) -> dict[str, float]:
+        """The same for BM25."""
+        return {task.name: _score(task, *BM25(task.passages).top_k(task.queries, DEPTH)) for task in self.tasks}
+
+    def describe(self) -> str:
+        return "; ".join(f"{t.name}: {len(t.queries)} queries over {len(t.passages)} passages" for t in self.tasks)
+
+
+def _score(task: Task, indices: object, values: object) -> float:
+    qrels = {str(q): {str(d): 1 for d in relevant} for q, relevant in enumerate(task.relevant)}
+    run = {
+        str(q): {str(d): float(s) for d, s in zip(row, score, strict=True) if d not in task.excluded[q]}
+        for q, (row, score) in enumerate(zip(indices, values, strict=True))  # type: ignore[call-overload]
+    }
+    return mean_scores(qrels, run)["ndcg@10"]

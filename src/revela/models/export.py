@@ -1,0 +1,84 @@
+"""Saving a retriever: a stock Sentence-Transformers folder with LoRA merged and a model card, renamed into place when whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformer
+
+from revela.models.retriever import merged
+
+
+def save_retriever(model: SentenceTransformer, folder: Path, card: str) -> None:
+    """Write the retriever into ``folder``, beside whatever else lies there; modules.json, which makes it loadable, comes last.
+
+    Args:
+        model: the retriever, with or without LoRA.
+        folder: created if need be.
+        card: README.md.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".model-", dir=folder))
+    try:
+        merged(model).save_pretrained(str(temporary), create_model_card=False)
+        (temporary / "README.md").write_text(card)
+        (folder / "modules.json").unlink(missing_ok=True)
+        for part in sorted(temporary.iterdir(), key=lambda p: p.name == "modules.json"):
+            target = folder / part.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(part, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def model_card(
+    name: str, base: str, lm: str, corpus: str, command: str, settings: str, scores: Mapping[str, Mapping[str, float]], minutes: float, steps: int
+) -> str:
+    """The README.md of a retriever: what it was trained on, by which command, and the label-free numbers.
+
+    Args:
+        scores: rows of nDCG@10 by system, then by task.
+    """
+    tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
+    header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
+    rows = "\n".join(f"| {system} | " + " | ".join(f"{row[t]:.3f}" if t in row else "" for t in tasks) + " |" for system, row in scores.items())
+    return f"""---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
+---
+# {name}
+
+A dense retriever trained without labels by [revela](https://arxiv.org/abs/2506.16552): the next-token prediction of
+{lm} told {base} which text helps to predict which.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+passages = model.encode_document(["a passage", "another passage"])
+queries = model.encode_query(["a question"])
+scores = model.similarity(queries, passages)
+```
+
+Trained on {corpus}, {steps:,} updates in {minutes:.1f} minutes:
+
+    {command}
+
+Label-free check on documents held out of training (first half of a chunk finds the rest of its document; title finds its
+document; docstring finds its function):
+
+{header}
+{rows}
+
+Settings:
+
+```
+{settings}
+```
+"""

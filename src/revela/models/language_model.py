@@ -1,0 +1,302 @@
+"""The language model of the signal: any decoder-only causal LM of transformers, read as two streams.
+
+Revela's LM runs over a group twice. Stream e is the plain LM over each chunk; stream h is the same LM over the same
+chunks, whose attention may also read e's keys and values of the *other* chunks (Revela, section 3.2). How that reading is
+mixed in is the objective's affair: it hands a ``Mix`` to ``predict``.
+
+This is the only file that knows transformers' internals. The attention is registered with ``AttentionInterface``; no model
+code is copied or patched on disk. What is exact and cheap here:
+- chunks are packed one after another into one row, so that padding costs nothing; each keeps its own positions;
+- below the first mixed layer both streams are equal, so h starts from e's output there;
+- above the last mixed layer e is not needed, so it stops there; it never meets the LM head;
+- a frozen LM's e stream records no graph.
+
+Shapes: B chunks of up to L tokens, T tokens in all, H query heads, G key-value heads, D head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from revela.errors import RevelaError
+
+ATTENTION = "revela"
+USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
+
+Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
+"""(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> HTD: h's attention output; keys and values are e's."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Chunks one after another: token ids and positions (1, T), and the length of each chunk."""
+
+    ids_1T: Tensor
+    positions_1T: Tensor
+    lengths: tuple[int, ...]
+
+
+@dataclass
+class Memory:
+    """What stream e leaves for stream h: keys and values (G, T, D) by layer, and the output of the layer below the first."""
+
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    below: Any = None
+
+
+class _Stream:
+    """One pass over packed chunks. ``take`` sees each layer's attention and may change its output."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths, self.seen = lengths, set[int]()
+
+    def take(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        return own
+
+
+class _Reading(_Stream):
+    """Stream e: keep the keys and values of the wanted layers."""
+
+    def __init__(self, lengths: Sequence[int], layers: Sequence[int]) -> None:
+        super().__init__(lengths)
+        self.memory, self.layers = Memory(), frozenset(layers)
+
+    def take(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        if layer in self.layers:
+            self.memory.keys[layer], self.memory.values[layer] = key, value
+        return own
+
+
+class _Predicting(_Stream):
+    """Stream h: mix what the chunks' memory says into the attention of its layers."""
+
+    def __init__(self, lengths: Sequence[int], memory: Memory, mix: Mix) -> None:
+        super().__init__(lengths)
+        self.memory, self.mix = memory, mix
+
+    def take(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        if layer not in self.memory.keys:
+            return own
+        return self.mix(layer, own, query, self.memory.keys[layer], self.memory.values[layer], scale)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    stream: _Stream | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each packed chunk by transformers' SDPA; then what the stream makes of it."""
+    if stream is None:
+        raise RevelaError("this model's attention belongs to a revela.models.LanguageModel: call its read() and predict()")
+    if kwargs.get("s_aux") is not None:
+        raise RevelaError("attention sinks are not carried by in-batch attention: use a Llama, Qwen or Gemma 3 model as --lm")
+    if sliding_window is not None and max(stream.lengths) > sliding_window:
+        raise RevelaError(f"a chunk of {max(stream.lengths)} tokens is longer than the LM's sliding window of {sliding_window}: use --lm-tokens")
+    parts = zip(query.split(stream.lengths, 2), key.split(stream.lengths, 2), value.split(stream.lengths, 2), strict=True)
+    own_1THD = torch.cat([sdpa_attention_forward(module, q, k, v, None, scaling=scaling, **kwargs)[0] for q, k, v in parts], 1)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    stream.seen.add(layer)
+    mixed_HTD = stream.take(layer, own_1THD[0].transpose(0, 1), query[0], key[0], value[0], scaling)
+    return mixed_HTD.transpose(0, 1)[None].contiguous(), None
+
+
+def _no_mask(*_args: Any, **_kwargs: Any) -> None:
+    """Packed chunks are kept apart by ``_attention`` itself."""
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, _no_mask)
+
+
+class LanguageModel(nn.Module):
+    """A causal LM that can be read (stream e) and asked to predict with in-batch attention (stream h).
+
+    Args:
+        model: a decoder-only causal LM of transformers, or a PEFT model around one. It is switched to our attention.
+        name: what to call it in messages.
+        bf16: run under bf16 autocast, for weights that are kept in fp32 to be trained.
+
+    Raises:
+        RevelaError: the model cannot carry in-batch attention (encoder-decoder, soft-capped scores, attention sinks,
+            layers that do not go through the attention interface) or has gradient checkpointing on.
+    """
+
+    def __init__(self, model: nn.Module, name: str = "the language model", bf16: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.name, self.bf16 = name, bf16
+        self._inner: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore
+        config = self._inner.config.get_text_config()
+        self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
+        self.vocabulary = int(config.vocab_size)
+        self._refuse_what_it_cannot_carry(config)
+        self._inner.set_attn_implementation(ATTENTION)
+        self._layers = self._decoder_layers()
+        self._try_it()
+
+    def _refuse_what_it_cannot_carry(self, config: Any) -> None:
+        if getattr(config, "is_encoder_decoder", False):
+            raise RevelaError(f"{self.name} is an encoder-decoder: in-batch attention needs a decoder-only LM; {USE}")
+        if not getattr(self._inner, "_supports_attention_backend", False) or not self._inner._supports_sdpa:
+            raise RevelaError(f"{self.name} ({config.model_type}) does not go through transformers' AttentionInterface; {USE}")
+        if getattr(config, "attn_logit_softcapping", None):
+            raise RevelaError(f"{self.name} ({config.model_type}) soft-caps its attention scores, which SDPA cannot do; {USE}")
+
+    def _decoder_layers(self) -> nn.ModuleList:
+        for module in self._inner.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == self.n_layers:
+                return module
+        raise RevelaError(f"{self.name}: no list of {self.n_layers} decoder layers found; {USE}")
+
+    @torch.no_grad()
+    def _try_it(self) -> None:
+        ones = torch.ones(1, 2, dtype=torch.long)
+        stream = _Stream((2,))
+        self._run(self._inner, self.pack(ones, ones), stream)
+        if missing := sorted(set(range(self.n_layers)) - stream.seen):
+            raise RevelaError(
+                f"{self.name} ({self._inner.config.model_type}): layers {missing[:8]} do not go through transformers' "
+                f"AttentionInterface; {USE}"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self._inner.device
+
+    @property
+    def trainable(self) -> bool:
+        return any(p.requires_grad for p in self.model.parameters())
+
+    def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
+        """Drop the padding of a batch, wherever it is. Each chunk's positions count from 0."""
+        keep = mask_BL.bool()
+        lengths = tuple(int(n) for n in keep.sum(dim=1))
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        return Packed(ids_BL[keep][None].to(self.device), positions[None].to(self.device), lengths)
+
+    def read(self, packed: Packed, layers: Sequence[int]) -> Memory:
+        """Stream e: run the plain LM and keep the keys and values of ``layers`` (and what lies below the first).
+
+        A frozen LM records no graph.
+        """
+        self._refuse_checkpointing()
+        reading = _Reading(packed.lengths, layers)
+        first, last = min(layers), max(layers)
+        with ExitStack() as stack:
+            if not self.trainable:
+                stack.enter_context(torch.no_grad())
+            if first > 0:
+                stack.enter_context(_watched(self._layers[first - 1], lambda out: setattr(reading.memory, "below", out)))
+            if last + 1 < self.n_layers:
+                at_last: dict[str, Any] = {}
+                stack.enter_context(_watched(self._layers[last], lambda out: at_last.update(out=out)))
+                stack.enter_context(_replaced(self._layers[last + 1 :], lambda *_, **__: at_last["out"]))
+            self._run(self._inner.base_model, packed, reading)
+        self._check_seen(reading.seen, layers)
+        return reading.memory
+
+    def predict(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None) -> Tensor:
+        """Stream h: next-token logits (T, V), with ``mix`` applied in the layers that ``memory`` holds.
+
+        Without memory it is the plain LM.
+        """
+        if memory is None or mix is None:
+            return self._run(self._inner, packed, _Stream(packed.lengths)).logits[0]
+        self._refuse_checkpointing()
+        predicting = _Predicting(packed.lengths, memory, mix)
+        first = min(memory.keys)
+        with ExitStack() as stack:
+            if first > 0:
+                stack.enter_context(_replaced(self._layers[:first], lambda *_, **__: memory.below))
+            logits_TV = self._run(self._inner, packed, predicting).logits[0]
+        self._check_seen(predicting.seen, memory.keys)
+        return logits_TV
+
+    def loss(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None) -> Tensor:
+        """Mean cross-entropy (nats) of every token of every chunk but its first, given what precedes it (Revela, eq. 8)."""
+        logits_TV = self.predict(packed, memory, mix)
+        has_next = torch.ones(len(logits_TV), dtype=torch.bool)
+        has_next[torch.tensor(packed.lengths).cumsum(0) - 1] = False
+        rows = has_next.nonzero().squeeze(1).to(logits_TV.device)
+        logits_RV = logits_TV.index_select(0, rows)
+        return F.cross_entropy(logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)), packed.ids_1T[0, rows + 1])
+
+    def _run(self, module: nn.Module, packed: Packed, stream: _Stream) -> Any:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            return module(input_ids=packed.ids_1T, position_ids=packed.positions_1T, use_cache=False, stream=stream)
+
+    def _refuse_checkpointing(self) -> None:
+        # A checkpointed layer is run again in the backward pass, outside the streams: the in-batch attention would vanish there.
+        if getattr(self._inner, "is_gradient_checkpointing", False):
+            raise RevelaError(f"gradient checkpointing is on in {self.name}: call gradient_checkpointing_disable() on the LM")
+
+    def _check_seen(self, seen: set[int], wanted: Any) -> None:
+        if missing := sorted(set(wanted) - seen):
+            raise RevelaError(f"{self.name}: layers {missing} ran without in-batch attention; {USE}")
+
+
+def load_language_model(folder: Path, *, bf16: bool, lora: Mapping[str, Any] | None = None, name: str = "") -> LanguageModel:
+    """A causal LM from a local folder: frozen, in bf16 if asked; or with LoRA to be trained, its own weights kept in fp32.
+
+    Args:
+        folder: of transformers.
+        bf16: bf16 weights (frozen), or bf16 autocast (trained).
+        lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None freezes the LM.
+        name: what to call it in messages.
+    """
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if bf16 and lora is None else torch.float32
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise RevelaError(f"{folder} cannot be opened as a causal LM: {str(error).splitlines()[0]}") from error
+    model.requires_grad_(False)
+    if lora is None:
+        return LanguageModel(model.eval(), name or str(folder))
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"], target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    return LanguageModel(get_peft_model(model, config), name or str(folder), bf16=bf16)
+
+
+@contextmanager
+def _watched(layer: nn.Module, see: Callable[[Any], Any]) -> Iterator[None]:
+    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+        see(output)
+
+    handle = layer.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _replaced(layers: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    for layer in layers:
+        layer.forward = forward
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

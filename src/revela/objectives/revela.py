@@ -1,0 +1,179 @@
+"""Revela: a retriever learns which chunk helps to predict which, from an LM's next-token loss alone (ICLR 2026).
+
+The retriever says how similar chunk i (as query) is to every other chunk j (as passage) of its group; an LM predicts
+chunk i while its attention also reads the other chunks, weighted by that similarity. The loss is the LM's next-token loss,
+so a higher weight on a chunk that helps is a lower loss. Equations in docs/papers.md.
+
+Two ways to mix the own-document output s with the in-batch output b of document attention:
+- gated: h = (1 - g) s + g b, per head. A frozen LM survives it, and gives a signal from the first step.
+- paper: h = s + b with V-normalised b, every layer and head. The LM has to be trained along.
+
+Traded: with a frozen LM only d loss / d Sim (B x B) leaves the LM. It is taken at once, so the LM's graph is gone before the
+retriever's backward starts (the split of GradCache); memory is the larger of the two, not the sum.
+
+Shapes: B chunks of a group, T tokens in all, L layers, H heads, G key-value heads, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from revela.objectives.document_attention import document_attention
+
+
+class ReadableLM(Protocol):
+    """What the objective asks of an LM; ``revela.models.language_model.LanguageModel`` answers it."""
+
+    n_layers: int
+    n_heads: int
+
+    @property
+    def trainable(self) -> bool: ...
+
+    def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Any: ...
+
+    def read(self, packed: Any, layers: Sequence[int]) -> Any: ...
+
+    def loss(self, packed: Any, memory: Any = None, mix: Any = None) -> Tensor: ...
+
+
+def in_batch_weights(query_BD: Tensor, passage_BD: Tensor, tau: float | Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Sim (Revela, eq. 4): softmax over j != i of cos(query_i, passage_j) / tau. Asymmetric, zero diagonal, rows sum to 1.
+
+    Args:
+        query_BD: chunk embeddings as queries; any norm.
+        passage_BD: chunk embeddings as passages; any norm.
+        tau: temperature of the cosine.
+        dtype: compute in this precision (the published run's bf16 ties act as a smoother); None keeps the input's.
+    """
+    query_BD, passage_BD = F.normalize(query_BD, dim=-1), F.normalize(passage_BD, dim=-1)
+    if dtype is not None:
+        query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
+    with torch.autocast(query_BD.device.type, enabled=False):
+        scores_BB = query_BD @ passage_BD.T / tau
+    diagonal = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
+    return scores_BB.masked_fill(diagonal, -torch.inf).softmax(dim=-1)
+
+
+class InBatchAttention:
+    """Mixes document attention into an LM's own attention; one per group and step (a ``Mix`` of language_model.py).
+
+    Args:
+        weights_BB: Sim.
+        lengths: tokens of each chunk.
+        gates_LH: one gate per layer and head; only the heads whose gate is not 0 are computed. None: the paper's
+            ungated sum of every head.
+        v_norm: V-normalise the in-batch output.
+        epsilon: pairs with no more weight than this are skipped.
+    """
+
+    def __init__(
+        self, weights_BB: Tensor, lengths: Sequence[int], gates_LH: Tensor | None, *, v_norm: bool, epsilon: float = 0.0
+    ) -> None:
+        self.weights_BB, self.lengths, self.gates_LH = weights_BB, lengths, gates_LH
+        self.v_norm, self.epsilon = v_norm, epsilon
+
+    def __call__(
+        self, layer: int, own_HTD: Tensor, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, scale: float | None
+    ) -> Tensor:
+        heads = None if self.gates_LH is None else self.gates_LH[layer].detach().nonzero().squeeze(1)
+        cross_HTD = document_attention(
+            query_HTD,
+            key_GTD,
+            value_GTD,
+            self.weights_BB,
+            self.lengths,
+            heads=heads,
+            scale=scale,
+            v_norm=self.v_norm,
+            epsilon=self.epsilon,
+        )
+        if self.gates_LH is None or heads is None:
+            return own_HTD + cross_HTD
+        gate_H11 = self.gates_LH[layer, heads][:, None, None].to(own_HTD.dtype)
+        return own_HTD.index_add(0, heads, gate_H11 * (cross_HTD - own_HTD[heads]))
+
+
+class Revela(nn.Module):
+    """The objective as Sentence Transformers' trainer hosts it.
+
+    Args:
+        model: the retriever; called on tokenized features, gives ``sentence_embedding``.
+        lm: the language model.
+        tau: temperature of Sim; ``learn_tau`` makes it a parameter (kept positive by its logarithm).
+        gates_LH: gates of the gated form, or None for the paper's sum; ``learn_gates`` makes them parameters.
+        v_norm, epsilon: see InBatchAttention.
+        sim_dtype: precision of Sim, None for the embeddings' own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lm: ReadableLM,
+        *,
+        tau: float,
+        gates_LH: Tensor | None,
+        v_norm: bool,
+        epsilon: float = 0.0,
+        sim_dtype: torch.dtype | None = None,
+        learn_tau: bool = False,
+        learn_gates: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.lm = lm
+        self.v_norm, self.epsilon, self.sim_dtype = v_norm, epsilon, sim_dtype
+        self.log_tau = nn.Parameter(torch.tensor(math.log(tau)), requires_grad=learn_tau)
+        self.gates_LH = None if gates_LH is None else nn.Parameter(gates_LH.clone(), requires_grad=learn_gates)
+        self.layers = gated_layers(gates_LH, lm.n_layers)
+
+    def forward(self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Loss (nats a token) of one group; ``features`` are its chunks as queries, as passages, and as the LM reads them."""
+        query, passage, chunk = features
+        query_BD = self.model(query)["sentence_embedding"].float()
+        passage_BD = self.model(passage)["sentence_embedding"].float()
+        weights_BB = in_batch_weights(query_BD, passage_BD, self.log_tau.exp(), self.sim_dtype).float()
+        packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
+        if self.lm.trainable or not weights_BB.requires_grad:
+            return self.lm_loss(weights_BB, packed)
+        leaf_BB = weights_BB.detach().requires_grad_()
+        inputs = [leaf_BB] + [g for g in (self.gates_LH,) if g is not None and g.requires_grad]
+        loss = self.lm_loss(leaf_BB, packed)
+        gradients = torch.autograd.grad(loss, inputs)
+        outputs = [weights_BB, *inputs[1:]]
+        surrogate = torch.stack([(o * g).sum() for o, g in zip(outputs, gradients, strict=True)]).sum()
+        return loss.detach() + surrogate - surrogate.detach()
+
+    def lm_loss(self, weights_BB: Tensor, packed: Any) -> Tensor:
+        """Next-token loss of stream h under these weights (Revela, eqs. 5-8)."""
+        memory = self.lm.read(packed, self.layers)
+        mix = InBatchAttention(weights_BB, packed.lengths, self.gates_LH, v_norm=self.v_norm, epsilon=self.epsilon)
+        return self.lm.loss(packed, memory, mix)
+
+
+def gated_layers(gates_LH: Tensor | None, n_layers: int) -> list[int]:
+    """The layers that in-batch attention touches: all, or those with a gate that is not 0."""
+    if gates_LH is None:
+        return list(range(n_layers))
+    return [int(layer) for layer in gates_LH.detach().ne(0).any(dim=1).nonzero().squeeze(1)]
+
+
+def gates_in_upper_layers(lm: ReadableLM, gate: float, first: int) -> Tensor:
+    """The same gate on every head from layer ``first`` (0-based) up; (L, H)."""
+    gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
+    gates_LH[first:] = gate
+    return gates_LH
+
+
+def gates_on_heads(lm: ReadableLM, gate: float, heads: Sequence[tuple[int, int]]) -> Tensor:
+    """The same gate on these (layer, head) pairs; (L, H)."""
+    gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
+    for layer, head in heads:
+        gates_LH[layer, head] = gate
+    return gates_LH

@@ -1,0 +1,49 @@
+"""BM25 by bm25s: k1 0.9, b 0.4, English stop words, no stemming (the setting of Anserini's BEIR baselines)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.types import Vectors
+
+K1, B = 0.9, 0.4
+
+
+class BM25:
+    """A BM25 index over passages; it cannot be appended to."""
+
+    def __init__(self, passages: Sequence[str]) -> None:
+        import bm25s
+
+        self._index = bm25s.BM25(k1=K1, b=B)
+        tokens = bm25s.tokenize(list(passages), stopwords="en", show_progress=False)
+        self.empty = not tokens.vocab or not any(len(ids) for ids in tokens.ids)
+        self.size = len(passages)
+        if not self.empty:
+            self._index.index(tokens, show_progress=False)
+
+    def top_k(self, queries: Sequence[str], k: int) -> tuple[NDArray[np.int64], Vectors]:
+        """The k best passages of each query, best first: indices (Q, min(k, N)) and BM25 scores. A score of 0 is no match."""
+        import bm25s
+
+        k = min(k, self.size)
+        if self.empty:
+            return np.tile(np.arange(k), (len(queries), 1)), np.zeros((len(queries), k), np.float32)
+        tokens = bm25s.tokenize(list(queries), stopwords="en", show_progress=False, return_ids=False)
+        indices, scores = self._index.retrieve(tokens, k=k, show_progress=False, n_threads=1)
+        return np.asarray(indices, dtype=np.int64), np.asarray(scores, dtype=np.float32)
+
+    def save(self, folder: Path) -> None:
+        self._index.save(str(folder))
+
+    @classmethod
+    def load(cls, folder: Path, size: int) -> BM25:
+        import bm25s
+
+        self = cls.__new__(cls)
+        self._index, self.size, self.empty = bm25s.BM25.load(str(folder)), size, False
+        return self

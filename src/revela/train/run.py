@@ -1,0 +1,341 @@
+"""One training run: documents -> chunks -> groups -> objective -> a saved retriever.
+
+The arguments say what is trained on and how; checks come in as a function, so that training knows nothing of evaluation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from revela.config import Recipe
+from revela.data.chunk import chunk_all
+from revela.data.groups import document_groups
+from revela.errors import RevelaError
+from revela.models import retriever as retrievers
+from revela.models.export import model_card, save_retriever
+from revela.models.language_model import LanguageModel, load_language_model
+from revela.models.weights import cache_folder, fingerprint, resolve
+from revela.objectives.head_probe import probe_heads, ranked_heads
+from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
+from revela.train.trainer import GroupCollator, GroupSampler, GroupTrainer, saved_checkpoints
+from revela.train.watch import Clock, Metrics, Watch, plot
+from revela.types import Chunk, Document, Encoder
+
+Check = Callable[[Encoder], dict[str, float]]
+UNLIMITED = 10**9
+WHITENING_SAMPLE = 1500  # chunks
+PROBE_GROUPS = 3
+RUN_FILE = "run.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run gave: label-free scores of the model it started from, before the first and after the last update."""
+
+    untrained: dict[str, float]
+    before: dict[str, float]
+    after: dict[str, float]
+    steps: int
+    minutes: float
+    interrupted: bool
+
+
+def train(
+    recipe: Recipe,
+    documents: Sequence[Document],
+    out: Path,
+    *,
+    check: Check | None = None,
+    bm25: dict[str, float] | None = None,
+    corpus: str = "a corpus",
+    command: str = "",
+    resume: bool = False,
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Train a retriever on documents and save it to ``out``.
+
+    Args:
+        recipe: all settings.
+        documents: to train on, held-out ones already taken away.
+        out: a folder that does not exist yet, or, with ``resume``, one with a checkpoint.
+        check: label-free scores of an encoder by task; None: no checks.
+        bm25: BM25's scores on the same tasks, for comparison.
+        corpus, command: for the model card.
+        resume: continue from the last checkpoint of ``out``.
+        say: prints a line.
+
+    Raises:
+        RevelaError: the output folder is in the way, the corpus is too small, a model cannot be used.
+    """
+    _quieten()
+    bm25 = bm25 or {}
+    checkpoint = _prepare_folder(recipe, out, resume)
+    torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
+    torch.manual_seed(recipe.seed)
+    chunks = chunk_all(documents, recipe.chunk_words)
+    groups = functools.partial(document_groups, chunks, recipe.group_size, recipe.seed)
+    per_epoch = sum(1 for _ in groups(0))
+    if per_epoch == 0:
+        raise RevelaError(
+            f"{len(chunks)} chunks are fewer than a group of {recipe.group_size}: add text, or lower --chunk-words or --group-size"
+        )
+    say(f"{len(documents):,} documents -> {len(chunks):,} chunks -> {per_epoch:,} groups of {recipe.group_size} an epoch")
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and retrievers.has_fast_bf16(device))
+    model, encoder, untrained = _start(recipe, documents, chunks, bf16, check, say)
+    lm_folder = find_weights(recipe, recipe.lm, say)
+    lora = dict(rank=recipe.lora_rank, alpha=recipe.lora_alpha, dropout=recipe.lora_dropout) if recipe.lm_lora else None
+    lm = load_language_model(lm_folder, bf16=bf16, lora=lora, name=recipe.lm).to(device)
+    tokenizer = load_tokenizer(lm_folder)
+    objective = Revela(
+        model,
+        lm,
+        tau=recipe.tau,
+        gates_LH=_gates(recipe, lm, lm_folder, tokenizer, chunks, say),
+        v_norm=recipe.v_norm,
+        epsilon=recipe.epsilon,
+        sim_dtype=torch.bfloat16 if recipe.sim_dtype == "bf16" else None,
+        learn_tau=recipe.learn_tau,
+        learn_gates=recipe.learn_gates,
+    )
+
+    clock = Clock(recipe.max_steps, recipe.max_minutes)
+    step0 = int(checkpoint.name.split("-")[1]) if checkpoint else None
+    metrics = Metrics(out / "metrics.jsonl", keep_until=step0)
+    watch = Watch(
+        clock, metrics, (lambda: check(encoder)) if check else None, recipe.check_every, lambda scores: _describe(scores, bm25)
+    )
+    trainer = _trainer(recipe, objective, model, tokenizer, chunks, groups, out, clock, watch, bf16)
+    before: dict[str, float] = next((r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {})
+    if check and not before:
+        before = watch.record_check(0)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    steps = trainer.state.global_step
+    after = watch.record_check(steps) if check else {}
+    rows = {"BM25": bm25, "untrained": untrained, "before training": before, f"after {steps} updates": after}
+    settings = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
+    corpus = f"{corpus} ({len(documents):,} documents)"
+    card = model_card(out.name, recipe.model, recipe.lm, corpus, command, settings, rows if check else {}, clock.seconds / 60, steps)
+    model.max_seq_length = encoder.full_length
+    save_retriever(model, out, card)
+    plot(metrics, bm25, out / "training.png")
+    if not watch.interrupted:
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    return Outcome(untrained, before, after, steps, clock.seconds / 60, watch.interrupted)
+
+
+class _TrainingEncoder(retrievers.RetrieverEncoder):
+    """The model under training, read at the length it will be saved with rather than at the length it trains at."""
+
+    full_length: int
+
+
+def _start(
+    recipe: Recipe, documents: Sequence[Document], chunks: Sequence[Chunk], bf16: bool, check: Check | None, say: Callable[[str], None]
+) -> tuple[SentenceTransformer, _TrainingEncoder, dict[str, float]]:
+    """The retriever before its first update: cut, whitened, with LoRA; and its scores before whitening."""
+    fold = recipe.lower_case == "yes" or (recipe.lower_case == "auto" and has_no_case(documents))
+    model = retrievers.build_retriever(
+        find_weights(recipe, recipe.model, say),
+        layers=recipe.layers,
+        pooling=recipe.pooling,
+        max_tokens=recipe.max_tokens,
+        lower_case=fold,
+        query_prompt=recipe.query_prompt,
+        passage_prompt=recipe.passage_prompt,
+    )
+    plain = any(isinstance(m, retrievers.modules.Dense) for m in model) or len(model) != 3 or not recipe.whitening
+    encoder = _TrainingEncoder(model, bf16)
+    encoder.full_length = model.max_seq_length or recipe.max_tokens
+    encoder.max_tokens = recipe.lm_tokens
+    untrained = check(encoder) if check else {}
+    if check:
+        say(f"untrained: {_describe(untrained, {})}")
+    if not plain:
+        sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), WHITENING_SAMPLE))
+        retrievers.fit_whitening(model, [c.text for c in sample], recipe.whitening, encoder)
+        say(f"whitened by {len(sample):,} chunks{', case folded' if fold else ''}")
+    retrievers.add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
+    model.max_seq_length = recipe.lm_tokens
+    return model, encoder, untrained
+
+
+def _trainer(
+    recipe: Recipe,
+    objective: Revela,
+    model: SentenceTransformer,
+    tokenizer: object,
+    chunks: Sequence[Chunk],
+    groups: Callable[[int], Iterator[list[int]]],
+    out: Path,
+    clock: Clock,
+    watch: Watch,
+    bf16: bool,
+) -> GroupTrainer:
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainingArguments
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+    collate = GroupCollator(model, tokenizer, recipe.lm_tokens, recipe.query_side)  # type: ignore[arg-type]
+
+    def counted(rows: Sequence[dict[str, str]]) -> dict[str, Tensor]:
+        batch = collate(rows)
+        watch.tokens += int(batch["chunk_attention_mask"].sum())
+        return batch
+
+    counted.valid_label_columns = ()  # type: ignore[attr-defined]  # the trainer asks its collator
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(out / "checkpoints"),
+        max_steps=recipe.max_steps or UNLIMITED,
+        per_device_train_batch_size=recipe.group_size,
+        gradient_accumulation_steps=recipe.groups_per_step,
+        max_grad_norm=1.0,
+        logging_steps=recipe.log_every,
+        logging_nan_inf_filter=False,
+        save_steps=recipe.save_every,
+        seed=recipe.seed,
+        bf16=bf16,
+        use_cpu=not torch.cuda.is_available(),
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=recipe.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: clock.learning_rate_factor(step, recipe.warmup_steps))
+    trainer = GroupTrainer(
+        clock=clock,
+        checkpoints=out / "checkpoints",
+        sampler=GroupSampler(groups, (recipe.max_steps or UNLIMITED) * recipe.groups_per_step),
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"text": [c.text for c in chunks]}),
+        loss=objective,
+        data_collator=counted,
+        optimizers=(optimizer, schedule),
+        callbacks=[watch],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def _gates(
+    recipe: Recipe, lm: LanguageModel, folder: Path, tokenizer: object, chunks: Sequence[Chunk], say: Callable[[str], None]
+) -> Tensor | None:
+    if recipe.mix == "sum":
+        return None
+    first = int(recipe.gate_first_layer * lm.n_layers)
+    if not recipe.gate_heads:
+        say(f"gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
+        return gates_in_upper_layers(lm, recipe.gate, first)
+    ranking = head_ranking(lm, folder, tokenizer, chunks, recipe, say)
+    best = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
+    say(f"gate {recipe.gate} on {len(best)} heads: {' '.join(f'{a}-{b}' for a, b in best[:12])}{' ...' if len(best) > 12 else ''}")
+    return gates_on_heads(lm, recipe.gate, best)
+
+
+def head_ranking(
+    lm: LanguageModel, folder: Path, tokenizer: object, chunks: Sequence[Chunk], recipe: Recipe, say: Callable[[str], None]
+) -> list[tuple[int, int, float]]:
+    """(layer, head, score) of the label-free probe, best first; computed once per LM and cached."""
+    cached = cache_folder() / "heads" / f"{fingerprint(folder)}.json"
+    if cached.is_file():
+        return [(int(a), int(b), float(s)) for a, b, s in json.loads(cached.read_text())["ranking"]]
+    say(f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name}, once")
+
+    def packed_groups() -> Iterator[tuple[object, Tensor]]:
+        for _, group in zip(range(PROBE_GROUPS), document_groups(chunks, recipe.group_size, recipe.seed), strict=False):
+            texts = [chunks[i].text for i in group]
+            tokens = tokenizer(texts, truncation=True, max_length=recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt")  # type: ignore[operator]
+            packed = lm.pack(tokens["input_ids"], tokens["attention_mask"])
+            yield packed, torch.tensor([chunks[i].document for i in group])
+
+    ranking = ranked_heads(probe_heads(lm, packed_groups()))
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cached.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps({"lm": lm.name, "ranking": ranking}))
+    temporary.replace(cached)
+    return ranking
+
+
+def find_weights(recipe: Recipe, name: str, say: Callable[[str], None]) -> Path:
+    """The folder of a model; the default falls back to ``offline_model`` when the hub is out of reach, and says so."""
+    try:
+        return resolve(name)
+    except RevelaError:
+        if name not in (Recipe.model, Recipe.lm) or not recipe.offline_model:
+            raise
+        say(f"{name} is neither cached nor in reach: using {recipe.offline_model} (setting offline_model)")
+        return resolve(recipe.offline_model)
+
+
+def load_tokenizer(folder: Path) -> object:
+    """An LM's tokenizer with a padding token."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
+    """Whether a corpus is written in one case: then case says nothing, and queries in another case must not be lost."""
+    sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
+    letters = sum(c.isalpha() for c in sample)
+    capitals = sum(c.isupper() for c in sample)
+    return letters > 0 and min(capitals, letters - capitals) < share * letters
+
+
+def _prepare_folder(recipe: Recipe, out: Path, resume: bool) -> Path | None:
+    """Create the output folder, or find the checkpoint to resume from."""
+    settings = dataclasses.asdict(recipe)
+    if not resume:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
+        out.mkdir(parents=True, exist_ok=True)
+        (out / RUN_FILE).write_text(json.dumps(settings, indent=1))
+        return None
+    if not (out / RUN_FILE).is_file():
+        raise RevelaError(f"{out} holds no run to resume: it has no {RUN_FILE}")
+    begun = json.loads((out / RUN_FILE).read_text())
+    free = {"max_steps", "max_minutes", "check_every", "save_every", "log_every", "threads"}
+    changed = sorted(k for k in settings if k not in free and begun.get(k) != settings[k])
+    if changed:
+        raise RevelaError(f"{out} was begun with other settings ({', '.join(changed)}): resume with the same")
+    checkpoints = saved_checkpoints(out / "checkpoints")
+    if not checkpoints:
+        raise RevelaError(f"{out} has no checkpoint to resume from: start again with another --out")
+    return checkpoints[-1]
+
+
+def _describe(scores: dict[str, float], bm25: dict[str, float]) -> str:
+    return ", ".join(f"{k} {v:.3f}" + (f" (BM25 {bm25[k]:.3f})" if k in bm25 else "") for k, v in scores.items())
+
+
+def _quieten() -> None:
+    """Libraries' own chatter off: one bar and our lines are what a person sees."""
+    import datasets
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")

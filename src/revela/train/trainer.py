@@ -1,0 +1,144 @@
+"""Sentence Transformers' trainer with groups as batches, checkpoints of what training changes, and saves that cannot be half done.
+
+A checkpoint holds every trainable tensor of retriever and objective (LoRA of both models, gates, temperature) as
+safetensors, the clock, and the trainer's own optimiser, scheduler and RNG files. It is written under a temporary name and
+renamed when whole; the one before it is deleted only then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler
+from transformers import PreTrainedTokenizerBase
+
+from revela.errors import RevelaError
+from revela.models.retriever import trainable_state
+from revela.train.watch import Clock
+
+TRAINABLE, CLOCK = "trainable.safetensors", "clock.json"
+
+
+class GroupSampler(BatchSampler):
+    """Endless groups, epoch after epoch; the same order for the same seed, so that skipping n batches resumes exactly.
+
+    Args:
+        groups: epoch -> that epoch's groups of row indices.
+        total: batches in all, for whoever asks how long this is.
+    """
+
+    def __init__(self, groups: Callable[[int], Iterator[list[int]]], total: int) -> None:
+        self.groups, self.total = groups, total
+
+    def __iter__(self) -> Iterator[list[int]]:
+        left = self.total
+        for epoch in count():
+            for group in self.groups(epoch):
+                if left == 0:
+                    return
+                left -= 1
+                yield group
+
+    def __len__(self) -> int:
+        return self.total
+
+
+class GroupCollator:
+    """A group's chunks as the retriever reads them twice (query, passage) and as the LM reads them; right-padded.
+
+    The retriever's query is the first half of the chunk's tokens (Revela, section 4; "first-half") or the whole chunk.
+    """
+
+    valid_label_columns: Sequence[str] = ()
+
+    def __init__(
+        self, model: SentenceTransformer, lm_tokenizer: PreTrainedTokenizerBase | None, lm_tokens: int, query_side: str
+    ) -> None:
+        self.model, self.lm_tokenizer, self.lm_tokens, self.query_side = model, lm_tokenizer, lm_tokens, query_side
+
+    def __call__(self, rows: Sequence[dict[str, str]]) -> dict[str, Tensor]:
+        texts = [row["text"] for row in rows]
+        queries = texts if self.query_side == "whole" else [first_half(t, self.model.tokenizer, self.lm_tokens) for t in texts]
+        prompts = self.model.prompts
+        batch: dict[str, Tensor] = {}
+        for name, side, prompt in (("query", queries, prompts.get("query")), ("passage", texts, prompts.get("document"))):
+            features = self.model.preprocess(list(side), prompt=prompt or None)
+            batch.update({f"{name}_{k}": v for k, v in features.items() if isinstance(v, Tensor)})
+        if self.lm_tokenizer is not None:
+            chunk = self.lm_tokenizer(
+                texts, truncation=True, max_length=self.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
+            )
+            batch.update({f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")})
+        return batch
+
+
+def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:
+    """The text up to the middle of its tokens, after truncation to ``max_tokens``."""
+    spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=True, max_length=max_tokens)
+    offsets = spans["offset_mapping"]
+    return text[: offsets[len(offsets) // 2 - 1][1]] if len(offsets) > 1 else text
+
+
+class GroupTrainer(SentenceTransformerTrainer):
+    """The trainer; see the module docstring."""
+
+    def __init__(self, *, clock: Clock, checkpoints: Path, sampler: GroupSampler, **kwargs: Any) -> None:
+        self.clock, self.checkpoints, self._sampler, self._staging = clock, checkpoints, sampler, ""
+        super().__init__(**kwargs)
+
+    def get_batch_sampler(self, dataset: Dataset, *_args: Any, **_kwargs: Any) -> BatchSampler:
+        return self._sampler
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """The card is written once, by revela.models.export."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self._staging or super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._staging = tempfile.mkdtemp(prefix=".saving-", dir=self.checkpoints)
+        try:
+            super()._save_checkpoint(model, trial)
+            name = f"checkpoint-{self.state.global_step}"
+            shutil.rmtree(self.checkpoints / name, ignore_errors=True)
+            os.rename(Path(self._staging) / name, self.checkpoints / name)
+        finally:
+            shutil.rmtree(self._staging, ignore_errors=True)
+            self._staging = ""
+        for old in saved_checkpoints(self.checkpoints)[:-1]:
+            shutil.rmtree(old)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(trainable_state(self.loss), folder / TRAINABLE)
+        (folder / CLOCK).write_text(json.dumps({"seconds": self.clock.seconds}))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        saved = load_file(folder / TRAINABLE)
+        parameters = {n: p for n, p in self.loss.named_parameters() if p.requires_grad}
+        if saved.keys() != parameters.keys():
+            raise RevelaError(f"{folder} was saved by another recipe: resume with the settings that the run began with")
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(saved[name])
+        self.clock.seconds = json.loads((folder / CLOCK).read_text())["seconds"]
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))

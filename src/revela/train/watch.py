@@ -1,0 +1,163 @@
+"""What a person sees of a run: the clock, a progress bar, metrics.jsonl, training.png, and the label-free check."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class Clock:
+    """Training time in seconds, checks and saves left out, carried over a resume; and how much of the run is done."""
+
+    def __init__(self, max_steps: int, max_minutes: float) -> None:
+        self.max_steps, self.max_seconds = max_steps, 60 * max_minutes
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        if self._since is not None:
+            self.seconds += time.monotonic() - self._since
+            self._since = None
+
+    def lap(self) -> None:
+        self.stop()
+        self.start()
+
+    def progress(self, step: int) -> float:
+        """0 at the start, 1 when the nearer of the two limits is reached."""
+        by_steps = step / self.max_steps if self.max_steps else 0.0
+        by_time = self.seconds / self.max_seconds if self.max_seconds else 0.0
+        return min(1.0, max(by_steps, by_time))
+
+    def learning_rate_factor(self, step: int, warmup_steps: int) -> float:
+        """Linear warm-up by step, linear decay to zero over the run."""
+        return min(1.0, (step + 1) / max(1, warmup_steps)) * (1.0 - self.progress(step))
+
+
+class Metrics:
+    """metrics.jsonl: one JSON object a line, in order of step. A resumed run drops what came after its checkpoint."""
+
+    def __init__(self, path: Path, keep_until: int | None = None) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        if keep_until is not None and path.exists():
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            self.rows = [row for row in rows if row["step"] <= keep_until]
+            path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def write(self, **row: Any) -> None:
+        self.rows.append(row)
+        with self.path.open("a") as handle:
+            handle.write(json.dumps(row) + "\n")
+
+
+class Watch(TrainerCallback):
+    """Times, shows, checks, stops and saves on Ctrl-C.
+
+    Args:
+        check: gives scores by task for the model as it stands; called every ``check_every`` updates.
+        tokens: of the last batches; reset at every log.
+    """
+
+    def __init__(
+        self, clock: Clock, metrics: Metrics, check: Callable[[], dict[str, float]] | None, check_every: int, describe: Callable[[dict[str, float]], str]
+    ) -> None:
+        self.clock, self.metrics, self.check, self.check_every, self.describe = clock, metrics, check, check_every, describe
+        self.tokens = 0
+        self.interrupted = False
+        self._bar: Any = None
+        self._previous: Any = None
+        self._last = (0.0, 0)  # seconds and tokens at the last log
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._previous = signal.signal(signal.SIGINT, self._interrupt)
+        total = self.clock.max_steps or None
+        shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + " {postfix}"
+        self._bar = tqdm(total=total, initial=state.global_step, desc="step", bar_format=shape)
+        self._last = (self.clock.seconds, 0)
+        self.clock.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.clock.lap()
+        self._bar.update(1)
+        done = self.clock.progress(state.global_step) >= 1.0
+        if self.check is not None and self.check_every and state.global_step % self.check_every == 0 and not done:
+            self.clock.stop()
+            self.record_check(state.global_step)
+            self.clock.start()
+        if done or self.interrupted:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        if not logs or "loss" not in logs:
+            return
+        seconds, tokens = self.clock.seconds - self._last[0], self.tokens - self._last[1]
+        self._last = (self.clock.seconds, self.tokens)
+        rate = tokens / seconds if seconds > 0 else 0.0
+        extra = {k: round(float(logs[k]), 8) for k in ("grad_norm", "learning_rate") if k in logs}
+        self.metrics.write(
+            step=state.global_step, minutes=round(self.clock.seconds / 60, 3), loss=logs["loss"], tokens_per_second=round(rate, 1), **extra
+        )
+        progress = self.clock.progress(state.global_step)
+        left = self.clock.seconds * (1 - progress) / progress / 60 if progress > 0 else 0.0
+        self._bar.set_postfix_str(f"loss {logs['loss']:.3f}, {rate:,.0f} tokens/s, {left:.1f} min left")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.clock.stop()
+        self._bar.close()
+        signal.signal(signal.SIGINT, self._previous)
+
+    def record_check(self, step: int) -> dict[str, float]:
+        """Run the check, print it and write it down."""
+        assert self.check is not None
+        scores = self.check()
+        self.metrics.write(step=step, minutes=round(self.clock.seconds / 60, 3), check=scores)
+        tqdm.write(f"step {step}: {self.describe(scores)}")
+        return scores
+
+    def _interrupt(self, *_args: Any) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
+        tqdm.write("stopping after this step and saving; press Ctrl-C again to stop at once")
+
+
+def plot(metrics: Metrics, bm25: dict[str, float], path: Path) -> None:
+    """training.png: the loss, and each check with BM25 as a dashed line, over minutes of training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    losses = [(r["minutes"], r["loss"]) for r in metrics.rows if "loss" in r]
+    checks = [(r["minutes"], r["check"]) for r in metrics.rows if "check" in r]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    left.plot([m for m, _ in losses], [v for _, v in losses], color="0.7", label="logged")
+    if len(losses) >= 10:
+        width = max(3, len(losses) // 10)
+        smooth = [sum(v for _, v in losses[max(0, i - width) : i + 1]) / len(losses[max(0, i - width) : i + 1]) for i in range(len(losses))]
+        left.plot([m for m, _ in losses], smooth, color="C0", label=f"mean of {width}")
+    left.set(xlabel="minutes of training", ylabel="next-token loss (nats)", title="loss")
+    left.legend(frameon=False)
+    for i, name in enumerate(sorted({n for _, c in checks for n in c})):
+        right.plot([m for m, c in checks], [c[name] for _, c in checks], marker="o", color=f"C{i}", label=name)
+        if name in bm25:
+            right.axhline(bm25[name], linestyle="--", color=f"C{i}", label=f"{name}, BM25")
+    right.set(xlabel="minutes of training", ylabel="nDCG@10 on held-out documents", title="label-free check", ylim=(0, 1))
+    if checks:
+        right.legend(frameon=False)
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, dpi=110, format="png")
+    plt.close(figure)
+    temporary.replace(path)

@@ -1,0 +1,54 @@
+"""The nouns that every part of revela shares. No imports of weight: these are what the arrows point at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["prose", "code"]
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document of a corpus: what a search returns, and what chunks are cut from."""
+
+    id: str
+    text: str
+    title: str = ""
+    kind: Kind = "prose"
+
+    @property
+    def full_text(self) -> str:
+        """Title and text as one string, the way BEIR collections are searched."""
+        return f"{self.title} {self.text}".strip() if self.title else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of whole sentences (or whole functions) of one document; ``document`` is its index in the corpus."""
+
+    document: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One search result. ``score`` is comparable within one query and one mode only."""
+
+    id: str
+    score: float
+    title: str
+    text: str
+
+
+class Encoder(Protocol):
+    """Anything that turns texts into vectors of length one, (len(texts), D) float32."""
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors: ...
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors: ...

@@ -1,0 +1,89 @@
+"""Tiny random models and a small made-up corpus; no network, no weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).parents[2] / "shared"
+TOPICS = ["ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle", "glacier", "circuit", "recipe", "harbour"]
+
+
+def sentence(topic: str, rng: random.Random) -> str:
+    words = [f"{topic}{rng.randrange(6)}" for _ in range(rng.randint(5, 9))]
+    return " ".join(words).capitalize() + "."
+
+
+def make_rows(count: int, sentences: int = 8, seed: int = 0) -> list[dict[str, str]]:
+    """Documents that each keep to one topic's words, so that siblings share words and strangers do not."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(count):
+        topic = f"{TOPICS[i % len(TOPICS)]}{i // len(TOPICS)}"
+        text = " ".join(sentence(topic, rng) for _ in range(sentences))
+        rows.append({"_id": f"d{i}", "title": f"About the {topic} and more", "text": text})
+    return rows
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in make_rows(80)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(corpus_file: Path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<pad>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([json.loads(line)["text"] for line in corpus_file.read_text().splitlines()], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+def tiny_config(kind: str, vocabulary: int = 400):
+    """Configurations of the families that must be carried: grouped-query heads wherever the family has them."""
+    import transformers as t
+
+    common = dict(vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=256)
+    gqa = dict(num_key_value_heads=2, head_dim=8)
+    ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return {
+        "llama": lambda: t.LlamaConfig(**common, **gqa, **ids),
+        "qwen2": lambda: t.Qwen2Config(**common, num_key_value_heads=2, **ids),
+        "qwen3": lambda: t.Qwen3Config(**common, **gqa, **ids),
+        "mistral": lambda: t.MistralConfig(**common, **gqa, **ids, sliding_window=None),
+        "gemma3": lambda: t.Gemma3TextConfig(**common, **gqa, **ids, sliding_window=64, query_pre_attn_scalar=8),
+        "gpt_neox": lambda: t.GPTNeoXConfig(**common, **ids),
+    }[kind]()
+
+
+@pytest.fixture(scope="session")
+def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    LlamaForCausalLM(tiny_config("llama", len(tiny_tokenizer))).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
