@@ -60,7 +60,9 @@ def tiny_config(kind: str, vocabulary: int = 400):
     """Configurations of the families that must be carried: grouped-query heads wherever the family has them."""
     import transformers as t
 
-    common = dict(vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=256)
+    common = dict(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=256
+    )
     gqa = dict(num_key_value_heads=2, head_dim=8)
     ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     return {
@@ -87,3 +89,31 @@ def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def taught_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    """A tiny Llama taught for some seconds on documents of one topic each, so that it uses what it has read before."""
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = tiny_config("llama", len(tiny_tokenizer))
+    config.hidden_size, config.intermediate_size = 64, 128
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    rng = random.Random(1)
+    for _ in range(150):
+        texts = []
+        for _ in range(16):
+            topic = f"{rng.choice(TOPICS)}{rng.randrange(7)}"
+            texts.append(" ".join(sentence(topic, rng) for _ in range(3)))
+        batch = tiny_tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=120)
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        loss = model(**batch, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    folder = tmp_path_factory.mktemp("taught-llama")
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder

@@ -21,6 +21,7 @@ app = App(
     version_flags=["--version"],
 )
 Flat = Parameter(name="*")
+DEFAULTS = Recipe()
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
 
@@ -32,7 +33,7 @@ def train(
     preset: Literal["gated", "paper"] = "gated",
     recipe_file: Annotated[Path | None, Parameter(name="--recipe")] = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
-    recipe: Annotated[Recipe, Flat] = Recipe(),
+    recipe: Annotated[Recipe, Flat] = DEFAULTS,
 ) -> None:
     """Train a retriever on raw text.
 
@@ -49,7 +50,6 @@ def train(
     resume:
         Continue the run in --out from its last checkpoint.
     """
-    from revela.evaluate.heldout import HeldOutCheck
     from revela.train.run import train as run
 
     documents, report = _read(corpus, recipe)
@@ -71,8 +71,13 @@ def train(
     systems = {"BM25": bm25, "untrained": outcome.untrained, "before training": outcome.before, "trained": outcome.after}
     if check.tasks:
         tasks = [t.name for t in check.tasks]
-        _print_table("label-free check, nDCG@10", ["system", *tasks], [[s, *(_number(row.get(t)) for t in tasks)] for s, row in systems.items()])
-    print(f"{outcome.steps:,} updates in {outcome.minutes:.1f} minutes; saved to {out}" + (", go on with --resume" if outcome.interrupted else ""))
+        _print_table(
+            "label-free check, nDCG@10", ["system", *tasks], [[s, *(_number(row.get(t)) for t in tasks)] for s, row in systems.items()]
+        )
+    print(
+        f"{outcome.steps:,} updates in {outcome.minutes:.1f} minutes; saved to {out}"
+        + (", go on with --resume" if outcome.interrupted else "")
+    )
 
 
 @app.command(name="eval")
@@ -212,7 +217,7 @@ def search(
 
 
 @app.command
-def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = Recipe()) -> None:
+def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = DEFAULTS) -> None:
     """Show which heads of a language model make use of a related document (the label-free probe; cached per model).
 
     Parameters
@@ -224,7 +229,6 @@ def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = Re
     """
     import torch
 
-    from revela.data.chunk import chunk_all
     from revela.models.language_model import load_language_model
     from revela.models.retriever import has_fast_bf16
     from revela.train.run import find_weights, head_ranking, load_tokenizer
@@ -233,8 +237,12 @@ def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = Re
     folder = find_weights(recipe, recipe.lm, print)
     bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and has_fast_bf16(torch.device("cpu")))
     lm = load_language_model(folder, bf16=bf16, name=recipe.lm)
-    ranking = head_ranking(lm, folder, load_tokenizer(folder), chunk_all(documents, recipe.chunk_words), recipe, print)
-    _print_table(f"heads of {recipe.lm}", ["rank", "layer", "head", "score"], [[str(i), str(a), str(b), f"{s:.5f}"] for i, (a, b, s) in enumerate(ranking[:top], 1)])
+    ranking = head_ranking(lm, folder, load_tokenizer(folder), documents, recipe, print)
+    _print_table(
+        f"heads of {recipe.lm}",
+        ["rank", "layer", "head", "score"],
+        [[str(i), str(a), str(b), f"{s:.5f}"] for i, (a, b, s) in enumerate(ranking[:top], 1)],
+    )
 
 
 def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[list[Any], Any]:

@@ -42,6 +42,8 @@ class Recipe:
     "Lower layers of a decoder that the retriever keeps; 0 keeps all. Sentence-Transformers models stay whole."
     pooling: Pooling = "mean"
     "How a decoder's token vectors become one vector."
+    token_weighting: float = 3e-3
+    "Weight each token in the mean by a / (a + its share of the corpus's tokens), a being this (SIF); 0: all alike."
     whitening: float = 0.25
     "Whiten the pooled vectors by covariance ** -whitening of the corpus's own chunks, stored as a linear layer; 0: off, 0.5: fully."
     lower_case: Literal["auto", "yes", "no"] = "auto"
@@ -116,6 +118,7 @@ class Recipe:
 PAPER: dict[str, Any] = dict(
     layers=0,
     pooling="eos",
+    token_weighting=0.0,
     whitening=0.0,
     lower_case="no",
     query_prompt="query: ",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SHARED, tiny_config
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
+from conftest import SHARED, tiny_config
 from revela.errors import RevelaError
 from revela.models.language_model import LanguageModel
 from revela.objectives.revela import InBatchAttention, Revela
@@ -148,7 +148,9 @@ def test_lora_on_the_lm_gets_gradients_from_both_streams():
     from peft import LoraConfig, get_peft_model
 
     ids, mask, weights = batch()
-    model = get_peft_model(build("llama").requires_grad_(False), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).double()
+    model = get_peft_model(
+        build("llama").requires_grad_(False), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    ).double()
     lm = LanguageModel(model)
     packed = lm.pack(ids, mask)
     lm.loss(packed, lm.read(packed, range(4)), InBatchAttention(weights, packed.lengths, None, v_norm=True)).backward()
@@ -191,18 +193,20 @@ def test_paper_form_equals_the_authors_code(form):
 def test_refuses_by_name_what_it_cannot_carry():
     import transformers as t
 
-    gemma2 = t.Gemma2Config(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+    gemma2 = t.Gemma2Config(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8
+    )
     with pytest.raises(RevelaError, match=r"gemma-2.*use a Llama"):
         LanguageModel(AutoModelForCausalLM.from_config(gemma2), "gemma-2")
     with pytest.raises(RevelaError, match=r"encoder-decoder.*use a Llama"):
         LanguageModel(t.T5ForConditionalGeneration(t.T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)), "t5")
     mamba = t.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-    with pytest.raises(RevelaError, match="AttentionInterface.*use a Llama"):
+    with pytest.raises(RevelaError, match=r"AttentionInterface.*use a Llama"):
         LanguageModel(t.MambaForCausalLM(mamba), "mamba")
 
 
 def test_refuses_gradient_checkpointing_and_chunks_past_the_window():
-    ids, mask, weights = batch()
+    ids, mask, _ = batch()
     lm = LanguageModel(build("llama"))
     lm.model.gradient_checkpointing_enable()
     with pytest.raises(RevelaError, match="gradient checkpointing"):

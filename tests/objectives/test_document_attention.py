@@ -32,7 +32,9 @@ def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads):
     slow = naive.document_attention(*inputs, LENGTHS, 0.3, v_norm=v_norm, heads=heads)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     direction = torch.randn_like(slow)
-    for got, want in zip(torch.autograd.grad((fast * direction).sum(), inputs), torch.autograd.grad((slow * direction).sum(), inputs), strict=True):
+    for got, want in zip(
+        torch.autograd.grad((fast * direction).sum(), inputs), torch.autograd.grad((slow * direction).sum(), inputs), strict=True
+    ):
         mask = ~torch.eye(4, dtype=torch.bool) if got.shape == (4, 4) else torch.ones_like(got, dtype=torch.bool)
         # The diagonal has weight exactly 0, so the fast path skips it and gives it no gradient.
         torch.testing.assert_close(got[mask], want[mask], atol=1e-10, rtol=0)
@@ -40,7 +42,9 @@ def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads):
 
 def test_dropping_light_pairs_is_close_and_drops_their_gradient():
     query, key, value, _ = tensors(4, 2)
-    weights = torch.tensor([[0, 0.997, 0.002, 0.001], [0.5, 0, 0.5, 0], [0.2, 0.3, 0, 0.5], [1, 0, 0, 0]], dtype=torch.float64).requires_grad_()
+    weights = torch.tensor(
+        [[0, 0.997, 0.002, 0.001], [0.5, 0, 0.5, 0], [0.2, 0.3, 0, 0.5], [1, 0, 0, 0]], dtype=torch.float64
+    ).requires_grad_()
     exact = document_attention(query, key, value, weights, LENGTHS, v_norm=True)
     pruned = document_attention(query, key, value, weights, LENGTHS, v_norm=True, epsilon=0.003)
     # With V-norm each pair's output has norm <= 1, so the error is at most the sum of the dropped weights.

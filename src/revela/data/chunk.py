@@ -46,10 +46,11 @@ def sentences(text: str) -> list[str]:
     out, start = [], 0
     for match in _BOUNDARY.finditer(text):
         end = match.end()
-        follows = text[end : end + 1]
-        if match.group()[0] == ".":
-            if follows.islower() or _ABBREVIATION.search(text[max(start, match.start() - 12) : match.start() + 1]):
-                continue
+        detached = text[match.start() - 1 : match.start()].isspace()  # " . " of tokenized text, which often has no capitals
+        if match.group()[0] != "\n" and text[end : end + 1].islower() and not detached:
+            continue
+        if match.group()[0] == "." and _ABBREVIATION.search(text[max(start, match.start() - 12) : match.start() + 1]):
+            continue
         out.append(text[start:end])
         start = end
     if start < len(text):
@@ -62,9 +63,7 @@ def _code_units(text: str) -> list[str]:
     lines = text.splitlines(keepends=True)
     starts = _python_starts(text)
     if starts is None:
-        starts = {
-            i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip() and not lines[i][0].isspace()
-        }
+        starts = {i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip() and not lines[i][0].isspace()}
     return _split_lines(lines, lambda i: i in starts)
 
 

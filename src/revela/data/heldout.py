@@ -56,7 +56,8 @@ def tasks(documents: Sequence[Document], max_words: int, queries: int, passages:
 
 
 def _chunks(documents: Sequence[Document], max_words: int, limit: int) -> tuple[list[str], list[int]]:
-    texts, owners = [], []
+    texts: list[str] = []
+    owners: list[int] = []
     for index, document in enumerate(documents):
         for piece in chunk(document, index, max_words):
             if len(texts) < limit:

@@ -19,9 +19,10 @@ from revela.errors import RevelaError
 from revela.types import Document, Kind
 
 PROSE = frozenset({".txt", ".md", ".markdown", ".rst", ".html", ".htm"})
-CODE = frozenset(
-    ".py .pyi .js .mjs .jsx .ts .tsx .java .kt .scala .go .rs .c .h .cc .cpp .cxx .hpp .cs .rb .php .swift .lua .pl .r .jl .sh .sql".split()
-)
+CODE = frozenset({
+    ".py", ".pyi", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".java", ".kt", ".scala", ".go", ".rs", ".c", ".h", ".cc", ".cpp",
+    ".cxx", ".hpp", ".cs", ".rb", ".php", ".swift", ".lua", ".pl", ".r", ".jl", ".sh", ".sql",
+})  # fmt: skip
 LINES = frozenset({".jsonl", ".ndjson"})
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
 MAX_BYTES = 64 * 2**20  # of one JSONL line or one text file; longer ones are data, not documents
@@ -198,7 +199,21 @@ def _parse(line: str, where: str, text_field: str, title_field: str, report: Rep
 def _guess_kind(text: str) -> Kind:
     """Code in JSONL has no file ending: a text that begins as a Python, Java or C-like definition is code."""
     head = text.lstrip()[:200]
-    starts = ("def ", "class ", "import ", "from ", "async def ", "@", "public ", "private ", "static ", "function ", "func ", "fn ", "#include")
+    starts = (
+        "def ",
+        "class ",
+        "import ",
+        "from ",
+        "async def ",
+        "@",
+        "public ",
+        "private ",
+        "static ",
+        "function ",
+        "func ",
+        "fn ",
+        "#include",
+    )
     return "code" if head.startswith(starts) and ("\n" in text or "(" in head) and any(c in head for c in "(){}:;=") else "prose"
 
 

@@ -56,7 +56,8 @@ def load_collection(folder: Path, split: str = "test") -> Collection:
         if unknown := sorted(named - known.keys()):
             where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
             raise RevelaError(
-                f"{folder / 'qrels' / f'{split}.tsv'} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): mend the one or the other"
+                f"{folder / 'qrels' / f'{split}.tsv'} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): "
+                "mend the one or the other"
             )
     judged = [q for q in qrels if any(score > 0 for score in qrels[q].values())]
     return Collection(folder.name, list(corpus), list(corpus.values()), judged, [queries[q] for q in judged], {q: qrels[q] for q in judged})
@@ -69,10 +70,10 @@ def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
     rows = []
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as handle:
         try:
-            for number, line in enumerate(handle, 1):
+            for line in handle:
                 if line.strip():
                     row = json.loads(line)
-                    row["_id"], row["text"]  # noqa: B018  # both are needed; a missing one is reported below
+                    row["_id"], row["text"]  # both are needed; a missing one is reported below
                     rows.append(row)
         except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
             raise RevelaError(f"{path}: line {len(rows) + 1} or so cannot be read ({type(error).__name__}: {error})") from error

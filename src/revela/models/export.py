@@ -37,7 +37,15 @@ def save_retriever(model: SentenceTransformer, folder: Path, card: str) -> None:
 
 
 def model_card(
-    name: str, base: str, lm: str, corpus: str, command: str, settings: str, scores: Mapping[str, Mapping[str, float]], minutes: float, steps: int
+    name: str,
+    base: str,
+    lm: str,
+    corpus: str,
+    command: str,
+    settings: str,
+    scores: Mapping[str, Mapping[str, float]],
+    minutes: float,
+    steps: int,
 ) -> str:
     """The README.md of a retriever: what it was trained on, by which command, and the label-free numbers.
 
@@ -46,7 +54,9 @@ def model_card(
     """
     tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
     header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
-    rows = "\n".join(f"| {system} | " + " | ".join(f"{row[t]:.3f}" if t in row else "" for t in tasks) + " |" for system, row in scores.items())
+    rows = "\n".join(
+        f"| {system} | " + " | ".join(f"{row[t]:.3f}" if t in row else "" for t in tasks) + " |" for system, row in scores.items()
+    )
     return f"""---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from revela.errors import RevelaError
@@ -108,8 +108,10 @@ def _attention(
     if kwargs.get("s_aux") is not None:
         raise RevelaError("attention sinks are not carried by in-batch attention: use a Llama, Qwen or Gemma 3 model as --lm")
     if sliding_window is not None and max(stream.lengths) > sliding_window:
-        raise RevelaError(f"a chunk of {max(stream.lengths)} tokens is longer than the LM's sliding window of {sliding_window}: use --lm-tokens")
-    parts = zip(query.split(stream.lengths, 2), key.split(stream.lengths, 2), value.split(stream.lengths, 2), strict=True)
+        raise RevelaError(
+            f"a chunk of {max(stream.lengths)} tokens is longer than the LM's sliding window of {sliding_window}: use --lm-tokens"
+        )
+    parts = zip(*(torch.split(t, list(stream.lengths), 2) for t in (query, key, value)), strict=True)
     own_1THD = torch.cat([sdpa_attention_forward(module, q, k, v, None, scaling=scaling, **kwargs)[0] for q, k, v in parts], 1)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     stream.seen.add(layer)
@@ -138,16 +140,19 @@ class LanguageModel(nn.Module):
             layers that do not go through the attention interface) or has gradient checkpointing on.
     """
 
+    _inner: Any
+
     def __init__(self, model: nn.Module, name: str = "the language model", bf16: bool = False) -> None:
         super().__init__()
         self.model = model
         self.name, self.bf16 = name, bf16
-        self._inner: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore
-        config = self._inner.config.get_text_config()
+        # PEFT puts LoRA into the model it wraps, so what lies inside is what runs.
+        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+        self._inner = inner
+        config = inner.config.get_text_config()
         self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
-        self.vocabulary = int(config.vocab_size)
         self._refuse_what_it_cannot_carry(config)
-        self._inner.set_attn_implementation(ATTENTION)
+        inner.set_attn_implementation(ATTENTION)
         self._layers = self._decoder_layers()
         self._try_it()
 
@@ -178,7 +183,7 @@ class LanguageModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self._inner.device
+        return torch.device(self._inner.device)
 
     @property
     def trainable(self) -> bool:
@@ -218,14 +223,15 @@ class LanguageModel(nn.Module):
         Without memory it is the plain LM.
         """
         if memory is None or mix is None:
-            return self._run(self._inner, packed, _Stream(packed.lengths)).logits[0]
+            plain_TV: Tensor = self._run(self._inner, packed, _Stream(packed.lengths)).logits[0]
+            return plain_TV
         self._refuse_checkpointing()
         predicting = _Predicting(packed.lengths, memory, mix)
         first = min(memory.keys)
         with ExitStack() as stack:
             if first > 0:
                 stack.enter_context(_replaced(self._layers[:first], lambda *_, **__: memory.below))
-            logits_TV = self._run(self._inner, packed, predicting).logits[0]
+            logits_TV: Tensor = self._run(self._inner, packed, predicting).logits[0]
         self._check_seen(predicting.seen, memory.keys)
         return logits_TV
 

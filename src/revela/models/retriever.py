@@ -3,9 +3,11 @@
 It is made of stock modules only, so what is saved loads in stock sentence-transformers with no code of ours: the tokenizer
 itself appends the EOS that ``eos`` pooling reads, prompts are stored with the model, LoRA is merged.
 
-Whitening (Su et al., 2021; here with a fractional power) is a linear layer fitted without labels to the corpus's own chunks:
-x -> (x - mean) C^-p. Pooled vectors of a raw LM share a few huge directions that say nothing about the text; damping them
-is worth more than most training (docs/results.md), and gives training a start from which cosines already mean something.
+What is fitted to the corpus before the first update, without labels, as stock linear layers:
+- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent tokens count less;
+- whitening x -> (x - mean) C^-p (Su et al., 2021; here with a fractional power). Pooled vectors of a raw LM share a few huge
+  directions that say nothing about the text.
+Both are worth more than most training (docs/results.md), and give it a start from which cosines already mean something.
 
 Shapes: N texts, D width of the vectors.
 """
@@ -16,7 +18,7 @@ import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -74,7 +76,7 @@ def build_retriever(
         transformer = modules.Transformer(str(folder), max_seq_length=max_tokens, do_lower_case=lower_case)
     except (OSError, ValueError, KeyError) as error:
         raise RevelaError(f"{folder} cannot be opened as a model: {str(error).splitlines()[0]}") from error
-    _keep_lower_layers(transformer.auto_model, layers)
+    _keep_lower_layers(transformer.model, layers)
     tokenizer = transformer.tokenizer
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
@@ -117,55 +119,81 @@ def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) -> None:
-    """Freeze the transformer and put LoRA on its linear layers; the modules after it stay as they are."""
-    from peft import LoraConfig, get_peft_model
+    """Freeze the model and put LoRA on the linear layers inside the transformer's blocks, in place."""
+    from peft import LoraConfig, inject_adapter_in_model
 
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=lora_targets(model[0].auto_model))
-    model[0].auto_model = get_peft_model(model[0].auto_model, config)
-
-
-def lora_targets(model: nn.Module) -> list[str]:
-    """The linear layers inside the blocks of a transformer, by their last name (q_proj ... down_proj for Llama)."""
-    names = {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear) and ".layer" in f".{name}"}
-    return sorted(names)
+    model.requires_grad_(False)
+    transformer = model[0].model
+    targets = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear) and "layer" in name]
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets), transformer)
 
 
 def merged(model: SentenceTransformer) -> SentenceTransformer:
     """A copy with LoRA merged into the weights, made of stock modules only."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     model = copy.deepcopy(model).cpu()
-    if hasattr(model[0].auto_model, "merge_and_unload"):
-        model[0].auto_model = model[0].auto_model.merge_and_unload()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model.eval()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BaseTunerLayer):
+                child.merge()
+                setattr(parent, name, child.get_base_layer())
+    if hasattr(model[0].model, "peft_config"):
+        del model[0].model.peft_config
+    for module in model:
+        if isinstance(module, modules.WordWeights):  # its weights are stored in its configuration
+            module.word_weights = dict(zip(module.vocab, module.emb_layer.weight[:, 0].tolist(), strict=True))
+    return model.requires_grad_(False).eval()
 
 
 @torch.no_grad()
-def fit_whitening(model: SentenceTransformer, texts: Sequence[str], power: float, encoder: RetrieverEncoder) -> None:
-    """Insert x -> (x - mean) C^-power after pooling, with mean and covariance C of these texts' pooled vectors.
+def fit_to_corpus(
+    model: SentenceTransformer, texts: Sequence[str], token_weighting: float, whitening: float, encoder: RetrieverEncoder
+) -> None:
+    """Insert SIF token weights before the pooling, and whitening after it, both fitted to these texts.
 
     Args:
-        model: ends in pooling and normalisation.
-        texts: a sample of the corpus's chunks, at least as many as a group.
-        power: 0.5 whitens fully; 0.25 halves every log-variance.
+        model: transformer, pooling, normalisation.
+        texts: a sample of the corpus's chunks.
+        token_weighting: a of a / (a + p); 0: none.
+        whitening: the power; 0.5 whitens fully, 0.25 halves every log-variance, 0: none.
         encoder: encodes with ``model``.
     """
-    normalize = model[len(model) - 1]
-    del model._modules[str(len(model) - 1)]
+    transformer, pooling, normalize = model
+    front = [transformer]
+    if token_weighting:
+        front.append(_token_weights(transformer.tokenizer, texts, token_weighting))
+    _set_modules(model, [*front, pooling])
+    if not whitening:
+        model.append(normalize)
+        return
     pooled_ND = torch.from_numpy(encoder.encode_passages(texts)).double()
     mean_D = pooled_ND.mean(dim=0)
     centred_ND = pooled_ND - mean_D
     values_D, vectors_DD = torch.linalg.eigh(centred_ND.T @ centred_ND / len(pooled_ND))
     values_D = values_D.clamp(min=0) + RIDGE * values_D.clamp(min=0).mean()
-    weight_DD = vectors_DD @ torch.diag(values_D.pow(-power)) @ vectors_DD.T
+    weight_DD = vectors_DD @ torch.diag(values_D.pow(-whitening)) @ vectors_DD.T
     weight_DD = (weight_DD / weight_DD.norm() * len(mean_D) ** 0.5).float()
     width = len(mean_D)
     bias_D = -(weight_DD @ mean_D.float())
     dense = modules.Dense(width, width, activation_function=nn.Identity(), init_weight=weight_DD, init_bias=bias_D)
-    model.append(dense.to(model.device).requires_grad_(False))
+    model.append(dense.to(model.device))
     model.append(normalize)
+
+
+def _token_weights(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], a: float) -> modules.WordWeights:
+    ids = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    counts = torch.zeros(len(tokenizer))
+    counts.index_add_(0, torch.tensor([i for row in ids for i in row]), torch.ones(sum(map(len, ids))))
+    weights = (a / (a + counts / counts.sum())).tolist()
+    vocabulary = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return modules.WordWeights(vocabulary, dict(zip(vocabulary, weights, strict=True)))
+
+
+def _set_modules(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:
+    model._modules.clear()
+    for i, part in enumerate(parts):
+        model.add_module(str(i), part.to(model.device))
 
 
 class RetrieverEncoder:
@@ -220,10 +248,9 @@ def autocast(device: torch.device, bf16: bool) -> Iterator[None]:
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products are native here; where they are not they are emulated and slow."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        capability: Any = torch.backends.cpu.get_cpu_capability()
-        return "AVX512" in capability and torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return False
 
 

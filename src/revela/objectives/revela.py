@@ -73,15 +73,11 @@ class InBatchAttention:
         epsilon: pairs with no more weight than this are skipped.
     """
 
-    def __init__(
-        self, weights_BB: Tensor, lengths: Sequence[int], gates_LH: Tensor | None, *, v_norm: bool, epsilon: float = 0.0
-    ) -> None:
+    def __init__(self, weights_BB: Tensor, lengths: Sequence[int], gates_LH: Tensor | None, *, v_norm: bool, epsilon: float = 0.0) -> None:
         self.weights_BB, self.lengths, self.gates_LH = weights_BB, lengths, gates_LH
         self.v_norm, self.epsilon = v_norm, epsilon
 
-    def __call__(
-        self, layer: int, own_HTD: Tensor, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, scale: float | None
-    ) -> Tensor:
+    def __call__(self, layer: int, own_HTD: Tensor, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, scale: float | None) -> Tensor:
         heads = None if self.gates_LH is None else self.gates_LH[layer].detach().nonzero().squeeze(1)
         cross_HTD = document_attention(
             query_HTD,

@@ -48,7 +48,9 @@ class Index:
                     handle.write(json.dumps({"id": p.id, "title": p.title, "text": p.text}, ensure_ascii=False) + "\n")
             if not self.bm25.empty:
                 self.bm25.save(temporary / LEXICAL)
-            (temporary / INFO).write_text(json.dumps({"model": self.model, "fingerprint": self.fingerprint, "passages": len(self.passages)}))
+            (temporary / INFO).write_text(
+                json.dumps({"model": self.model, "fingerprint": self.fingerprint, "passages": len(self.passages)})
+            )
             temporary.chmod(0o755)
             temporary.rename(folder)
         finally:

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from revela.config import Recipe
-from revela.data.chunk import chunk_all
+from revela.data.chunk import chunk, chunk_all
 from revela.data.groups import document_groups
 from revela.errors import RevelaError
 from revela.models import retriever as retrievers
@@ -36,8 +36,8 @@ from revela.types import Chunk, Document, Encoder
 
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
-WHITENING_SAMPLE = 1500  # chunks
-PROBE_GROUPS = 3
+FITTING_SAMPLE = 1500  # chunks
+PROBE_GROUPS, PROBE_DOCUMENTS, PROBE_CHUNKS, PROBE_WORDS = 5, 4, 4, 48
 RUN_FILE = "run.json"
 
 
@@ -85,7 +85,7 @@ def train(
     checkpoint = _prepare_folder(recipe, out, resume)
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
-    chunks = chunk_all(documents, recipe.chunk_words)
+    chunks = chunk_all([_with_title(d) for d in documents], recipe.chunk_words)
     groups = functools.partial(document_groups, chunks, recipe.group_size, recipe.seed)
     per_epoch = sum(1 for _ in groups(0))
     if per_epoch == 0:
@@ -105,7 +105,7 @@ def train(
         model,
         lm,
         tau=recipe.tau,
-        gates_LH=_gates(recipe, lm, lm_folder, tokenizer, chunks, say),
+        gates_LH=_gates(recipe, lm, lm_folder, tokenizer, documents, say),
         v_norm=recipe.v_norm,
         epsilon=recipe.epsilon,
         sim_dtype=torch.bfloat16 if recipe.sim_dtype == "bf16" else None,
@@ -113,12 +113,12 @@ def train(
         learn_gates=recipe.learn_gates,
     )
 
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RUN_FILE).write_text(json.dumps(dataclasses.asdict(recipe), indent=1))
     clock = Clock(recipe.max_steps, recipe.max_minutes)
     step0 = int(checkpoint.name.split("-")[1]) if checkpoint else None
     metrics = Metrics(out / "metrics.jsonl", keep_until=step0)
-    watch = Watch(
-        clock, metrics, (lambda: check(encoder)) if check else None, recipe.check_every, lambda scores: _describe(scores, bm25)
-    )
+    watch = Watch(clock, metrics, (lambda: check(encoder)) if check else None, recipe.check_every, lambda scores: _describe(scores, bm25))
     trainer = _trainer(recipe, objective, model, tokenizer, chunks, groups, out, clock, watch, bf16)
     before: dict[str, float] = next((r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {})
     if check and not before:
@@ -150,8 +150,9 @@ def _start(
 ) -> tuple[SentenceTransformer, _TrainingEncoder, dict[str, float]]:
     """The retriever before its first update: cut, whitened, with LoRA; and its scores before whitening."""
     fold = recipe.lower_case == "yes" or (recipe.lower_case == "auto" and has_no_case(documents))
+    folder = find_weights(recipe, recipe.model, say)
     model = retrievers.build_retriever(
-        find_weights(recipe, recipe.model, say),
+        folder,
         layers=recipe.layers,
         pooling=recipe.pooling,
         max_tokens=recipe.max_tokens,
@@ -159,17 +160,16 @@ def _start(
         query_prompt=recipe.query_prompt,
         passage_prompt=recipe.passage_prompt,
     )
-    plain = any(isinstance(m, retrievers.modules.Dense) for m in model) or len(model) != 3 or not recipe.whitening
     encoder = _TrainingEncoder(model, bf16)
     encoder.full_length = model.max_seq_length or recipe.max_tokens
     encoder.max_tokens = recipe.lm_tokens
     untrained = check(encoder) if check else {}
     if check:
         say(f"untrained: {_describe(untrained, {})}")
-    if not plain:
-        sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), WHITENING_SAMPLE))
-        retrievers.fit_whitening(model, [c.text for c in sample], recipe.whitening, encoder)
-        say(f"whitened by {len(sample):,} chunks{', case folded' if fold else ''}")
+    if (recipe.token_weighting or recipe.whitening) and not (folder / "modules.json").is_file():
+        sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
+        retrievers.fit_to_corpus(model, [c.text for c in sample], recipe.token_weighting, recipe.whitening, encoder)
+        say(f"token weights and whitening fitted to {len(sample):,} chunks{', case folded' if fold else ''}")
     retrievers.add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
     model.max_seq_length = recipe.lm_tokens
     return model, encoder, untrained
@@ -191,7 +191,7 @@ def _trainer(
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    collate = GroupCollator(model, tokenizer, recipe.lm_tokens, recipe.query_side)  # type: ignore[arg-type]
+    collate = GroupCollator(model, tokenizer, recipe.lm_tokens, recipe.query_side)
 
     def counted(rows: Sequence[dict[str, str]]) -> dict[str, Tensor]:
         batch = collate(rows)
@@ -235,7 +235,7 @@ def _trainer(
 
 
 def _gates(
-    recipe: Recipe, lm: LanguageModel, folder: Path, tokenizer: object, chunks: Sequence[Chunk], say: Callable[[str], None]
+    recipe: Recipe, lm: LanguageModel, folder: Path, tokenizer: object, documents: Sequence[Document], say: Callable[[str], None]
 ) -> Tensor | None:
     if recipe.mix == "sum":
         return None
@@ -243,14 +243,14 @@ def _gates(
     if not recipe.gate_heads:
         say(f"gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
         return gates_in_upper_layers(lm, recipe.gate, first)
-    ranking = head_ranking(lm, folder, tokenizer, chunks, recipe, say)
+    ranking = head_ranking(lm, folder, tokenizer, documents, recipe, say)
     best = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
     say(f"gate {recipe.gate} on {len(best)} heads: {' '.join(f'{a}-{b}' for a, b in best[:12])}{' ...' if len(best) > 12 else ''}")
     return gates_on_heads(lm, recipe.gate, best)
 
 
 def head_ranking(
-    lm: LanguageModel, folder: Path, tokenizer: object, chunks: Sequence[Chunk], recipe: Recipe, say: Callable[[str], None]
+    lm: LanguageModel, folder: Path, tokenizer: object, documents: Sequence[Document], recipe: Recipe, say: Callable[[str], None]
 ) -> list[tuple[int, int, float]]:
     """(layer, head, score) of the label-free probe, best first; computed once per LM and cached."""
     cached = cache_folder() / "heads" / f"{fingerprint(folder)}.json"
@@ -259,11 +259,9 @@ def head_ranking(
     say(f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name}, once")
 
     def packed_groups() -> Iterator[tuple[object, Tensor]]:
-        for _, group in zip(range(PROBE_GROUPS), document_groups(chunks, recipe.group_size, recipe.seed), strict=False):
-            texts = [chunks[i].text for i in group]
+        for texts, owners in _probe_groups(documents, recipe.seed):
             tokens = tokenizer(texts, truncation=True, max_length=recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt")  # type: ignore[operator]
-            packed = lm.pack(tokens["input_ids"], tokens["attention_mask"])
-            yield packed, torch.tensor([chunks[i].document for i in group])
+            yield lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners)
 
     ranking = ranked_heads(probe_heads(lm, packed_groups()))
     cached.parent.mkdir(parents=True, exist_ok=True)
@@ -271,6 +269,28 @@ def head_ranking(
     temporary.write_text(json.dumps({"lm": lm.name, "ranking": ranking}))
     temporary.replace(cached)
     return ranking
+
+
+def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[list[str], list[int]]]:
+    """Groups of four documents with four chunks each, so that every chunk has siblings and strangers."""
+    shuffled = random.Random(seed).sample(range(len(documents)), len(documents))
+    long: list[list[str]] = []
+    for i in shuffled:
+        if len(pieces := chunk(documents[i], i, PROBE_WORDS)) >= PROBE_CHUNKS:
+            long.append([p.text for p in pieces[:PROBE_CHUNKS]])
+        if len(long) == PROBE_GROUPS * PROBE_DOCUMENTS:
+            break
+    if len(long) < 2:
+        raise RevelaError("no two documents are long enough to probe the LM's heads with: use --gate-heads 0, which gates whole layers")
+    for start in range(0, len(long), PROBE_DOCUMENTS):
+        members = long[start : start + PROBE_DOCUMENTS]
+        if len(members) > 1:
+            yield [t for texts in members for t in texts], [i for i, texts in enumerate(members) for _ in texts]
+
+
+def _with_title(document: Document) -> Document:
+    """The title as the document's first line: the LM predicts it too, and it says what the rest is about."""
+    return dataclasses.replace(document, text=f"{document.title}\n\n{document.text}") if document.title else document
 
 
 def find_weights(recipe: Recipe, name: str, say: Callable[[str], None]) -> Path:
@@ -308,8 +328,6 @@ def _prepare_folder(recipe: Recipe, out: Path, resume: bool) -> Path | None:
     if not resume:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
-        out.mkdir(parents=True, exist_ok=True)
-        (out / RUN_FILE).write_text(json.dumps(settings, indent=1))
         return None
     if not (out / RUN_FILE).is_file():
         raise RevelaError(f"{out} holds no run to resume: it has no {RUN_FILE}")

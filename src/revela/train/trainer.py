@@ -8,7 +8,6 @@ renamed when whole; the one before it is deleted only then.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -63,9 +62,7 @@ class GroupCollator:
 
     valid_label_columns: Sequence[str] = ()
 
-    def __init__(
-        self, model: SentenceTransformer, lm_tokenizer: PreTrainedTokenizerBase | None, lm_tokens: int, query_side: str
-    ) -> None:
+    def __init__(self, model: SentenceTransformer, lm_tokenizer: PreTrainedTokenizerBase | None, lm_tokens: int, query_side: str) -> None:
         self.model, self.lm_tokenizer, self.lm_tokens, self.query_side = model, lm_tokenizer, lm_tokens, query_side
 
     def __call__(self, rows: Sequence[dict[str, str]]) -> dict[str, Tensor]:
@@ -114,7 +111,7 @@ class GroupTrainer(SentenceTransformerTrainer):
             super()._save_checkpoint(model, trial)
             name = f"checkpoint-{self.state.global_step}"
             shutil.rmtree(self.checkpoints / name, ignore_errors=True)
-            os.rename(Path(self._staging) / name, self.checkpoints / name)
+            (Path(self._staging) / name).rename(self.checkpoints / name)
         finally:
             shutil.rmtree(self._staging, ignore_errors=True)
             self._staging = ""

@@ -70,7 +70,12 @@ class Watch(TrainerCallback):
     """
 
     def __init__(
-        self, clock: Clock, metrics: Metrics, check: Callable[[], dict[str, float]] | None, check_every: int, describe: Callable[[dict[str, float]], str]
+        self,
+        clock: Clock,
+        metrics: Metrics,
+        check: Callable[[], dict[str, float]] | None,
+        check_every: int,
+        describe: Callable[[dict[str, float]], str],
     ) -> None:
         self.clock, self.metrics, self.check, self.check_every, self.describe = clock, metrics, check, check_every, describe
         self.tokens = 0
@@ -100,7 +105,7 @@ class Watch(TrainerCallback):
             control.should_save = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        if not logs or "loss" not in logs:
+        if not logs or "loss" not in logs or self.tokens == self._last[1]:  # the trainer logs its last step twice
             return
         seconds, tokens = self.clock.seconds - self._last[0], self.tokens - self._last[1]
         self._last = (self.clock.seconds, self.tokens)

@@ -1,0 +1,64 @@
+"""Groups are whole, never repeat a chunk, mix at most two documents unless they are short, and depend on the seed alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revela.data.groups import document_groups
+from revela.types import Chunk
+
+SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=60)
+
+
+def corpus(sizes: list[int]) -> list[Chunk]:
+    return [Chunk(d, f"{d}/{i}") for d, n in enumerate(sizes) for i in range(n)]
+
+
+@given(SIZES, st.sampled_from([2, 5, 16]), st.integers(0, 5))
+def test_groups_are_whole_and_disjoint(sizes, size, seed):
+    groups = list(document_groups(corpus(sizes), size, seed))
+    assert all(len(g) == size for g in groups)
+    used = Counter(i for g in groups for i in g)
+    assert not used or max(used.values()) == 1
+    assert len(groups) > 0 or sum(sizes) < 3 * size
+
+
+@given(SIZES, st.integers(0, 5))
+def test_more_than_two_documents_meet_only_if_they_are_short(sizes, seed):
+    chunks = corpus(sizes)
+    for group in document_groups(chunks, 16, seed):
+        pieces = Counter(chunks[i].document for i in group)
+        if len(pieces) > 2:
+            long = [d for d, n in pieces.items() if n >= 8]
+            assert len(long) <= 1
+            # the others bring rests that no group of two had room for
+            assert all(n < 8 for d, n in pieces.items() if d not in long)
+
+
+@given(SIZES, st.integers(0, 5))
+def test_a_document_gives_contiguous_chunks(sizes, seed):
+    chunks = corpus(sizes)
+    for group in document_groups(chunks, 16, seed):
+        for document in {chunks[i].document for i in group}:
+            if sizes[document] < 16:
+                continue
+            members = sorted(i for i in group if chunks[i].document == document)
+            gaps = sum(b - a != 1 for a, b in pairwise(members))
+            assert gaps <= 1  # the head and the tail of one document may fill a group together
+
+
+def test_same_seed_same_groups_other_epoch_other_groups():
+    chunks = corpus([3, 20, 7, 40, 5] * 5)
+    first = list(document_groups(chunks, 16, seed=1))
+    assert first == list(document_groups(chunks, 16, seed=1))
+    assert first != list(document_groups(chunks, 16, seed=1, epoch=1))
+    assert first != list(document_groups(chunks, 16, seed=2))
+
+
+def test_order_inside_a_group_is_shuffled():
+    (group,) = document_groups(corpus([16]), 16, seed=0)
+    assert sorted(group) == list(range(16)) != group

@@ -1,0 +1,79 @@
+"""BEIR-layout folders: read whole or refused in one sentence, scored as pytrec_eval scores them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from revela.errors import RevelaError
+from revela.evaluate.folder import evaluate, evaluate_folders, load_collection
+
+
+class Oracle:
+    """Knows that query i wants document i."""
+
+    def encode_passages(self, texts, progress=False):
+        return np.eye(len(texts), dtype=np.float32)
+
+    def encode_queries(self, texts, progress=False):
+        return np.eye(4, dtype=np.float32)[[int(t.split()[-1]) for t in texts]]
+
+
+def write(folder, qrels="q0\td0\t1\nq1\td1\t2\nq1\td2\t0\nq2\td3\t0\n", packed=False):
+    (folder / "qrels").mkdir(parents=True)
+    corpus = "".join(json.dumps({"_id": f"d{i}", "title": "t" if i else "", "text": f"words {i} apple{i}"}) + "\n" for i in range(4))
+    if packed:
+        (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(corpus.encode()))
+    else:
+        (folder / "corpus.jsonl").write_text(corpus)
+    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": f"q{i}", "text": f"query {i}"}) + "\n" for i in range(3)))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_reads_and_scores(tmp_path, packed):
+    collection = load_collection(write(tmp_path / "c", packed=packed))
+    assert collection.query_ids == ["q0", "q1"]  # q2 has no relevant document
+    assert collection.documents[0] == "words 0 apple0" and collection.documents[1] == "t words 1 apple1"
+    scores = evaluate(collection, {"oracle": Oracle()})
+    assert list(scores) == ["BM25", "oracle", "oracle + BM25"]
+    assert scores["oracle"] == {"ndcg@10": 1.0, "recall@100": 1.0, "mrr@10": 1.0, "map": 1.0}
+
+
+def test_broken_model_is_refused(tmp_path):
+    class Broken(Oracle):
+        def encode_queries(self, texts, progress=False):
+            return super().encode_queries(texts) * np.nan
+
+    with pytest.raises(RevelaError, match="not finite"):
+        evaluate(load_collection(write(tmp_path / "c")), {"m": Broken()})
+
+
+@pytest.mark.parametrize(
+    ("qrels", "message"),
+    [
+        ("q0\tnowhere\t1\n", r"names 1 corpus-ids that corpus\.jsonl lacks \(first: nowhere\)"),
+        ("nobody\td0\t1\n", r"names 1 query-ids that queries\.jsonl lacks"),
+        ("q0 d0 1\n", r"test\.tsv:2 is not query-id"),
+        ("", r"qrels/test\.tsv is empty"),
+    ],
+)
+def test_bad_qrels_are_one_sentence(tmp_path, qrels, message):
+    with pytest.raises(RevelaError, match=message):
+        load_collection(write(tmp_path / "c", qrels))
+
+
+def test_missing_and_broken_files_are_one_sentence(tmp_path):
+    with pytest.raises(RevelaError, match="not a BEIR-layout folder"):
+        load_collection(tmp_path)
+    folder = write(tmp_path / "c")
+    (folder / "corpus.jsonl").write_text('{"_id": "d0", "text": "a"}\n{broken\n')
+    with pytest.raises(RevelaError, match="line 2"):
+        load_collection(folder)
+    (folder / "qrels" / "test.tsv").unlink()
+    with pytest.raises(RevelaError, match=r"line 2|does not exist"):
+        evaluate_folders([folder], {}, print)

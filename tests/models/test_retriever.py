@@ -1,0 +1,113 @@
+"""The saved folder is stock Sentence Transformers and gives the vectors that training saw; the corpus fit does what it says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from revela.errors import RevelaError
+from revela.models import retriever as r
+from revela.models.export import save_retriever
+
+TEXTS = ["ocean1 ocean2 ocean3.", "A second, longer text about engine4 and garden5, with engine4 again.", "x", "planet0 " * 40]
+STOCK = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+assert not any(m.startswith("revela") for m in sys.modules)
+model = SentenceTransformer(sys.argv[1], device="cpu")
+texts = json.loads(sys.argv[2])
+print(json.dumps([model.encode_query(texts).tolist(), model.encode_document(texts).tolist()]))
+"""
+
+
+def build(folder, pooling="mean", **changes):
+    settings = dict(layers=2, pooling=pooling, max_tokens=32, lower_case=False, query_prompt="query: ", passage_prompt="passage: ")
+    return r.build_retriever(folder, **(settings | changes))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "eos", "weighted-mean"])
+def test_saved_folder_gives_the_same_vectors_in_stock_sentence_transformers(tiny_lm_folder, tmp_path, pooling):
+    model = build(tiny_lm_folder, pooling)
+    encoder = r.RetrieverEncoder(model, bf16=False)
+    if pooling == "mean":
+        r.fit_to_corpus(model, TEXTS, 1e-3, 0.25, encoder)
+    r.add_lora(model, 4, 8, 0.0)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    save_retriever(model, tmp_path / "out", "card")
+    result = subprocess.run(
+        [sys.executable, "-c", STOCK, str(tmp_path / "out"), json.dumps(TEXTS)], capture_output=True, text=True, check=True
+    )
+    queries, passages = json.loads(result.stdout)
+    np.testing.assert_allclose(queries, encoder.encode_queries(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(passages, encoder.encode_passages(TEXTS), atol=1e-5)
+    assert not np.allclose(queries, passages, atol=1e-3)  # the prompts differ
+    assert not list((tmp_path / "out").rglob("*.bin")) and not list((tmp_path / "out").rglob("*.pt"))
+
+
+def test_lora_changes_the_vectors_and_alone_is_trained(tiny_lm_folder):
+    model = build(tiny_lm_folder)
+    before = r.RetrieverEncoder(model, False).encode_queries(TEXTS)
+    r.add_lora(model, 4, 8, 0.0)
+    trained = r.trainable_state(model)
+    assert trained and all("lora_" in name for name in trained)
+    np.testing.assert_allclose(before, r.RetrieverEncoder(model, False).encode_queries(TEXTS), atol=1e-6)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    assert not np.allclose(before, r.RetrieverEncoder(model, False).encode_queries(TEXTS), atol=1e-2)
+
+
+def test_eos_survives_truncation(tiny_lm_folder):
+    model = build(tiny_lm_folder, "eos", max_tokens=8)
+    ids = model.tokenizer("planet0 " * 40, truncation=True, max_length=8)["input_ids"]
+    assert len(ids) == 8 and ids[-1] == model.tokenizer.eos_token_id
+
+
+def test_layers_are_cut_and_all_kept_at_zero(tiny_lm_folder):
+    assert len(build(tiny_lm_folder, layers=1)[0].model.layers) == 1
+    assert len(build(tiny_lm_folder, layers=0)[0].model.layers) == 4
+
+
+def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
+    model = build(tiny_lm_folder, lower_case=True)
+    save_retriever(model, tmp_path / "out", "card")
+    again = r.RetrieverEncoder(r.load_retriever(tmp_path / "out"), False)
+    np.testing.assert_allclose(again.encode_queries(["OCEAN1 Ocean"]), again.encode_queries(["ocean1 ocean"]), atol=1e-6)
+
+
+def test_whitening_at_half_power_whitens(tiny_lm_folder):
+    rng = np.random.default_rng(0)
+    texts = [
+        " ".join(f"{t}{i}" for t, i in zip(rng.choice(["ocean", "engine", "garden"], 6), rng.integers(0, 9, 6), strict=True))
+        for _ in range(400)
+    ]
+    model = build(tiny_lm_folder)
+    r.fit_to_corpus(model, texts, 0.0, 0.5, r.RetrieverEncoder(model, False))
+    del model._modules["3"]  # the normalisation
+    vectors = r.RetrieverEncoder(model, False).encode_passages(texts)
+    covariance = np.cov(vectors.T)
+    eigenvalues = np.linalg.eigvalsh(covariance)
+    assert abs(vectors.mean(0)).max() < 1e-4
+    assert eigenvalues[-1] / np.median(eigenvalues) < 1.5
+
+
+def test_rare_tokens_weigh_more(tiny_lm_folder):
+    model = build(tiny_lm_folder)
+    r.fit_to_corpus(model, ["ocean1 ocean1 ocean1 ocean1 garden5"], 1e-2, 0.0, r.RetrieverEncoder(model, False))
+    weights = model[1].emb_layer.weight[:, 0]
+    frequent, rare = (model.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" ocean1", " garden5"))
+    assert weights[frequent].mean() < weights[rare].mean() <= 1.0
+
+
+@pytest.mark.parametrize("make", [lambda p: p, lambda p: p / "missing"])
+def test_not_a_model_is_one_sentence(tmp_path, make):
+    with pytest.raises(RevelaError, match=r"modules\.json"):
+        r.load_retriever(make(tmp_path))

@@ -1,0 +1,172 @@
+"""The command line as a user meets it: verbs, errors in one sentence with exit code 2, and a help that loads nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import revela.cli as cli
+from conftest import make_rows
+from revela.config import PRESETS, Recipe
+
+
+def run(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["revela", *map(str, arguments)])
+    monkeypatch.setattr(cli.app, "config", cli.app.config)
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+TINY = (
+    *("--layers", "2", "--chunk-words", "20", "--gate-heads", "4", "--lora-rank", "4", "--precision", "fp32", "--threads", "1"),
+    *("--max-steps", "2", "--max-minutes", "0", "--held-out", "0.2"),
+)
+HELP = """
+import sys
+sys.argv = ["revela", "--help"]
+import revela.cli
+try:
+    revela.cli.main()
+except SystemExit:
+    pass
+print("torch" in sys.modules, "transformers" in sys.modules, "numpy" in sys.modules)
+"""
+
+
+def test_help_loads_no_torch():
+    out = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "False False False"
+    assert "train" in out and "eval" in out
+
+
+def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+    model, index = tmp_path / "model", tmp_path / "index"
+    code, out, err = run(
+        monkeypatch, capsys, "train", corpus_file, "--out", model, "--model", tiny_lm_folder, "--lm", tiny_lm_folder, *TINY
+    )
+    assert code == 0, err
+    assert "read 80 documents" in out and "BM25" in out and "held out 16 documents" in out
+    rows = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows if "check" in r] == [0, 2]
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in make_rows(20)))
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "ocean01 ocean02"}) + "\n")
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
+    code, out, err = run(monkeypatch, capsys, "eval", model, "--on", folder, "--json", tmp_path / "scores.json")
+    assert code == 0, err
+    scores = json.loads((tmp_path / "scores.json").read_text())["beir"]
+    assert set(scores) == {"BM25", "model", "model + BM25"} and scores["BM25"]["ndcg@10"] == 1.0
+    code, out, err = run(monkeypatch, capsys, "index", corpus_file, "--model", model, "--out", index)
+    assert code == 0, err
+    for mode in ("hybrid", "dense", "lexical"):
+        code, out, err = run(monkeypatch, capsys, "search", index, "ocean01 ocean02", "--mode", mode, "--json", "--top", 3)
+        assert code == 0 and len(json.loads(out[out.index("[") :])) == 3, err
+    code, out, err = run(monkeypatch, capsys, "search", index, "ocean01")
+    assert "About the ocean0" in out
+    code, out, err = run(monkeypatch, capsys, "search", index, "ocean01", "--model", tiny_lm_folder)
+    assert code == 2 and "is not the model that made" in err
+    code, out, err = run(
+        monkeypatch, capsys, "heads", corpus_file, "--lm", tiny_lm_folder, "--chunk-words", 20, "--top", 3, "--precision", "fp32"
+    )
+    assert code == 0 and "layer" in out
+
+
+def bad_json(path: Path) -> None:
+    (path / "a.jsonl").write_text('{"text": "one two three four five six"}\n{broken\n')
+
+
+def bad_encoding(path: Path) -> None:
+    (path / "a.txt").write_bytes("fünf Wörter sind hier genug für alle".encode("latin-1"))
+
+
+def too_short(path: Path) -> None:
+    (path / "a.txt").write_text("too short")
+
+
+def too_few(path: Path) -> None:
+    (path / "a.txt").write_text("One single sentence that has enough words.")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda path: None, "no document found"),
+        (bad_json, "a.jsonl:2"),
+        (bad_encoding, "not UTF-8"),
+        (too_short, "shorter than a sentence"),
+        (too_few, "fewer than a group"),
+    ],
+)
+def test_bad_corpora_are_one_sentence_and_leave_nothing(monkeypatch, capsys, tmp_path, tiny_lm_folder, prepare, message):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    prepare(corpus)
+    code, _, err = run(monkeypatch, capsys, "train", corpus, "--out", tmp_path / "out", "--model", tiny_lm_folder, "--lm", tiny_lm_folder)
+    assert code == 2 and message in err and err.startswith("revela: ") and len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval", "{tmp}", "--on", "{tmp}"], "neither config.json nor modules.json"),
+        (["index", "{tmp}", "--model", "{tmp}/none/at/all", "--out", "{tmp}/index"], "no document found"),
+        (["index", "{tmp}", "--model", "x", "--out", "{tmp}"], "exists: choose another --out"),
+        (["search", "{tmp}", "query"], "is not an index"),
+        (["train", "{tmp}", "--out", "{tmp}/out", "--recipe", "{tmp}/none.toml"], "none.toml"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments, message):
+    code, _, err = run(monkeypatch, capsys, *(a.format(tmp=tmp_path) for a in arguments))
+    assert code == 2 and message in err and "Traceback" not in err
+
+
+def test_typos_are_refused(monkeypatch, capsys, tmp_path):
+    code, out, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "out", "--lerning-rate", "1")
+    assert code != 0 and "lerning-rate" in out + err
+    (tmp_path / "r.toml").write_text("lerning_rate = 1.0\n")
+    code, out, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "out", "--recipe", tmp_path / "r.toml")
+    assert code != 0 and "lerning" in out + err
+
+
+def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
+    seen = []
+    monkeypatch.setattr(cli, "_read", lambda corpus, recipe: seen.append(recipe) or (_ for _ in ()).throw(cli.RevelaError("stop")))
+    (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
+    run(
+        monkeypatch,
+        capsys,
+        "train",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+        "--preset",
+        "paper",
+        "--recipe",
+        tmp_path / "r.toml",
+        "--lora-rank",
+        "9",
+    )
+    run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o")
+    paper, plain = seen
+    assert (paper.tau, paper.lora_rank, paper.lm_lora, paper.pooling) == (0.3, 9, True, "eos")
+    assert plain == Recipe()
+
+
+def test_recipes_in_the_tree_are_the_presets():
+    for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"):
+        settings = tomllib.loads(file.read_text())
+        assert set(settings) <= set(Recipe.__dataclass_fields__), file
+        if file.stem in PRESETS:
+            assert settings == PRESETS[file.stem]
