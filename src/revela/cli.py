@@ -304,6 +304,8 @@ def _configured(arguments: Sequence[str]) -> list[Any]:
             named[flag] = value or (arguments[i + 1] if i + 1 < len(arguments) else "")
     sources: list[Any] = []
     if named["--recipe"]:
+        if not Path(named["--recipe"]).is_file():
+            raise RevelaError(f"{named['--recipe']} does not exist: give a TOML file of settings as --recipe")
         sources.append(Toml(named["--recipe"], must_exist=True, use_commands_as_keys=False))
     if settings := PRESETS.get(named["--preset"]):
         sources.append(Dict(settings, use_commands_as_keys=False))

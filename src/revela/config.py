@@ -20,7 +20,7 @@ class Recipe:
     "JSONL field that holds the title, where there is one."
     max_bad_share: float = 0.01
     "Share of unreadable lines and files past which the run stops."
-    chunk_words: int = 120
+    chunk_words: int = 48
     "Most words in a chunk; chunks are whole sentences, or whole functions and blocks of code."
     group_size: int = 16
     "Chunks that are compared with one another."
@@ -38,7 +38,7 @@ class Recipe:
     "Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m or embedded:minilm-l6."
     offline_model: str = "embedded:smollm2-135m"
     "What stands in for the default --model and --lm when the hub cannot be reached and has not been cached; empty: stop instead."
-    layers: int = 6
+    layers: int = 4
     "Lower layers of a decoder that the retriever keeps; 0 keeps all. Sentence-Transformers models stay whole."
     pooling: Pooling = "mean"
     "How a decoder's token vectors become one vector."
@@ -74,15 +74,15 @@ class Recipe:
     "How the in-batch output joins the LM's own attention: (1-g) s + g b, or the paper's s + b."
     gate: float = 0.5
     "The gate g."
-    gate_heads: int = 32
+    gate_heads: int = 24
     "Gate this many heads, the best that the label-free probe finds from gate_first_layer up; 0 gates all of them."
-    gate_first_layer: float = 0.4
+    gate_first_layer: float = 0.6
     "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
     learn_gates: bool = False
     "Train the gates."
     v_norm: bool = False
     "V-normalise the in-batch output."
-    tau: float = 0.02
+    tau: float = 0.05
     "Temperature of the similarities."
     learn_tau: bool = False
     "Train the temperature."
@@ -116,6 +116,7 @@ class Recipe:
 
 
 PAPER: dict[str, Any] = dict(
+    chunk_words=120,
     layers=0,
     pooling="eos",
     token_weighting=0.0,

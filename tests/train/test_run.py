@@ -91,7 +91,9 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
 
 
 def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):
-    recipe = dataclasses.replace(recipe, **{**PAPER, "layers": 2, "groups_per_step": 1, "lora_rank": 4, "warmup_steps": 0})
+    recipe = dataclasses.replace(
+        recipe, **{**PAPER, "layers": 2, "groups_per_step": 1, "lora_rank": 4, "warmup_steps": 0, "learning_rate": 1e-2}
+    )
     train(recipe, documents, tmp_path / "out", say=lambda _: None)
     assert load_retriever(tmp_path / "out").prompts["query"] == "query: "
     first, *_, last = losses(tmp_path / "out").values()
@@ -145,7 +147,7 @@ def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(group_size=500), "fewer than a group of 500"),
+        (dict(group_size=5000), "fewer than a group of 5000"),
         (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
         (dict(model="embedded:nothing"), "there are embedded:"),
     ],

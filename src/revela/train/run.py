@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from revela.config import Recipe
-from revela.data.chunk import chunk, chunk_all
+from revela.data.chunk import chunk_all
 from revela.data.groups import document_groups
 from revela.errors import RevelaError
 from revela.models import retriever as retrievers
@@ -37,7 +37,7 @@ from revela.types import Chunk, Document, Encoder
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
 FITTING_SAMPLE = 1500  # chunks
-PROBE_GROUPS, PROBE_DOCUMENTS, PROBE_CHUNKS, PROBE_WORDS = 5, 4, 4, 48
+PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)  # groups; documents a group and pieces a document; words a piece
 RUN_FILE = "run.json"
 
 
@@ -244,6 +244,9 @@ def _gates(
         say(f"gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
         return gates_in_upper_layers(lm, recipe.gate, first)
     ranking = head_ranking(lm, folder, tokenizer, documents, recipe, say)
+    if not ranking:
+        say(f"the documents are too short to probe the LM's heads: gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
+        return gates_in_upper_layers(lm, recipe.gate, first)
     best = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
     say(f"gate {recipe.gate} on {len(best)} heads: {' '.join(f'{a}-{b}' for a, b in best[:12])}{' ...' if len(best) > 12 else ''}")
     return gates_on_heads(lm, recipe.gate, best)
@@ -252,7 +255,7 @@ def _gates(
 def head_ranking(
     lm: LanguageModel, folder: Path, tokenizer: object, documents: Sequence[Document], recipe: Recipe, say: Callable[[str], None]
 ) -> list[tuple[int, int, float]]:
-    """(layer, head, score) of the label-free probe, best first; computed once per LM and cached."""
+    """(layer, head, score) of the label-free probe, best first; computed once per LM and cached. Empty if no document is long enough."""
     cached = cache_folder() / "heads" / f"{fingerprint(folder)}.json"
     if cached.is_file():
         return [(int(a), int(b), float(s)) for a, b, s in json.loads(cached.read_text())["ranking"]]
@@ -263,7 +266,10 @@ def head_ranking(
             tokens = tokenizer(texts, truncation=True, max_length=recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt")  # type: ignore[operator]
             yield lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners)
 
-    ranking = ranked_heads(probe_heads(lm, packed_groups()))
+    groups = list(packed_groups())
+    if not groups:
+        return []
+    ranking = ranked_heads(probe_heads(lm, groups))
     cached.parent.mkdir(parents=True, exist_ok=True)
     temporary = cached.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps({"lm": lm.name, "ranking": ranking}))
@@ -272,18 +278,17 @@ def head_ranking(
 
 
 def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[list[str], list[int]]]:
-    """Groups of four documents with four chunks each, so that every chunk has siblings and strangers."""
-    shuffled = random.Random(seed).sample(range(len(documents)), len(documents))
-    long: list[list[str]] = []
-    for i in shuffled:
-        if len(pieces := chunk(documents[i], i, PROBE_WORDS)) >= PROBE_CHUNKS:
-            long.append([p.text for p in pieces[:PROBE_CHUNKS]])
-        if len(long) == PROBE_GROUPS * PROBE_DOCUMENTS:
+    """Groups of four documents cut in four, so that every piece has siblings and strangers; none if all documents are too short."""
+    pieces: list[list[str]] = []
+    for i in random.Random(seed).sample(range(len(documents)), len(documents)):
+        words = documents[i].text.split()
+        size = min(PROBE_WORDS[1], len(words) // PROBE_PIECES)
+        if size >= PROBE_WORDS[0]:
+            pieces.append([" ".join(words[k * size : (k + 1) * size]) for k in range(PROBE_PIECES)])
+        if len(pieces) == PROBE_GROUPS * PROBE_PIECES:
             break
-    if len(long) < 2:
-        raise RevelaError("no two documents are long enough to probe the LM's heads with: use --gate-heads 0, which gates whole layers")
-    for start in range(0, len(long), PROBE_DOCUMENTS):
-        members = long[start : start + PROBE_DOCUMENTS]
+    for start in range(0, len(pieces), PROBE_PIECES):
+        members = pieces[start : start + PROBE_PIECES]
         if len(members) > 1:
             yield [t for texts in members for t in texts], [i for i, texts in enumerate(members) for _ in texts]
 

@@ -83,6 +83,7 @@ class Watch(TrainerCallback):
         self._bar: Any = None
         self._previous: Any = None
         self._last = (0.0, 0)  # seconds and tokens at the last log
+        self._logged = -1
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._previous = signal.signal(signal.SIGINT, self._interrupt)
@@ -105,10 +106,10 @@ class Watch(TrainerCallback):
             control.should_save = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        if not logs or "loss" not in logs or self.tokens == self._last[1]:  # the trainer logs its last step twice
+        if not logs or "loss" not in logs or state.global_step == self._logged:  # the last step comes twice
             return
         seconds, tokens = self.clock.seconds - self._last[0], self.tokens - self._last[1]
-        self._last = (self.clock.seconds, self.tokens)
+        self._last, self._logged = (self.clock.seconds, self.tokens), state.global_step
         rate = tokens / seconds if seconds > 0 else 0.0
         extra = {k: round(float(logs[k]), 8) for k in ("grad_norm", "learning_rate") if k in logs}
         self.metrics.write(
