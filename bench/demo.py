@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shlex
 import shutil
@@ -46,7 +45,6 @@ QUESTIONS = [
     "wait until several coroutines are finished",
     "find the shortest path between two nodes of a graph",
 ]
-MAX_FUNCTIONS = 2000
 
 
 def sources() -> Iterator[tuple[str, Path, Path]]:
@@ -58,7 +56,7 @@ def sources() -> Iterator[tuple[str, Path, Path]]:
                 yield parts[0].removesuffix(".py"), root, file
 
 
-def write_corpora(out: Path, max_files: int) -> tuple[int, int]:
+def write_corpora(out: Path, max_files: int, max_functions: int) -> tuple[int, int]:
     """train.jsonl and held_out.jsonl of source files, and docstrings/, a BEIR-layout folder of docstring -> function."""
     train, held = [], []
     for package, root, file in sources():
@@ -73,7 +71,7 @@ def write_corpora(out: Path, max_files: int) -> tuple[int, int]:
     for name, rows in (("train", train), ("held_out", held)):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     random.Random(0).shuffle(held)
-    task = docstring_task([Document(r["_id"], r["text"], kind="code") for r in held], MAX_FUNCTIONS)
+    task = docstring_task([Document(r["_id"], r["text"], kind="code") for r in held], max_functions)
     folder = out / "docstrings"
     (folder / "qrels").mkdir(parents=True)
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"f{i}", "text": t}) + "\n" for i, t in enumerate(task.passages)))
@@ -91,13 +89,14 @@ def run(*command: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("demo"))
-    parser.add_argument("--minutes", type=float, default=float(os.environ.get("DEMO_MINUTES", 10)))
+    parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--files", type=int, default=4000, help="source files to train on")
+    parser.add_argument("--functions", type=int, default=2000, help="functions searched")
     arguments = parser.parse_args()
     out = arguments.out
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    trained, held = write_corpora(out, arguments.files)
+    trained, held = write_corpora(out, arguments.files, arguments.functions)
     print(f"{trained:,} source files to train on; {held:,} files of {len(HELD_OUT)} packages held out")
     save_untrained(dict(layers=4, pooling="mean"), out / "train.jsonl", out / "untrained")
     run("train", f"{out}/train.jsonl", "--out", f"{out}/model", "--model", SMOL, "--lm", SMOL, "--max-minutes", f"{arguments.minutes:g}")

@@ -88,7 +88,7 @@ class Watch(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._previous = signal.signal(signal.SIGINT, self._interrupt)
         total = self.clock.max_steps or None
-        shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + " {postfix}"
+        shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
         self._bar = tqdm(total=total, initial=state.global_step, desc="step", bar_format=shape)
         self._last = (self.clock.seconds, 0)
         self.clock.start()
