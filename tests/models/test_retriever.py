@@ -65,6 +65,18 @@ def test_lora_changes_the_vectors_and_alone_is_trained(tiny_lm_folder):
     assert not np.allclose(before, r.RetrieverEncoder(model, False).encode_queries(TEXTS), atol=1e-2)
 
 
+def test_a_chat_template_is_not_applied(tiny_lm_folder, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(tiny_lm_folder, tmp_path / "instruct")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<s>garden5 engine4 {{ m['content'] }}</s>{% endfor %}")
+    model = build(folder)
+    assert model.preprocess(["ocean1"])["input_ids"].tolist() == [model.tokenizer("ocean1")["input_ids"]]
+    save_retriever(model, tmp_path / "out", "card")
+    again = r.load_retriever(tmp_path / "out")
+    assert again.preprocess(["ocean1"])["input_ids"].tolist() == [model.tokenizer("ocean1")["input_ids"]]
+
+
 def test_eos_survives_truncation(tiny_lm_folder):
     model = build(tiny_lm_folder, "eos", max_tokens=8)
     ids = model.tokenizer("planet0 " * 40, truncation=True, max_length=8)["input_ids"]

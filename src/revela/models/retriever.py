@@ -73,12 +73,20 @@ def build_retriever(
             model.prompts = prompts
         return model
     try:
-        transformer = modules.Transformer(str(folder), max_seq_length=max_tokens, do_lower_case=lower_case)
+        # Named modalities keep an instruct model's chat template away: text is embedded as it is, not as a user's turn.
+        transformer = modules.Transformer(
+            str(folder),
+            max_seq_length=max_tokens,
+            do_lower_case=lower_case,
+            modality_config={"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+            module_output_name="token_embeddings",
+        )
     except (OSError, ValueError, KeyError) as error:
         raise RevelaError(f"{folder} cannot be opened as a model: {str(error).splitlines()[0]}") from error
     _keep_lower_layers(transformer.model, layers)
     tokenizer = transformer.tokenizer
     tokenizer.padding_side = "right"
+    tokenizer.chat_template = None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if pooling == "eos":
