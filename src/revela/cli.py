@@ -230,9 +230,11 @@ def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = DE
     import torch
 
     from revela.models.language_model import load_language_model
+    from revela.models.quiet import quieten
     from revela.models.retriever import has_fast_bf16
     from revela.train.run import find_weights, head_ranking, load_tokenizer
 
+    quieten()
     documents, _ = _read(corpus, recipe)
     folder = find_weights(recipe, recipe.lm, print)
     bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and has_fast_bf16(torch.device("cpu")))
@@ -260,9 +262,11 @@ def _held_out(documents: list[Any], recipe: Recipe) -> tuple[list[Any], Any]:
 
 
 def _encoder(name: str, precision: str, max_tokens: int | None) -> Any:
+    from revela.models.quiet import quieten
     from revela.models.retriever import RetrieverEncoder, has_fast_bf16, load_retriever
     from revela.models.weights import resolve
 
+    quieten()
     model = load_retriever(resolve(name))
     bf16 = precision == "bf16" or (precision == "auto" and has_fast_bf16(model.device))
     return RetrieverEncoder(model, bf16, max_tokens)

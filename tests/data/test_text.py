@@ -90,3 +90,17 @@ def test_damaged_gzip_is_named(tmp_path):
 def test_nothing_to_read_is_one_sentence(tmp_path, make, message):
     with pytest.raises(RevelaError, match=message):
         read_corpus([make(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"_id": "pkg/module.py", "text": "# a comment first\nx = 1 + 2 + 3\n"}, "code"),
+        ({"text": "def area(a, b):\n    return a * b + 1"}, "code"),
+        ({"text": "from the start of the year, prices rose"}, "prose"),
+        ({"_id": "report.2024", "text": "class struggle was the theme of the day"}, "prose"),
+    ],
+)
+def test_code_in_jsonl_is_known_by_its_id_or_its_first_words(tmp_path, row, kind):
+    (tmp_path / "a.jsonl").write_text(lines(row))
+    assert read_corpus([tmp_path])[0][0].kind == kind

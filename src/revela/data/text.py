@@ -192,12 +192,14 @@ def _parse(line: str, where: str, text_field: str, title_field: str, report: Rep
         return None
     title = row.get(title_field)
     text = row[text_field]
-    key = row.get("_id", row.get("id", where))
-    return Document(str(key), text, title if isinstance(title, str) else "", _guess_kind(text))
+    key = str(row.get("_id", row.get("id", where)))
+    return Document(key, text, title if isinstance(title, str) else "", _kind_of(key, text))
 
 
-def _guess_kind(text: str) -> Kind:
-    """Code in JSONL has no file ending: a text that begins as a Python, Java or C-like definition is code."""
+def _kind_of(key: str, text: str) -> Kind:
+    """JSONL has no file ending of its own: an id that ends like source code is code, and so is text that begins as a definition."""
+    if Path(key).suffix.lower() in CODE:
+        return "code"
     head = text.lstrip()[:200]
     starts = (
         "def ",
@@ -214,7 +216,8 @@ def _guess_kind(text: str) -> Kind:
         "fn ",
         "#include",
     )
-    return "code" if head.startswith(starts) and ("\n" in text or "(" in head) and any(c in head for c in "(){}:;=") else "prose"
+    looks = head.startswith(starts) and ("\n" in text or "(" in head) and any(c in head for c in "(){}:;=")
+    return "code" if looks else "prose"
 
 
 def _decode(raw: bytes) -> str | None:

@@ -143,6 +143,9 @@ def _convert(file: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from revela.models.quiet import quieten
+
+    quieten()
     print(f"converting {file.name} to safetensors, once", flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))

@@ -8,11 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import logging
 import os
 import random
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from revela.errors import RevelaError
 from revela.models import retriever as retrievers
 from revela.models.export import model_card, save_retriever
 from revela.models.language_model import LanguageModel, load_language_model
+from revela.models.quiet import quieten
 from revela.models.weights import cache_folder, fingerprint, resolve
 from revela.objectives.head_probe import probe_heads, ranked_heads
 from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
@@ -80,7 +79,7 @@ def train(
     Raises:
         RevelaError: the output folder is in the way, the corpus is too small, a model cannot be used.
     """
-    _quieten()
+    quieten()
     bm25 = bm25 or {}
     checkpoint = _prepare_folder(recipe, out, resume)
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
@@ -349,16 +348,3 @@ def _prepare_folder(recipe: Recipe, out: Path, resume: bool) -> Path | None:
 
 def _describe(scores: dict[str, float], bm25: dict[str, float]) -> str:
     return ", ".join(f"{k} {v:.3f}" + (f" (BM25 {bm25[k]:.3f})" if k in bm25 else "") for k, v in scores.items())
-
-
-def _quieten() -> None:
-    """Libraries' own chatter off: one bar and our lines are what a person sees."""
-    import datasets
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")

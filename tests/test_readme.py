@@ -1,0 +1,31 @@
+"""What the README tells a user to type is there: the make targets, and every revela command with its flags."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from revela.cli import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line.split("#")[0].strip() for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+def test_make_targets_exist(command):
+    assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.M)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("revela ")])
+def test_commands_parse(command):
+    function, bound, _ = app.parse_args(shlex.split(command)[1:], exit_on_error=False)
+    assert function.__name__ in {"train", "evaluate", "index", "search"} and bound.arguments
+
+
+def test_both_kinds_of_command_were_found():
+    assert sum(c.startswith("make ") for c in COMMANDS) == 2
+    assert {c.split()[1] for c in COMMANDS if c.startswith("revela ")} == {"train", "eval", "index", "search"}
