@@ -38,35 +38,24 @@ UNTRAINED = {
 def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     """The backbone with a pooling, and, if asked, the label-free fit to the corpus; saved as any retriever is."""
     import dataclasses
-    import random
 
     from revela.config import Recipe
-    from revela.data.chunk import chunk_all
     from revela.data.text import read_corpus
-    from revela.models import retriever as r
     from revela.models.export import save_retriever
+    from revela.models.quiet import quieten
+    from revela.models.retriever import RetrieverEncoder, has_fast_bf16
     from revela.models.weights import resolve
-    from revela.train.run import FITTING_SAMPLE, has_no_case
+    from revela.train.run import fit_to_chunks, training_chunks, untrained_retriever
 
-    settings = dict(settings)
-    fit = settings.pop("fit", False)
-    recipe = dataclasses.replace(Recipe(), **settings)
+    quieten()
+    fit = settings.get("fit", False)
+    recipe = dataclasses.replace(Recipe(), **{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])
-    fold = has_no_case(documents)
-    model = r.build_retriever(
-        resolve(SMOL),
-        layers=recipe.layers,
-        pooling=recipe.pooling,
-        max_tokens=recipe.max_tokens,
-        lower_case=fold,
-        query_prompt="",
-        passage_prompt="",
-    )
+    model = untrained_retriever(recipe, resolve(SMOL), documents, print)
     if fit:
-        chunks = chunk_all(documents, recipe.chunk_words)
-        sample = [c.text for c in random.Random(0).sample(chunks, min(len(chunks), FITTING_SAMPLE))]
-        encoder = r.RetrieverEncoder(model, r.has_fast_bf16(model.device), recipe.lm_tokens)
-        r.fit_to_corpus(model, sample, recipe.token_weighting, recipe.whitening, encoder)
+        model.max_seq_length = recipe.lm_tokens
+        fit_to_chunks(recipe, RetrieverEncoder(model, has_fast_bf16(model.device)), training_chunks(recipe, documents), print)
+        model.max_seq_length = recipe.max_tokens
     save_retriever(model, out, "untrained")
 
 

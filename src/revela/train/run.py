@@ -84,7 +84,7 @@ def train(
     checkpoint = _prepare_folder(recipe, out, resume)
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
-    chunks = chunk_all([_with_title(d) for d in documents], recipe.chunk_words)
+    chunks = training_chunks(recipe, documents)
     groups = functools.partial(document_groups, chunks, recipe.group_size, recipe.seed)
     per_epoch = sum(1 for _ in groups(0))
     if per_epoch == 0:
@@ -95,7 +95,17 @@ def train(
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and retrievers.has_fast_bf16(device))
-    model, encoder, untrained = _start(recipe, documents, chunks, bf16, check, say)
+    folder = find_weights(recipe, recipe.model, say)
+    model = untrained_retriever(recipe, folder, documents, say)
+    full_length = model.max_seq_length or recipe.max_tokens
+    model.max_seq_length = min(full_length, recipe.lm_tokens)  # what training reads; the saved model reads on
+    encoder = retrievers.RetrieverEncoder(model, bf16)
+    untrained = check(encoder) if check else {}
+    if check:
+        say(f"untrained: {_describe(untrained, {})}")
+    if (recipe.token_weighting or recipe.whitening) and not (folder / "modules.json").is_file():
+        fit_to_chunks(recipe, encoder, chunks, say)
+    retrievers.add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
     lm_folder = find_weights(recipe, recipe.lm, say)
     lora = dict(rank=recipe.lora_rank, alpha=recipe.lora_alpha, dropout=recipe.lora_dropout) if recipe.lm_lora else None
     lm = load_language_model(lm_folder, bf16=bf16, lora=lora, name=recipe.lm).to(device)
@@ -130,7 +140,7 @@ def train(
     settings = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
     corpus = f"{corpus} ({len(documents):,} documents)"
     card = model_card(out.name, recipe.model, recipe.lm, corpus, command, settings, rows if check else {}, clock.seconds / 60, steps)
-    model.max_seq_length = encoder.full_length
+    model.max_seq_length = full_length
     save_retriever(model, out, card)
     plot(metrics, bm25, out / "training.png")
     if not watch.interrupted:
@@ -138,19 +148,12 @@ def train(
     return Outcome(untrained, before, after, steps, clock.seconds / 60, watch.interrupted)
 
 
-class _TrainingEncoder(retrievers.RetrieverEncoder):
-    """The model under training, read at the length it will be saved with rather than at the length it trains at."""
-
-    full_length: int
-
-
-def _start(
-    recipe: Recipe, documents: Sequence[Document], chunks: Sequence[Chunk], bf16: bool, check: Check | None, say: Callable[[str], None]
-) -> tuple[SentenceTransformer, _TrainingEncoder, dict[str, float]]:
-    """The retriever before its first update: cut, whitened, with LoRA; and its scores before whitening."""
+def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Document], say: Callable[[str], None]) -> SentenceTransformer:
+    """The retriever before anything is fitted or trained."""
     fold = recipe.lower_case == "yes" or (recipe.lower_case == "auto" and has_no_case(documents))
-    folder = find_weights(recipe, recipe.model, say)
-    model = retrievers.build_retriever(
+    if fold and recipe.lower_case == "auto":
+        say("the corpus has one case only: queries and passages are folded to lower case")
+    return retrievers.build_retriever(
         folder,
         layers=recipe.layers,
         pooling=recipe.pooling,
@@ -159,19 +162,13 @@ def _start(
         query_prompt=recipe.query_prompt,
         passage_prompt=recipe.passage_prompt,
     )
-    encoder = _TrainingEncoder(model, bf16)
-    encoder.full_length = model.max_seq_length or recipe.max_tokens
-    encoder.max_tokens = recipe.lm_tokens
-    untrained = check(encoder) if check else {}
-    if check:
-        say(f"untrained: {_describe(untrained, {})}")
-    if (recipe.token_weighting or recipe.whitening) and not (folder / "modules.json").is_file():
-        sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
-        retrievers.fit_to_corpus(model, [c.text for c in sample], recipe.token_weighting, recipe.whitening, encoder)
-        say(f"token weights and whitening fitted to {len(sample):,} chunks{', case folded' if fold else ''}")
-    retrievers.add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
-    model.max_seq_length = recipe.lm_tokens
-    return model, encoder, untrained
+
+
+def fit_to_chunks(recipe: Recipe, encoder: retrievers.RetrieverEncoder, chunks: Sequence[Chunk], say: Callable[[str], None]) -> None:
+    """Token weights and whitening, from a sample of the corpus's own chunks."""
+    sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
+    retrievers.fit_to_corpus(encoder.model, [c.text for c in sample], recipe.token_weighting, recipe.whitening, encoder)
+    say(f"token weights and whitening fitted to {len(sample):,} chunks")
 
 
 def _trainer(
@@ -292,9 +289,10 @@ def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[li
             yield [t for texts in members for t in texts], [i for i, texts in enumerate(members) for _ in texts]
 
 
-def _with_title(document: Document) -> Document:
-    """The title as the document's first line: the LM predicts it too, and it says what the rest is about."""
-    return dataclasses.replace(document, text=f"{document.title}\n\n{document.text}") if document.title else document
+def training_chunks(recipe: Recipe, documents: Sequence[Document]) -> list[Chunk]:
+    """Chunks with a document's title as its first line: the LM predicts it too, and it says what the rest is about."""
+    titled = [dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d for d in documents]
+    return chunk_all(titled, recipe.chunk_words)
 
 
 def find_weights(recipe: Recipe, name: str, say: Callable[[str], None]) -> Path:
