@@ -26,6 +26,8 @@ def save_retriever(model: SentenceTransformer, folder: Path, card: str) -> None:
     try:
         merged(model).save_pretrained(str(temporary), create_model_card=False)
         (temporary / "README.md").write_text(card)
+        for file in temporary.rglob("*"):  # safetensors writes files that only their owner can read
+            file.chmod(0o755 if file.is_dir() else 0o644)
         (folder / "modules.json").unlink(missing_ok=True)
         for part in sorted(temporary.iterdir(), key=lambda p: p.name == "modules.json"):
             target = folder / part.name

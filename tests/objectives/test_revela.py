@@ -1,0 +1,76 @@
+"""Sim, gates and the head probe."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+from conftest import tiny_config
+from revela.models.language_model import LanguageModel
+from revela.objectives.head_probe import BASE_GATE, probe_heads, ranked_heads
+from revela.objectives.revela import InBatchAttention, gated_layers, gates_in_upper_layers, gates_on_heads, in_batch_weights
+
+
+@given(st.integers(2, 20), st.sampled_from([1e-4, 1e-2, 0.05, 1.0]), st.integers(0, 5))
+def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, passage = (torch.randn(size, 8, generator=generator) for _ in range(2))
+    weights = in_batch_weights(query, passage, tau)
+    assert torch.equal(weights.diagonal(), torch.zeros(size))
+    torch.testing.assert_close(weights.sum(1), torch.ones(size))
+
+
+def test_sim_by_hand_and_asymmetric():
+    query, passage = torch.tensor([[2.0, 0], [0, 1], [1, 1]]), torch.tensor([[1.0, 0], [3, 3], [0, 5]])
+    weights = in_batch_weights(query, passage, 0.5)
+    want = (torch.tensor([0.5**0.5, 0.0]) / 0.5).softmax(0)  # row 0 against passages 1 and 2
+    torch.testing.assert_close(weights[0, 1:], want)
+    assert weights[0, 1] != weights[1, 0]
+
+
+def test_bf16_ties_soften_a_saturated_row():
+    query = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    passage = torch.tensor([[1.0, 0.0], [0.9999, 0.0141], [0.9998, 0.02]])
+    sharp = in_batch_weights(query, passage, 1e-4)[0]
+    tied = in_batch_weights(query, passage, 1e-4, torch.bfloat16)[0]
+    assert sharp[1] > 0.6 and tied[1] == tied[2] == 0.5
+
+
+@pytest.fixture(scope="module")
+def lm():
+    torch.manual_seed(0)
+    return LanguageModel(LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False))
+
+
+def test_gates_choose_layers_and_heads(lm):
+    assert gated_layers(None, 4) == [0, 1, 2, 3]
+    assert gated_layers(gates_in_upper_layers(lm, 0.3, 2), 4) == [2, 3]
+    gates = gates_on_heads(lm, 0.3, [(1, 2), (3, 0)])
+    assert gated_layers(gates, 4) == [1, 3] and gates.count_nonzero() == 2 and gates[3, 0] == pytest.approx(0.3)
+
+
+def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):
+    generator = torch.Generator().manual_seed(0)
+    packed = lm.pack(torch.randint(3, 400, (4, 5), generator=generator), torch.ones(4, 5))
+    documents = torch.tensor([0, 0, 1, 1])
+    scores = probe_heads(lm, [(packed, documents)])
+    same = (documents[:, None] == documents[None, :]).double().fill_diagonal_(0)
+    other = (documents[:, None] != documents[None, :]).double()
+
+    def loss(weights, gates):
+        mix = InBatchAttention(weights / weights.sum(1, keepdim=True), packed.lengths, gates, v_norm=False)
+        return float(lm.loss(packed, lm.read(packed, range(4)), mix))
+
+    step = 1e-4
+    for layer, head in [(0, 0), (2, 3)]:
+        up, down = (torch.full((4, 4), BASE_GATE, dtype=torch.float64) for _ in range(2))
+        up[layer, head] += step
+        down[layer, head] -= step
+        slopes = [(loss(weights, up) - loss(weights, down)) / (2 * step) for weights in (other, same)]
+        assert scores[layer, head].item() == pytest.approx(slopes[0] - slopes[1], rel=2e-2, abs=1e-5)
+    ranking = ranked_heads(scores)
+    assert len(ranking) == 16 and ranking[0][2] == pytest.approx(scores.max().item())
+    assert [s for *_, s in ranking] == sorted((s for *_, s in ranking), reverse=True)
