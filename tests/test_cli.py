@@ -136,10 +136,10 @@ def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments
 
 def test_typos_are_refused(monkeypatch, capsys, tmp_path):
     code, out, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "out", "--lerning-rate", "1")
-    assert code != 0 and "lerning-rate" in out + err
+    assert code == 2 and "lerning-rate" in out + err
     (tmp_path / "r.toml").write_text("lerning_rate = 1.0\n")
     code, out, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "out", "--recipe", tmp_path / "r.toml")
-    assert code != 0 and "lerning" in out + err
+    assert code == 2 and "lerning" in out + err
 
 
 def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict, Toml
 
 from revela.config import PRESETS, Recipe
@@ -107,7 +107,11 @@ def evaluate(
     from revela.evaluate.folder import evaluate_folders, table
     from revela.search.metrics import METRICS
 
-    encoders = {_short(name): _encoder(name, precision, max_tokens) for name in model}
+    short = [Path(name).name if "/" in name else name for name in model]
+    encoders = {
+        (brief if short.count(brief) == 1 else name): _encoder(name, precision, max_tokens)
+        for brief, name in zip(short, model, strict=True)
+    }
     results = evaluate_folders(on, encoders, print, progress=True)
     rows = [[name, system, *(_number(v) for v in values)] for name, system, values in table(results)]
     _print_table("", ["collection", "system", *METRICS], rows)
@@ -272,10 +276,6 @@ def _encoder(name: str, precision: str, max_tokens: int | None) -> Any:
     return RetrieverEncoder(model, bf16, max_tokens)
 
 
-def _short(name: str) -> str:
-    return Path(name).name if "/" in name else name
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
@@ -285,8 +285,9 @@ def _print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left")
-    for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i and len(rows[0]) - i <= len(header) - 2 else "left")
+    for name, *cells in zip(header, *rows, strict=True):
+        numeric = all(cell.replace(".", "", 1).isdigit() for cell in cells if cell)
+        table.add_column(name, justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*row)
     Console().print(table)
@@ -321,7 +322,9 @@ def main() -> None:
     try:
         if arguments[:1] == ["train"]:
             app.config = _configured(arguments)
-        app(arguments)
+        app(arguments, exit_on_error=False)
+    except CycloptsError:  # it has printed what was wrong
+        raise SystemExit(2) from None
     except RevelaError as error:
         print(f"revela: {error}", file=sys.stderr)
         raise SystemExit(2) from None
