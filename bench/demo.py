@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from quality import save_untrained
+from quality import UNTRAINED, save_untrained
 from revela.data.heldout import docstring_task
 from revela.search.metrics import METRICS
 from revela.types import Document
@@ -98,7 +98,7 @@ def main() -> None:
     out.mkdir(parents=True)
     trained, held = write_corpora(out, arguments.files, arguments.functions)
     print(f"{trained:,} source files to train on; {held:,} files of {len(HELD_OUT)} packages held out")
-    save_untrained(dict(layers=4, pooling="mean"), out / "train.jsonl", out / "untrained")
+    save_untrained(UNTRAINED["mean, 6 layers"], out / "train.jsonl", out / "untrained")
     run("train", f"{out}/train.jsonl", "--out", f"{out}/model", "--model", SMOL, "--lm", SMOL, "--max-minutes", f"{arguments.minutes:g}")
     run("eval", f"{out}/untrained", f"{out}/model", "--on", f"{out}/docstrings", "--json", f"{out}/scores.json")
     run("index", f"{out}/held_out.jsonl", "--model", f"{out}/model", "--out", f"{out}/index")

@@ -26,12 +26,13 @@ OUT = Path(__file__).parent / "out" / "quality"
 COLLECTIONS = ["scifact", "cosqa", "cranfield", "med", "npl_vaswani"]
 MAX_TOKENS = "256"  # what MiniLM reads; the same for all
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
+PLAIN = {"query_prompt": "", "passage_prompt": ""}  # without a fit, prompts only do harm
 UNTRAINED = {
-    "mean, 4 layers, fitted": dict(layers=4, pooling="mean", fit=True),
-    "mean, 8 layers": dict(layers=8, pooling="mean"),
-    "mean, 4 layers": dict(layers=4, pooling="mean"),
-    "weighted mean, 4 layers": dict(layers=4, pooling="weighted-mean"),
-    "EOS, 4 layers": dict(layers=4, pooling="eos"),
+    "mean, 6 layers, fitted": dict(fit=True),
+    "mean, 8 layers": dict(layers=8, pooling="mean", **PLAIN),
+    "mean, 6 layers": dict(layers=6, pooling="mean", **PLAIN),
+    "weighted mean, 6 layers": dict(layers=6, pooling="weighted-mean", **PLAIN),
+    "EOS, 6 layers": dict(layers=6, pooling="eos", **PLAIN),
 }
 
 

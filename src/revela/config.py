@@ -38,7 +38,7 @@ class Recipe:
     "Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m or embedded:minilm-l6."
     offline_model: str = "embedded:smollm2-135m"
     "What stands in for the default --model and --lm when the hub cannot be reached and has not been cached; empty: stop instead."
-    layers: int = 4
+    layers: int = 6
     "Lower layers of a decoder that the retriever keeps; 0 keeps all. Sentence-Transformers models stay whole."
     pooling: Pooling = "mean"
     "How a decoder's token vectors become one vector."
@@ -48,9 +48,9 @@ class Recipe:
     "Whiten the pooled vectors by covariance ** -whitening of the corpus's own chunks, stored as a linear layer; 0: off, 0.5: fully."
     lower_case: Literal["auto", "yes", "no"] = "auto"
     "Fold case in the retriever's tokenizer; auto does so if the corpus has next to no capitals."
-    query_prompt: str = ""
+    query_prompt: str = "query: "
     "Put before every query."
-    passage_prompt: str = ""
+    passage_prompt: str = "passage: "
     "Put before every passage."
     max_tokens: int = 512
     "Longest text that the saved retriever reads, in tokens; the rest is cut off."
@@ -122,8 +122,6 @@ PAPER: dict[str, Any] = dict(
     token_weighting=0.0,
     whitening=0.0,
     lower_case="no",
-    query_prompt="query: ",
-    passage_prompt="passage: ",
     lora_rank=256,
     lora_alpha=64,
     lora_dropout=0.1,

@@ -117,6 +117,7 @@ def test_rare_tokens_weigh_more(tiny_lm_folder):
     weights = model[1].emb_layer.weight[:, 0]
     frequent, rare = (model.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" ocean1", " garden5"))
     assert weights[frequent].mean() < weights[rare].mean() <= 1.0
+    assert all(weights[i] == 0 for i in model.tokenizer("query:", add_special_tokens=False)["input_ids"])
 
 
 @pytest.mark.parametrize("make", [lambda p: p, lambda p: p / "missing"])

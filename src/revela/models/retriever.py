@@ -4,7 +4,8 @@ It is made of stock modules only, so what is saved loads in stock sentence-trans
 itself appends the EOS that ``eos`` pooling reads, prompts are stored with the model, LoRA is merged.
 
 What is fitted to the corpus before the first update, without labels, as stock linear layers:
-- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent tokens count less;
+- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent tokens count less. The
+  prompts' own tokens weigh nothing: a decoder turns its first tokens into attention sinks, and so no word of the text is one;
 - whitening x -> (x - mean) C^-p (Su et al., 2021; here with a fractional power). Pooled vectors of a raw LM share a few huge
   directions that say nothing about the text.
 Both are worth more than most training (docs/results.md), and give it a start from which cosines already mean something.
@@ -170,7 +171,7 @@ def fit_to_corpus(
     transformer, pooling, normalize = model
     front = [transformer]
     if token_weighting:
-        front.append(_token_weights(transformer.tokenizer, texts, token_weighting))
+        front.append(_token_weights(transformer.tokenizer, texts, token_weighting, list(model.prompts.values())))
     _set_modules(model, [*front, pooling])
     if not whitening:
         model.append(normalize)
@@ -189,11 +190,14 @@ def fit_to_corpus(
     model.append(normalize)
 
 
-def _token_weights(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], a: float) -> modules.WordWeights:
+def _token_weights(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], a: float, prompts: Sequence[str]) -> modules.WordWeights:
     ids = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     counts = torch.zeros(len(tokenizer))
     counts.index_add_(0, torch.tensor([i for row in ids for i in row]), torch.ones(sum(map(len, ids))))
-    weights = (a / (a + counts / counts.sum())).tolist()
+    weight_V = a / (a + counts / counts.sum())
+    for prompt in prompts:
+        weight_V[tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"] if prompt else []] = 0.0
+    weights = weight_V.tolist()
     vocabulary = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     return modules.WordWeights(vocabulary, dict(zip(vocabulary, weights, strict=True)))
 
