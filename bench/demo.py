@@ -24,26 +24,12 @@ from revela.search.metrics import METRICS
 from revela.types import Document
 
 SMOL = "embedded:smollm2-135m"
-HELD_OUT = {
-    "asyncio",
-    "email",
-    "http",
-    "json",
-    "logging",
-    "zipfile",
-    "statistics",
-    "tarfile",
-    "rich",
-    "networkx",
-    "httpx",
-    "pysbd",
-    "requests",
-}
+HELD_OUT = {"asyncio", "email", "http", "json", "logging", "zipfile", "statistics", "tarfile", "rich", "requests"}
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "_vendor", "__pycache__", "pydoc_data", "turtledemo"}
 QUESTIONS = [
     "add a file to a zip archive",
     "wait until several coroutines are finished",
-    "find the shortest path between two nodes of a graph",
+    "draw a progress bar in the terminal",
 ]
 
 
@@ -56,7 +42,7 @@ def sources() -> Iterator[tuple[str, Path, Path]]:
                 yield parts[0].removesuffix(".py"), root, file
 
 
-def write_corpora(out: Path, max_files: int, max_functions: int) -> tuple[int, int]:
+def write_corpora(out: Path, max_files: int, max_held: int, max_functions: int) -> tuple[int, int]:
     """train.jsonl and held_out.jsonl of source files, and docstrings/, a BEIR-layout folder of docstring -> function."""
     train, held = [], []
     for package, root, file in sources():
@@ -67,10 +53,10 @@ def write_corpora(out: Path, max_files: int, max_functions: int) -> tuple[int, i
         if 200 < len(text) < 200_000:
             (held if package in HELD_OUT else train).append({"_id": str(file.relative_to(root)), "text": text})
     random.Random(0).shuffle(train)
-    train = train[:max_files]
+    random.Random(0).shuffle(held)
+    train, held = train[:max_files], held[:max_held]
     for name, rows in (("train", train), ("held_out", held)):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    random.Random(0).shuffle(held)
     task = docstring_task([Document(r["_id"], r["text"], kind="code") for r in held], max_functions)
     folder = out / "docstrings"
     (folder / "qrels").mkdir(parents=True)
@@ -91,12 +77,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"))
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--files", type=int, default=4000, help="source files to train on")
+    parser.add_argument("--held-out-files", type=int, default=300, help="source files held out, indexed and searched")
     parser.add_argument("--functions", type=int, default=2000, help="functions searched")
     arguments = parser.parse_args()
     out = arguments.out
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    trained, held = write_corpora(out, arguments.files, arguments.functions)
+    trained, held = write_corpora(out, arguments.files, arguments.held_out_files, arguments.functions)
     print(f"{trained:,} source files to train on; {held:,} files of {len(HELD_OUT)} packages held out")
     save_untrained(UNTRAINED["mean, 6 layers"], out / "train.jsonl", out / "untrained")
     run("train", f"{out}/train.jsonl", "--out", f"{out}/model", "--model", SMOL, "--lm", SMOL, "--max-minutes", f"{arguments.minutes:g}")
