@@ -71,3 +71,9 @@ def test_check_scores_an_oracle_at_one_and_bm25_below():
     check = HeldOutCheck(built)
     assert check(Topics())["sibling"] > 0.9
     assert set(check.bm25()) == {"sibling", "title"} and check.bm25()["sibling"] > 0.5
+
+
+def test_one_long_document_does_not_crowd_out_the_others():
+    long = Document("long", " ".join(d.text for d in DOCUMENTS) * 3)
+    sibling = tasks([long, *DOCUMENTS], 12, 100, 164, 0)[0]
+    assert len(sibling.passages) == 164 and len(sibling.queries) > 30  # a few chunks are too short to halve

@@ -19,6 +19,7 @@ from revela.data.chunk import chunk
 from revela.types import Document
 
 MIN_QUERY_WORDS = 3
+MIN_SHARE = 4  # chunks of a document among the passages
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,12 @@ def tasks(documents: Sequence[Document], max_words: int, queries: int, passages:
 
 
 def _chunks(documents: Sequence[Document], max_words: int, limit: int) -> tuple[list[str], list[int]]:
+    """Chunks and their documents; long documents are cut short so that many documents have a share in the limit."""
+    share = max(MIN_SHARE, limit // max(1, len(documents)))
     texts: list[str] = []
     owners: list[int] = []
     for index, document in enumerate(documents):
-        for piece in chunk(document, index, max_words):
+        for piece in chunk(document, index, max_words)[:share]:
             if len(texts) < limit:
                 texts.append(piece.text)
                 owners.append(index)
