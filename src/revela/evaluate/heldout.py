@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from revela.data.heldout import Task
 from revela.search.dense import top_k
 from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores
-from revela.types import Encoder
+from revela.types import Encoder, Vectors
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
 
@@ -35,10 +38,10 @@ class HeldOutCheck:
         return "; ".join(f"{t.name}: {len(t.queries)} queries over {len(t.passages)} passages" for t in self.tasks)
 
 
-def _score(task: Task, indices: object, values: object) -> float:
+def _score(task: Task, indices: NDArray[np.int64], values: Vectors) -> float:
     qrels = {str(q): {str(d): 1 for d in relevant} for q, relevant in enumerate(task.relevant)}
     run = {
         str(q): {str(d): float(s) for d, s in zip(row, score, strict=True) if d not in task.excluded[q]}
-        for q, (row, score) in enumerate(zip(indices, values, strict=True))  # type: ignore[call-overload]
+        for q, (row, score) in enumerate(zip(indices, values, strict=True))
     }
     return mean_scores(qrels, run)["ndcg@10"]

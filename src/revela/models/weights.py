@@ -66,15 +66,6 @@ def resolve(name: str) -> Path:
     return _from_hub(name)
 
 
-def is_at_hand(name: str) -> bool:
-    """Whether ``name`` can be had: local, embedded, cached, or with the hub in reach."""
-    try:
-        resolve(name)
-    except RevelaError:
-        return False
-    return True
-
-
 def fingerprint(folder: Path) -> str:
     """16 hex digits that change whenever a model folder's configuration or weights do."""
     digest = hashlib.blake2b(digest_size=8)

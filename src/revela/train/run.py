@@ -13,6 +13,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -175,7 +176,7 @@ def _trainer(
     recipe: Recipe,
     objective: Revela,
     model: SentenceTransformer,
-    tokenizer: object,
+    tokenizer: Any,
     chunks: Sequence[Chunk],
     groups: Callable[[int], Iterator[list[int]]],
     out: Path,
@@ -231,7 +232,7 @@ def _trainer(
 
 
 def _gates(
-    recipe: Recipe, lm: LanguageModel, folder: Path, tokenizer: object, documents: Sequence[Document], say: Callable[[str], None]
+    recipe: Recipe, lm: LanguageModel, folder: Path, tokenizer: Any, documents: Sequence[Document], say: Callable[[str], None]
 ) -> Tensor | None:
     if recipe.mix == "sum":
         return None
@@ -249,7 +250,7 @@ def _gates(
 
 
 def head_ranking(
-    lm: LanguageModel, folder: Path, tokenizer: object, documents: Sequence[Document], recipe: Recipe, say: Callable[[str], None]
+    lm: LanguageModel, folder: Path, tokenizer: Any, documents: Sequence[Document], recipe: Recipe, say: Callable[[str], None]
 ) -> list[tuple[int, int, float]]:
     """(layer, head, score) of the label-free probe, best first; computed once per LM and cached. Empty if no document is long enough."""
     cached = cache_folder() / "heads" / f"{fingerprint(folder)}.json"
@@ -259,7 +260,7 @@ def head_ranking(
 
     def packed_groups() -> Iterator[tuple[object, Tensor]]:
         for texts, owners in _probe_groups(documents, recipe.seed):
-            tokens = tokenizer(texts, truncation=True, max_length=recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt")  # type: ignore[operator]
+            tokens = tokenizer(texts, truncation=True, max_length=recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt")
             yield lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners)
 
     groups = list(packed_groups())
@@ -306,7 +307,7 @@ def find_weights(recipe: Recipe, name: str, say: Callable[[str], None]) -> Path:
         return resolve(recipe.offline_model)
 
 
-def load_tokenizer(folder: Path) -> object:
+def load_tokenizer(folder: Path) -> Any:
     """An LM's tokenizer with a padding token."""
     from transformers import AutoTokenizer
 
