@@ -24,6 +24,8 @@ class Recipe:
     "Most words in a chunk; chunks are whole sentences, or whole functions and blocks of code."
     group_size: int = 16
     "Chunks that are compared with one another."
+    neighbours: Literal["similar", "random"] = "similar"
+    "Which short documents fill a group together: those with similar words, or any."
     held_out: float = 0.05
     "Share of the documents that is never trained on, for the label-free check."
     held_out_at_most: int = 300
@@ -44,8 +46,10 @@ class Recipe:
     "How a decoder's token vectors become one vector."
     token_weighting: float = 3e-3
     "Weight each token in the mean by a / (a + its share of the corpus's tokens), a being this (SIF); 0: all alike."
-    whitening: float = 0.25
-    "Whiten the pooled vectors by covariance ** -whitening of the corpus's own chunks, stored as a linear layer; 0: off, 0.5: fully."
+    whitening: float = 0.4
+    "Whiten the pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a linear layer; 0: off, 0.5: fully."
+    lexical: float = 1.0
+    "Join to each vector the mean of its tokens' own whitened embeddings, at this weight; doubles the width. 0: off."
     lower_case: Literal["auto", "yes", "no"] = "auto"
     "Fold case in the retriever's tokenizer; auto does so if the corpus has next to no capitals."
     query_prompt: str = "query: "
@@ -94,7 +98,7 @@ class Recipe:
     "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
 
     # Training
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     warmup_steps: int = 10
     groups_per_step: int = 1
     "Groups a parameter update."
@@ -117,10 +121,12 @@ class Recipe:
 
 PAPER: dict[str, Any] = dict(
     chunk_words=120,
+    neighbours="random",
     layers=0,
     pooling="eos",
     token_weighting=0.0,
     whitening=0.0,
+    lexical=0.0,
     lower_case="no",
     lora_rank=256,
     lora_alpha=64,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,3 +63,26 @@ def test_same_seed_same_groups_other_epoch_other_groups():
 def test_order_inside_a_group_is_shuffled():
     (group,) = document_groups(corpus([16]), 16, seed=0)
     assert sorted(group) == list(range(16)) != group
+
+
+@given(st.lists(st.integers(1, 7), min_size=4, max_size=60), st.integers(0, 5))
+def test_vectors_change_who_meets_whom_and_lose_nothing(sizes, seed):
+    chunks = corpus(sizes)
+    vectors = np.random.default_rng(seed).normal(size=(len(sizes), 3)).astype(np.float32)
+    plain, similar = (list(document_groups(chunks, 16, seed, vectors_ND=v)) for v in (None, vectors))
+    assert len(plain) == len(similar) == sum(sizes) // 16
+    assert len({i for g in similar for i in g}) == 16 * len(similar)
+    assert similar == list(document_groups(chunks, 16, seed, vectors_ND=vectors))
+
+
+def test_similar_short_documents_share_a_group():
+    topics = np.repeat(np.arange(8), 32)
+    rng = np.random.default_rng(0)
+    vectors = (np.eye(8)[topics] + 0.05 * rng.normal(size=(256, 8))).astype(np.float32)
+    chunks = corpus([2] * 256)
+
+    def of_one_topic(vectors_ND):
+        groups = document_groups(chunks, 16, 0, vectors_ND=vectors_ND)
+        return np.mean([Counter(topics[chunks[i].document] for i in g).most_common(1)[0][1] / 16 for g in groups])
+
+    assert of_one_topic(vectors) > 0.8 > 0.5 > of_one_topic(None)

@@ -37,6 +37,7 @@ from revela.types import Chunk, Document, Encoder
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
 FITTING_SAMPLE = 1500  # chunks
+NEIGHBOUR_CHARACTERS = 2000  # of a document, that say what it is about
 PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)  # groups; documents a group and pieces a document; words a piece
 RUN_FILE = "run.json"
 
@@ -98,14 +99,17 @@ def train(
     bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and retrievers.has_fast_bf16(device))
     folder = find_weights(recipe, recipe.model, say)
     model = untrained_retriever(recipe, folder, documents, say)
+    if recipe.neighbours == "similar":
+        heads = [d.full_text[:NEIGHBOUR_CHARACTERS] for d in documents]
+        groups = functools.partial(groups, vectors_ND=retrievers.lexical_vectors(model, heads, recipe.token_weighting))
     full_length = model.max_seq_length or recipe.max_tokens
     model.max_seq_length = min(full_length, recipe.lm_tokens)  # what training reads; the saved model reads on
     encoder = retrievers.RetrieverEncoder(model, bf16)
     untrained = check(encoder) if check else {}
     if check:
         say(f"untrained: {_describe(untrained, {})}")
-    if (recipe.token_weighting or recipe.whitening) and not (folder / "modules.json").is_file():
-        fit_to_chunks(recipe, encoder, chunks, say)
+    if (recipe.token_weighting or recipe.whitening or recipe.lexical) and not (folder / "modules.json").is_file():
+        fit_to_chunks(recipe, model, chunks, bf16, say)
     retrievers.add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
     lm_folder = find_weights(recipe, recipe.lm, say)
     lora = dict(rank=recipe.lora_rank, alpha=recipe.lora_alpha, dropout=recipe.lora_dropout) if recipe.lm_lora else None
@@ -165,10 +169,17 @@ def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Docume
     )
 
 
-def fit_to_chunks(recipe: Recipe, encoder: retrievers.RetrieverEncoder, chunks: Sequence[Chunk], say: Callable[[str], None]) -> None:
-    """Token weights and whitening, from a sample of the corpus's own chunks."""
+def fit_to_chunks(recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool, say: Callable[[str], None]) -> None:
+    """Token weights, whitening and the lexical half, from a sample of the corpus's own chunks."""
     sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
-    retrievers.fit_to_corpus(encoder.model, [c.text for c in sample], recipe.token_weighting, recipe.whitening, encoder)
+    retrievers.fit_to_corpus(
+        model,
+        [c.text for c in sample],
+        token_weighting=recipe.token_weighting,
+        whitening=recipe.whitening,
+        lexical=recipe.lexical,
+        bf16=bf16,
+    )
     say(f"token weights and whitening fitted to {len(sample):,} chunks")
 
 
