@@ -86,7 +86,7 @@ class Recipe:
     "Train the gates."
     v_norm: bool = False
     "V-normalise the in-batch output."
-    tau: float = 0.05
+    tau: float = 0.2
     "Temperature of the similarities."
     learn_tau: bool = False
     "Train the temperature."
@@ -98,7 +98,7 @@ class Recipe:
     "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
 
     # Training
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-4
     warmup_steps: int = 10
     groups_per_step: int = 1
     "Groups a parameter update."
@@ -108,6 +108,8 @@ class Recipe:
     "Stop after this much training time; 0: no limit. The learning rate falls to zero over whichever limit is nearer."
     check_every: int = 50
     "Updates between label-free checks."
+    keep: Literal["best", "last"] = "best"
+    "Save the state that the label-free check liked best, or the last."
     save_every: int = 50
     "Updates between checkpoints."
     log_every: int = 5
@@ -140,6 +142,7 @@ PAPER: dict[str, Any] = dict(
     learning_rate=1e-4,
     warmup_steps=100,
     groups_per_step=32,
+    keep="last",
 )
 
 PRESETS: dict[str, dict[str, Any]] = {"gated": {}, "paper": PAPER}

@@ -20,6 +20,7 @@ from revela.data.text import read_corpus
 from revela.errors import RevelaError
 from revela.models.retriever import load_retriever
 from revela.train.run import train
+from revela.train.trainer import GroupCollator
 from revela.types import Document
 
 TINY = Recipe(
@@ -88,6 +89,58 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
     for file in ("model.safetensors",):
         whole, broken = load_file(tmp_path / "whole" / file), load_file(tmp_path / "broken" / file)
         assert all(torch.equal(whole[k], broken[k]) for k in whole)
+
+
+class Scripted:
+    """A label-free check that gives these scores, one after another."""
+
+    def __init__(self, scores):
+        self.scores = iter(scores)
+
+    def __call__(self, encoder):
+        encoder.encode_passages(["ocean1"])
+        return {"task": next(self.scores)}
+
+
+@pytest.mark.parametrize(
+    ("keep", "scores", "kept"), [("best", [0, 0.1, 0.5, 0.3], 3), ("last", [0, 0.1, 0.5, 0.3], 6), ("best", [0, 9, 1, 1], 0)]
+)
+def test_the_state_that_the_check_liked_best_is_saved(recipe, documents, tmp_path, keep, scores, kept):
+    recipe = dataclasses.replace(recipe, check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
+    outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores), say=lambda _: None)
+    assert (outcome.kept, outcome.steps) == (kept, 6)
+    assert outcome.after == {"task": scores[1 + kept // 3]}
+    same = dataclasses.replace(recipe, keep="last", check_every=0, max_steps=6)
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    if kept == 0:  # LoRA starts at zero: nothing was learned
+        train(dataclasses.replace(same, learning_rate=0.0), documents, tmp_path / "other", say=lambda _: None)
+    else:
+        train(same, documents, tmp_path / "other", say=lambda _: None)
+    other = load_file(tmp_path / "other" / "model.safetensors")
+    assert all(torch.equal(saved[k], other[k]) for k in saved) == (kept in (0, 6))
+
+
+def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
+    recipe = dataclasses.replace(recipe, check_every=2, save_every=1, learning_rate=1e-2)
+    train(recipe, documents, tmp_path / "whole", check=Scripted([0, 0.1, 0.5, 0.3, 0.2]), say=lambda _: None)
+    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupCollator, "__call__", dying_after(3, GroupCollator.__call__))
+        train(recipe, documents, tmp_path / "broken", check=Scripted([0, 0.1, 0.5]), say=lambda _: None)
+    outcome = train(recipe, documents, tmp_path / "broken", check=Scripted([0, 0.3, 0.2]), resume=True, say=lambda _: None)
+    assert outcome.kept == 2
+    whole, broken = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken"))
+    assert all(torch.equal(whole[k], broken[k]) for k in whole)
+
+
+def dying_after(calls, method):
+    count = 0
+
+    def wrapped(*args):
+        nonlocal count
+        count += 1
+        return method(*args) if count <= calls else 1 / 0
+
+    return wrapped
 
 
 def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):

@@ -30,7 +30,7 @@ from revela.models.quiet import quieten
 from revela.models.weights import cache_folder, fingerprint, resolve
 from revela.objectives.head_probe import probe_heads, ranked_heads
 from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
-from revela.train.trainer import GroupCollator, GroupSampler, GroupTrainer, saved_checkpoints
+from revela.train.trainer import Best, GroupCollator, GroupSampler, GroupTrainer, saved_checkpoints
 from revela.train.watch import Clock, Metrics, Watch, plot
 from revela.types import Chunk, Document, Encoder
 
@@ -44,12 +44,13 @@ RUN_FILE = "run.json"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run gave: label-free scores of the model it started from, before the first and after the last update."""
+    """What a run gave: label-free scores of the model it started from, before the first update, and of the state that is saved."""
 
     untrained: dict[str, float]
     before: dict[str, float]
     after: dict[str, float]
     steps: int
+    kept: int
     minutes: float
     interrupted: bool
 
@@ -132,7 +133,15 @@ def train(
     clock = Clock(recipe.max_steps, recipe.max_minutes)
     step0 = int(checkpoint.name.split("-")[1]) if checkpoint else None
     metrics = Metrics(out / "metrics.jsonl", keep_until=step0)
-    watch = Watch(clock, metrics, (lambda: check(encoder)) if check else None, recipe.check_every, lambda scores: _describe(scores, bm25))
+    best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
+    watch = Watch(
+        clock,
+        metrics,
+        (lambda: check(encoder)) if check else None,
+        recipe.check_every,
+        lambda scores: _describe(scores, bm25),
+        best.offer if recipe.keep == "best" else None,
+    )
     trainer = _trainer(recipe, objective, model, tokenizer, chunks, groups, out, clock, watch, bf16)
     before: dict[str, float] = next((r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {})
     if check and not before:
@@ -140,8 +149,14 @@ def train(
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     steps = trainer.state.global_step
-    after = watch.record_check(steps) if check else {}
-    rows = {"BM25": bm25, "untrained": untrained, "before training": before, f"after {steps} updates": after}
+    kept, after = steps, watch.record_check(steps) if check else {}
+    if check and recipe.keep == "best" and best.step != steps:
+        best.restore()
+        kept, after = best.step, best.scores
+        say(f"the label-free check liked the state after {kept} updates best: that is what is saved")
+    metrics.write(step=steps, minutes=round(clock.seconds / 60, 3), kept=kept)
+    label = f"after {steps} updates" if kept == steps else f"after {kept} of {steps} updates"
+    rows = {"BM25": bm25, "untrained": untrained, "before training": before, label: after}
     settings = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
     corpus = f"{corpus} ({len(documents):,} documents)"
     card = model_card(out.name, recipe.model, recipe.lm, corpus, command, settings, rows if check else {}, clock.seconds / 60, steps)
@@ -150,7 +165,7 @@ def train(
     plot(metrics, bm25, out / "training.png")
     if not watch.interrupted:
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    return Outcome(untrained, before, after, steps, clock.seconds / 60, watch.interrupted)
+    return Outcome(untrained, before, after, steps, kept, clock.seconds / 60, watch.interrupted)
 
 
 def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Document], say: Callable[[str], None]) -> SentenceTransformer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -126,14 +126,58 @@ class GroupTrainer(SentenceTransformerTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
-        saved = load_file(folder / TRAINABLE)
-        parameters = {n: p for n, p in self.loss.named_parameters() if p.requires_grad}
-        if saved.keys() != parameters.keys():
-            raise RevelaError(f"{folder} was saved by another recipe: resume with the settings that the run began with")
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(saved[name])
+        load_trainable(self.loss, folder / TRAINABLE)
         self.clock.seconds = json.loads((folder / CLOCK).read_text())["seconds"]
+
+
+class Best:
+    """The state that the label-free check likes best (by the mean of its tasks), so that a run ends no worse than it began.
+
+    Each state that beats all before it stays in ``folder`` until the run ends: a run that is killed may resume from before the last.
+
+    Args:
+        module: whose trainable tensors are kept.
+        folder: where.
+        scored: (step, scores by task) of the checks of a run that is resumed.
+    """
+
+    def __init__(self, module: nn.Module, folder: Path, scored: Iterable[tuple[int, dict[str, float]]] = ()) -> None:
+        self.module, self.folder = module, folder
+        self.step, self.scores = -1, dict[str, float]()
+        for step, scores in scored:
+            if self._beats(scores):
+                self.step, self.scores = step, scores
+
+    def offer(self, step: int, scores: dict[str, float]) -> None:
+        """Keep the module's state if these scores are the best so far."""
+        if not self._beats(scores):
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".best-{step}"
+        save_file(trainable_state(self.module), temporary)
+        temporary.rename(self._file(step))
+        self.step, self.scores = step, scores
+
+    def restore(self) -> None:
+        """Put the best state back into the module."""
+        load_trainable(self.module, self._file(self.step))
+
+    def _beats(self, scores: dict[str, float]) -> bool:
+        return self.step < 0 or sum(scores.values()) > sum(self.scores.values())
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"best-{step}.safetensors"
+
+
+def load_trainable(module: nn.Module, file: Path) -> None:
+    """Copy the tensors of ``trainable_state`` back into the module."""
+    saved = load_file(file)
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if saved.keys() != parameters.keys():
+        raise RevelaError(f"{file.parent} was saved by another recipe: resume with the settings that the run began with")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(saved[name])
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:

@@ -66,6 +66,8 @@ class Watch(TrainerCallback):
 
     Args:
         check: gives scores by task for the model as it stands; called every ``check_every`` updates.
+        describe: scores as a person reads them.
+        offer: is told the step and the scores of every check.
         tokens: of the last batches; reset at every log.
     """
 
@@ -76,8 +78,10 @@ class Watch(TrainerCallback):
         check: Callable[[], dict[str, float]] | None,
         check_every: int,
         describe: Callable[[dict[str, float]], str],
+        offer: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
         self.clock, self.metrics, self.check, self.check_every, self.describe = clock, metrics, check, check_every, describe
+        self.offer = offer
         self.tokens = 0
         self.interrupted = False
         self._bar: Any = None
@@ -130,6 +134,8 @@ class Watch(TrainerCallback):
         scores = self.check()
         self.metrics.write(step=step, minutes=round(self.clock.seconds / 60, 3), check=scores)
         tqdm.write(f"step {step}: {self.describe(scores)}")
+        if self.offer is not None:
+            self.offer(step, scores)
         return scores
 
     def _interrupt(self, *_args: Any) -> None:
