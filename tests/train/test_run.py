@@ -25,7 +25,7 @@ from revela.types import Document
 
 TINY = Recipe(
     layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6, log_every=1, save_every=3, check_every=0,
-    gate_heads=4, gate_first_layer=0.3, precision="fp32", threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2,
+    gate_heads=4, gate_first_layer=0.3, precision="fp32", threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2, refit_every=2,
 )  # fmt: skip
 
 
@@ -50,7 +50,8 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
     documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
     recipe = dataclasses.replace(
         TINY, model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30, learning_rate=rate, group_size=16, chunk_words=9, gate=0.5,
-        gate_heads=0, gate_first_layer=0.0, tau=0.05, whitening=0.0, token_weighting=0.0, pooling="eos", lora_rank=8, query_side="whole",
+        gate_heads=0, gate_first_layer=0.0, tau=0.05, whitening=0.0, token_weighting=0.0, lexical=0.0, pooling="eos", lora_rank=8,
+        query_side="whole",
     )  # fmt: skip
     train(recipe, documents, tmp_path / "out", say=lambda _: None)
     first, *_, last = losses(tmp_path / "out").values()
@@ -118,6 +119,19 @@ def test_the_state_that_the_check_liked_best_is_saved(recipe, documents, tmp_pat
         train(same, documents, tmp_path / "other", say=lambda _: None)
     other = load_file(tmp_path / "other" / "model.safetensors")
     assert all(torch.equal(saved[k], other[k]) for k in saved) == (kept in (0, 6))
+
+
+def test_the_whitening_follows_the_vectors(recipe, documents, tmp_path):
+    """After training with a refit the saved model's vectors are centred; without, they have drifted."""
+    from revela.models.retriever import RetrieverEncoder
+
+    texts, off_centre = [d.text for d in documents], {}
+    for every in (0, 2):
+        settings = dataclasses.replace(recipe, refit_every=every, learning_rate=3e-2, lexical=0.0, keep="last")
+        train(settings, documents, tmp_path / str(every), say=lambda _: None)
+        vectors = RetrieverEncoder(load_retriever(tmp_path / str(every)), False).encode_passages(texts)
+        off_centre[every] = float((vectors.mean(0) ** 2).sum() ** 0.5)
+    assert off_centre[2] < 0.3 and off_centre[0] > 1.5 * off_centre[2], off_centre
 
 
 def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):

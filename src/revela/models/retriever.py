@@ -176,8 +176,7 @@ def fit_to_corpus(
     tokenizer = transformer.tokenizer
     counts_V = _token_counts(tokenizer, texts)
     weight_V = token_weighting / (token_weighting + counts_V / counts_V.sum()) if token_weighting else torch.ones(len(counts_V))
-    for prompt in model.prompts.values():
-        weight_V[tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"] if prompt else []] = 0.0
+    weight_V[_prompt_ids(model)] = 0.0
     parts: list[nn.Module] = [transformer, pooling]
     if token_weighting:
         vocabulary = tokenizer.convert_ids_to_tokens(range(len(counts_V)))
@@ -188,16 +187,9 @@ def fit_to_corpus(
         model.append(normalize)
         return
 
-    pooled_ND, token_moments = _read_sample(model, texts, weight_V, bf16)
-    mean_D = pooled_ND.mean(dim=0)
-    width = len(mean_D)
-    over_tokens = pooling.pooling_mode != "lasttoken"  # else the pooled token is of its own kind, unlike the others
-    covariance_DD = token_moments.covariance() if over_tokens else torch.cov(pooled_ND.T)
-    weight_DD = _inverse_power(covariance_DD, whitening)
-    whitened_ND = (pooled_ND - mean_D) @ weight_DD
-    scale = 1.0 / float(whitened_ND.norm(dim=1).mean().clamp(min=1e-12))
-    weight_DD, bias_D = scale * weight_DD.float(), -scale * (mean_D @ weight_DD).float()
-    dense = modules.Dense(width, width, activation_function=nn.Identity(), init_weight=weight_DD.T.contiguous(), init_bias=bias_D)
+    weight_DD, bias_D = _whitening(model, texts, whitening, bf16)
+    width = len(bias_D)
+    dense = modules.Dense(width, width, activation_function=nn.Identity(), init_weight=weight_DD, init_bias=bias_D)
     if lexical:
         table_VD = _lexical_table(transformer.model.get_input_embeddings().weight.float().cpu(), counts_V)
         table_VD *= weight_V[:, None]
@@ -257,10 +249,50 @@ class _Moments:
         return self.outer_DD / self.count - torch.outer(mean_D, mean_D)
 
 
-def _read_sample(model: SentenceTransformer, texts: Sequence[str], weight_V: Tensor, bf16: bool) -> tuple[Tensor, _Moments]:
+@torch.no_grad()
+def refit_whitening(model: SentenceTransformer, texts: Sequence[str], whitening: float, bf16: bool) -> None:
+    """Fit the whitening layer anew to what training has made of the vectors. Without one, do nothing.
+
+    Training on small groups of like documents pays for vectors that move together, and what the whitening had taken out of the
+    cosines comes back (docs/log.md).
+
+    Args:
+        model: after ``fit_to_corpus``, LoRA or not.
+        texts, whitening, bf16: as there.
+    """
+    for module in model:
+        if isinstance(module, modules.Dense):
+            weight_DD, bias_D = _whitening(model, texts, whitening, bf16)
+            module.linear.weight.copy_(weight_DD)
+            module.linear.bias.copy_(bias_D)
+
+
+def _whitening(model: SentenceTransformer, texts: Sequence[str], power: float, bf16: bool) -> tuple[Tensor, Tensor]:
+    """Weight (D, D) and bias (D,) of the linear layer that centres and whitens pooled vectors, to a mean norm of 1."""
+    pooling = next(m for m in model if isinstance(m, modules.Pooling))
+    pooled_ND, token_moments = _read_sample(model, texts, bf16)
+    over_tokens = pooling.pooling_mode != "lasttoken"  # else the pooled token is of its own kind, unlike the others
+    weight_DD = _inverse_power(token_moments.covariance() if over_tokens else torch.cov(pooled_ND.T), power)
+    mean_D = pooled_ND.mean(dim=0)
+    scale = 1.0 / ((pooled_ND - mean_D) @ weight_DD).norm(dim=1).mean().clamp(min=1e-12)
+    return (scale * weight_DD.T).float().contiguous(), (-scale * (mean_D @ weight_DD)).float()
+
+
+def _prompt_ids(model: SentenceTransformer) -> list[int]:
+    """Tokens of the prompts, which weigh nothing."""
+    return [
+        i for prompt in model.prompts.values() if prompt for i in model.tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]
+    ]
+
+
+def _read_sample(model: SentenceTransformer, texts: Sequence[str], bf16: bool) -> tuple[Tensor, _Moments]:
     """Pooled vectors of passages (N, D) in fp64, and moments of the token vectors under them (prompts and padding left out)."""
+    training = model.training
+    model.eval()
     prompt = model.prompts.get("document") or ""
-    transformer, *rest = model
+    prompt_ids = torch.tensor(_prompt_ids(model), device=model.device)
+    parts = list(model)
+    transformer, *rest = parts[: 1 + next(i for i, m in enumerate(parts) if isinstance(m, modules.Pooling))]
     pooled, moments = [], _Moments(transformer.get_embedding_dimension())
     ordered = sorted(texts, key=len)  # batches of like lengths
     for start in range(0, len(ordered), BATCH):
@@ -268,11 +300,12 @@ def _read_sample(model: SentenceTransformer, texts: Sequence[str], weight_V: Ten
         features = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in model.preprocess(batch, prompt=prompt).items()}
         with autocast(model.device, bf16):
             features = transformer(features)
-            kept_NT = features["attention_mask"].bool() & (weight_V.to(model.device)[features["input_ids"]] > 0)
+            kept_NT = features["attention_mask"].bool() & ~torch.isin(features["input_ids"], prompt_ids)
             moments.add(features["token_embeddings"][kept_NT].cpu())
             for module in rest:
                 features = module(features)
         pooled.append(features["sentence_embedding"].cpu().double())
+    model.train(training)
     return torch.cat(pooled), moments
 
 
@@ -357,6 +390,12 @@ def has_fast_bf16(device: torch.device) -> bool:
     return False
 
 
+def changing_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter that a run changes, by name: what has a gradient, and the whitening, which is fitted anew."""
+    fitted = {id(p) for m in module.modules() if isinstance(m, modules.Dense) for p in m.parameters()}
+    return {name: p for name, p in module.named_parameters() if p.requires_grad or id(p) in fitted}
+
+
 def trainable_state(module: nn.Module) -> dict[str, Tensor]:
-    """Every parameter that training changes, by name."""
-    return {name: p.detach().cpu().contiguous() for name, p in module.named_parameters() if p.requires_grad}
+    """A copy of ``changing_parameters``."""
+    return {name: p.detach().cpu().clone().contiguous() for name, p in changing_parameters(module).items()}

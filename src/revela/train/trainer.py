@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase
 
 from revela.errors import RevelaError
-from revela.models.retriever import trainable_state
+from revela.models.retriever import changing_parameters, trainable_state
 from revela.train.watch import Clock
 
 TRAINABLE, CLOCK = "trainable.safetensors", "clock.json"
@@ -172,7 +172,7 @@ class Best:
 def load_trainable(module: nn.Module, file: Path) -> None:
     """Copy the tensors of ``trainable_state`` back into the module."""
     saved = load_file(file)
-    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    parameters = changing_parameters(module)
     if saved.keys() != parameters.keys():
         raise RevelaError(f"{file.parent} was saved by another recipe: resume with the settings that the run began with")
     with torch.no_grad():
