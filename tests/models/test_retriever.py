@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from small import build, fit
 
 from revela.errors import RevelaError
 from revela.models import retriever as r
@@ -23,15 +24,6 @@ model = SentenceTransformer(sys.argv[1], device="cpu")
 texts = json.loads(sys.argv[2])
 print(json.dumps([model.encode_query(texts).tolist(), model.encode_document(texts).tolist()]))
 """
-
-
-def build(folder, pooling="mean", **changes):
-    settings = dict(layers=2, pooling=pooling, max_tokens=32, lower_case=False, query_prompt="query: ", passage_prompt="passage: ")
-    return r.build_retriever(folder, **(settings | changes))
-
-
-def fit(model, texts, **changes):
-    r.fit_to_corpus(model, texts, **(dict(token_weighting=0.0, whitening=0.0, lexical=0.0, bf16=False) | changes))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "eos", "weighted-mean"])
@@ -97,74 +89,6 @@ def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
     save_retriever(model, tmp_path / "out", "card")
     again = r.RetrieverEncoder(r.load_retriever(tmp_path / "out"), False)
     np.testing.assert_allclose(again.encode_queries(["OCEAN1 Ocean"]), again.encode_queries(["ocean1 ocean"]), atol=1e-6)
-
-
-def some_texts(n=400):
-    rng = np.random.default_rng(0)
-    words = [f"{topic}{i}" for topic in ("ocean", "engine", "garden") for i in range(9)]
-    return [" ".join(rng.choice(words, 6)) for _ in range(n)]
-
-
-def test_whitening_at_half_power_whitens_the_tokens(tiny_lm_folder):
-    texts, model = some_texts(), build(tiny_lm_folder)
-    fit(model, texts, whitening=0.5)
-    features = model[0](model.preprocess(texts, prompt="passage: "))
-    kept = features["attention_mask"].bool()
-    kept[:, : len(model.tokenizer("passage:", add_special_tokens=False)["input_ids"])] = False
-    whitened = features["token_embeddings"][kept] @ model[2].linear.weight.T
-    eigenvalues = np.linalg.eigvalsh(np.cov(whitened.detach().numpy().T))
-    assert eigenvalues[-1] / np.median(eigenvalues) < 1.5
-    del model._modules["3"]  # the normalisation
-    vectors = r.RetrieverEncoder(model, False).encode_passages(texts)
-    assert abs(vectors.mean(0)).max() < 1e-3
-    assert np.linalg.norm(vectors, axis=1).mean() == pytest.approx(1.0, abs=1e-3)
-
-
-def test_the_lexical_half_is_the_weighted_mean_of_whitened_unit_embeddings(tiny_lm_folder):
-    texts, model = some_texts(), build(tiny_lm_folder)
-    tokenizer = model.tokenizer
-    embeddings = torch.nn.functional.normalize(model[0].model.get_input_embeddings().weight.detach(), dim=1).double()
-    fit(model, texts, token_weighting=1e-2, whitening=0.5, lexical=4.0)
-    occurrences = [i for row in tokenizer(texts, add_special_tokens=False)["input_ids"] for i in row]
-    values, vectors = torch.linalg.eigh(torch.cov(embeddings[occurrences].T, correction=0))
-    values = values.clamp(min=0) + r.RIDGE * values.clamp(min=0).mean()
-    mean = embeddings[occurrences].mean(0)
-    ids = tokenizer("ocean1 garden5", add_special_tokens=False)["input_ids"]
-    expected = torch.zeros(embeddings.shape[1]).double()
-    for i in ids:
-        vector = (embeddings[i] - mean) @ vectors @ torch.diag(values**-0.5)
-        expected += 1e-2 / (1e-2 + occurrences.count(i) / len(occurrences)) * vector / vector.norm() @ vectors.T
-    features = model(model.preprocess(["ocean1 garden5"]))
-    both = features["sentence_embedding"][0].detach().double()
-    lexical = both[len(both) // 2 :]
-    np.testing.assert_allclose(lexical / lexical.norm(), expected / expected.norm(), atol=1e-4)
-    assert model.get_embedding_dimension() == len(both) == 2 * embeddings.shape[1]
-
-
-def test_the_lexical_weight_is_a_ratio_of_squared_norms(tiny_lm_folder):
-    texts, model = some_texts(), build(tiny_lm_folder, passage_prompt="")
-    fit(model, texts, token_weighting=1e-2, whitening=0.5, lexical=4.0)
-    del model._modules[str(len(model) - 1)]  # the normalisation
-    vectors = r.RetrieverEncoder(model, False).encode_passages(texts)
-    half = vectors.shape[1] // 2
-    ratio = np.linalg.norm(vectors[:, half:], axis=1).mean() / np.linalg.norm(vectors[:, :half], axis=1).mean()
-    assert ratio == pytest.approx(2.0, rel=0.05)
-
-
-def test_lexical_vectors_know_which_texts_share_words(tiny_lm_folder):
-    texts = ["ocean1 ocean2 engine3", "engine3 ocean2", "garden5 garden6", "garden6 garden5 garden7", ""]
-    cosines = (v := r.lexical_vectors(build(tiny_lm_folder), texts, 1e-2)) @ v.T
-    assert cosines[0, 1] > cosines[0, 2] and cosines[2, 3] > cosines[1, 3]
-    assert not v[4].any() and np.isfinite(v).all()
-
-
-def test_rare_tokens_weigh_more(tiny_lm_folder):
-    model = build(tiny_lm_folder)
-    fit(model, ["ocean1 ocean1 ocean1 ocean1 garden5"], token_weighting=1e-2)
-    weights = model[1].emb_layer.weight[:, 0]
-    frequent, rare = (model.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" ocean1", " garden5"))
-    assert weights[frequent].mean() < weights[rare].mean() <= 1.0
-    assert all(weights[i] == 0 for i in model.tokenizer("query:", add_special_tokens=False)["input_ids"])
 
 
 @pytest.mark.parametrize("make", [lambda p: p, lambda p: p / "missing"])

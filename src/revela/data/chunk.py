@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from revela.types import Chunk, Document
 
@@ -64,7 +64,7 @@ def _code_units(text: str) -> list[str]:
     starts = _python_starts(text)
     if starts is None:
         starts = {i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip() and not lines[i][0].isspace()}
-    return _split_lines(lines, lambda i: i in starts)
+    return _split_lines(lines, starts)
 
 
 def _python_starts(text: str) -> set[int] | None:
@@ -82,11 +82,11 @@ def _python_starts(text: str) -> set[int] | None:
     return starts
 
 
-def _split_lines(lines: list[str], starts_unit: Callable[[int], bool]) -> list[str]:
+def _split_lines(lines: list[str], starts: Container[int]) -> list[str]:
     units: list[str] = []
     current: list[str] = []
     for i, line in enumerate(lines):
-        if current and starts_unit(i):
+        if current and i in starts:
             units.append("".join(current))
             current = []
         current.append(line)
@@ -102,7 +102,7 @@ def _fit(pieces: Iterable[str], max_words: int) -> Iterator[str]:
             yield piece
             continue
         lines = piece.splitlines(keepends=True)
-        blocks = _split_lines(lines, lambda i, lines=lines: not lines[i - 1].strip() and bool(lines[i].strip()))  # type: ignore[misc]
+        blocks = _split_lines(lines, {i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip()})
         if len(blocks) > 1:
             yield from _pack(_fit(blocks, max_words), max_words)
         elif len(lines) > 1:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from revela.errors import RevelaError
 from revela.types import Document, Kind
@@ -141,8 +141,8 @@ def _is_wanted(file: Path, base: Path) -> bool:
     return file.is_file() and not any(p.startswith(".") or p in SKIPPED_FOLDERS for p in parts)
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _read_file(path: Path, name: str, report: Report) -> Iterator[Document]:

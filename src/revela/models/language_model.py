@@ -92,7 +92,7 @@ class _Predicting(_Stream):
 
 
 def _attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -113,7 +113,7 @@ def _attention(
         )
     parts = zip(*(torch.split(t, list(stream.lengths), 2) for t in (query, key, value)), strict=True)
     own_1THD = torch.cat([sdpa_attention_forward(module, q, k, v, None, scaling=scaling, **kwargs)[0] for q, k, v in parts], 1)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = int(module.layer_idx)
     stream.seen.add(layer)
     mixed_HTD = stream.take(layer, own_1THD[0].transpose(0, 1), query[0], key[0], value[0], scaling)
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
@@ -142,12 +142,12 @@ class LanguageModel(nn.Module):
 
     _inner: Any
 
-    def __init__(self, model: nn.Module, name: str = "the language model", bf16: bool = False) -> None:
+    def __init__(self, model: Any, name: str = "the language model", bf16: bool = False) -> None:
         super().__init__()
         self.model = model
         self.name, self.bf16 = name, bf16
         # PEFT puts LoRA into the model it wraps, so what lies inside is what runs.
-        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._inner = inner
         config = inner.config.get_text_config()
         self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)

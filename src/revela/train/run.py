@@ -23,6 +23,7 @@ from revela.config import Recipe
 from revela.data.chunk import chunk_all
 from revela.data.groups import document_groups
 from revela.errors import RevelaError
+from revela.models import corpus_fit
 from revela.models import retriever as retrievers
 from revela.models.export import model_card, save_retriever
 from revela.models.language_model import LanguageModel, load_language_model
@@ -101,8 +102,8 @@ def train(
     folder = find_weights(recipe, recipe.model, say)
     model = untrained_retriever(recipe, folder, documents, say)
     if recipe.neighbours == "similar":
-        heads = [d.full_text[:NEIGHBOUR_CHARACTERS] for d in documents]
-        groups = functools.partial(groups, vectors_ND=retrievers.lexical_vectors(model, heads, recipe.token_weighting))
+        beginnings = [d.full_text[:NEIGHBOUR_CHARACTERS] for d in documents]
+        groups = functools.partial(groups, vectors_ND=corpus_fit.lexical_vectors(model, beginnings, recipe.token_weighting))
     full_length = model.max_seq_length or recipe.max_tokens
     model.max_seq_length = min(full_length, recipe.lm_tokens)  # what training reads; the saved model reads on
     encoder = retrievers.RetrieverEncoder(model, bf16)
@@ -134,17 +135,17 @@ def train(
     step0 = int(checkpoint.name.split("-")[1]) if checkpoint else None
     metrics = Metrics(out / "metrics.jsonl", keep_until=step0)
     sample = [c.text for c in random.Random(recipe.seed + 1).sample(chunks, min(len(chunks), REFITTING_SAMPLE))]
-    refit = functools.partial(retrievers.refit_whitening, model, sample, recipe.whitening, bf16)
+    refit = functools.partial(corpus_fit.refit_whitening, model, sample, recipe.whitening, bf16)
     best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
     watch = Watch(
         clock,
         metrics,
-        (lambda: check(encoder)) if check else None,
-        recipe.check_every,
-        lambda scores: _describe(scores, bm25),
-        best.offer if recipe.keep == "best" else None,
-        refit,
-        recipe.refit_every,
+        check=(lambda: check(encoder)) if check else None,
+        check_every=recipe.check_every,
+        describe=lambda scores: _describe(scores, bm25),
+        offer=best.offer if recipe.keep == "best" else None,
+        refit=refit,
+        refit_every=recipe.refit_every,
     )
     trainer = _trainer(recipe, objective, model, tokenizer, chunks, groups, out, clock, watch, bf16)
     before: dict[str, float] = next((r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {})
@@ -153,7 +154,7 @@ def train(
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     steps = trainer.state.global_step
-    if recipe.refit_every:
+    if recipe.refit_every and steps % recipe.refit_every:  # else it has just been done
         refit()
     kept, after = steps, watch.record_check(steps) if check else {}
     if check and recipe.keep == "best" and best.step != steps:
@@ -193,7 +194,7 @@ def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Docume
 def fit_to_chunks(recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool, say: Callable[[str], None]) -> None:
     """Token weights, whitening and the lexical half, from a sample of the corpus's own chunks."""
     sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
-    retrievers.fit_to_corpus(
+    corpus_fit.fit_to_corpus(
         model,
         [c.text for c in sample],
         token_weighting=recipe.token_weighting,
@@ -220,14 +221,7 @@ def _trainer(
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    collate = GroupCollator(model, tokenizer, recipe.lm_tokens, recipe.query_side)
-
-    def counted(rows: Sequence[dict[str, str]]) -> dict[str, Tensor]:
-        batch = collate(rows)
-        watch.tokens += int(batch["chunk_attention_mask"].sum())
-        return batch
-
-    counted.valid_label_columns = ()  # type: ignore[attr-defined]  # the trainer asks its collator
+    collate = GroupCollator(model, tokenizer, recipe.lm_tokens, recipe.query_side, watch.count)
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=recipe.max_steps or UNLIMITED,
@@ -254,7 +248,7 @@ def _trainer(
         args=arguments,
         train_dataset=Dataset.from_dict({"text": [c.text for c in chunks]}),
         loss=objective,
-        data_collator=counted,
+        data_collator=collate,
         optimizers=(optimizer, schedule),
         callbacks=[watch],
     )

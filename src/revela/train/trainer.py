@@ -58,12 +58,21 @@ class GroupCollator:
     """A group's chunks as the retriever reads them twice (query, passage) and as the LM reads them; right-padded.
 
     The retriever's query is the first half of the chunk's tokens (Revela, section 4; "first-half") or the whole chunk.
+    ``count`` is told the LM's tokens of every group.
     """
 
-    valid_label_columns: Sequence[str] = ()
+    valid_label_columns: Sequence[str] = ()  # the trainer asks
 
-    def __init__(self, model: SentenceTransformer, lm_tokenizer: PreTrainedTokenizerBase | None, lm_tokens: int, query_side: str) -> None:
-        self.model, self.lm_tokenizer, self.lm_tokens, self.query_side = model, lm_tokenizer, lm_tokens, query_side
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        lm_tokenizer: PreTrainedTokenizerBase,
+        lm_tokens: int,
+        query_side: str,
+        count: Callable[[int], None],
+    ) -> None:
+        self.model, self.lm_tokenizer, self.lm_tokens = model, lm_tokenizer, lm_tokens
+        self.query_side, self.count = query_side, count
 
     def __call__(self, rows: Sequence[dict[str, str]]) -> dict[str, Tensor]:
         texts = [row["text"] for row in rows]
@@ -73,11 +82,11 @@ class GroupCollator:
         for name, side, prompt in (("query", queries, prompts.get("query")), ("passage", texts, prompts.get("document"))):
             features = self.model.preprocess(list(side), prompt=prompt or None)
             batch.update({f"{name}_{k}": v for k, v in features.items() if isinstance(v, Tensor)})
-        if self.lm_tokenizer is not None:
-            chunk = self.lm_tokenizer(
-                texts, truncation=True, max_length=self.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
-            )
-            batch.update({f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")})
+        chunk = self.lm_tokenizer(
+            texts, truncation=True, max_length=self.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
+        )
+        batch.update({f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")})
+        self.count(int(chunk["attention_mask"].sum()))
         return batch
 
 

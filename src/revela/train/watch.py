@@ -69,13 +69,13 @@ class Watch(TrainerCallback):
         describe: scores as a person reads them.
         offer: is told the step and the scores of every check.
         refit: called every ``refit_every`` updates, before a check; its time counts as training.
-        tokens: of the last batches; reset at every log.
     """
 
     def __init__(
         self,
         clock: Clock,
         metrics: Metrics,
+        *,
         check: Callable[[], dict[str, float]] | None,
         check_every: int,
         describe: Callable[[dict[str, float]], str],
@@ -132,6 +132,10 @@ class Watch(TrainerCallback):
         self.clock.stop()
         self._bar.close()
         signal.signal(signal.SIGINT, self._previous)
+
+    def count(self, tokens: int) -> None:
+        """These tokens were read; for the rate that is shown."""
+        self.tokens += tokens
 
     def record_check(self, step: int) -> dict[str, float]:
         """Run the check, print it and write it down."""
