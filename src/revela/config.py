@@ -55,9 +55,9 @@ class Recipe:
     lower_case: Literal["auto", "yes", "no"] = "auto"
     "Fold case in the retriever's tokenizer; auto does so if the corpus has next to no capitals."
     query_prompt: str = "query: "
-    "Put before every query."
+    "Put before every query, by a decoder; Sentence-Transformers models keep their own prompts."
     passage_prompt: str = "passage: "
-    "Put before every passage."
+    "Put before every passage, likewise."
     max_tokens: int = 512
     "Longest text that the saved retriever reads, in tokens; the rest is cut off."
     lora_rank: int = 64
@@ -88,8 +88,10 @@ class Recipe:
     "Train the gates."
     v_norm: bool = False
     "V-normalise the in-batch output."
-    tau: float = 0.2
-    "Temperature of the similarities."
+    standardise: bool = True
+    "Divide each row's cosines by their standard deviation, so that the loss cannot fall by vectors that merely run together."
+    tau: float = 1.0
+    "Temperature of the similarities: of the standard scores, or of the cosines."
     learn_tau: bool = False
     "Train the temperature."
     sim_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -138,6 +140,7 @@ PAPER: dict[str, Any] = dict(
     lm_lora=True,
     mix="sum",
     v_norm=True,
+    standardise=False,
     tau=1e-4,
     sim_dtype="bf16",
     epsilon=0.0,

@@ -14,11 +14,11 @@ from revela.objectives.head_probe import BASE_GATE, probe_heads, ranked_heads
 from revela.objectives.revela import InBatchAttention, gated_layers, gates_in_upper_layers, gates_on_heads, in_batch_weights
 
 
-@given(st.integers(2, 20), st.sampled_from([1e-4, 1e-2, 0.05, 1.0]), st.integers(0, 5))
-def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, seed):
+@given(st.integers(2, 20), st.sampled_from([1e-4, 1e-2, 0.05, 1.0]), st.booleans(), st.integers(0, 5))
+def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, standardise, seed):
     generator = torch.Generator().manual_seed(seed)
     query, passage = (torch.randn(size, 8, generator=generator) for _ in range(2))
-    weights = in_batch_weights(query, passage, tau)
+    weights = in_batch_weights(query, passage, tau, standardise=standardise)
     assert torch.equal(weights.diagonal(), torch.zeros(size))
     torch.testing.assert_close(weights.sum(1), torch.ones(size))
 
@@ -31,11 +31,38 @@ def test_sim_by_hand_and_asymmetric():
     assert weights[0, 1] != weights[1, 0]
 
 
+def test_standardised_weights_cannot_be_sharpened_by_spreading_the_cosines():
+    generator = torch.Generator().manual_seed(0)
+    query, passage = (torch.randn(9, 30, generator=generator).double() for _ in range(2))
+    query, passage = (v / v.norm(dim=1, keepdim=True) for v in (query, passage))
+
+    def weights(share, standardise):
+        """Cosines times ``share``: the rest of each vector's length goes into a number of its own."""
+        rest = (1 - share) ** 0.5
+        pad_q, pad_p = (torch.zeros(9, 18).double() for _ in range(2))
+        pad_q[:, :9], pad_p[:, 9:] = rest * torch.eye(9), rest * torch.eye(9)
+        q, p = torch.cat([query * share**0.5, pad_q], 1), torch.cat([passage * share**0.5, pad_p], 1)
+        return in_batch_weights(q, p, 0.5, standardise=standardise)
+
+    torch.testing.assert_close(weights(1.0, True), weights(0.3, True))
+    assert (weights(1.0, False) - weights(0.3, False)).abs().max() > 0.05
+
+
+def test_standardised_weights_by_hand_and_with_equal_cosines():
+    query = torch.tensor([[1.0, 0.0]] * 3, requires_grad=True)
+    passage = torch.tensor([[0.0, 1.0], [0.6, 0.8], [1.0, 0.0]])
+    weights = in_batch_weights(query, passage, 2.0, standardise=True)
+    torch.testing.assert_close(weights[0, 1:], (torch.tensor([0.6, 1.0]) / 0.2 / 2.0).softmax(0))
+    same = in_batch_weights(query, query, 2.0, standardise=True)
+    same[0, 1].backward()
+    assert same[0, 1] == same[0, 2] == 0.5 and query.grad.isfinite().all()
+
+
 def test_bf16_ties_soften_a_saturated_row():
     query = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     passage = torch.tensor([[1.0, 0.0], [0.9999, 0.0141], [0.9998, 0.02]])
     sharp = in_batch_weights(query, passage, 1e-4)[0]
-    tied = in_batch_weights(query, passage, 1e-4, torch.bfloat16)[0]
+    tied = in_batch_weights(query, passage, 1e-4, dtype=torch.bfloat16)[0]
     assert sharp[1] > 0.6 and tied[1] == tied[2] == 0.5
 
 

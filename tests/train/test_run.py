@@ -44,13 +44,13 @@ def losses(folder):
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
-@pytest.mark.parametrize(("rate", "fall"), [(1e-2, (0.03, 1.0)), (0.0, (-1e-5, 1e-5))])
+@pytest.mark.parametrize(("rate", "fall"), [(1e-3, (0.03, 1.0)), (0.0, (-1e-5, 1e-5))])
 def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, rate, fall):
     """The LM is frozen, so only a better choice of what to read can lower its loss; without a step nothing changes."""
     documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
     recipe = dataclasses.replace(
         TINY, model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30, learning_rate=rate, group_size=16, chunk_words=9, gate=0.5,
-        gate_heads=0, gate_first_layer=0.0, tau=0.05, whitening=0.0, token_weighting=0.0, lexical=0.0, pooling="eos", lora_rank=8,
+        gate_heads=0, gate_first_layer=0.0, tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0, pooling="eos", lora_rank=8,
         query_side="whole",
     )  # fmt: skip
     train(recipe, documents, tmp_path / "out", say=lambda _: None)
@@ -131,7 +131,24 @@ def test_the_whitening_follows_the_vectors(recipe, documents, tmp_path):
         train(settings, documents, tmp_path / str(every), say=lambda _: None)
         vectors = RetrieverEncoder(load_retriever(tmp_path / str(every)), False).encode_passages(texts)
         off_centre[every] = float((vectors.mean(0) ** 2).sum() ** 0.5)
-    assert off_centre[2] < 0.3 and off_centre[0] > 1.5 * off_centre[2], off_centre
+    assert off_centre[2] < 0.5 * off_centre[0], off_centre
+
+
+def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(recipe, documents, tmp_path):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    train(dataclasses.replace(recipe, max_steps=1, lexical=0.0), documents, tmp_path / "first", say=lambda _: None)
+    model = SentenceTransformer(str(tmp_path / "first"))
+    model.insert(len(model) - 1, Dense(model.get_embedding_dimension(), 8))
+    model.prompts = {"query": "Q: ", "document": ""}
+    model.save(str(tmp_path / "own"))
+    before = [m.linear.weight.clone() for m in model if isinstance(m, Dense)]
+    settings = dataclasses.replace(recipe, model=str(tmp_path / "own"), refit_every=1, learning_rate=0.0)
+    train(settings, documents, tmp_path / "out", say=lambda _: None)
+    after = SentenceTransformer(str(tmp_path / "out"))
+    assert after.prompts["query"] == "Q: " and not after.prompts["document"]
+    assert all(torch.equal(a, m.linear.weight) for a, m in zip(before, [m for m in after if isinstance(m, Dense)], strict=True))
 
 
 def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):

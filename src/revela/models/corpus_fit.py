@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.models.retriever import BATCH, autocast
+from revela.models.retriever import BATCH, autocast, passage_prompt_of
 from revela.types import Vectors
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def fit_to_corpus(
         texts: a sample of the corpus's chunks.
         token_weighting: a of a / (a + p); 0: none.
         whitening: the power; 0.5 whitens fully, 0.25 halves every log-variance, 0: none.
-        lexical: weight of the tokens' own embeddings against the contextual vector, in squared norm; 0: none.
+        lexical: weight of the tokens' own embeddings against the contextual vector, in what they add to the dot products; 0: none.
         bf16: run the transformer under bf16 autocast.
     """
     transformer, pooling, normalize = model
@@ -64,11 +64,11 @@ def fit_to_corpus(
     dense = modules.Dense(width, width, activation_function=nn.Identity(), init_weight=weight_DD, init_bias=bias_D)
     if lexical:
         table_VD = _lexical_table(model, counts_V, weight_V)
-        ids = [[i for i in row if weight_V[i] > 0] or row[:1] for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
-        mean_norm = torch.stack([table_VD[row].sum(0).norm() / weight_V[row].sum().clamp(min=1e-9) for row in ids if row]).mean()
+        rows = [row for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"] if row]
+        pooled_ND = torch.stack([table_VD[row].sum(dim=0) / weight_V[row].sum().clamp(min=1e-9) for row in rows])
         # Pooling joins what lies under "cls_token_embeddings" to the mean of "token_embeddings": stock modules, no code of ours.
         dense.module_output_name = "cls_token_embeddings"
-        model.append(modules.WordEmbeddings(tokenizer, table_VD * (lexical**0.5 / mean_norm)))
+        model.append(modules.WordEmbeddings(tokenizer, table_VD * (lexical**0.5 * _to_unit_spread(pooled_ND))))
         model.append(dense)
         model.append(modules.Pooling(width, pooling_mode=("cls", "mean")))
     else:
@@ -142,14 +142,23 @@ class _Moments:
 
 
 def _whitening(model: SentenceTransformer, texts: Sequence[str], power: float, bf16: bool) -> tuple[Tensor, Tensor]:
-    """Weight (D, D) and bias (D,) of the linear layer that centres and whitens pooled vectors, to a mean norm of 1."""
+    """Weight (D, D) and bias (D,) of the linear layer that centres and whitens pooled vectors, to unit spread."""
     pooling = next(m for m in model if isinstance(m, modules.Pooling))
     pooled_ND, token_moments = _read_sample(model, texts, bf16)
     over_tokens = pooling.pooling_mode != "lasttoken"  # else the pooled token is of its own kind, unlike the others
     weight_DD = _inverse_power(token_moments.covariance() if over_tokens else torch.cov(pooled_ND.T), power)
     mean_D = pooled_ND.mean(dim=0)
-    scale = 1.0 / ((pooled_ND - mean_D) @ weight_DD).norm(dim=1).mean().clamp(min=1e-12)
+    scale = _to_unit_spread((pooled_ND - mean_D) @ weight_DD)
     return (scale * weight_DD.T).float().contiguous(), (-scale * (mean_D @ weight_DD)).float()
+
+
+def _to_unit_spread(vectors_ND: Tensor) -> float:
+    """The factor after which dot products of unrelated texts spread by 1 (root mean square about their mean): 1 / sqrt(|C|_F).
+
+    The two halves of a vector are summed in the cosine like two noisy scores, so what has to be equal is the noise. Their norms
+    would not do: training makes contextual vectors run together, at the same norm (docs/log.md).
+    """
+    return float(torch.cov(vectors_ND.T).norm().clamp(min=1e-12) ** -0.5)
 
 
 def _prompt_ids(model: SentenceTransformer) -> list[int]:
@@ -163,7 +172,7 @@ def _read_sample(model: SentenceTransformer, texts: Sequence[str], bf16: bool) -
     """Pooled vectors of passages (N, D) in fp64, and moments of the token vectors under them (prompts and padding left out)."""
     training = model.training
     model.eval()
-    prompt = model.prompts.get("document") or ""
+    prompt = passage_prompt_of(model)
     prompt_ids = torch.tensor(_prompt_ids(model), device=model.device)
     parts = list(model)
     transformer, *rest = parts[: 1 + next(i for i, m in enumerate(parts) if isinstance(m, modules.Pooling))]

@@ -55,15 +55,11 @@ def build_retriever(
 ) -> SentenceTransformer:
     """The untrained retriever from a model folder.
 
-    A Sentence-Transformers folder is taken as it is (its own pooling, length and case). A decoder is cut to its lower
+    A Sentence-Transformers folder is taken as it is (its own pooling, prompts, length and case). A decoder is cut to its lower
     ``layers`` (0: all) and pooled; its final norm stays.
     """
-    prompts = {"query": query_prompt, "document": passage_prompt, "passage": passage_prompt}
     if (folder / "modules.json").is_file():
-        model = load_retriever(folder)
-        if query_prompt or passage_prompt:
-            model.prompts = prompts
-        return model
+        return load_retriever(folder)
     try:
         # Named modalities keep an instruct model's chat template away: text is embedded as it is, not as a user's turn.
         transformer = modules.Transformer(
@@ -85,6 +81,7 @@ def build_retriever(
         _append_eos(tokenizer)
     width = transformer.get_embedding_dimension()
     parts = [transformer, modules.Pooling(width, pooling_mode=POOLING_MODES[pooling]), modules.Normalize()]
+    prompts = {"query": query_prompt, "document": passage_prompt, "passage": passage_prompt}
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
 
 
@@ -146,6 +143,16 @@ def merged(model: SentenceTransformer) -> SentenceTransformer:
     return model.requires_grad_(False).eval()
 
 
+def query_prompt_of(model: SentenceTransformer) -> str:
+    """What this model puts before queries; "" if nothing."""
+    return model.prompts.get("query") or ""
+
+
+def passage_prompt_of(model: SentenceTransformer) -> str:
+    """What this model puts before passages, under either of the two names in use; "" if nothing."""
+    return model.prompts.get("document") or model.prompts.get("passage") or ""
+
+
 class RetrieverEncoder:
     """The ``Encoder`` of a Sentence-Transformers model: prompts by role, unit vectors, bf16 where the hardware has it.
 
@@ -160,14 +167,13 @@ class RetrieverEncoder:
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """(N, D) float32 vectors of these texts as queries."""
-        return self._encode(texts, ["query"], progress)
+        return self._encode(texts, query_prompt_of(self.model), progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """(N, D) float32 vectors of these texts as passages."""
-        return self._encode(texts, ["document", "passage"], progress)
+        return self._encode(texts, passage_prompt_of(self.model), progress)
 
-    def _encode(self, texts: Sequence[str], prompt_names: Sequence[str], progress: bool) -> Vectors:
-        prompt = next((self.model.prompts[name] for name in prompt_names if self.model.prompts.get(name)), "")
+    def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
         training = self.model.training
         limit = self.model.max_seq_length
         if self.max_tokens is not None:

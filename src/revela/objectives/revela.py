@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from revela.objectives.document_attention import document_attention
 
+TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
+
 
 class ReadableLM(Protocol):
     """What the objective asks of an LM; ``revela.models.language_model.LanguageModel`` answers it."""
@@ -43,22 +45,32 @@ class ReadableLM(Protocol):
     def loss(self, packed: Any, memory: Any = None, mix: Any = None) -> Tensor: ...
 
 
-def in_batch_weights(query_BD: Tensor, passage_BD: Tensor, tau: float | Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def in_batch_weights(
+    query_BD: Tensor, passage_BD: Tensor, tau: float | Tensor, *, standardise: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
     """Sim (Revela, eq. 4): softmax over j != i of cos(query_i, passage_j) / tau. Asymmetric, zero diagonal, rows sum to 1.
+
+    Standardised, a row's cosines are divided by their standard deviation first. Otherwise the cheapest way to a lower loss is a
+    sharper softmax, and the way to that is vectors that run together along a few directions, where cosines differ most: the
+    loss falls, and retrieval among thousands falls with it (docs/log.md). Standardised, only the order and the shape of a row count.
 
     Args:
         query_BD: chunk embeddings as queries; any norm.
         passage_BD: chunk embeddings as passages; any norm.
-        tau: temperature of the cosine.
+        tau: temperature of the cosine, or, standardised, of its standard scores.
+        standardise: divide each row's cosines by their standard deviation (ours, not the paper's).
         dtype: compute in this precision (the published run's bf16 ties act as a smoother); None keeps the input's.
     """
     query_BD, passage_BD = F.normalize(query_BD, dim=-1), F.normalize(passage_BD, dim=-1)
     if dtype is not None:
         query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
     with torch.autocast(query_BD.device.type, enabled=False):
-        scores_BB = query_BD @ passage_BD.T / tau
-    diagonal = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
-    return scores_BB.masked_fill(diagonal, -torch.inf).softmax(dim=-1)
+        scores_BB = query_BD @ passage_BD.T
+        diagonal_BB = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
+        if standardise:
+            others_BB = scores_BB[~diagonal_BB].view(len(scores_BB), -1)
+            scores_BB = scores_BB / (others_BB.var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
+        return (scores_BB / tau).masked_fill(diagonal_BB, -torch.inf).softmax(dim=-1)
 
 
 class InBatchAttention:
@@ -105,6 +117,7 @@ class Revela(nn.Module):
         tau: temperature of Sim; ``learn_tau`` makes it a parameter (kept positive by its logarithm).
         gates_LH: gates of the gated form, or None for the paper's sum; ``learn_gates`` makes them parameters.
         v_norm, epsilon: see InBatchAttention.
+        standardise: see in_batch_weights.
         sim_dtype: precision of Sim, None for the embeddings' own.
     """
 
@@ -117,6 +130,7 @@ class Revela(nn.Module):
         gates_LH: Tensor | None,
         v_norm: bool,
         epsilon: float = 0.0,
+        standardise: bool = False,
         sim_dtype: torch.dtype | None = None,
         learn_tau: bool = False,
         learn_gates: bool = False,
@@ -124,7 +138,7 @@ class Revela(nn.Module):
         super().__init__()
         self.model = model
         self.lm = lm
-        self.v_norm, self.epsilon, self.sim_dtype = v_norm, epsilon, sim_dtype
+        self.v_norm, self.epsilon, self.standardise, self.sim_dtype = v_norm, epsilon, standardise, sim_dtype
         self.log_tau = nn.Parameter(torch.tensor(math.log(tau)), requires_grad=learn_tau)
         self.gates_LH = None if gates_LH is None else nn.Parameter(gates_LH.clone(), requires_grad=learn_gates)
         self.layers = gated_layers(gates_LH, lm.n_layers)
@@ -134,7 +148,8 @@ class Revela(nn.Module):
         query, passage, chunk = features
         query_BD = self.model(query)["sentence_embedding"].float()
         passage_BD = self.model(passage)["sentence_embedding"].float()
-        weights_BB = in_batch_weights(query_BD, passage_BD, self.log_tau.exp(), self.sim_dtype).float()
+        tau = self.log_tau.exp()
+        weights_BB = in_batch_weights(query_BD, passage_BD, tau, standardise=self.standardise, dtype=self.sim_dtype).float()
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
         if self.lm.trainable or not weights_BB.requires_grad:
             return self.lm_loss(weights_BB, packed)

@@ -110,7 +110,8 @@ def train(
     untrained = check(encoder) if check else {}
     if check:
         say(f"untrained: {_describe(untrained, {})}")
-    if (recipe.token_weighting or recipe.whitening or recipe.lexical) and not (folder / "modules.json").is_file():
+    is_decoder = not (folder / "modules.json").is_file()  # else its layers are its own, and not fitted
+    if is_decoder and (recipe.token_weighting or recipe.whitening or recipe.lexical):
         fit_to_chunks(recipe, model, chunks, bf16, say)
     retrievers.add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
     lm_folder = find_weights(recipe, recipe.lm, say)
@@ -124,6 +125,7 @@ def train(
         gates_LH=_gates(recipe, lm, lm_folder, tokenizer, documents, say),
         v_norm=recipe.v_norm,
         epsilon=recipe.epsilon,
+        standardise=recipe.standardise,
         sim_dtype=torch.bfloat16 if recipe.sim_dtype == "bf16" else None,
         learn_tau=recipe.learn_tau,
         learn_gates=recipe.learn_gates,
@@ -144,7 +146,7 @@ def train(
         check_every=recipe.check_every,
         describe=lambda scores: _describe(scores, bm25),
         offer=best.offer if recipe.keep == "best" else None,
-        refit=refit,
+        refit=refit if is_decoder else None,
         refit_every=recipe.refit_every,
     )
     trainer = _trainer(recipe, objective, model, tokenizer, chunks, groups, out, clock, watch, bf16)
@@ -154,7 +156,7 @@ def train(
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     steps = trainer.state.global_step
-    if recipe.refit_every and steps % recipe.refit_every:  # else it has just been done
+    if is_decoder and recipe.refit_every and steps % recipe.refit_every:  # else it has just been done
         refit()
     kept, after = steps, watch.record_check(steps) if check else {}
     if check and recipe.keep == "best" and best.step != steps:

@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase
 
 from revela.errors import RevelaError
-from revela.models.retriever import changing_parameters, trainable_state
+from revela.models.retriever import changing_parameters, passage_prompt_of, query_prompt_of, trainable_state
 from revela.train.watch import Clock
 
 TRAINABLE, CLOCK = "trainable.safetensors", "clock.json"
@@ -77,9 +77,8 @@ class GroupCollator:
     def __call__(self, rows: Sequence[dict[str, str]]) -> dict[str, Tensor]:
         texts = [row["text"] for row in rows]
         queries = texts if self.query_side == "whole" else [first_half(t, self.model.tokenizer, self.lm_tokens) for t in texts]
-        prompts = self.model.prompts
         batch: dict[str, Tensor] = {}
-        for name, side, prompt in (("query", queries, prompts.get("query")), ("passage", texts, prompts.get("document"))):
+        for name, side, prompt in (("query", queries, query_prompt_of(self.model)), ("passage", texts, passage_prompt_of(self.model))):
             features = self.model.preprocess(list(side), prompt=prompt or None)
             batch.update({f"{name}_{k}": v for k, v in features.items() if isinstance(v, Tensor)})
         chunk = self.lm_tokenizer(
