@@ -102,7 +102,7 @@ class Recipe:
     "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
 
     # Training
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-4
     warmup_steps: int = 10
     groups_per_step: int = 1
     "Groups a parameter update."
