@@ -48,8 +48,6 @@ class Recipe:
     "Weight each token in the mean by a / (a + its share of the corpus's tokens), a being this (SIF); 0: all alike."
     whitening: float = 0.4
     "Whiten the pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a linear layer; 0: off, 0.5: fully."
-    refit_every: int = 0
-    "Updates after which the whitening is fitted anew, to the vectors as they have become; 0: only before training."
     lexical: float = 1.0
     "Join to each vector the mean of its tokens' own whitened embeddings, at this weight; doubles the width. 0: off."
     lower_case: Literal["auto", "yes", "no"] = "auto"

@@ -25,7 +25,7 @@ from revela.types import Document
 
 TINY = Recipe(
     layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6, log_every=1, save_every=3, check_every=0,
-    gate_heads=4, gate_first_layer=0.3, precision="fp32", threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2, refit_every=2,
+    gate_heads=4, gate_first_layer=0.3, precision="fp32", threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2,
 )  # fmt: skip
 
 
@@ -121,19 +121,6 @@ def test_the_state_that_the_check_liked_best_is_saved(recipe, documents, tmp_pat
     assert all(torch.equal(saved[k], other[k]) for k in saved) == (kept in (0, 6))
 
 
-def test_the_whitening_follows_the_vectors(recipe, documents, tmp_path):
-    """After training with a refit the saved model's vectors are centred; without, they have drifted."""
-    from revela.models.retriever import RetrieverEncoder
-
-    texts, off_centre = [d.text for d in documents], {}
-    for every in (0, 2):
-        settings = dataclasses.replace(recipe, refit_every=every, learning_rate=3e-2, lexical=0.0, keep="last")
-        train(settings, documents, tmp_path / str(every), say=lambda _: None)
-        vectors = RetrieverEncoder(load_retriever(tmp_path / str(every)), False).encode_passages(texts)
-        off_centre[every] = float((vectors.mean(0) ** 2).sum() ** 0.5)
-    assert off_centre[2] < 0.5 * off_centre[0], off_centre
-
-
 def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(recipe, documents, tmp_path):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense
@@ -144,7 +131,7 @@ def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(recipe, 
     model.prompts = {"query": "Q: ", "document": ""}
     model.save(str(tmp_path / "own"))
     before = [m.linear.weight.clone() for m in model if isinstance(m, Dense)]
-    settings = dataclasses.replace(recipe, model=str(tmp_path / "own"), refit_every=1, learning_rate=0.0)
+    settings = dataclasses.replace(recipe, model=str(tmp_path / "own"), learning_rate=0.0)
     train(settings, documents, tmp_path / "out", say=lambda _: None)
     after = SentenceTransformer(str(tmp_path / "out"))
     assert after.prompts["query"] == "Q: " and not after.prompts["document"]

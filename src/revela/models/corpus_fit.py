@@ -64,35 +64,17 @@ def fit_to_corpus(
     dense = modules.Dense(width, width, activation_function=nn.Identity(), init_weight=weight_DD, init_bias=bias_D)
     if lexical:
         table_VD = _lexical_table(model, counts_V, weight_V)
-        rows = [row for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"] if row]
-        pooled_ND = torch.stack([table_VD[row].sum(dim=0) / weight_V[row].sum().clamp(min=1e-9) for row in rows])
+        sums_ND, weights_N = _sums_of_rows(tokenizer, texts, table_VD, weight_V)
+        scale = lexical**0.5 * _to_unit_spread(sums_ND / weights_N.clamp(min=1e-9)[:, None])
         # Pooling joins what lies under "cls_token_embeddings" to the mean of "token_embeddings": stock modules, no code of ours.
         dense.module_output_name = "cls_token_embeddings"
-        model.append(modules.WordEmbeddings(tokenizer, table_VD * (lexical**0.5 * _to_unit_spread(pooled_ND))))
+        model.append(modules.WordEmbeddings(tokenizer, table_VD * scale))
         model.append(dense)
         model.append(modules.Pooling(width, pooling_mode=("cls", "mean")))
     else:
         model.append(dense)
     model.append(normalize)
     model.to(model.device)
-
-
-@torch.no_grad()
-def refit_whitening(model: SentenceTransformer, texts: Sequence[str], whitening: float, bf16: bool) -> None:
-    """Fit the whitening layer anew to what training has made of the vectors. Without one, do nothing.
-
-    Training on small groups of like documents pays for vectors that move together, and what the whitening had taken out of the
-    cosines comes back (docs/log.md).
-
-    Args:
-        model: after ``fit_to_corpus``, LoRA or not: any Dense layer is taken for the whitening that this put there.
-        texts, whitening, bf16: as there.
-    """
-    for module in model:
-        if isinstance(module, modules.Dense):
-            weight_DD, bias_D = _whitening(model, texts, whitening, bf16)
-            module.linear.weight.copy_(weight_DD)
-            module.linear.bias.copy_(bias_D)
 
 
 @torch.no_grad()
@@ -105,12 +87,18 @@ def lexical_vectors(model: SentenceTransformer, texts: Sequence[str], token_weig
         token_weighting: a of a / (a + p); 0: all tokens weigh the same.
     """
     counts_V = _token_counts(model.tokenizer, texts)
-    table_VD = _lexical_table(model, counts_V, _token_weights(counts_V, token_weighting))
-    vectors_ND = torch.zeros(len(texts), table_VD.shape[1])
+    weight_V = _token_weights(counts_V, token_weighting)
+    sums_ND, _ = _sums_of_rows(model.tokenizer, texts, _lexical_table(model, counts_V, weight_V), weight_V)
+    return F.normalize(sums_ND, dim=1).numpy()
+
+
+def _sums_of_rows(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], table_VD: Tensor, weight_V: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the table's rows over each text's tokens, (N, D), and of their weights, (N,)."""
+    sums_ND, weights_N = torch.zeros(len(texts), table_VD.shape[1]), torch.zeros(len(texts))
     for start in range(0, len(texts), 1024):
-        for i, ids in enumerate(model.tokenizer(list(texts[start : start + 1024]), add_special_tokens=False)["input_ids"], start):
-            vectors_ND[i] = table_VD[ids].sum(dim=0)
-    return F.normalize(vectors_ND, dim=1).numpy()
+        for i, ids in enumerate(tokenizer(list(texts[start : start + 1024]), add_special_tokens=False)["input_ids"], start):
+            sums_ND[i], weights_N[i] = table_VD[ids].sum(dim=0), weight_V[ids].sum()
+    return sums_ND, weights_N
 
 
 def _token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:

@@ -210,12 +210,11 @@ def has_fast_bf16(device: torch.device) -> bool:
     return False
 
 
-def changing_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter that a run changes, by name: what has a gradient, and the whitening, which is fitted anew."""
-    fitted = {id(p) for m in module.modules() if isinstance(m, modules.Dense) for p in m.parameters()}
-    return {name: p for name, p in module.named_parameters() if p.requires_grad or id(p) in fitted}
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter that a run changes, by name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def trainable_state(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of ``changing_parameters``."""
-    return {name: p.detach().cpu().clone().contiguous() for name, p in changing_parameters(module).items()}
+    """A copy of ``trainable_parameters``."""
+    return {name: p.detach().cpu().clone().contiguous() for name, p in trainable_parameters(module).items()}

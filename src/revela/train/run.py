@@ -37,7 +37,7 @@ from revela.types import Chunk, Document, Encoder
 
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
-FITTING_SAMPLE, REFITTING_SAMPLE = 1500, 500  # chunks
+FITTING_SAMPLE = 1500  # chunks
 NEIGHBOUR_CHARACTERS = 2000  # of a document, that say what it is about
 PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)  # groups; documents a group and pieces a document; words a piece
 RUN_FILE = "run.json"
@@ -136,8 +136,6 @@ def train(
     clock = Clock(recipe.max_steps, recipe.max_minutes)
     step0 = int(checkpoint.name.split("-")[1]) if checkpoint else None
     metrics = Metrics(out / "metrics.jsonl", keep_until=step0)
-    sample = [c.text for c in random.Random(recipe.seed + 1).sample(chunks, min(len(chunks), REFITTING_SAMPLE))]
-    refit = functools.partial(corpus_fit.refit_whitening, model, sample, recipe.whitening, bf16)
     best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
     watch = Watch(
         clock,
@@ -146,8 +144,6 @@ def train(
         check_every=recipe.check_every,
         describe=lambda scores: _describe(scores, bm25),
         offer=best.offer if recipe.keep == "best" else None,
-        refit=refit if is_decoder else None,
-        refit_every=recipe.refit_every,
     )
     trainer = _trainer(recipe, objective, model, tokenizer, chunks, groups, out, clock, watch, bf16)
     before: dict[str, float] = next((r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {})
@@ -156,8 +152,6 @@ def train(
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     steps = trainer.state.global_step
-    if is_decoder and recipe.refit_every and steps % recipe.refit_every:  # else it has just been done
-        refit()
     kept, after = steps, watch.record_check(steps) if check else {}
     if check and recipe.keep == "best" and best.step != steps:
         best.restore()

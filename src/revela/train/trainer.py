@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase
 
 from revela.errors import RevelaError
-from revela.models.retriever import changing_parameters, passage_prompt_of, query_prompt_of, trainable_state
+from revela.models.retriever import passage_prompt_of, query_prompt_of, trainable_parameters, trainable_state
 from revela.train.watch import Clock
 
 TRAINABLE, CLOCK = "trainable.safetensors", "clock.json"
@@ -180,7 +180,7 @@ class Best:
 def load_trainable(module: nn.Module, file: Path) -> None:
     """Copy the tensors of ``trainable_state`` back into the module."""
     saved = load_file(file)
-    parameters = changing_parameters(module)
+    parameters = trainable_parameters(module)
     if saved.keys() != parameters.keys():
         raise RevelaError(f"{file.parent} was saved by another recipe: resume with the settings that the run began with")
     with torch.no_grad():

@@ -68,7 +68,6 @@ class Watch(TrainerCallback):
         check: gives scores by task for the model as it stands; called every ``check_every`` updates.
         describe: scores as a person reads them.
         offer: is told the step and the scores of every check.
-        refit: called every ``refit_every`` updates, before a check; its time counts as training.
     """
 
     def __init__(
@@ -80,11 +79,9 @@ class Watch(TrainerCallback):
         check_every: int,
         describe: Callable[[dict[str, float]], str],
         offer: Callable[[int, dict[str, float]], None] | None = None,
-        refit: Callable[[], None] | None = None,
-        refit_every: int = 0,
     ) -> None:
         self.clock, self.metrics, self.check, self.check_every, self.describe = clock, metrics, check, check_every, describe
-        self.offer, self.refit, self.refit_every = offer, refit, refit_every
+        self.offer = offer
         self.tokens = 0
         self.interrupted = False
         self._bar: Any = None
@@ -101,8 +98,6 @@ class Watch(TrainerCallback):
         self.clock.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.refit is not None and self.refit_every and state.global_step % self.refit_every == 0:
-            self.refit()
         self.clock.lap()
         self._bar.update(1)
         done = self.clock.progress(state.global_step) >= 1.0
