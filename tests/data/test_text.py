@@ -44,11 +44,13 @@ def test_field_names_are_settable(tmp_path):
 
 def test_bad_lines_are_counted_and_named_within_the_share(tmp_path):
     rows = [{"text": f"{SENTENCE} {i}"} for i in range(20)]
-    (tmp_path / "a.jsonl").write_text(lines(*rows, "{broken", {"text": 3}))
+    half_a_pair = '{"text": "' + SENTENCE + ' \\ud800"}'
+    (tmp_path / "a.jsonl").write_text(lines(*rows, "{broken", {"text": 3}, half_a_pair))
     documents, report = read_corpus([tmp_path], max_bad_share=0.2)
-    assert len(documents) == 20 and report.bad == 2
+    assert len(documents) == 20 and report.bad == 3
     assert report.examples["broken JSON"] == ["a.jsonl:21"] and report.examples['no text field "text"'] == ["a.jsonl:22"]
-    with pytest.raises(RevelaError, match=r"2 of 22 entries cannot be read.*a\.jsonl:21.*--max-bad-share"):
+    assert report.examples["not Unicode (half of a surrogate pair)"] == ["a.jsonl:23"]
+    with pytest.raises(RevelaError, match=r"3 of 23 entries cannot be read.*a\.jsonl:21.*--max-bad-share"):
         read_corpus([tmp_path])
 
 

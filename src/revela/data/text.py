@@ -193,7 +193,13 @@ def _parse(line: str, where: str, text_field: str, title_field: str, report: Rep
     title = row.get(title_field)
     text = row[text_field]
     key = str(row.get("_id", row.get("id", where)))
-    return Document(key, text, title if isinstance(title, str) else "", _kind_of(key, text))
+    document = Document(key, text, title if isinstance(title, str) else "", _kind_of(key, text))
+    try:
+        f"{key}{document.full_text}".encode()
+    except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which is no character
+        report.skip("not Unicode (half of a surrogate pair)", where, bad=True)
+        return None
+    return document
 
 
 def _kind_of(key: str, text: str) -> Kind:
