@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -79,8 +78,7 @@ def row(
         target = model or f"{scratch}/model"
         if train is not None:
             began = time.time()
-            subprocess.run(["revela", "train", str(corpus_of(folder)), "--out", target, *train], check=True)
-            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+            peak = run_and_weigh(["revela", "train", str(corpus_of(folder)), "--out", target, *train])
             rows = [json.loads(line) for line in Path(target, "metrics.jsonl").read_text().splitlines()]
             result |= {
                 "steps": rows[-1]["step"],
@@ -100,6 +98,16 @@ def row(
         result |= {"scores": scores[system], "hybrid": scores[f"{system} + BM25"], "bm25": scores["BM25"]}
     path.write_text(json.dumps(result, indent=1))
     return result
+
+
+def run_and_weigh(command: list[str]) -> float:
+    """Run a command to its end; its peak memory in GB."""
+    process = subprocess.Popen(command)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return usage.ru_maxrss / 2**20
 
 
 def corpus_of(folder: Path) -> Path:
