@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
+
+settings.register_profile("revela", deadline=None)  # a busy machine is not a failure
+settings.load_profile("revela")
 
 SHARED = Path(__file__).parents[2] / "shared"
 TOPICS = ["ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle", "glacier", "circuit", "recipe", "harbour"]
