@@ -4,7 +4,7 @@
 
 For each collection, trained on its own raw text: BM25, the backbone untrained with several poolings, with the label-free fit
 (token weights and whitening), the gated preset, MiniLM, and every hybrid; on SciFact also a second seed and the paper preset
-for the same time. Each row is kept in bench/out/quality and made only once; delete a row to make it again.
+for the same time. Each row is kept in bench/results/quality and made only once; delete a row to make it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).parent / "out" / "quality"
+OUT = Path(__file__).parent / "out" / "quality"  # plots, and models while they are scored
+RESULTS = Path(__file__).parent / "results" / "quality"
 COLLECTIONS = ["scifact", "cosqa", "cranfield", "med", "npl_vaswani"]
 MAX_TOKENS = "256"  # what MiniLM reads; the same for all
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
@@ -61,7 +62,7 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
 
 def row_file(name: str, collection: str) -> Path:
     """Where a row is kept."""
-    return OUT / collection / f"{name.replace(' ', '_').replace(',', '')}.json"
+    return RESULTS / collection / f"{name.replace(' ', '_').replace(',', '')}.json"
 
 
 def row(
@@ -87,7 +88,8 @@ def row(
                 "peak_gb": peak,
             }
             shutil.copy(Path(target, "metrics.jsonl"), path.with_suffix(".jsonl"))
-            shutil.copy(Path(target, "training.png"), path.with_suffix(".png"))
+            (OUT / folder.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path(target, "training.png"), OUT / folder.name / f"{path.stem}.png")
         if untrained is not None:
             save_untrained(untrained, corpus_of(folder), Path(target))
         subprocess.run(
