@@ -104,7 +104,13 @@ class Scripted:
 
 
 @pytest.mark.parametrize(
-    ("keep", "scores", "kept"), [("best", [0, 0.1, 0.5, 0.3], 3), ("last", [0, 0.1, 0.5, 0.3], 6), ("best", [0, 9, 1, 1], 0)]
+    ("keep", "scores", "kept"),
+    [
+        ("best", [0, 0.1, 0.5, 0.3], 3),
+        ("last", [0, 0.1, 0.5, 0.3], 6),
+        ("best", [0, 9, 1, 1], 0),
+        ("best", [0, 0.5, 0.504, 0.504], 0),  # by chance, for all we know
+    ],
 )
 def test_the_state_that_the_check_liked_best_is_saved(recipe, documents, tmp_path, keep, scores, kept):
     recipe = dataclasses.replace(recipe, check_every=3, save_every=2, keep=keep, learning_rate=1e-2)

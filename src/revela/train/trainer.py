@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from revela.models.retriever import passage_prompt_of, query_prompt_of, trainabl
 from revela.train.watch import Clock
 
 TRAINABLE, CLOCK = "trainable.safetensors", "clock.json"
+MARGIN = 0.005  # nDCG@10: what checks of equally good states differ by (docs/log.md)
 
 
 class GroupSampler(BatchSampler):
@@ -141,6 +143,8 @@ class GroupTrainer(SentenceTransformerTrainer):
 class Best:
     """The state that the label-free check likes best (by the mean of its tasks), so that a run ends no worse than it began.
 
+    A later state has to win by more than ``MARGIN``: the best of many checks that differ by chance alone is the luckiest, not the best.
+
     Each state that beats all before it stays in ``folder`` until the run ends: a run that is killed may resume from before the last.
 
     Args:
@@ -171,7 +175,7 @@ class Best:
         load_trainable(self.module, self._file(self.step))
 
     def _beats(self, scores: dict[str, float]) -> bool:
-        return self.step < 0 or sum(scores.values()) > sum(self.scores.values())
+        return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + MARGIN
 
     def _file(self, step: int) -> Path:
         return self.folder / f"best-{step}.safetensors"
