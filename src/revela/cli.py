@@ -251,13 +251,13 @@ def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = DE
     )
 
 
-def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[list[Any], Any]:
+def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     from revela.data.text import read_corpus
 
     return read_corpus(corpus, text_field=recipe.text_field, title_field=recipe.title_field, max_bad_share=recipe.max_bad_share)
 
 
-def _held_out(documents: list[Any], recipe: Recipe) -> tuple[list[Any], Any]:
+def _held_out(documents: Any, recipe: Recipe) -> tuple[Any, Any]:
     from revela.data.heldout import split_held_out, tasks
     from revela.evaluate.heldout import HeldOutCheck
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.data.groups import document_groups
-from revela.types import Chunk
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 
 
-def corpus(sizes: list[int]) -> list[Chunk]:
-    return [Chunk(d, f"{d}/{i}") for d, n in enumerate(sizes) for i in range(n)]
+def corpus(sizes: list[int]) -> np.ndarray:
+    """The document of each chunk."""
+    return np.repeat(np.arange(len(sizes)), sizes)
 
 
 @given(SIZES, st.sampled_from([2, 5, 16]), st.integers(0, 5))
@@ -30,9 +30,9 @@ def test_groups_are_whole_and_disjoint(sizes, size, seed):
 
 @given(SIZES, st.integers(0, 5))
 def test_more_than_two_documents_meet_only_if_they_are_short(sizes, seed):
-    chunks = corpus(sizes)
-    for group in document_groups(chunks, 16, seed):
-        pieces = Counter(chunks[i].document for i in group)
+    owners = corpus(sizes)
+    for group in document_groups(owners, 16, seed):
+        pieces = Counter(owners[i] for i in group)
         if len(pieces) > 2:
             long = [d for d, n in pieces.items() if n >= 8]
             assert len(long) <= 1
@@ -42,22 +42,22 @@ def test_more_than_two_documents_meet_only_if_they_are_short(sizes, seed):
 
 @given(SIZES, st.integers(0, 5))
 def test_a_document_gives_contiguous_chunks(sizes, seed):
-    chunks = corpus(sizes)
-    for group in document_groups(chunks, 16, seed):
-        for document in {chunks[i].document for i in group}:
+    owners = corpus(sizes)
+    for group in document_groups(owners, 16, seed):
+        for document in {owners[i] for i in group}:
             if sizes[document] < 16:
                 continue
-            members = sorted(i for i in group if chunks[i].document == document)
+            members = sorted(i for i in group if owners[i] == document)
             gaps = sum(b - a != 1 for a, b in pairwise(members))
             assert gaps <= 1  # the head and the tail of one document may fill a group together
 
 
 def test_same_seed_same_groups_other_epoch_other_groups():
-    chunks = corpus([3, 20, 7, 40, 5] * 5)
-    first = list(document_groups(chunks, 16, seed=1))
-    assert first == list(document_groups(chunks, 16, seed=1))
-    assert first != list(document_groups(chunks, 16, seed=1, epoch=1))
-    assert first != list(document_groups(chunks, 16, seed=2))
+    owners = corpus([3, 20, 7, 40, 5] * 5)
+    first = list(document_groups(owners, 16, seed=1))
+    assert first == list(document_groups(owners, 16, seed=1))
+    assert first != list(document_groups(owners, 16, seed=1, epoch=1))
+    assert first != list(document_groups(owners, 16, seed=2))
 
 
 def test_order_inside_a_group_is_shuffled():
@@ -67,22 +67,22 @@ def test_order_inside_a_group_is_shuffled():
 
 @given(st.lists(st.integers(1, 7), min_size=4, max_size=60), st.integers(0, 5))
 def test_vectors_change_who_meets_whom_and_lose_nothing(sizes, seed):
-    chunks = corpus(sizes)
+    owners = corpus(sizes)
     vectors = np.random.default_rng(seed).normal(size=(len(sizes), 3)).astype(np.float32)
-    plain, similar = (list(document_groups(chunks, 16, seed, vectors_ND=v)) for v in (None, vectors))
+    plain, similar = (list(document_groups(owners, 16, seed, vectors_ND=v)) for v in (None, vectors))
     assert len(plain) == len(similar) == sum(sizes) // 16
     assert len({i for g in similar for i in g}) == 16 * len(similar)
-    assert similar == list(document_groups(chunks, 16, seed, vectors_ND=vectors))
+    assert similar == list(document_groups(owners, 16, seed, vectors_ND=vectors))
 
 
 def test_similar_short_documents_share_a_group():
     topics = np.repeat(np.arange(8), 32)
     rng = np.random.default_rng(0)
     vectors = (np.eye(8)[topics] + 0.05 * rng.normal(size=(256, 8))).astype(np.float32)
-    chunks = corpus([2] * 256)
+    owners = corpus([2] * 256)
 
     def of_one_topic(vectors_ND):
-        groups = document_groups(chunks, 16, 0, vectors_ND=vectors_ND)
-        return np.mean([Counter(topics[chunks[i].document] for i in g).most_common(1)[0][1] / 16 for g in groups])
+        groups = document_groups(owners, 16, 0, vectors_ND=vectors_ND)
+        return np.mean([Counter(topics[owners[i]] for i in g).most_common(1)[0][1] / 16 for g in groups])
 
     assert of_one_topic(vectors) > 0.8 > 0.5 > of_one_topic(None)

@@ -6,6 +6,7 @@ import numpy as np
 
 from conftest import make_rows
 from revela.data.heldout import docstring_task, split_held_out, tasks
+from revela.data.store import stored
 from revela.evaluate.heldout import HeldOutCheck
 from revela.types import Document
 
@@ -29,11 +30,12 @@ def bare(x):
 
 
 def test_held_out_documents_do_not_depend_on_order():
-    rest, held = split_held_out(DOCUMENTS, 0.25, 100)
-    again, same = split_held_out(DOCUMENTS[::-1], 0.25, 100)
+    documents = stored(Document, DOCUMENTS)
+    rest, held = split_held_out(documents, 0.25, 100)
+    again, same = split_held_out(stored(Document, DOCUMENTS[::-1]), 0.25, 100)
     assert len(held) == 10 and {d.id for d in held} == {d.id for d in same}
     assert not {d.id for d in rest} & {d.id for d in held} and len(rest) == len(again) == 30
-    assert len(split_held_out(DOCUMENTS, 0.25, 3)[1]) == 3
+    assert len(split_held_out(documents, 0.25, 3)[1]) == 3
 
 
 def test_sibling_and_title_tasks():

@@ -10,11 +10,14 @@ abbreviations, and it would rather miss a boundary than invent one.
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
+from revela.data.batches import batches, ordered_map
 from revela.types import Chunk, Document
 
+BATCH = 2**20  # characters that a worker process takes at a time
 _BOUNDARY = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]+["'\u201d\u2019)\]]*\s+|\n[ \t]*\n\s*""")
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\[])(?:[A-Z]|e\.g|i\.e|etc|cf|vs|al|approx|ca|Mr|Mrs|Ms|Dr|Prof|St|Fig|Figs|Eq|Eqs|No|Nos|Vol|pp|p|Inc|Ltd|Co|Corp|Jr|Sr|"
@@ -36,9 +39,15 @@ def chunk(document: Document, index: int, max_words: int) -> list[Chunk]:
     return [Chunk(index, piece) for piece in pieces if piece.strip()]
 
 
-def chunk_all(documents: Iterable[Document], max_words: int) -> list[Chunk]:
-    """Chunks of all documents, in order."""
-    return [piece for index, document in enumerate(documents) for piece in chunk(document, index, max_words)]
+def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -> Iterator[Chunk]:
+    """Chunks of all documents, in order, as the documents come; the same for any number of worker processes."""
+    numbered = batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH)
+    for pieces in ordered_map(functools.partial(_chunk_some, max_words=max_words), numbered, workers):
+        yield from pieces
+
+
+def _chunk_some(numbered: Sequence[tuple[int, Document]], max_words: int) -> list[Chunk]:
+    return [piece for index, document in numbered for piece in chunk(document, index, max_words)]
 
 
 def sentences(text: str) -> list[str]:

@@ -10,15 +10,17 @@ Shapes: N documents, D width of a document's vector.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from revela.types import Chunk, Vectors
+from revela.types import Vectors
 
 
 def document_groups(
-    chunks: Sequence[Chunk], size: int, seed: int, epoch: int = 0, vectors_ND: Vectors | None = None
+    owners: NDArray[np.int64], size: int, seed: int, epoch: int = 0, vectors_ND: Vectors | None = None
 ) -> Iterator[list[int]]:
     """Groups of ``size`` chunk indices for one epoch, the same for the same seed and epoch.
 
@@ -28,17 +30,17 @@ def document_groups(
     next, where starts and neighbours differ.
 
     Args:
-        chunks: all chunks, each document's next to one another and in order.
+        owners: the document of each chunk; a document's chunks are next to one another and in order.
         size: chunks a group, at least 2.
         seed: of the run.
         epoch: from 0.
-        vectors_ND: a vector for each document, by ``Chunk.document``.
+        vectors_ND: a vector for each document, by its number in ``owners``.
     """
     rng = random.Random(f"{seed}/{epoch}")
     halves: list[list[int]] = []
     shorts: list[list[int]] = []
     groups: list[list[int]] = []
-    for indices in _by_document(chunks):
+    for indices in _by_document(owners):
         offset = rng.randrange(min(size, len(indices) - size + 1)) if len(indices) > size else 0
         for piece in _pieces(indices, size, offset):
             (groups if len(piece) == size else halves if 2 * len(piece) >= size else shorts).append(piece)
@@ -48,8 +50,8 @@ def document_groups(
         first, second = halves.pop(), halves.pop()
         groups.append((first + second)[:size])
     if vectors_ND is not None and shorts:
-        owners = np.array([chunks[piece[0]].document for piece in shorts])
-        shorts = [shorts[i] for i in _neighbours_together(vectors_ND[owners], rng)]
+        first_chunks = [piece[0] for piece in shorts]
+        shorts = [shorts[i] for i in _neighbours_together(vectors_ND[owners[first_chunks]], rng)]
     filling = [i for piece in halves + shorts for i in piece]
     groups += [filling[i : i + size] for i in range(0, len(filling) - size + 1, size)]
     rng.shuffle(groups)
@@ -77,12 +79,11 @@ def _neighbours_together(vectors_ND: Vectors, rng: random.Random) -> list[int]:
     return order
 
 
-def _by_document(chunks: Sequence[Chunk]) -> Iterator[list[int]]:
-    start = 0
-    for i in range(1, len(chunks) + 1):
-        if i == len(chunks) or chunks[i].document != chunks[start].document:
-            yield list(range(start, i))
-            start = i
+def _by_document(owners: NDArray[np.int64]) -> Iterator[list[int]]:
+    bounds = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
+    for start, end in pairwise(bounds):
+        if end > start:
+            yield list(range(start, end))
 
 
 def _pieces(indices: list[int], size: int, offset: int) -> Iterator[list[int]]:

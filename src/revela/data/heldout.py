@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from revela.data.chunk import chunk
+from revela.data.store import Stored
 from revela.types import Document
 
 MIN_QUERY_WORDS = 3
@@ -33,7 +34,7 @@ class Task:
     excluded: list[frozenset[int]]
 
 
-def split_held_out(documents: Sequence[Document], share: float, at_most: int) -> tuple[list[Document], list[Document]]:
+def split_held_out(documents: Stored[Document], share: float, at_most: int) -> tuple[Stored[Document], list[Document]]:
     """Training documents and held-out documents.
 
     Chosen by a hash of title and text, so that the choice does not depend on order, run or seed.
@@ -43,10 +44,11 @@ def split_held_out(documents: Sequence[Document], share: float, at_most: int) ->
         share: share to hold out, 0 to 0.5.
         at_most: never hold out more documents than this.
     """
-    ranked = sorted(documents, key=lambda d: hashlib.blake2b(d.full_text.encode(), digest_size=8).digest())
-    count = min(at_most, int(share * len(documents)))
-    held = {id(d) for d in ranked[:count]}
-    return [d for d in documents if id(d) not in held], [d for d in documents if id(d) in held]
+    digests = [hashlib.blake2b(d.full_text.encode(), digest_size=8).digest() for d in documents]
+    ranked = sorted(range(len(digests)), key=digests.__getitem__)
+    held = sorted(ranked[: min(at_most, int(share * len(digests)))])
+    rest = sorted(ranked[len(held) :])
+    return documents.chosen(rest), list(documents.chosen(held))
 
 
 def tasks(documents: Sequence[Document], max_words: int, queries: int, passages: int, seed: int) -> list[Task]:

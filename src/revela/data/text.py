@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from revela.data.store import Stored, stored
 from revela.errors import RevelaError
 from revela.types import Document, Kind
 
@@ -63,8 +64,8 @@ def read_corpus(
     max_bad_share: float = 0.01,
     distinct: bool = True,
     min_words: int = MIN_WORDS,
-) -> tuple[list[Document], Report]:
-    """Read every document of every source.
+) -> tuple[Stored[Document], Report]:
+    """Read every document of every source into a file of their own.
 
     Args:
         sources: folders (searched for text and code), text files and JSONL files; ``.gz`` of each.
@@ -80,19 +81,9 @@ def read_corpus(
     Raises:
         RevelaError: a source is missing, too much is bad, or nothing is left.
     """
-    report, documents, seen = Report(), [], set[bytes]()
-    for document in _read_sources([Path(s) for s in sources], text_field, title_field, report):
-        words = len(document.full_text.split())
-        if words < min_words:
-            report.skip("shorter than a sentence", document.id)
-            continue
-        digest = hashlib.blake2b(document.full_text.encode(), digest_size=16).digest()
-        if distinct and digest in seen:
-            report.skip("duplicate text", document.id)
-            continue
-        seen.add(digest)
-        documents.append(document)
-        report.words += words
+    report = Report()
+    read = _read_sources([Path(s) for s in sources], text_field, title_field, report)
+    documents = stored(Document, _wanted(read, distinct, min_words, report))
     report.documents = len(documents)
     total = report.documents + sum(report.skipped.values())
     if report.bad > max_bad_share * total or (report.bad and not documents):
@@ -105,6 +96,22 @@ def read_corpus(
         why = "; ".join(report.lines()[1:]) or "no file with a known ending (.txt .md .rst .html .jsonl, source code; .gz of each)"
         raise RevelaError(f"no document found in {', '.join(map(str, sources))}: {why}")
     return documents, report
+
+
+def _wanted(documents: Iterator[Document], distinct: bool, min_words: int, report: Report) -> Iterator[Document]:
+    seen = set[bytes]()
+    for document in documents:
+        words = len(document.full_text.split())
+        if words < min_words:
+            report.skip("shorter than a sentence", document.id)
+            continue
+        digest = hashlib.blake2b(document.full_text.encode(), digest_size=16).digest()
+        if distinct and digest in seen:
+            report.skip("duplicate text", document.id)
+            continue
+        seen.add(digest)
+        report.words += words
+        yield document
 
 
 _HARMLESS = frozenset({"shorter than a sentence", "duplicate text"})

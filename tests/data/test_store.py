@@ -1,0 +1,92 @@
+"""What is stored on disk reads as the list it was made from, and costs no memory that grows with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revela.data import store
+from revela.data.batches import batches, ordered_map
+from revela.data.chunk import chunk, chunk_all
+from revela.data.store import stored
+from revela.types import Chunk, Document
+
+CHUNKS = [Chunk(i // 3, f"text {i} " * (i % 7)) for i in range(50)]
+
+
+@pytest.mark.parametrize("limit", [1, 200, 2**22])
+def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
+    monkeypatch.setattr(store, "BATCH", limit)
+    kept = stored(Chunk, iter(CHUNKS))
+    assert list(kept) == CHUNKS and len(kept) == 50
+    assert kept[0] == CHUNKS[0] and kept[-1] == CHUNKS[-1] and kept[17] == CHUNKS[17] and kept[10:20:3] == CHUNKS[10:20:3]
+    with pytest.raises(IndexError):
+        kept[50]
+    np.testing.assert_array_equal(kept.column("document"), [c.document for c in CHUNKS])
+    some = kept.chosen([3, 40, 4]).chosen([1, 2])
+    assert list(some) == [CHUNKS[40], CHUNKS[4]] and some[0] == CHUNKS[40] and some.column("document").tolist() == [13, 1]
+
+
+def test_nothing_is_a_sequence_too():
+    kept = stored(Document, [])
+    assert len(kept) == 0 and list(kept) == [] and not kept
+
+
+def test_the_file_goes_with_the_last_view():
+    kept = stored(Chunk, CHUNKS)
+    view, path = kept.chosen([1]), kept.path
+    del kept
+    assert path.exists() and view[0] == CHUNKS[1]
+    del view
+    assert not path.exists()
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 30))
+def test_batches_are_bounded_and_lose_nothing(sizes, limit):
+    made = list(batches(sizes, lambda n: n, limit))
+    assert [n for batch in made for n in batch] == sizes
+    assert all(sum(batch[:-1]) < limit for batch in made)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_number_of_workers_changes_nothing(workers, monkeypatch):
+    monkeypatch.setattr("revela.data.chunk.BATCH", 100)
+    documents = [Document(f"d{i}", "One two three. " * (i % 11 + 1), kind="code" if i % 5 == 0 else "prose") for i in range(40)]
+    want = [piece for i, d in enumerate(documents) for piece in chunk(d, i, 8)]
+    assert list(chunk_all(iter(documents), 8, workers)) == want
+
+
+def test_a_reader_that_stops_early_has_read_little_ahead():
+    taken = []
+    items = (taken.append(i) or i for i in range(1000))
+    first = next(iter(ordered_map(abs, items, 2)))
+    assert first == 0 and len(taken) < 20
+
+
+MEMORY = """
+import resource, sys
+from revela.data.chunk import chunk_all
+from revela.data.store import stored
+from revela.types import Chunk, Document
+text = "A sentence of seven words stands here. " * 2000
+count = int(sys.argv[1])
+documents = stored(Document, (Document(str(i), f"{i} {text}") for i in range(count)))
+chunks = stored(Chunk, chunk_all(documents, 48))
+assert len(documents) == count and len(chunks) > 100 * count
+status = open("/proc/self/status").read().split()
+print(int(status[status.index("RssAnon:") + 1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_memory_does_not_grow_with_the_corpus():
+    """160 MB of text against 8 MB: what is held besides the mapped file stays the same."""
+    runs = [subprocess.run([sys.executable, "-c", MEMORY, n], capture_output=True, text=True, check=True) for n in ("100", "2000")]
+    small, large = (int(run.stdout) for run in runs)
+    assert large < small + 40, f"{small} MB -> {large} MB"
