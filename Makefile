@@ -30,7 +30,7 @@ lint: $(VENV)/ready
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/ready
-	$(VENV)/bin/python bench/quality.py
+	$(VENV)/bin/python bench/speed.py $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist
