@@ -94,8 +94,10 @@ class Recipe:
     "Train the temperature."
     sim_dtype: Literal["fp32", "bf16"] = "fp32"
     "Precision of the similarities; the published run's was bf16."
-    epsilon: float = 0.003
+    epsilon: float = 1e-4
     "Pairs with no more weight than this are skipped; 0 computes all."
+    kernel: Literal["torch", "triton"] = "torch"
+    "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
     query_side: Literal["first-half", "whole"] = "first-half"
     "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
 
@@ -104,6 +106,10 @@ class Recipe:
     warmup_steps: int = 10
     groups_per_step: int = 1
     "Groups a parameter update."
+    groups_per_batch: int = 1
+    "Of these, groups that go through the models together; more fill a GPU, and take more memory."
+    retriever_batch: int = 0
+    "Texts the retriever reads at a time in training, and again in the backward pass: less memory, one more forward pass; 0: all, once."
     max_steps: int = 0
     "Stop after this many updates; 0: no limit."
     max_minutes: float = 20.0

@@ -247,3 +247,76 @@ def test_the_split_backward_equals_the_joined_one():
     for joined, split in zip(*gradients, strict=True):
         assert split.abs().sum() > 0
         torch.testing.assert_close(joined, split, atol=1e-6, rtol=1e-4)
+
+
+def test_stream_e_ends_with_the_last_keys_that_are_read():
+    ids, mask, _ = batch()
+    lm = LanguageModel(build("llama").requires_grad_(False))
+    ran = []
+    for i, layer in enumerate(lm.model.model.layers):
+        layer.mlp.register_forward_hook(lambda *_, i=i: ran.append(i))
+    lm.model.lm_head.register_forward_hook(lambda *_: ran.append("head"))
+    memory = lm.read(lm.pack(ids, mask), [1, 2])
+    assert ran == [0, 1] and sorted(memory.keys) == [1, 2]
+
+
+def test_a_head_that_is_not_all_there_is_keeps_its_own_logits():
+    """Cohere scales its logits: the loss must see them."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    config = t.CohereConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        logit_scale=0.25, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = t.CohereForCausalLM(config).eval().requires_grad_(False)
+    ids = torch.randint(3, 64, (1, 9))
+    want = model(input_ids=ids, labels=ids).loss
+    lm = LanguageModel(model)
+    torch.testing.assert_close(lm.loss(lm.pack(ids, torch.ones_like(ids))), want, atol=1e-5, rtol=0)
+
+
+class Embed(torch.nn.Module):
+    """A retriever of one table."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = torch.nn.Embedding(400, 8)
+
+    def forward(self, features):
+        return {"sentence_embedding": self.table(features["input_ids"]).mean(1)}
+
+
+def objective_of(lm, **changes):
+    return Revela(Embed(), lm, tau=0.1, gates_LH=torch.full((4, 4), 0.3), v_norm=False, **changes)
+
+
+def test_groups_of_a_batch_do_not_see_one_another():
+    lm = LanguageModel(build("llama").float().requires_grad_(False))
+    ids = torch.randint(3, 400, (6, 5), generator=torch.Generator().manual_seed(1))
+    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    together = objective_of(lm, group_size=3)
+    loss = together([features] * 3)
+    loss.backward()
+    apart = objective_of(lm)
+    losses = [apart([{k: v[g] for k, v in features.items()}] * 3) for g in (slice(0, 3), slice(3, 6))]
+    (sum(losses) / 2).backward()
+    torch.testing.assert_close(loss, sum(losses) / 2, atol=1e-5, rtol=0)
+    torch.testing.assert_close(together.model.table.weight.grad, apart.model.table.weight.grad, atol=1e-7, rtol=1e-4)
+
+
+def test_a_retriever_that_reads_a_few_texts_at_a_time_gets_the_same_gradient():
+    lm = LanguageModel(build("llama").float().requires_grad_(False))
+    ids, mask, _ = batch()
+    features = {"input_ids": ids, "attention_mask": mask}
+    found, seen = [], []
+    for size in (0, 2):
+        objective = objective_of(lm, retriever_batch=size)
+        objective.model.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0]["input_ids"])))
+        loss = objective([features] * 3)
+        loss.backward()
+        found.append((loss.detach(), objective.model.table.weight.grad))
+    assert seen[:2] == [3, 3] and sorted(seen[2:]) == [1] * 4 + [2] * 4  # both sides, forward and once more backward
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)

@@ -95,3 +95,18 @@ def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
 def test_not_a_model_is_one_sentence(tmp_path, make):
     with pytest.raises(RevelaError, match=r"modules\.json"):
         r.load_retriever(make(tmp_path))
+
+
+def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(tiny_lm_folder, monkeypatch):
+    """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same vectors, same order."""
+    monkeypatch.setattr(r, "TOKENS_A_BATCH", 40)
+    monkeypatch.setattr(r, "READ_AHEAD", 7)
+    model = build(tiny_lm_folder)
+    fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
+    texts = [" ".join(["ocean1", "engine4", "planet0"][: 1 + i % 3] * (i % 5 + 1)) + str(i) for i in range(23)] + [""]
+    shapes = []
+    model[0].register_forward_pre_hook(lambda _m, inputs: shapes.append(inputs[0]["input_ids"].shape))
+    got = r.RetrieverEncoder(model, bf16=False).encode_passages(texts)
+    assert max(rows * columns for rows, columns in shapes) <= 40 and len(shapes) > 4
+    want = model.encode([t or "." for t in texts], prompt=model.prompts["document"])
+    np.testing.assert_allclose(got, want, atol=1e-5)

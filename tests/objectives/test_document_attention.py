@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import naive
 import pytest
 import torch
 
+from revela.config import Recipe
 from revela.objectives.document_attention import document_attention
 
 LENGTHS = [3, 1, 5, 2]
@@ -21,14 +24,18 @@ def tensors(n_heads: int, n_groups: int, seed: int = 0):
     return [t.requires_grad_() for t in (query, key, value, weights / weights.sum(1, keepdim=True))]
 
 
+KERNELS = ["torch", pytest.param("triton", marks=pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"))]
+
+
 @pytest.mark.parametrize("v_norm", [False, True])
 @pytest.mark.parametrize(("n_heads", "n_groups"), [(4, 4), (4, 2), (3, 1)])
 @pytest.mark.parametrize("heads", [None, [2, 0]])
-def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads, kernel):
     inputs = tensors(n_heads, n_groups)
     inputs = [t.detach().requires_grad_() for t in inputs]
     picked = None if heads is None else torch.tensor(heads)
-    fast = document_attention(*inputs, LENGTHS, heads=picked, scale=0.3, v_norm=v_norm)
+    fast = document_attention(*inputs, LENGTHS, heads=picked, scale=0.3, v_norm=v_norm, kernel=kernel)
     slow = naive.document_attention(*inputs, LENGTHS, 0.3, v_norm=v_norm, heads=heads)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     direction = torch.randn_like(slow)
@@ -58,3 +65,64 @@ def test_v_normalised_output_has_at_most_norm_one():
     query, key, value, weights = tensors(4, 2)
     output = document_attention(query, key, 100 * value, weights, LENGTHS, v_norm=True)
     assert output.norm(dim=-1).max() <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("v_norm", [False, True])
+def test_documents_of_more_than_one_block(kernel, v_norm):
+    """Longer than a kernel's blocks of rows and keys, with a pair left out and one document that nobody reads."""
+    lengths = [70, 3, 33]
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(n, 106, 4, dtype=torch.float64, generator=generator) for n in (2, 1, 1))
+    weights = torch.tensor([[0, 0, 0.9], [0.6, 0, 0.4], [1, 0, 0]], dtype=torch.float64)
+    inputs = [t.requires_grad_() for t in (query, key, value, weights)]
+    fast = document_attention(*inputs, lengths, v_norm=v_norm, kernel=kernel)
+    direction = torch.randn(fast.shape, dtype=torch.float64, generator=generator)
+    slow = all_pairs(*inputs, lengths, v_norm)
+    torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
+    pairs = weights.detach() > 0
+    got, want = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
+    for a, b in zip(got[:3], want[:3], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+    torch.testing.assert_close(got[3][pairs], want[3][pairs], atol=1e-10, rtol=0)
+
+
+def all_pairs(query, key, value, weights, lengths, v_norm):
+    """The same by one large product; held to the row-by-row loop by the test above."""
+    bounds = [sum(lengths[:j]) for j in range(len(lengths) + 1)]
+    owners = torch.repeat_interleave(torch.tensor(lengths))
+    total = 0.0
+    for j in range(len(lengths)):
+        keys, values = key[:, bounds[j] : bounds[j + 1]], value[:, bounds[j] : bounds[j + 1]]
+        attention = (query @ keys.transpose(1, 2) * query.shape[-1] ** -0.5).softmax(-1)
+        output = attention @ values
+        if v_norm:
+            output = output / (attention @ values.norm(dim=-1, keepdim=True) + 1e-6)
+        total = total + weights[owners, j][:, None] * output
+    return total
+
+
+def test_nothing_of_a_pair_is_kept_for_the_backward_pass():
+    query, key, value, weights = tensors(4, 2)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        document_attention(query, key, value, weights, LENGTHS)
+    assert sum(kept) == query.numel() + key.numel() + value.numel() + weights.numel()
+
+
+def test_the_default_epsilon_costs_less_than_a_thousandth():
+    """Outputs, and the gradient to the scores under Sim, at a temperature so low that half of all pairs are skipped."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [12] * 16
+    query, key, value = (torch.randn(n, 192, 8, dtype=torch.float64, generator=generator) for n in (4, 2, 2))
+    scores = torch.randn(16, 16, dtype=torch.float64, generator=generator).requires_grad_()
+    direction = torch.randn(4, 192, 8, dtype=torch.float64, generator=generator)
+    found = {}
+    for epsilon in (0.0, Recipe().epsilon):
+        weights = (scores * 6).masked_fill(torch.eye(16, dtype=torch.bool), -torch.inf).softmax(-1)
+        mixed = document_attention(query, key, value, weights, lengths, epsilon=epsilon)
+        found[epsilon] = mixed.detach(), torch.autograd.grad((mixed * direction).sum(), scores)[0]
+        skipped = (weights <= epsilon).double().mean()
+    assert skipped > 0.4
+    for exact, pruned in zip(*found.values(), strict=True):
+        assert 0 < (exact - pruned).norm() < 1e-3 * exact.norm()

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.models.retriever import BATCH, autocast, passage_prompt_of
+from revela.models.retriever import autocast, batches, passage_prompt_of, without_padding
 from revela.types import Vectors
 
 if TYPE_CHECKING:
@@ -160,16 +160,12 @@ def _read_sample(model: SentenceTransformer, texts: Sequence[str], bf16: bool) -
     """Pooled vectors of passages (N, D) in fp64, and moments of the token vectors under them (prompts and padding left out)."""
     training = model.training
     model.eval()
-    prompt = passage_prompt_of(model)
     prompt_ids = torch.tensor(_prompt_ids(model), device=model.device)
     parts = list(model)
     transformer, *rest = parts[: 1 + next(i for i, m in enumerate(parts) if isinstance(m, modules.Pooling))]
     pooled, moments = [], _Moments(transformer.get_embedding_dimension())
-    ordered = sorted(texts, key=len)  # batches of like lengths
-    for start in range(0, len(ordered), BATCH):
-        batch = [t if t.strip() else "." for t in ordered[start : start + BATCH]]
-        features = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in model.preprocess(batch, prompt=prompt).items()}
-        with autocast(model.device, bf16):
+    for _, features in batches(model, texts, passage_prompt_of(model)):
+        with autocast(model.device, bf16), without_padding(model):
             features = transformer(features)
             kept_NT = features["attention_mask"].bool() & ~torch.isin(features["input_ids"], prompt_ids)
             moments.add(features["token_embeddings"][kept_NT].cpu())

@@ -6,10 +6,11 @@ mixed in is the objective's affair: it hands a ``Mix`` to ``predict``.
 
 This is the only file that knows transformers' internals. The attention is registered with ``AttentionInterface``; no model
 code is copied or patched on disk. What is exact and cheap here:
-- chunks are packed one after another into one row, so that padding costs nothing; each keeps its own positions;
+- chunks are packed one after another into one row, so that padding costs nothing; each keeps its own positions (packed.py);
 - below the first mixed layer both streams are equal, so h starts from e's output there;
-- above the last mixed layer e is not needed, so it stops there; it never meets the LM head;
-- a frozen LM's e stream records no graph.
+- e ends with the keys and values of the last mixed layer; it never meets the LM head;
+- a frozen LM's e stream records no graph;
+- the loss never holds the logits of more than a block of rows (linear_cross_entropy.py).
 
 Shapes: B chunks of up to L tokens, T tokens in all, H query heads, G key-value heads, D head width, V vocabulary.
 """
@@ -17,7 +18,7 @@ Shapes: B chunks of up to L tokens, T tokens in all, H query heads, G key-value 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from revela.errors import RevelaError
+from revela.models.linear_cross_entropy import linear_cross_entropy
+from revela.models.packed import Layout, attention
 
 ATTENTION = "revela"
 USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
@@ -39,11 +41,15 @@ Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
 
 @dataclass(frozen=True)
 class Packed:
-    """Chunks one after another: token ids and positions (1, T), and the length of each chunk."""
+    """Chunks one after another: token ids (1, T), and where each chunk lies."""
 
     ids_1T: Tensor
-    positions_1T: Tensor
-    lengths: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each chunk."""
+        return self.layout.lengths
 
 
 @dataclass
@@ -56,36 +62,45 @@ class Memory:
 
 
 class _Stream:
-    """One pass over packed chunks. ``take`` sees each layer's attention and may change its output."""
+    """One pass over packed chunks. It sees each layer's keys and values, and may change what its attention gives."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths, self.seen = lengths, set[int]()
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.seen = layout, set[int]()
 
-    def take(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def see(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.seen.add(layer)
+
+    def change(self, layer: int, own: Tensor, query: Tensor, scale: float | None) -> Tensor:
         return own
+
+
+class _AllRead(Exception):
+    """Stream e has what it came for."""
 
 
 class _Reading(_Stream):
-    """Stream e: keep the keys and values of the wanted layers."""
+    """Stream e: keep the keys and values of the wanted layers, and end with the last of them."""
 
-    def __init__(self, lengths: Sequence[int], layers: Sequence[int]) -> None:
-        super().__init__(lengths)
+    def __init__(self, layout: Layout, layers: Sequence[int]) -> None:
+        super().__init__(layout)
         self.memory, self.layers = Memory(), frozenset(layers)
 
-    def take(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def see(self, layer: int, key: Tensor, value: Tensor) -> None:
+        super().see(layer, key, value)
         if layer in self.layers:
             self.memory.keys[layer], self.memory.values[layer] = key, value
-        return own
+            if self.memory.keys.keys() == self.layers:
+                raise _AllRead
 
 
 class _Predicting(_Stream):
     """Stream h: mix what the chunks' memory says into the attention of its layers."""
 
-    def __init__(self, lengths: Sequence[int], memory: Memory, mix: Mix) -> None:
-        super().__init__(lengths)
+    def __init__(self, layout: Layout, memory: Memory, mix: Mix) -> None:
+        super().__init__(layout)
         self.memory, self.mix = memory, mix
 
-    def take(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def change(self, layer: int, own: Tensor, query: Tensor, scale: float | None) -> Tensor:
         if layer not in self.memory.keys:
             return own
         return self.mix(layer, own, query, self.memory.keys[layer], self.memory.values[layer], scale)
@@ -98,29 +113,29 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     stream: _Stream | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each packed chunk by transformers' SDPA; then what the stream makes of it."""
+    """Causal attention within each packed chunk; then what the stream makes of it."""
     if stream is None:
         raise RevelaError("this model's attention belongs to a revela.models.LanguageModel: call its read() and predict()")
     if kwargs.get("s_aux") is not None:
         raise RevelaError("attention sinks are not carried by in-batch attention: use a Llama, Qwen or Gemma 3 model as --lm")
-    if sliding_window is not None and max(stream.lengths) > sliding_window:
+    if sliding_window is not None and max(stream.layout.lengths) > sliding_window:
         raise RevelaError(
-            f"a chunk of {max(stream.lengths)} tokens is longer than the LM's sliding window of {sliding_window}: use --lm-tokens"
+            f"a chunk of {max(stream.layout.lengths)} tokens is longer than the LM's sliding window of {sliding_window}: use --lm-tokens"
         )
-    parts = zip(*(torch.split(t, list(stream.lengths), 2) for t in (query, key, value)), strict=True)
-    own_1THD = torch.cat([sdpa_attention_forward(module, q, k, v, None, scaling=scaling, **kwargs)[0] for q, k, v in parts], 1)
     layer = int(module.layer_idx)
-    stream.seen.add(layer)
-    mixed_HTD = stream.take(layer, own_1THD[0].transpose(0, 1), query[0], key[0], value[0], scaling)
+    stream.see(layer, key[0], value[0])
+    own_THD = attention(query[0], key[0], value[0], stream.layout, causal=True, scale=scaling, dropout=dropout)
+    mixed_HTD = stream.change(layer, own_THD.transpose(0, 1), query[0], scaling)
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """Packed chunks are kept apart by ``_attention`` itself."""
+    """Packed chunks are kept apart by their layout."""
 
 
 AttentionInterface.register(ATTENTION, _attention)
@@ -173,13 +188,19 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def _try_it(self) -> None:
         ones = torch.ones(1, 2, dtype=torch.long)
-        stream = _Stream((2,))
-        self._run(self._inner, self.pack(ones, ones), stream)
+        packed = self.pack(ones, ones)
+        stream = _Stream(packed.layout)
+        logits_TV = self._run(self._inner, packed, stream).logits[0]
         if missing := sorted(set(range(self.n_layers)) - stream.seen):
             raise RevelaError(
                 f"{self.name} ({self._inner.config.model_type}): layers {missing[:8]} do not go through transformers' "
                 f"AttentionInterface; {USE}"
             )
+        # Some models scale or cap their logits; for those the head is not all there is.
+        self._head = self._inner.get_output_embeddings()
+        hidden_TD = self._run(self._inner.base_model, packed, stream).last_hidden_state[0]
+        with self._autocast():
+            self._head_is_all = torch.allclose(self._head(hidden_TD), logits_TV, rtol=1e-3, atol=1e-4)
 
     @property
     def device(self) -> torch.device:
@@ -193,8 +214,7 @@ class LanguageModel(nn.Module):
         """Drop the padding of a batch, wherever it is. Each chunk's positions count from 0."""
         keep = mask_BL.bool()
         lengths = tuple(int(n) for n in keep.sum(dim=1))
-        positions = torch.cat([torch.arange(n) for n in lengths])
-        return Packed(ids_BL[keep][None].to(self.device), positions[None].to(self.device), lengths)
+        return Packed(ids_BL[keep][None].to(self.device), Layout(lengths, self.device))
 
     def read(self, packed: Packed, layers: Sequence[int]) -> Memory:
         """Stream e: run the plain LM and keep the keys and values of ``layers`` (and what lies below the first).
@@ -202,17 +222,14 @@ class LanguageModel(nn.Module):
         A frozen LM records no graph.
         """
         self._refuse_checkpointing()
-        reading = _Reading(packed.lengths, layers)
-        first, last = min(layers), max(layers)
+        reading = _Reading(packed.layout, layers)
+        first = min(layers)
         with ExitStack() as stack:
             if not self.trainable:
                 stack.enter_context(torch.no_grad())
             if first > 0:
                 stack.enter_context(_watched(self._layers[first - 1], lambda out: setattr(reading.memory, "below", out)))
-            if last + 1 < self.n_layers:
-                at_last: dict[str, Any] = {}
-                stack.enter_context(_watched(self._layers[last], lambda out: at_last.update(out=out)))
-                stack.enter_context(_replaced(self._layers[last + 1 :], lambda *_, **__: at_last["out"]))
+            stack.enter_context(suppress(_AllRead))
             self._run(self._inner.base_model, packed, reading)
         self._check_seen(reading.seen, layers)
         return reading.memory
@@ -222,31 +239,43 @@ class LanguageModel(nn.Module):
 
         Without memory it is the plain LM.
         """
-        if memory is None or mix is None:
-            plain_TV: Tensor = self._run(self._inner, packed, _Stream(packed.lengths)).logits[0]
-            return plain_TV
-        self._refuse_checkpointing()
-        predicting = _Predicting(packed.lengths, memory, mix)
-        first = min(memory.keys)
-        with ExitStack() as stack:
-            if first > 0:
-                stack.enter_context(_replaced(self._layers[:first], lambda *_, **__: memory.below))
-            logits_TV: Tensor = self._run(self._inner, packed, predicting).logits[0]
-        self._check_seen(predicting.seen, memory.keys)
+        logits_TV: Tensor = self._predict(self._inner, packed, memory, mix).logits[0]
         return logits_TV
 
     def loss(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None) -> Tensor:
         """Mean cross-entropy (nats) of every token of every chunk but its first, given what precedes it (Revela, eq. 8)."""
-        logits_TV = self.predict(packed, memory, mix)
-        has_next = torch.ones(len(logits_TV), dtype=torch.bool)
-        has_next[torch.tensor(packed.lengths).cumsum(0) - 1] = False
-        rows = has_next.nonzero().squeeze(1).to(logits_TV.device)
-        logits_RV = logits_TV.index_select(0, rows)
-        return F.cross_entropy(logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)), packed.ids_1T[0, rows + 1])
+        ends = torch.tensor(packed.lengths).cumsum(0) - 1
+        has_next = torch.ones(packed.ids_1T.shape[1], dtype=torch.bool)
+        has_next[ends] = False
+        rows = has_next.nonzero().squeeze(1).to(self.device)
+        targets_R = packed.ids_1T[0, rows + 1]
+        if not self._head_is_all or any(p.requires_grad for p in self._head.parameters()):
+            logits_RV = self.predict(packed, memory, mix).index_select(0, rows)
+            return F.cross_entropy(logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)), targets_R)
+        hidden_RD = self._predict(self._inner.base_model, packed, memory, mix).last_hidden_state[0].index_select(0, rows)
+        weight_VD = self._head.weight.to(torch.bfloat16) if self.bf16 else self._head.weight
+        return linear_cross_entropy(hidden_RD, weight_VD, targets_R, self._head.bias)
+
+    def _predict(self, module: nn.Module, packed: Packed, memory: Memory | None, mix: Mix | None) -> Any:
+        """``module``, the LM or its body without the head, as stream h."""
+        if memory is None or mix is None:
+            return self._run(module, packed, _Stream(packed.layout))
+        self._refuse_checkpointing()
+        predicting = _Predicting(packed.layout, memory, mix)
+        first = min(memory.keys)
+        with ExitStack() as stack:
+            if first > 0:
+                stack.enter_context(_replaced(self._layers[:first], lambda *_, **__: memory.below))
+            output = self._run(module, packed, predicting)
+        self._check_seen(predicting.seen, memory.keys)
+        return output
 
     def _run(self, module: nn.Module, packed: Packed, stream: _Stream) -> Any:
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            return module(input_ids=packed.ids_1T, position_ids=packed.positions_1T, use_cache=False, stream=stream)
+        with self._autocast():
+            return module(input_ids=packed.ids_1T, position_ids=packed.layout.positions_T[None], use_cache=False, stream=stream)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
     def _refuse_checkpointing(self) -> None:
         # A checkpointed layer is run again in the backward pass, outside the streams: the in-batch attention would vanish there.

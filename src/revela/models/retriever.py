@@ -11,22 +11,24 @@ import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from revela.errors import RevelaError
+from revela.models.packed import packed
 from revela.types import Vectors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
-BATCH = 32
+TOKENS_A_BATCH, READ_AHEAD = 8192, 4096  # of encoding; texts that are tokenized and sorted at once
 
 
 def load_retriever(folder: Path | str) -> SentenceTransformer:
@@ -173,25 +175,51 @@ class RetrieverEncoder:
         """(N, D) float32 vectors of these texts as passages."""
         return self._encode(texts, passage_prompt_of(self.model), progress)
 
+    @torch.inference_mode()
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
-        training = self.model.training
-        limit = self.model.max_seq_length
+        model, training, limit = self.model, self.model.training, self.model.max_seq_length
         if self.max_tokens is not None:
-            self.model.max_seq_length = min(self.max_tokens, limit or self.max_tokens)
+            model.max_seq_length = min(self.max_tokens, limit or self.max_tokens)
+        model.eval()
         try:
-            with autocast(self.model.device, self.bf16):
-                # An empty text has no token to pool.
-                vectors = self.model.encode(
-                    [text if text.strip() else "." for text in texts],
-                    prompt=prompt,
-                    batch_size=BATCH,
-                    show_progress_bar=progress,
-                    convert_to_numpy=True,
-                )
+            with autocast(model.device, self.bf16), without_padding(model):
+                if not isinstance(model[0], modules.Transformer):  # static embeddings and the like have their own features
+                    return np.asarray(model.encode(list(texts), prompt=prompt, show_progress_bar=progress), dtype=np.float32)
+                width = model.get_embedding_dimension()
+                vectors_ND = np.empty((len(texts), width), dtype=np.float32)
+                bar = tqdm(total=len(texts), unit="text", disable=not progress)
+                for indices, features in batches(model, texts, prompt):
+                    vectors_ND[indices] = model(features)["sentence_embedding"][:, :width].float().cpu().numpy()
+                    bar.update(len(indices))
+                bar.close()
+                return vectors_ND
         finally:
-            self.model.max_seq_length = limit
-            self.model.train(training)
-        return np.asarray(vectors, dtype=np.float32)
+            model.max_seq_length = limit
+            model.train(training)
+
+
+def batches(model: SentenceTransformer, texts: Sequence[str], prompt: str) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Texts of like length together, as many as the token budget holds; (their indices, features), longest first."""
+    by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    for start in range(0, len(by_length), READ_AHEAD):
+        window = by_length[start : start + READ_AHEAD]
+        # An empty text has no token to pool.
+        features = model.preprocess([texts[i] if texts[i].strip() else "." for i in window], prompt=prompt or None)
+        mask_NL = features["attention_mask"]
+        tokens = mask_NL.sum(dim=1)
+        order = tokens.argsort(descending=True, stable=True).tolist()
+        while order:
+            longest = int(tokens[order[0]])
+            size = max(1, TOKENS_A_BATCH // longest)
+            rows, order = order[:size], order[size:]
+            columns = slice(0, longest) if bool(mask_NL[:, 0].all()) else slice(mask_NL.shape[1] - longest, None)
+            batch = {k: v[rows][:, columns] if isinstance(v, Tensor) and v.shape == mask_NL.shape else v for k, v in features.items()}
+            yield [window[i] for i in rows], {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
+def without_padding(model: SentenceTransformer) -> contextlib.AbstractContextManager[None]:
+    """While open, the model's transformer spends nothing on padding, if it can be run so."""
+    return packed(model[0].model) if isinstance(model[0], modules.Transformer) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

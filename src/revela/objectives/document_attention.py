@@ -9,23 +9,27 @@ output is divided by the attention-weighted mean norm of its values (Revela, eq.
 
     softmax(..) V_j / (softmax(..) |V_j| + eps)
 
-computed by appending |v| to V as one more column, so that no score matrix is ever held by us.
+computed by appending |v| to V as one more column.
 
-Traded: a Python loop over documents instead of one large product. Each document then meets only the rows that give it a
-weight above ``epsilon``, nothing is padded, and grouped-query heads need no copy of Q or K: the rows of all heads that
-share a key head stand in one long list.
+Traded: a Python loop over documents, forward and backward, instead of one large product. Each document then meets only the rows
+that give it a weight above ``epsilon``, nothing is padded, and scores and outputs of a pair live only while it is its turn: the
+backward pass computes them again. Memory grows with the tokens, not with the pairs.
 
-Shapes: B documents packed one after another into T tokens, H query heads, G key-value heads, D head width.
+Shapes: B documents packed one after another into T tokens, H query heads, G key-value heads, D head width; R rows of one
+document's readers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+Kernel = Literal["torch", "triton"]
 V_NORM_EPS = 1e-6  # the constant of the authors' code
 
 
@@ -40,6 +44,7 @@ def document_attention(
     scale: float | None = None,
     v_norm: bool = False,
     epsilon: float = 0.0,
+    kernel: Kernel = "torch",
 ) -> Tensor:
     """Weighted sum over documents of attention within each document.
 
@@ -53,38 +58,134 @@ def document_attention(
         scale: factor on the scores, D ** -0.5 unless given.
         v_norm: divide each document's output by its attention-weighted mean value norm.
         epsilon: pairs with a weight <= epsilon are skipped. At 0 only exact zeros are.
+        kernel: "torch" runs anywhere; "triton" (kernels/document_attention.py) needs the triton package and a GPU.
 
     Returns:
         The mixed outputs, (len(heads), T, D), in query_HTD's dtype.
     """
     n_heads, n_groups = query_HTD.shape[0], key_GTD.shape[0]
-    width = value_GTD.shape[-1]
+    if heads is not None and heads.tolist() != list(range(n_heads)):
+        shared = heads // (n_heads // n_groups)
+        query_HTD, key_GTD, value_GTD = query_HTD[heads], key_GTD[shared], value_GTD[shared]
+    scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
+    kind = query_HTD.device.type
+    if torch.is_autocast_enabled(kind):  # which ends before the backward pass, so it is settled here
+        query_HTD, key_GTD, value_GTD = (t.to(torch.get_autocast_dtype(kind)) for t in (query_HTD, key_GTD, value_GTD))
+    mixed: Tensor
+    if kernel == "triton":
+        from revela.objectives.kernels.document_attention import TritonDocumentAttention
+
+        mixed = TritonDocumentAttention.apply(  # type: ignore[no-untyped-call]
+            query_HTD, key_GTD, value_GTD, weights_BB, lengths, scale, v_norm, V_NORM_EPS, epsilon
+        )
+        return mixed
     if v_norm:
         value_GTD = torch.cat([value_GTD, value_GTD.norm(dim=-1, keepdim=True)], dim=-1)
-    whole = heads is None or len(heads) == n_heads  # then the rows of one key head are contiguous and share its keys
-    if heads is not None:
-        query_HTD = query_HTD[heads]
-        if not whole:
-            shared = heads // (n_heads // n_groups)
-            key_GTD, value_GTD = key_GTD[shared], value_GTD[shared]
+    mixed = _DocumentAttention.apply(  # type: ignore[no-untyped-call]
+        query_HTD, key_GTD, value_GTD, weights_BB, tuple(lengths), scale, v_norm, epsilon
+    )
+    return mixed
 
+
+class _DocumentAttention(torch.autograd.Function):
+    """The sum, and its gradients by recomputation. With ``v_norm`` the last column of the values is their norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_HTD: Tensor,
+        key_GTD: Tensor,
+        value_GTD: Tensor,
+        weights_BB: Tensor,
+        lengths: tuple[int, ...],
+        scale: float,
+        v_norm: bool,
+        epsilon: float,
+    ) -> Tensor:
+        ctx.save_for_backward(query_HTD, key_GTD, value_GTD, weights_BB)
+        ctx.settings = lengths, scale, v_norm, epsilon
+        exact = torch.promote_types(query_HTD.dtype, torch.float32)
+        mixed_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], value_GTD.shape[-1] - v_norm, dtype=exact)
+        for turn in _turns(query_HTD, key_GTD, weights_BB, lengths, scale, epsilon):
+            output_GRD = turn.attention_GRL @ value_GTD[:, turn.document]
+            if v_norm:
+                output_GRD = output_GRD[..., :-1] / (output_GRD[..., -1:] + V_NORM_EPS)
+            mixed_HTD.index_add_(1, turn.rows_R, (turn.by_head(output_GRD) * turn.weight_R1).to(exact))
+        return mixed_HTD.to(query_HTD.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grad_HTD = gradients[0]
+        query_HTD, key_GTD, value_GTD, weights_BB = ctx.saved_tensors
+        lengths, scale, v_norm, epsilon = ctx.settings
+        exact = torch.promote_types(query_HTD.dtype, torch.float32)
+        for_query, for_key, for_value, for_weights = (
+            torch.zeros_like(t, dtype=exact) if wanted else None for t, wanted in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        )
+        for turn in _turns(query_HTD, key_GTD, weights_BB, lengths, scale, epsilon):
+            value_GLD = value_GTD[:, turn.document]
+            output_GRD = turn.attention_GRL @ value_GLD
+            grad_HRD = grad_HTD.index_select(1, turn.rows_R)
+            grad_GRD = turn.by_key(grad_HRD * turn.weight_R1)
+            if v_norm:
+                norm_GR1 = output_GRD[..., -1:] + V_NORM_EPS
+                unit_GRD = output_GRD[..., :-1] / norm_GR1
+                # d (a / n): d a gets g / n, d n gets -(g . a / n) / n.
+                grad_GRD = torch.cat([grad_GRD, -(grad_GRD * unit_GRD).sum(-1, keepdim=True)], dim=-1) / norm_GR1
+            else:
+                unit_GRD = output_GRD
+            if for_weights is not None:
+                slope_R = (grad_HRD * turn.by_head(unit_GRD)).sum(dim=(0, 2), dtype=exact)
+                for_weights[:, turn.index].index_add_(0, turn.owner_R, slope_R)
+            if for_value is not None:
+                for_value[:, turn.document] = (turn.attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)
+            if for_query is None and for_key is None:
+                continue
+            # Softmax: d s = p (d p - sum p d p), and sum p d p is the output times its own gradient.
+            slope_GR1 = (grad_GRD * output_GRD).sum(-1, keepdim=True)
+            scores_GRL = turn.attention_GRL * (grad_GRD @ value_GLD.transpose(1, 2) - slope_GR1) * scale
+            if for_query is not None:
+                for_query.index_add_(1, turn.rows_R, turn.by_head(scores_GRL @ key_GTD[:, turn.document]).to(exact))
+            if for_key is not None:
+                for_key[:, turn.document] = (scores_GRL.transpose(1, 2) @ turn.query_GRD).to(exact)
+        found = zip((for_query, for_key, for_value, for_weights), ctx.saved_tensors, strict=True)
+        return *(None if g is None else g.to(t.dtype) for g, t in found), None, None, None, None
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One document and the rows that read it. Rows of heads that share keys stand in one long list: (G, heads a key head * R, ...)."""
+
+    index: int
+    document: slice
+    rows_R: Tensor
+    owner_R: Tensor
+    weight_R1: Tensor
+    query_GRD: Tensor
+    attention_GRL: Tensor
+    heads: int
+
+    def by_head(self, rows_GRX: Tensor) -> Tensor:
+        return rows_GRX.reshape(self.heads, len(self.rows_R), rows_GRX.shape[-1])
+
+    def by_key(self, rows_HRX: Tensor) -> Tensor:
+        return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
+
+
+def _turns(query_HTD: Tensor, key_GTD: Tensor, weights_BB: Tensor, lengths: Sequence[int], scale: float, epsilon: float) -> Iterator[_Turn]:
     owner_T = torch.repeat_interleave(torch.tensor(lengths)).to(query_HTD.device)
-    wanted_BB = (weights_BB.detach() > epsilon).cpu()
-    mixed_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], width)
+    wanted_BB = weights_BB.detach() > epsilon
+    any_B = wanted_BB.any(dim=0).tolist()
     start = 0
     for j, length in enumerate(lengths):
-        key, value = key_GTD[:, start : start + length], value_GTD[:, start : start + length]
+        document = slice(start, start + length)
         start += length
-        readers_B = wanted_BB[:, j]
-        if not readers_B.any():
+        if not any_B[j]:
             continue
-        rows_R = readers_B.to(owner_T.device)[owner_T].nonzero().squeeze(1)
-        query = query_HTD.index_select(1, rows_R)
-        if whole:
-            query = query.reshape(n_groups, -1, query.shape[-1])
-        output = F.scaled_dot_product_attention(query[None], key[None], value[None], scale=scale)[0]
-        if v_norm:
-            output = output[..., :-1] / (output[..., -1:] + V_NORM_EPS)
-        weight_R1 = weights_BB[:, j].to(output.dtype)[owner_T[rows_R]][:, None]
-        mixed_HTD = mixed_HTD.index_add(1, rows_R, output.reshape(-1, len(rows_R), width) * weight_R1)
-    return mixed_HTD
+        rows_R = wanted_BB[:, j][owner_T].nonzero().squeeze(1)
+        owner_R = owner_T[rows_R]
+        query_GRD = query_HTD.index_select(1, rows_R).reshape(len(key_GTD), -1, query_HTD.shape[-1])
+        attention_GRL = ((query_GRD * scale) @ key_GTD[:, document].transpose(1, 2)).softmax(dim=-1)
+        weight_R1 = weights_BB[:, j].detach().to(query_HTD.dtype)[owner_R][:, None]
+        yield _Turn(j, document, rows_R, owner_R, weight_R1, query_GRD, attention_GRL, len(query_HTD))

@@ -23,8 +23,9 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from revela.objectives.document_attention import document_attention
+from revela.objectives.document_attention import Kernel, document_attention
 
 TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
 
@@ -83,11 +84,21 @@ class InBatchAttention:
             ungated sum of every head.
         v_norm: V-normalise the in-batch output.
         epsilon: pairs with no more weight than this are skipped.
+        kernel: see document_attention.
     """
 
-    def __init__(self, weights_BB: Tensor, lengths: Sequence[int], gates_LH: Tensor | None, *, v_norm: bool, epsilon: float = 0.0) -> None:
+    def __init__(
+        self,
+        weights_BB: Tensor,
+        lengths: Sequence[int],
+        gates_LH: Tensor | None,
+        *,
+        v_norm: bool,
+        epsilon: float = 0.0,
+        kernel: Kernel = "torch",
+    ) -> None:
         self.weights_BB, self.lengths, self.gates_LH = weights_BB, lengths, gates_LH
-        self.v_norm, self.epsilon = v_norm, epsilon
+        self.v_norm, self.epsilon, self.kernel = v_norm, epsilon, kernel
 
     def __call__(self, layer: int, own_HTD: Tensor, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, scale: float | None) -> Tensor:
         heads = None if self.gates_LH is None else self.gates_LH[layer].detach().nonzero().squeeze(1)
@@ -101,11 +112,12 @@ class InBatchAttention:
             scale=scale,
             v_norm=self.v_norm,
             epsilon=self.epsilon,
+            kernel=self.kernel,
         )
         if self.gates_LH is None or heads is None:
             return own_HTD + cross_HTD
         gate_H11 = self.gates_LH[layer, heads][:, None, None].to(own_HTD.dtype)
-        return own_HTD.index_add(0, heads, gate_H11 * (cross_HTD - own_HTD[heads]))
+        return own_HTD.index_add(0, heads, gate_H11 * (cross_HTD - own_HTD[heads]).to(own_HTD.dtype))
 
 
 class Revela(nn.Module):
@@ -116,9 +128,12 @@ class Revela(nn.Module):
         lm: the language model.
         tau: temperature of Sim; ``learn_tau`` makes it a parameter (kept positive by its logarithm).
         gates_LH: gates of the gated form, or None for the paper's sum; ``learn_gates`` makes them parameters.
-        v_norm, epsilon: see InBatchAttention.
+        v_norm, epsilon, kernel: see InBatchAttention.
         standardise: see in_batch_weights.
         sim_dtype: precision of Sim, None for the embeddings' own.
+        group_size: chunks a group; a batch may hold several groups, which do not see one another. 0: a batch is one group.
+        retriever_batch: texts that the retriever reads at a time, once forward and once more in the backward pass (GradCache;
+            Gao et al., 2021): its memory is that of so many texts. 0: all at once, and once.
     """
 
     def __init__(
@@ -134,8 +149,12 @@ class Revela(nn.Module):
         sim_dtype: torch.dtype | None = None,
         learn_tau: bool = False,
         learn_gates: bool = False,
+        group_size: int = 0,
+        retriever_batch: int = 0,
+        kernel: Kernel = "torch",
     ) -> None:
         super().__init__()
+        self.group_size, self.retriever_batch, self.kernel = group_size, retriever_batch, kernel
         self.model = model
         self.lm = lm
         self.v_norm, self.epsilon, self.standardise, self.sim_dtype = v_norm, epsilon, standardise, sim_dtype
@@ -144,12 +163,9 @@ class Revela(nn.Module):
         self.layers = gated_layers(gates_LH, lm.n_layers)
 
     def forward(self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Loss (nats a token) of one group; ``features`` are its chunks as queries, as passages, and as the LM reads them."""
+        """Loss (nats a token) of a batch; ``features`` are its chunks as queries, as passages, and as the LM reads them."""
         query, passage, chunk = features
-        query_BD = self.model(query)["sentence_embedding"].float()
-        passage_BD = self.model(passage)["sentence_embedding"].float()
-        tau = self.log_tau.exp()
-        weights_BB = in_batch_weights(query_BD, passage_BD, tau, standardise=self.standardise, dtype=self.sim_dtype).float()
+        weights_BB = self.weights(self.encode(query), self.encode(passage))
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
         if self.lm.trainable or not weights_BB.requires_grad:
             return self.lm_loss(weights_BB, packed)
@@ -161,10 +177,35 @@ class Revela(nn.Module):
         surrogate = torch.stack([(o * g).sum() for o, g in zip(outputs, gradients, strict=True)]).sum()
         return loss.detach() + surrogate - surrogate.detach()
 
+    def encode(self, features: dict[str, Any]) -> Tensor:
+        """(B, D) vectors; with ``retriever_batch``, nothing of the way there is kept."""
+
+        def vectors(part: dict[str, Any]) -> Tensor:
+            out: Tensor = self.model(dict(part))["sentence_embedding"].float()
+            return out
+
+        size, n_texts = self.retriever_batch, len(features["input_ids"])
+        if not size or not torch.is_grad_enabled():
+            return vectors(features)
+        parts = (
+            {k: v[i : i + size] if isinstance(v, Tensor) and v.dim() else v for k, v in features.items()} for i in range(0, n_texts, size)
+        )
+        return torch.cat([checkpoint(vectors, part, use_reentrant=False) for part in parts])
+
+    def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
+        """Sim within each group of the batch, 0 between groups."""
+        size = self.group_size or len(query_BD)
+        blocks = (
+            in_batch_weights(query, passage, self.log_tau.exp(), standardise=self.standardise, dtype=self.sim_dtype).float()
+            for query, passage in zip(torch.split(query_BD, size), torch.split(passage_BD, size), strict=True)
+        )
+        weights_BB: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+        return weights_BB
+
     def lm_loss(self, weights_BB: Tensor, packed: Any) -> Tensor:
         """Next-token loss of stream h under these weights (Revela, eqs. 5-8)."""
         memory = self.lm.read(packed, self.layers)
-        mix = InBatchAttention(weights_BB, packed.lengths, self.gates_LH, v_norm=self.v_norm, epsilon=self.epsilon)
+        mix = InBatchAttention(weights_BB, packed.lengths, self.gates_LH, v_norm=self.v_norm, epsilon=self.epsilon, kernel=self.kernel)
         return self.lm.loss(packed, memory, mix)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from revela.config import Recipe
 from revela.data.chunk import chunk_all
 from revela.data.groups import document_groups
+from revela.data.store import Stored, stored
 from revela.errors import RevelaError
 from revela.models import corpus_fit
 from revela.models import retriever as retrievers
@@ -84,12 +85,14 @@ def train(
         RevelaError: the output folder is in the way, the corpus is too small, a model cannot be used.
     """
     quieten()
+    if recipe.groups_per_step % recipe.groups_per_batch:
+        raise RevelaError(f"--groups-per-step {recipe.groups_per_step} is no multiple of --groups-per-batch {recipe.groups_per_batch}")
     bm25 = bm25 or {}
     checkpoint = _prepare_folder(recipe, out, resume)
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
     chunks = training_chunks(recipe, documents)
-    groups = functools.partial(document_groups, chunks, recipe.group_size, recipe.seed)
+    groups = functools.partial(document_groups, chunks.column("document"), recipe.group_size, recipe.seed)
     per_epoch = sum(1 for _ in groups(0))
     if per_epoch == 0:
         raise RevelaError(
@@ -129,6 +132,9 @@ def train(
         sim_dtype=torch.bfloat16 if recipe.sim_dtype == "bf16" else None,
         learn_tau=recipe.learn_tau,
         learn_gates=recipe.learn_gates,
+        group_size=recipe.group_size,
+        retriever_batch=recipe.retriever_batch,
+        kernel=recipe.kernel,
     )
 
     out.mkdir(parents=True, exist_ok=True)
@@ -149,7 +155,8 @@ def train(
     before: dict[str, float] = next((r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {})
     if check and not before:
         before = watch.record_check(0)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    with retrievers.without_padding(model):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     steps = trainer.state.global_step
     kept, after = steps, watch.record_check(steps) if check else {}
@@ -206,7 +213,7 @@ def _trainer(
     objective: Revela,
     model: SentenceTransformer,
     tokenizer: Any,
-    chunks: Sequence[Chunk],
+    chunks: Stored[Chunk],
     groups: Callable[[int], Iterator[list[int]]],
     out: Path,
     clock: Clock,
@@ -221,8 +228,8 @@ def _trainer(
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=recipe.max_steps or UNLIMITED,
-        per_device_train_batch_size=recipe.group_size,
-        gradient_accumulation_steps=recipe.groups_per_step,
+        per_device_train_batch_size=recipe.group_size * recipe.groups_per_batch,
+        gradient_accumulation_steps=recipe.groups_per_step // recipe.groups_per_batch,
         max_grad_norm=1.0,
         logging_steps=recipe.log_every,
         logging_nan_inf_filter=False,
@@ -239,10 +246,10 @@ def _trainer(
     trainer = GroupTrainer(
         clock=clock,
         checkpoints=out / "checkpoints",
-        sampler=GroupSampler(groups, (recipe.max_steps or UNLIMITED) * recipe.groups_per_step),
+        sampler=GroupSampler(groups, (recipe.max_steps or UNLIMITED) * recipe.groups_per_step, recipe.groups_per_batch),
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_dict({"text": [c.text for c in chunks]}),
+        train_dataset=Dataset.from_file(str(chunks.path)),
         loss=objective,
         data_collator=collate,
         optimizers=(optimizer, schedule),
@@ -312,10 +319,10 @@ def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[li
             yield [t for texts in members for t in texts], [i for i, texts in enumerate(members) for _ in texts]
 
 
-def training_chunks(recipe: Recipe, documents: Sequence[Document]) -> list[Chunk]:
+def training_chunks(recipe: Recipe, documents: Sequence[Document]) -> Stored[Chunk]:
     """Chunks with a document's title as its first line: the LM predicts it too, and it says what the rest is about."""
-    titled = [dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d for d in documents]
-    return chunk_all(titled, recipe.chunk_words)
+    titled = (dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d for d in documents)
+    return stored(Chunk, chunk_all(titled, recipe.chunk_words, recipe.threads or os.cpu_count() or 1))
 
 
 def find_weights(recipe: Recipe, name: str, say: Callable[[str], None]) -> Path:

@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,23 +37,20 @@ class GroupSampler(BatchSampler):
 
     Args:
         groups: epoch -> that epoch's groups of row indices.
-        total: batches in all, for whoever asks how long this is.
+        total: groups in all, for whoever asks how long this is.
+        together: groups a batch, one after another.
     """
 
-    def __init__(self, groups: Callable[[int], Iterator[list[int]]], total: int) -> None:
-        self.groups, self.total = groups, total
+    def __init__(self, groups: Callable[[int], Iterator[list[int]]], total: int, together: int = 1) -> None:
+        self.groups, self.total, self.together = groups, total, together
 
     def __iter__(self) -> Iterator[list[int]]:
-        left = self.total
-        for epoch in count():
-            for group in self.groups(epoch):
-                if left == 0:
-                    return
-                left -= 1
-                yield group
+        endless = (group for epoch in count() for group in self.groups(epoch))
+        for _ in range(len(self)):
+            yield [row for group in islice(endless, self.together) for row in group]
 
     def __len__(self) -> int:
-        return self.total
+        return self.total // self.together
 
 
 class GroupCollator:
