@@ -295,6 +295,8 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4))
     series = sorted({(r["preset"], r["lm_layers"], r["form"]) for r in rows if "chunks" in r})
     for axis, key, label in ((axes[0], "seconds", "seconds a step"), (axes[1], "peak_gb", "peak memory of a step, GB")):
+        if all(r.get(key) is None for r in rows):
+            continue
         for preset, lm_layers, form in series:
             mine = [r for r in rows if (r.get("preset"), r.get("lm_layers"), r["form"]) == (preset, lm_layers, form) and r[key] is not None]
             axis.plot([r["chunks"] for r in mine], [r[key] for r in mine], marker="o", label=f"{preset}, {lm_layers} layers, {form}")
