@@ -81,6 +81,18 @@ def tiny_config(kind: str, vocabulary: int = 400):
     }[kind]()
 
 
+class Embed(torch.nn.Module):
+    """A retriever of one table, the same every time."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = torch.nn.Embedding(400, 8)
+
+    def forward(self, features):
+        return {"sentence_embedding": self.table(features["input_ids"]).mean(1)}
+
+
 @pytest.fixture(scope="session")
 def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
     from transformers import LlamaForCausalLM

@@ -9,22 +9,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from conftest import tiny_config
+from conftest import Embed, tiny_config
 from revela.models.language_model import LanguageModel
 from revela.objectives.revela import Revela
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from naive_step import NaiveStep
-
-
-class Embed(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.table = torch.nn.Embedding(400, 8)
-
-    def forward(self, features):
-        return {"sentence_embedding": self.table(features["input_ids"]).mean(1)}
 
 
 @pytest.mark.parametrize("form", ["gated", "paper"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
-from conftest import SHARED, tiny_config
+from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
 from revela.models.language_model import LanguageModel
 from revela.objectives.revela import InBatchAttention, Revela
@@ -226,18 +226,9 @@ def test_a_bare_call_of_the_switched_model_is_refused():
 def test_the_split_backward_equals_the_joined_one():
     """Taking d loss / d Sim first and the retriever's backward after gives the gradient of the whole graph."""
 
-    class Embed(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = torch.nn.Embedding(400, 8)
-
-        def forward(self, features):
-            return {"sentence_embedding": self.table(features["input_ids"]).mean(1)}
-
     ids, mask, _ = batch()
     gradients = []
     for frozen in (False, True):
-        torch.manual_seed(3)
         model, lm = Embed(), LanguageModel(build("llama").float().requires_grad_(not frozen))
         objective = Revela(model, lm, tau=0.1, gates_LH=torch.full((4, 4), 0.3), v_norm=False, learn_tau=True, learn_gates=True)
         features = {"input_ids": ids, "attention_mask": mask}
@@ -274,18 +265,6 @@ def test_a_head_that_is_not_all_there_is_keeps_its_own_logits():
     want = model(input_ids=ids, labels=ids).loss
     lm = LanguageModel(model)
     torch.testing.assert_close(lm.loss(lm.pack(ids, torch.ones_like(ids))), want, atol=1e-5, rtol=0)
-
-
-class Embed(torch.nn.Module):
-    """A retriever of one table."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.table = torch.nn.Embedding(400, 8)
-
-    def forward(self, features):
-        return {"sentence_embedding": self.table(features["input_ids"]).mean(1)}
 
 
 def objective_of(lm, **changes):

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.models.retriever import autocast, batches, passage_prompt_of, without_padding
+from revela.models.retriever import autocast, passage_prompt_of, token_batches, without_padding
 from revela.types import Vectors
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _read_sample(model: SentenceTransformer, texts: Sequence[str], bf16: bool) -
     parts = list(model)
     transformer, *rest = parts[: 1 + next(i for i, m in enumerate(parts) if isinstance(m, modules.Pooling))]
     pooled, moments = [], _Moments(transformer.get_embedding_dimension())
-    for _, features in batches(model, texts, passage_prompt_of(model)):
+    for _, features in token_batches(model, texts, passage_prompt_of(model)):
         with autocast(model.device, bf16), without_padding(model):
             features = transformer(features)
             kept_NT = features["attention_mask"].bool() & ~torch.isin(features["input_ids"], prompt_ids)

@@ -4,7 +4,7 @@ Revela's LM runs over a group twice. Stream e is the plain LM over each chunk; s
 chunks, whose attention may also read e's keys and values of the *other* chunks (Revela, section 3.2). How that reading is
 mixed in is the objective's affair: it hands a ``Mix`` to ``predict``.
 
-This is the only file that knows transformers' internals. The attention is registered with ``AttentionInterface``; no model
+With packed.py, this is all that knows transformers' internals. The attention is registered with ``AttentionInterface``; no model
 code is copied or patched on disk. What is exact and cheap here:
 - chunks are packed one after another into one row, so that padding costs nothing; each keeps its own positions (packed.py);
 - below the first mixed layer both streams are equal, so h starts from e's output there;
@@ -30,7 +30,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from revela.errors import RevelaError
 from revela.models.linear_cross_entropy import linear_cross_entropy
-from revela.models.packed import Layout, attention
+from revela.models.packed import Layout, attention, no_mask
 
 ATTENTION = "revela"
 USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
@@ -134,12 +134,8 @@ def _attention(
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """Packed chunks are kept apart by their layout."""
-
-
 AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, _no_mask)
+AttentionMaskInterface.register(ATTENTION, no_mask)
 
 
 class LanguageModel(nn.Module):

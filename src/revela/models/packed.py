@@ -54,11 +54,6 @@ class Layout:
         """Each token's place in the padded form, flat."""
         return self.valid_BL.flatten().nonzero().squeeze(1)
 
-    @cached_property
-    def owners_T(self) -> Tensor:
-        """The text that each token belongs to."""
-        return self.valid_BL.nonzero()[:, 0]
-
     def pad(self, packed_TX: Tensor) -> Tensor:
         """(T, X) -> (B, L, X), zeros where there is no token."""
         shape = (*self.valid_BL.shape, *packed_TX.shape[1:])
@@ -134,12 +129,12 @@ def _attention(
     return out_THD[None], None
 
 
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
+def no_mask(*_args: Any, **_kwargs: Any) -> None:
     """Texts are kept apart by the layout."""
 
 
 AttentionInterface.register(PACKED, _attention)
-AttentionMaskInterface.register(PACKED, _no_mask)
+AttentionMaskInterface.register(PACKED, no_mask)
 
 
 @contextmanager

@@ -187,18 +187,17 @@ class RetrieverEncoder:
                     return np.asarray(model.encode(list(texts), prompt=prompt, show_progress_bar=progress), dtype=np.float32)
                 width = model.get_embedding_dimension()
                 vectors_ND = np.empty((len(texts), width), dtype=np.float32)
-                bar = tqdm(total=len(texts), unit="text", disable=not progress)
-                for indices, features in batches(model, texts, prompt):
-                    vectors_ND[indices] = model(features)["sentence_embedding"][:, :width].float().cpu().numpy()
-                    bar.update(len(indices))
-                bar.close()
+                with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
+                    for indices, features in token_batches(model, texts, prompt):
+                        vectors_ND[indices] = model(features)["sentence_embedding"][:, :width].float().cpu().numpy()
+                        bar.update(len(indices))
                 return vectors_ND
         finally:
             model.max_seq_length = limit
             model.train(training)
 
 
-def batches(model: SentenceTransformer, texts: Sequence[str], prompt: str) -> Iterator[tuple[list[int], dict[str, Any]]]:
+def token_batches(model: SentenceTransformer, texts: Sequence[str], prompt: str) -> Iterator[tuple[list[int], dict[str, Any]]]:
     """Texts of like length together, as many as the token budget holds; (their indices, features), longest first."""
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     for start in range(0, len(by_length), READ_AHEAD):

@@ -71,19 +71,12 @@ def document_attention(
     kind = query_HTD.device.type
     if torch.is_autocast_enabled(kind):  # which ends before the backward pass, so it is settled here
         query_HTD, key_GTD, value_GTD = (t.to(torch.get_autocast_dtype(kind)) for t in (query_HTD, key_GTD, value_GTD))
-    mixed: Tensor
+    function: Any = _DocumentAttention
     if kernel == "triton":
-        from revela.objectives.kernels.document_attention import TritonDocumentAttention
-
-        mixed = TritonDocumentAttention.apply(  # type: ignore[no-untyped-call]
-            query_HTD, key_GTD, value_GTD, weights_BB, lengths, scale, v_norm, V_NORM_EPS, epsilon
-        )
-        return mixed
-    if v_norm:
+        from revela.objectives.kernels.document_attention import TritonDocumentAttention as function
+    elif v_norm:
         value_GTD = torch.cat([value_GTD, value_GTD.norm(dim=-1, keepdim=True)], dim=-1)
-    mixed = _DocumentAttention.apply(  # type: ignore[no-untyped-call]
-        query_HTD, key_GTD, value_GTD, weights_BB, tuple(lengths), scale, v_norm, epsilon
-    )
+    mixed: Tensor = function.apply(query_HTD, key_GTD, value_GTD, weights_BB, tuple(lengths), scale, v_norm, epsilon)
     return mixed
 
 

@@ -21,6 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from revela.objectives.document_attention import V_NORM_EPS
+
 ROWS, KEYS = 32, 64  # of a block
 
 
@@ -36,6 +38,13 @@ def _within(pointer, head, rows, columns, end, n_rows, WIDTH: tl.constexpr):
     """The same, cut at row ``end``."""
     places = head * n_rows * WIDTH + rows[:, None] * WIDTH + columns[None, :]
     return tl.load(pointer + places, mask=(rows[:, None] < end) & (columns[None, :] < WIDTH), other=0.0)
+
+
+@triton.jit
+def _weights(pointer, owner, document, rows, n_tokens, n_documents, epsilon, EXACT: tl.constexpr):
+    """What each row gives to a document; 0 if that is no more than epsilon."""
+    weight = tl.load(pointer + owner * n_documents + document, mask=rows < n_tokens, other=0.0).to(EXACT)
+    return tl.where(weight > epsilon, weight, 0.0)
 
 
 @triton.jit
@@ -86,8 +95,7 @@ def _forward(
     owner = tl.load(owner_pointer + rows, mask=rows < n_tokens, other=0)
     mixed = tl.zeros([ROWS, WIDE], dtype=EXACT)
     for document in range(0, n_documents):
-        weight = tl.load(weight_pointer + owner * n_documents + document, mask=rows < n_tokens, other=0.0).to(EXACT)
-        weight = tl.where(weight > epsilon, weight, 0.0)
+        weight = _weights(weight_pointer, owner, document, rows, n_tokens, n_documents, epsilon, EXACT)
         if tl.max(weight) > 0:
             begin, end = tl.load(bound_pointer + document), tl.load(bound_pointer + document + 1)
             output, _, _, norm = _read_document(
@@ -134,8 +142,7 @@ def _backward_rows(
     owner = tl.load(owner_pointer + rows, mask=rows < n_tokens, other=0)
     to_query = tl.zeros([ROWS, WIDE], dtype=EXACT)
     for document in range(0, n_documents):
-        weight = tl.load(weight_pointer + owner * n_documents + document, mask=rows < n_tokens, other=0.0).to(EXACT)
-        weight = tl.where(weight > epsilon, weight, 0.0)
+        weight = _weights(weight_pointer, owner, document, rows, n_tokens, n_documents, epsilon, EXACT)
         if tl.max(weight) > 0:
             begin, end = tl.load(bound_pointer + document), tl.load(bound_pointer + document + 1)
             output, greatest, total, norm = _read_document(
@@ -181,8 +188,7 @@ def _backward_keys(
     for first in range(0, n_tokens, ROWS):
         rows = first + tl.arange(0, ROWS)
         owner = tl.load(owner_pointer + rows, mask=rows < n_tokens, other=0)
-        weight = tl.load(weight_pointer + owner * n_documents + document, mask=rows < n_tokens, other=0.0).to(EXACT)
-        weight = tl.where(weight > epsilon, weight, 0.0)
+        weight = _weights(weight_pointer, owner, document, rows, n_tokens, n_documents, epsilon, EXACT)
         if tl.max(weight) > 0:
             for i in range(0, SHARED):
                 head = key_head * SHARED + i
@@ -211,7 +217,7 @@ def _backward_keys(
 
 
 class TritonDocumentAttention(torch.autograd.Function):
-    """(queries (H, T, D), keys and values (G, T, D), weights (B, B), lengths, scale, V-normalise, its eps, epsilon) -> (H, T, D)."""
+    """(queries (H, T, D), keys and values (G, T, D), weights (B, B), lengths, scale, V-normalise, epsilon) -> (H, T, D)."""
 
     @staticmethod
     def forward(
@@ -223,7 +229,6 @@ class TritonDocumentAttention(torch.autograd.Function):
         lengths: Sequence[int],
         scale: float,
         v_norm: bool,
-        norm_eps: float,
         epsilon: float,
     ) -> Tensor:
         query_HTD, key_GTD, value_GTD, weights_BB = (t.contiguous() for t in (query_HTD, key_GTD, value_GTD, weights_BB))
@@ -232,7 +237,7 @@ class TritonDocumentAttention(torch.autograd.Function):
         owner_T = torch.repeat_interleave(lengths_B).to(device)
         bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths_B.cumsum(0)]).to(device)
         heads, n_tokens, width = query_HTD.shape
-        ctx.numbers = n_tokens, len(lengths), scale, epsilon, norm_eps
+        ctx.numbers = n_tokens, len(lengths), scale, epsilon, V_NORM_EPS
         ctx.constants = dict(
             SHARED=heads // len(key_GTD),
             WIDTH=width,
@@ -269,4 +274,4 @@ class TritonDocumentAttention(torch.autograd.Function):
             document, start = torch.tensor(blocks, device=query_HTD.device).T.contiguous()
             grid = (len(blocks), len(key_GTD))
             _backward_keys[grid](*inputs, gradient_HTD, document, start, to_key, to_value, *ctx.numbers, **ctx.constants)
-        return to_query, to_key, to_value, to_weights.to(weights_BB.dtype), None, None, None, None, None
+        return to_query, to_key, to_value, to_weights.to(weights_BB.dtype), None, None, None, None
