@@ -29,10 +29,14 @@ class NaiveStep:
         lm: a causal LM of transformers; switched to the naive attention.
         gates_LH: as for ``revela.objectives.revela.Revela``; None: the paper's V-normalised sum.
         tau, standardise: of Sim.
+        everywhere: compute the in-batch attention where no gate of the layer is open, too, as the equation with a gate of 0 says.
     """
 
-    def __init__(self, retriever: nn.Module, lm: Any, gates_LH: Tensor | None, tau: float, standardise: bool) -> None:
+    def __init__(
+        self, retriever: nn.Module, lm: Any, gates_LH: Tensor | None, tau: float, standardise: bool, everywhere: bool = True
+    ) -> None:
         self.retriever, self.lm, self.gates_LH, self.tau, self.standardise = retriever, lm, gates_LH, tau, standardise
+        self.everywhere = everywhere
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.weights_BB: Tensor | None = None
         self.mask_BL: Tensor
@@ -65,7 +69,8 @@ class NaiveStep:
         scores = (query @ keys_BHLD.transpose(2, 3) * scaling).masked_fill(future_LL, -torch.inf)
         own_BHLD = scores.softmax(-1).to(values_BHLD.dtype) @ values_BHLD
         gates_H = None if self.gates_LH is None else self.gates_LH[layer]
-        if self.weights_BB is None or (gates_H is not None and not gates_H.any()):
+        closed = gates_H is not None and not self.everywhere and not gates_H.any()
+        if self.weights_BB is None or closed:
             return own_BHLD.transpose(1, 2).contiguous(), None
         keys, values = (t.repeat_interleave(repeats, 1).to(query.dtype) for t in self.cache[layer])
         pairs = torch.einsum("ihld,jhmd->ijhlm", query, keys) * scaling

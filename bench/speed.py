@@ -4,7 +4,8 @@
 
 A training step, in four forms that alternate in one process (medians of times and ratios; peak memory of each in its own process):
 - ours;
-- naive (bench/naive_step.py): two whole passes, all pairs at once, all logits, padded batches;
+- naive (bench/naive_step.py): two whole passes, all pairs at once in every layer and head, all logits, padded batches;
+- naive, open layers: the same, but in-batch attention only in layers where a gate is open;
 - bound: the same models' forward and backward with no in-batch attention: the retriever on the same tokens, the LM as often and
   as deep as the preset needs, on our packed rows and with our blockwise loss;
 - plain: the same with stock padded modules and all logits.
@@ -51,7 +52,8 @@ from revela.types import Document
 OUT = Path(__file__).parent / "out"
 SMOL = "embedded:smollm2-135m"
 CPU = torch.device("cpu")
-FORMS = ["ours", "bound", "plain", "naive"]
+NAIVE, LEAN = "naive", "naive, open layers"
+FORMS = ["ours", "bound", "plain", NAIVE, LEAN]
 
 Features = tuple[dict[str, Tensor], ...]
 Step = Callable[[Features], Tensor]
@@ -109,8 +111,8 @@ class Models:
     def step(self, form: str) -> Step:
         r = self.recipe
         self.inner.set_attn_implementation("sdpa" if form == "plain" else "revela")
-        if form == "naive":
-            return NaiveStep(self.retriever, self.lm.model, self.gates_LH, r.tau, r.standardise)
+        if form in (NAIVE, LEAN):
+            return NaiveStep(self.retriever, self.lm.model, self.gates_LH, r.tau, r.standardise, everywhere=form == NAIVE)
         objective = Revela(
             self.retriever, self.lm, tau=r.tau, gates_LH=self.gates_LH, v_norm=r.v_norm, epsilon=r.epsilon, standardise=r.standardise
         )
@@ -206,7 +208,8 @@ def steps(arguments: argparse.Namespace, texts: Sequence[str]) -> list[dict[str,
             models = Models(preset, arguments.layers, lm_layers)
             for chunks in arguments.chunks:
                 features = group(texts, models.tokenizer, chunks, arguments.tokens)
-                forms = [f for f in arguments.forms if f != "naive" or chunks <= arguments.naive_up_to]
+                forms = [f for f in arguments.forms if f not in (NAIVE, LEAN) or chunks <= arguments.naive_up_to]
+                forms = [f for f in forms if f != LEAN or models.gates_LH is not None]
                 times: dict[str, list[float]] = {form: [] for form in forms}
                 for turn in range(arguments.repeats + 1):
                     for form in forms:

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from naive_step import NaiveStep
 
 
-@pytest.mark.parametrize("form", ["gated", "paper"])
-def test_the_naive_step_gives_the_same_loss_and_gradient(form):
+@pytest.mark.parametrize(("form", "everywhere"), [("gated", True), ("gated", False), ("paper", True)])
+def test_the_naive_step_gives_the_same_loss_and_gradient(form, everywhere):
     ids = torch.randint(3, 400, (4, 6), generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[1] * n + [0] * (6 - n) for n in (6, 3, 4, 6)])
     features = tuple({"input_ids": ids, "attention_mask": mask} for _ in range(3))
@@ -31,7 +31,7 @@ def test_the_naive_step_gives_the_same_loss_and_gradient(form):
         torch.manual_seed(0)
         model, retriever = LlamaForCausalLM(tiny_config("llama")).eval().requires_grad_(form == "paper"), Embed()
         if kind == "naive":
-            step = NaiveStep(retriever, model, gates, 0.7, True)
+            step = NaiveStep(retriever, model, gates, 0.7, True, everywhere)
         else:
             step = Revela(retriever, LanguageModel(model), tau=0.7, gates_LH=gates, v_norm=gates is None, standardise=True)
         loss = step(features)
