@@ -67,7 +67,12 @@ def tiny_config(kind: str, vocabulary: int = 400):
     import transformers as t
 
     common = dict(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=256
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
     )
     gqa = dict(num_key_value_heads=2, head_dim=8)
     ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)

@@ -172,3 +172,49 @@ def test_recipes_in_the_tree_are_the_presets():
         assert set(settings) <= set(Recipe.__dataclass_fields__), file
         if file.stem in PRESETS:
             assert settings == PRESETS[file.stem]
+
+
+def test_objectives_from_the_command_line(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_bytes(corpus_file.read_bytes())
+    models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
+    small = ("--layers", "2", "--chunk-words", "30", "--lora-rank", "4", "--precision", "fp32", "--threads", "1", "--group-size", "4")
+    dream = ("--objective", "dream", "--queries", "title", "--lm-tokens", "32", "--held-out", "0.2")
+    code, out, err = run(monkeypatch, capsys, "heads", corpus, *models, *small, *dream, "--top", 4, "--out", tmp_path / "heads.json")
+    assert code == 0, err
+    assert len(json.loads((tmp_path / "heads.json").read_text())["ranking"]) == 16
+    code, out, err = run(
+        monkeypatch, capsys, "train", corpus, "--out", tmp_path / "dream", *models, *small, *dream, "--max-steps", 2, "--max-minutes", 0,
+        "--heads", tmp_path / "heads.json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "inject into 16 heads" in out
+    saved = json.loads((tmp_path / "dream" / "run.json").read_text())
+    assert saved["objective"] == "dream" and saved["tau"] == PRESETS["dream"]["tau"] and saved["learn_gates"]
+    code, out, err = run(monkeypatch, capsys, "queries", corpus, *models, *small, "--max-queries", 20, "--show", 2)
+    assert code == 0, err
+    assert "rejected" in out and (tmp_path / "corpus.jsonl.queries.jsonl").is_file()
+
+
+def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+    folder = tmp_path / "judged"
+    (folder / "qrels").mkdir(parents=True)
+    rows = make_rows(20, seed=5)
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows))
+    command = (
+        "compare", corpus_file, "--on", folder, "--out", tmp_path / "out", "--presets", "gated", "crop", "--points", 2,
+        "--model", tiny_lm_folder, "--lm", tiny_lm_folder, *TINY, "--group-size", 4,
+    )  # fmt: skip
+    code, out, err = run(monkeypatch, capsys, *command)
+    assert code == 0, err
+    assert "BM25" in out and "crop, seed 0" in out
+    found = json.loads((tmp_path / "out" / "compare.json").read_text())
+    for curve in found["curves"].values():
+        assert len(curve) == 3 and all(0 <= row["judged"]["judged"] <= 1 for row in curve)
+        assert curve[0]["judged"] == next(iter(found["curves"].values()))[0]["judged"]  # the same start
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    written = (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns
+    code, out, err = run(monkeypatch, capsys, *command)
+    assert code == 0 and (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written

@@ -21,6 +21,7 @@ app = App(
     version_flags=["--version"],
 )
 Flat = Parameter(name="*")
+Preset = Literal["gated", "paper", "dream", "replug", "infonce", "crop"]
 DEFAULTS = Recipe()
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
@@ -30,7 +31,7 @@ def train(
     corpus: Corpus,
     *,
     out: Path,
-    preset: Literal["gated", "paper"] = "gated",
+    preset: Preset = "gated",
     recipe_file: Annotated[Path | None, Parameter(name="--recipe")] = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     recipe: Annotated[Recipe, Flat] = DEFAULTS,
@@ -44,7 +45,7 @@ def train(
     out:
         Folder for the retriever: a Sentence-Transformers model with metrics.jsonl and training.png.
     preset:
-        The settings to start from: gated (ours) or paper (Revela's).
+        The settings to start from: gated (ours), paper (Revela's), or those of another objective; --objective implies its own.
     recipe_file:
         A TOML file of settings; flags win over it, and it wins over the preset.
     resume:
@@ -67,6 +68,7 @@ def train(
         corpus=", ".join(map(str, corpus)),
         command="revela " + shlex.join(sys.argv[1:]),
         resume=resume,
+        queries_file=_queries_file(corpus, recipe),
     )
     systems = {"BM25": bm25, "untrained": outcome.untrained, "before training": outcome.before, "trained": outcome.after}
     if check.tasks:
@@ -221,8 +223,109 @@ def search(
 
 
 @app.command
-def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = DEFAULTS) -> None:
-    """Show which heads of a language model make use of a related document (the label-free probe; cached per model).
+def queries(
+    corpus: Corpus,
+    *,
+    show: int = 5,
+    recipe: Annotated[Recipe, Flat] = DEFAULTS,
+) -> None:
+    """Have a language model write queries for a corpus, as the objectives dream and infonce need them.
+
+    They are kept beside the corpus; a stopped run goes on where it was, and train uses what is there.
+
+    Parameters
+    ----------
+    corpus:
+        As for train.
+    show:
+        Print this many of them.
+    """
+    import dataclasses
+
+    from revela.models.quiet import quieten
+    from revela.train.objectives import training_chunks, training_rows
+
+    quieten()
+    documents, report = _read(corpus, recipe)
+    for line in report.lines():
+        print(line)
+    rest, _ = _held_out(documents, recipe)
+    recipe = dataclasses.replace(recipe, objective="infonce")
+    rows = training_rows(recipe, rest, training_chunks(recipe, rest), _queries_file(corpus, recipe), print)
+    asked = [row for row in rows if row.query]
+    for row in asked[:: max(1, len(asked) // max(1, show))][:show]:
+        print(f"\n{row.query}\n   {' '.join(row.text.split())[:240]}")
+
+
+@app.command
+def compare(
+    corpus: Corpus,
+    *,
+    on: Annotated[list[Path], Parameter(negative=(), consume_multiple=True)],
+    out: Path,
+    presets: Annotated[list[Preset], Parameter(negative=(), consume_multiple=True)] = ["gated", "crop"],  # noqa: B006
+    seeds: Annotated[list[int], Parameter(negative=(), consume_multiple=True)] = [0],  # noqa: B006
+    points: int = 4,
+    recipe: Annotated[Recipe, Flat] = DEFAULTS,
+) -> None:
+    """Train several objectives from the same start for the same time, and plot nDCG@10 against it.
+
+    Bounded by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here hold for every run. What is done
+    already is kept: run it again to add presets or seeds.
+
+    Parameters
+    ----------
+    corpus:
+        As for train.
+    on:
+        Folders with judged queries, as for eval.
+    out:
+        Folder for the runs, compare.json and compare.png.
+    presets:
+        What to compare.
+    seeds:
+        Each preset is run with each of these.
+    points:
+        How often a run is scored, its start and its end not counted.
+    """
+    from revela.compare import compare as run
+
+    documents, report = _read(corpus, recipe)
+    rest, check = _held_out(documents, recipe)
+    for line in report.lines():
+        print(line)
+    out.mkdir(parents=True, exist_ok=True)
+    curves, lexical = run(
+        rest,
+        on,
+        out,
+        runs=[(preset, seed) for seed in seeds for preset in presets],
+        settings=_changes(recipe),
+        points=points,
+        check=check if check.tasks else None,
+        bm25=check.bm25(),
+        corpus=", ".join(map(str, corpus)),
+        command="revela " + shlex.join(sys.argv[1:]),
+        queries_file=_queries_file(corpus, recipe),
+    )
+    start = next(iter(curves.values()))[0]["judged"]
+    table = {"BM25": lexical, "start": start, **{label: curve[-1]["judged"] for label, curve in curves.items()}}
+    _print_table(
+        "nDCG@10 at the end", ["system", *lexical], [[label, *(_number(row.get(n)) for n in lexical)] for label, row in table.items()]
+    )
+
+
+@app.command
+def heads(
+    corpus: Corpus,
+    *,
+    top: int = 32,
+    out: Path | None = None,
+    recipe: Annotated[Recipe, Flat] = DEFAULTS,
+) -> None:
+    """Show which heads of a language model look to a related document, or with --objective dream from a question to its answer.
+
+    Found without labels; cached per model.
 
     Parameters
     ----------
@@ -230,25 +333,38 @@ def heads(corpus: Corpus, *, top: int = 32, recipe: Annotated[Recipe, Flat] = DE
         Text to probe with, as for train.
     top:
         How many heads to list.
+    out:
+        Write the whole ranking here, for train --heads.
     """
     import torch
 
-    from revela.models.language_model import load_language_model
     from revela.models.quiet import quieten
     from revela.models.retriever import has_fast_bf16
-    from revela.train.run import find_weights, head_ranking, load_tokenizer
+    from revela.train.objectives import rank_heads, save_heads
 
     quieten()
     documents, _ = _read(corpus, recipe)
-    folder = find_weights(recipe, recipe.lm, print)
     bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and has_fast_bf16(torch.device("cpu")))
-    lm = load_language_model(folder, bf16=bf16, name=recipe.lm)
-    ranking = head_ranking(lm, folder, load_tokenizer(folder), documents, recipe, print)
+    folder, ranking = rank_heads(recipe, documents, bf16, _queries_file(corpus, recipe), print)
     _print_table(
         f"heads of {recipe.lm}",
         ["rank", "layer", "head", "score"],
         [[str(i), str(a), str(b), f"{s:.5f}"] for i, (a, b, s) in enumerate(ranking[:top], 1)],
     )
+    if out is not None:
+        save_heads(out, recipe.lm, folder, ranking)
+
+
+def _queries_file(corpus: Sequence[Path], recipe: Recipe) -> Path:
+    first = corpus[0].resolve() if corpus else Path("corpus").resolve()
+    return Path(recipe.queries_file) if recipe.queries_file else first.with_name(f"{first.name}.queries.jsonl")
+
+
+def _changes(recipe: Recipe) -> dict[str, Any]:
+    """What a person has set."""
+    import dataclasses
+
+    return {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe) if getattr(recipe, f.name) != getattr(DEFAULTS, f.name)}
 
 
 def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
@@ -302,7 +418,7 @@ def _write(path: Path, text: str) -> None:
 
 def _configured(arguments: Sequence[str]) -> list[Any]:
     """Where a setting comes from when no flag gives it: the recipe file, then the preset."""
-    named = {"--preset": "gated", "--recipe": ""}
+    named = {"--preset": "", "--objective": "", "--recipe": ""}
     for i, word in enumerate(arguments):
         flag, _, value = word.partition("=")
         if flag in named:
@@ -312,7 +428,7 @@ def _configured(arguments: Sequence[str]) -> list[Any]:
         if not Path(named["--recipe"]).is_file():
             raise RevelaError(f"{named['--recipe']} does not exist: give a TOML file of settings as --recipe")
         sources.append(Toml(named["--recipe"], must_exist=True, use_commands_as_keys=False))
-    if settings := PRESETS.get(named["--preset"]):
+    if settings := PRESETS.get(named["--preset"] or named["--objective"]):
         sources.append(Dict(settings, use_commands_as_keys=False))
     return sources
 
@@ -320,7 +436,7 @@ def _configured(arguments: Sequence[str]) -> list[Any]:
 def main() -> None:
     arguments = sys.argv[1:]
     try:
-        if arguments[:1] == ["train"]:
+        if arguments[:1] in (["train"], ["heads"]):
             app.config = _configured(arguments)
         app(arguments, exit_on_error=False)
     except CycloptsError:  # it has printed what was wrong

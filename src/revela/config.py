@@ -1,4 +1,7 @@
-"""Every default of revela, in frozen dataclasses. A preset is a dict of what differs from them; a recipe (TOML) and flags go on top."""
+"""Every default of revela, in frozen dataclasses. A preset is a dict of what differs from them; a recipe (TOML) and flags go on top.
+
+Values of the ``dream`` preset that its paper does not give are marked as ours.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any, Literal
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
 Precision = Literal["auto", "fp32", "bf16"]
+Objective = Literal["revela", "dream", "replug", "infonce", "crop"]
 
 
 @dataclass(frozen=True)
@@ -74,32 +78,70 @@ class Recipe:
     "Train the LM too, by LoRA of the same rank; otherwise it is frozen."
 
     # Objective
-    mix: Literal["gated", "sum"] = "gated"
-    "How the in-batch output joins the LM's own attention: (1-g) s + g b, or the paper's s + b."
-    gate: float = 0.5
-    "The gate g."
-    gate_heads: int = 24
-    "Gate this many heads, the best that the label-free probe finds from gate_first_layer up; 0 gates all of them."
-    gate_first_layer: float = 0.6
-    "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
-    learn_gates: bool = False
-    "Train the gates."
-    v_norm: bool = False
-    "V-normalise the in-batch output."
-    standardise: bool = True
-    "Divide each row's cosines by their standard deviation, so that the loss cannot fall by vectors that merely run together."
+    objective: Objective = "revela"
+    "What is learned from: an LM's next tokens (revela, dream), its likelihoods (replug), queries (infonce) or crops of a text (crop)."
     tau: float = 1.0
     "Temperature of the similarities: of the standard scores, or of the cosines."
     learn_tau: bool = False
     "Train the temperature."
-    sim_dtype: Literal["fp32", "bf16"] = "fp32"
-    "Precision of the similarities; the published run's was bf16."
+    gate: float = 0.5
+    "The gate g: how much of the mixed heads' attention is the retriever's doing."
+    learn_gates: bool = False
+    "Train the gates."
     epsilon: float = 1e-4
     "Pairs with no more weight than this are skipped; 0 computes all."
     kernel: Literal["torch", "triton"] = "torch"
     "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
+
+    # Objective: revela
+    mix: Literal["gated", "sum"] = "gated"
+    "How the in-batch output joins the LM's own attention: (1-g) s + g b, or the paper's s + b."
+    gate_heads: int = 24
+    "Gate this many heads, the best that the label-free probe finds from gate_first_layer up; 0 gates all of them."
+    gate_first_layer: float = 0.6
+    "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
+    v_norm: bool = False
+    "V-normalise the in-batch output."
+    standardise: bool = True
+    "Divide each row's cosines by their standard deviation, so that the loss cannot fall by vectors that merely run together."
+    sim_dtype: Literal["fp32", "bf16"] = "fp32"
+    "Precision of the similarities; the published run's was bf16."
     query_side: Literal["first-half", "whole"] = "first-half"
     "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
+
+    # Objective: dream, and infonce on the same queries
+    queries: Literal["lm", "title", "first-sentence", "telling-sentence"] = "lm"
+    "Where queries come from: written by a language model, or taken from the text."
+    query_lm: str = ""
+    "Language model that writes queries; empty: --lm."
+    queries_file: str = ""
+    "JSONL file that keeps written queries; empty: CORPUS.queries.jsonl, beside the first corpus."
+    max_queries: int = 4000
+    "Have no more queries written than this, and train on the documents that have them; 0: no limit."
+    heads: str = ""
+    "JSON file of heads to inject into, made by revela heads --objective dream --out; empty: find them."
+    injected_heads: int = 16
+    "Inject into this many heads, the best that were found."
+    lm_prompt: Literal["plain", "chat"] = "plain"
+    "What the LM reads around passages and questions; chat: its own chat template."
+
+    # Objective: replug
+    tau_lm: float = 1e-3
+    "Temperature of the LM's log-likelihoods."
+    likelihood: Literal["mean", "sum"] = "mean"
+    "Log-likelihood of a chunk: the mean over its tokens, or the sum."
+    lm_batch: int = 0
+    "Chunks that the LM reads after another at a time; 0: all of a group."
+
+    # Objective: crop
+    crop_window: int = 240
+    "Most words of a document that two crops are taken from."
+    crop_least: float = 0.1
+    "Shortest crop, as a share of the text's words."
+    crop_most: float = 0.5
+    "Longest crop."
+    crop_deletion: float = 0.0
+    "Chance of each word of a crop to be left out."
 
     # Training
     learning_rate: float = 1e-4
@@ -114,8 +156,12 @@ class Recipe:
     "Stop after this many updates; 0: no limit."
     max_minutes: float = 20.0
     "Stop after this much training time; 0: no limit. The learning rate falls to zero over whichever limit is nearer."
+    max_tokens_read: float = 0.0
+    "Stop after the retriever has read this many million tokens; 0: no limit."
     check_every: int = 50
     "Updates between label-free checks."
+    checks: int = 0
+    "So many checks, evenly over the run, instead of every so many updates; 0: by --check-every."
     keep: Literal["best", "last"] = "best"
     "Save the state that the label-free check liked best, or the last."
     save_every: int = 50
@@ -154,4 +200,17 @@ PAPER: dict[str, Any] = dict(
     keep="last",
 )
 
-PRESETS: dict[str, dict[str, Any]] = {"gated": {}, "paper": PAPER}
+# Ours: tau, gate, and the learning rate that goes with this start.
+DREAM: dict[str, Any] = dict(objective="dream", tau=0.05, learn_tau=True, gate=0.5, learn_gates=True)
+REPLUG: dict[str, Any] = dict(objective="replug", tau=1e-3, learning_rate=5e-4)
+INFONCE: dict[str, Any] = dict(objective="infonce", tau=0.05)
+CROP: dict[str, Any] = dict(objective="crop", tau=0.05, group_size=32, neighbours="random")
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "gated": {},
+    "paper": PAPER,
+    "dream": DREAM,
+    "replug": REPLUG,
+    "infonce": INFONCE,
+    "crop": CROP,
+}

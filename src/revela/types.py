@@ -30,10 +30,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of whole sentences (or whole functions) of one document; ``document`` is its index in the corpus."""
+    """A run of whole sentences (or whole functions) of one document; ``document`` is its index in the corpus.
+
+    ``query`` is what it should be found by, where an objective asks for that; "" if nothing.
+    """
 
     document: int
     text: str
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.data.groups import document_groups
+from revela.data.groups import document_groups, spread_groups, with_queries
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 
@@ -86,3 +86,26 @@ def test_similar_short_documents_share_a_group():
         return np.mean([Counter(topics[owners[i]] for i in g).most_common(1)[0][1] / 16 for g in groups])
 
     assert of_one_topic(vectors) > 0.8 > 0.5 > of_one_topic(None)
+
+
+@given(SIZES, st.sampled_from([2, 5, 16]), st.integers(0, 5))
+def test_spread_groups_keep_siblings_apart(sizes, size, seed):
+    owners = corpus(sizes)
+    groups = list(spread_groups(owners, size, seed))
+    assert all(len(g) == size for g in groups) and len(groups) == sum(sizes) // size
+    used = Counter(i for g in groups for i in g)
+    assert not used or max(used.values()) == 1
+    assert groups == list(spread_groups(owners, size, seed))
+    if len(set(sizes)) == 1 and len(sizes) % size == 0:  # rounds then end where groups do
+        assert all(len({owners[i] for i in g}) == size for g in groups)
+
+
+def test_spread_groups_put_similar_documents_together():
+    vectors = np.repeat(np.eye(4, dtype=np.float32), 8, axis=0)
+    kinds = [{i // 8 for i in group} for group in spread_groups(corpus([1] * 32), 8, 0, vectors_ND=vectors)]
+    assert all(len(kind) == 1 for kind in kinds)
+
+
+def test_groups_in_which_nobody_asks_are_left_out():
+    has_query = np.array([True, False, False, False])
+    assert list(with_queries([[0, 1], [2, 3], [3, 0]], has_query)) == [[0, 1], [3, 0]]

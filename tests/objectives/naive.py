@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 
-def document_attention(query_HTD, key_GTD, value_GTD, weights_BB, lengths, scale, v_norm=False, heads=None) -> Tensor:
-    """Revela, eqs. 5-7, for each head, document, row and other document in turn."""
+def document_attention(query_HTD, key_GTD, value_GTD, weights_AB, lengths, scale, v_norm=False, heads=None, rows=None) -> Tensor:
+    """Revela, eqs. 5-7, for each head, run of rows, row and document in turn."""
     n_heads, n_groups = query_HTD.shape[0], key_GTD.shape[0]
     bounds = [(sum(lengths[:i]), sum(lengths[: i + 1])) for i in range(len(lengths))]
-    rows = []
+    runs = bounds if rows is None else [(sum(rows[:i]), sum(rows[: i + 1])) for i in range(len(rows))]
+    found = []
     for head in range(n_heads) if heads is None else heads:
         group = int(head) // (n_heads // n_groups)
-        for i, (a, b) in enumerate(bounds):
+        for i, (a, b) in enumerate(runs):
             for row in range(a, b):
                 total = torch.zeros(value_GTD.shape[-1], dtype=query_HTD.dtype)
                 for j, (c, d) in enumerate(bounds):
@@ -22,9 +23,9 @@ def document_attention(query_HTD, key_GTD, value_GTD, weights_BB, lengths, scale
                     if v_norm:
                         norm = sum(attention[m - c] * value_GTD[group, m].pow(2).sum().sqrt() for m in range(c, d))
                         output = output / (norm + 1e-6)
-                    total = total + weights_BB[i, j] * output
-                rows.append(total)
-    return torch.stack(rows).view(-1, query_HTD.shape[1], value_GTD.shape[-1])
+                    total = total + weights_AB[i, j] * output
+                found.append(total)
+    return torch.stack(found).view(-1, query_HTD.shape[1], value_GTD.shape[-1])
 
 
 def own_attention(query_HTD, key_GTD, value_GTD, lengths, scale) -> Tensor:

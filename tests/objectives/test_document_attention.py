@@ -47,6 +47,24 @@ def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads, kernel):
         torch.testing.assert_close(got[mask], want[mask], atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("v_norm", [False, True])
+def test_rows_that_are_no_documents_equal_the_naive_loop(kernel, v_norm):
+    """Three questions of 2, 0 and 3 tokens about four documents."""
+    _, key, value, _ = tensors(4, 2)
+    generator = torch.Generator().manual_seed(2)
+    query = torch.randn(4, 5, 6, dtype=torch.float64, generator=generator)
+    weights = torch.rand(3, 4, dtype=torch.float64, generator=generator)
+    inputs = [t.detach().requires_grad_() for t in (query, key, value, weights)]
+    fast = document_attention(*inputs, LENGTHS, rows=[2, 0, 3], heads=torch.tensor([3, 0]), v_norm=v_norm, kernel=kernel)
+    slow = naive.document_attention(*inputs, LENGTHS, 6**-0.5, v_norm=v_norm, heads=[3, 0], rows=[2, 0, 3])
+    torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
+    direction = torch.randn(slow.shape, dtype=torch.float64, generator=generator)
+    found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
+
+
 def test_dropping_light_pairs_is_close_and_drops_their_gradient():
     query, key, value, _ = tensors(4, 2)
     weights = torch.tensor(

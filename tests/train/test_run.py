@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import make_rows
-from revela.config import PAPER, Recipe
+from revela.config import PAPER, PRESETS, Recipe
 from revela.data.text import read_corpus
 from revela.errors import RevelaError
 from revela.models.retriever import load_retriever
+from revela.train.collate import ChunkCollator
 from revela.train.run import train
-from revela.train.trainer import GroupCollator
 from revela.types import Document
 
 TINY = Recipe(
@@ -60,7 +60,13 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"learn_tau": True, "learn_gates": True}, {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2}],
+    [
+        {},
+        {"learn_tau": True, "learn_gates": True},
+        {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2},
+        {**PRESETS["crop"], "group_size": 8, "crop_window": 30, "crop_deletion": 0.1},
+        {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "injected_heads": 3},
+    ],
 )
 def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
     recipe = dataclasses.replace(recipe, **changes)
@@ -148,7 +154,7 @@ def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
     recipe = dataclasses.replace(recipe, check_every=2, save_every=1, learning_rate=1e-2)
     train(recipe, documents, tmp_path / "whole", check=Scripted([0, 0.1, 0.5, 0.3, 0.2]), say=lambda _: None)
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GroupCollator, "__call__", dying_after(3, GroupCollator.__call__))
+        patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
         train(recipe, documents, tmp_path / "broken", check=Scripted([0, 0.1, 0.5]), say=lambda _: None)
     outcome = train(recipe, documents, tmp_path / "broken", check=Scripted([0, 0.3, 0.2]), resume=True, say=lambda _: None)
     assert outcome.kept == 2
@@ -248,3 +254,83 @@ def test_resuming_with_other_settings_is_refused(recipe, documents, tmp_path):
     train(recipe, documents, tmp_path / "out", say=lambda _: None)
     with pytest.raises(RevelaError, match=r"other settings \(tau\)"):
         train(dataclasses.replace(recipe, tau=0.5), documents, tmp_path / "out", resume=True, say=lambda _: None)
+
+
+OBJECTIVES = {
+    "dream": {"queries": "telling-sentence", "chunk_words": 30, "injected_heads": 3},
+    "replug": {"tau": 0.1, "tau_lm": 0.1},
+    "infonce": {"queries": "title"},
+    "crop": {"crop_window": 40},
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught_lm_folder, documents, tmp_path, name):
+    settings = {**PRESETS[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 30, "learning_rate": 2e-3}
+    recipe = dataclasses.replace(recipe, **{"lm": str(taught_lm_folder), **settings})
+    out = tmp_path / "out"
+    train(recipe, documents, out, say=lambda _: None)
+    found = list(losses(out).values())
+    assert len(found) == 30 and sum(found[-5:]) < sum(found[:5])
+    model = load_retriever(out)
+    assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
+
+
+def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(recipe, taught_lm_folder, documents, tmp_path):
+    from revela.models.weights import resolve
+    from revela.train.objectives import save_heads
+
+    settings = {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
+    recipe = dataclasses.replace(recipe, **settings)
+    said = []
+    save_heads(tmp_path / "mine.json", "tiny", resolve(recipe.lm), [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)])
+    train(dataclasses.replace(recipe, heads=str(tmp_path / "mine.json")), documents, tmp_path / "out", say=said.append)
+    assert "inject into 3 heads: 3-1 0-2 1-1" in said
+    save_heads(tmp_path / "other.json", "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
+    for file, message in (("other.json", "ranks the heads of another"), ("none.json", "is not a file of heads")):
+        with pytest.raises(RevelaError, match=message):
+            train(dataclasses.replace(recipe, heads=str(tmp_path / file)), documents, tmp_path / "no", say=lambda _: None)
+        assert not (tmp_path / "no").exists()
+
+
+def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_path):
+    cases = {
+        "no chunk has a query": {**PRESETS["infonce"], "queries": "first-sentence", "chunk_words": 4},
+        "keeps the LM frozen": {**PRESETS["replug"], "lm_lora": True},
+        "must be shares": {**PRESETS["crop"], "crop_least": 0.9},
+        "more than the 2,048": {**PRESETS["dream"], **OBJECTIVES["dream"], "lm_tokens": 256},
+        "no chat template": {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 2, "lm_prompt": "chat"},
+    }
+    for message, settings in cases.items():
+        with pytest.raises(RevelaError, match=message):
+            train(dataclasses.replace(recipe, **{"lm_tokens": 64, **settings}), documents, tmp_path / "out", say=lambda _: None)
+        assert not (tmp_path / "out").exists()
+
+
+def test_queries_by_a_language_model_are_written_once_and_counted(recipe, documents, tmp_path, monkeypatch):
+    from revela.models import writer
+
+    asked = []
+
+    def pretending(folder, tokens):
+        def write(prompts):
+            asked.extend(prompts)
+            return ["Which ocean is it that they speak of?" if i % 2 else "no" for i in range(len(prompts))]
+
+        return write
+
+    monkeypatch.setattr(writer, "writer", pretending)
+    settings = {**PRESETS["infonce"], "group_size": 8, "max_steps": 1, "max_queries": 60}
+    recipe, said = dataclasses.replace(recipe, **settings), []
+    for name in ("one", "two"):
+        train(recipe, documents, tmp_path / name, queries_file=tmp_path / "q.jsonl", say=said.append)
+    assert 0 < len(asked) <= 60 and len((tmp_path / "q.jsonl").read_text().splitlines()) == len(set(asked))
+    lines = [line for line in said if line.startswith("queries for")]
+    assert len(lines) == 2 and lines[0] == lines[1] and "not a question" in lines[0]
+
+
+def test_a_real_model_writes(tiny_lm_folder):
+    from revela.models.writer import writer
+
+    outputs = writer(tiny_lm_folder, 64)(["Read this: ocean1 ocean2.", "And this, which is longer: garden1 garden2 garden3."])
+    assert len(outputs) == 2 and all(isinstance(o, str) and "Read this" not in o for o in outputs)

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from revela.train.trainer import GroupSampler, first_half
+from revela.train.collate import first_half
+from revela.train.trainer import GroupSampler
 from revela.train.watch import Clock, Metrics, plot
 
 
@@ -16,6 +17,9 @@ def test_progress_follows_the_nearer_limit():
     clock.seconds = 30
     assert clock.progress(10) == 0.5 and clock.progress(80) == 0.8 and clock.progress(200) == 1.0
     assert Clock(0, 0).progress(10**6) == 0.0
+    by_tokens = Clock(0, 0, max_million_tokens=2.0)
+    by_tokens.tokens = 500_000
+    assert by_tokens.progress(10**6) == 0.25
 
 
 def test_learning_rate_warms_up_and_falls_to_zero():

@@ -10,7 +10,7 @@ Shapes: N documents, D width of a document's vector.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -58,6 +58,39 @@ def document_groups(
     for group in groups:
         rng.shuffle(group)
         yield group
+
+
+def spread_groups(
+    owners: NDArray[np.int64], size: int, seed: int, epoch: int = 0, vectors_ND: Vectors | None = None
+) -> Iterator[list[int]]:
+    """Groups of chunks of different documents, as contrastive objectives need them; the same for the same seed and epoch.
+
+    Rounds: in each, every document that has chunks left gives one. Only where one round ends and the next begins can a group have two
+    chunks of a document, or where there are fewer documents than chunks to a group.
+
+    Args:
+        owners, size, seed, epoch: as for ``document_groups``.
+        vectors_ND: a vector for each document; each round then puts similar documents together.
+    """
+    rng = random.Random(f"{seed}/{epoch}")
+    left = [rng.sample(indices, len(indices)) for indices in _by_document(owners)]
+    order: list[int] = []
+    while left:
+        picked = [indices.pop() for indices in left]
+        if vectors_ND is None:
+            rng.shuffle(picked)
+        else:
+            picked = [picked[i] for i in _neighbours_together(vectors_ND[owners[picked]], rng)]
+        order += picked
+        left = [indices for indices in left if indices]
+    groups = [order[i : i + size] for i in range(0, len(order) - size + 1, size)]
+    rng.shuffle(groups)
+    yield from groups
+
+
+def with_queries(groups: Iterable[list[int]], has_query: NDArray[np.bool_]) -> Iterator[list[int]]:
+    """The groups in which at least one chunk has a query."""
+    return (group for group in groups if has_query[group].any())
 
 
 def _neighbours_together(vectors_ND: Vectors, rng: random.Random) -> list[int]:

@@ -36,7 +36,8 @@ ATTENTION = "revela"
 USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
 
 Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
-"""(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> HTD: h's attention output; keys and values are e's."""
+"""(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> HTD: h's attention output. Keys and values are e's, in the layers that were
+read; without a stream e they are the chunks' own, and the mix sees every layer."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,21 @@ class Packed:
 
 @dataclass
 class Memory:
-    """What stream e leaves for stream h: keys and values (G, T, D) by layer, and the output of the layer below the first."""
+    """What reading leaves: keys and values (G, T, D) by layer, and the output of the layer below the first."""
 
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     below: Any = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that were read."""
+        return int(next(iter(self.keys.values())).shape[1])
+
+    def part(self, start: int, end: int) -> Memory:
+        """Of these tokens only, as something to be continued."""
+        keys, values = ({layer: t[:, start:end] for layer, t in side.items()} for side in (self.keys, self.values))
+        return Memory(keys, values)
 
 
 class _Stream:
@@ -70,7 +81,10 @@ class _Stream:
     def see(self, layer: int, key: Tensor, value: Tensor) -> None:
         self.seen.add(layer)
 
-    def change(self, layer: int, own: Tensor, query: Tensor, scale: float | None) -> Tensor:
+    def before(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of a text that comes before all chunks."""
+
+    def change(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         return own
 
 
@@ -94,13 +108,20 @@ class _Reading(_Stream):
 
 
 class _Predicting(_Stream):
-    """Stream h: mix what the chunks' memory says into the attention of its layers."""
+    """Stream h: mix what was read into the attention, after the text before, if there is one."""
 
-    def __init__(self, layout: Layout, memory: Memory, mix: Mix) -> None:
+    def __init__(self, layout: Layout, memory: Memory | None, mix: Mix | None, earlier: Memory | None) -> None:
         super().__init__(layout)
-        self.memory, self.mix = memory, mix
+        self.memory, self.mix, self.earlier = memory, mix, earlier
 
-    def change(self, layer: int, own: Tensor, query: Tensor, scale: float | None) -> Tensor:
+    def before(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        return None if self.earlier is None else (self.earlier.keys[layer], self.earlier.values[layer])
+
+    def change(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        if self.mix is None:
+            return own
+        if self.memory is None:
+            return self.mix(layer, own, query, key, value, scale)
         if layer not in self.memory.keys:
             return own
         return self.mix(layer, own, query, self.memory.keys[layer], self.memory.values[layer], scale)
@@ -123,14 +144,14 @@ def _attention(
         raise RevelaError("this model's attention belongs to a revela.models.LanguageModel: call its read() and predict()")
     if kwargs.get("s_aux") is not None:
         raise RevelaError("attention sinks are not carried by in-batch attention: use a Llama, Qwen or Gemma 3 model as --lm")
-    if sliding_window is not None and max(stream.layout.lengths) > sliding_window:
-        raise RevelaError(
-            f"a chunk of {max(stream.layout.lengths)} tokens is longer than the LM's sliding window of {sliding_window}: use --lm-tokens"
-        )
     layer = int(module.layer_idx)
     stream.see(layer, key[0], value[0])
-    own_THD = attention(query[0], key[0], value[0], stream.layout, causal=True, scale=scaling, dropout=dropout)
-    mixed_HTD = stream.change(layer, own_THD.transpose(0, 1), query[0], scaling)
+    before = stream.before(layer)
+    longest = max(stream.layout.lengths) + (0 if before is None else before[0].shape[1])
+    if sliding_window is not None and longest > sliding_window:
+        raise RevelaError(f"a text of {longest} tokens is longer than the LM's sliding window of {sliding_window}: use --lm-tokens")
+    own_THD = attention(query[0], key[0], value[0], stream.layout, causal=True, scale=scaling, dropout=dropout, before=before)
+    mixed_HTD = stream.change(layer, own_THD.transpose(0, 1), query[0], key[0], value[0], scaling)
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
@@ -230,45 +251,50 @@ class LanguageModel(nn.Module):
         self._check_seen(reading.seen, layers)
         return reading.memory
 
-    def predict(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None) -> Tensor:
-        """Stream h: next-token logits (T, V), with ``mix`` applied in the layers that ``memory`` holds.
+    def predict(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None, before: Memory | None = None) -> Tensor:
+        """Stream h: next-token logits (T, V). Without anything else it is the plain LM.
 
-        Without memory it is the plain LM.
+        Args:
+            packed: the chunks.
+            memory: what stream e left of the same chunks, for ``mix``; below its first layer nothing runs again.
+            mix: changes what attention gives.
+            before: of every layer, a text that each chunk continues.
         """
-        logits_TV: Tensor = self._predict(self._inner, packed, memory, mix).logits[0]
+        logits_TV: Tensor = self._predict(self._inner, packed, memory, mix, before).logits[0]
         return logits_TV
 
     def loss(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None) -> Tensor:
         """Mean cross-entropy (nats) of every token of every chunk but its first, given what precedes it (Revela, eq. 8)."""
-        ends = torch.tensor(packed.lengths).cumsum(0) - 1
-        has_next = torch.ones(packed.ids_1T.shape[1], dtype=torch.bool)
-        has_next[ends] = False
-        rows = has_next.nonzero().squeeze(1).to(self.device)
-        targets_R = packed.ids_1T[0, rows + 1]
+        return self.token_losses(packed, packed.layout.has_next_T.nonzero().squeeze(1), memory, mix).mean()
+
+    def token_losses(
+        self, packed: Packed, rows_R: Tensor, memory: Memory | None = None, mix: Mix | None = None, before: Memory | None = None
+    ) -> Tensor:
+        """Cross-entropy (nats) of the token that follows each of these rows, (R,); the rest as in ``predict``."""
+        targets_R = packed.ids_1T[0, rows_R + 1]
         if not self._head_is_all or any(p.requires_grad for p in self._head.parameters()):
-            logits_RV = self.predict(packed, memory, mix).index_select(0, rows)
-            return F.cross_entropy(logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)), targets_R)
-        hidden_RD = self._predict(self._inner.base_model, packed, memory, mix).last_hidden_state[0].index_select(0, rows)
+            logits_RV = self.predict(packed, memory, mix, before).index_select(0, rows_R)
+            return F.cross_entropy(logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)), targets_R, reduction="none")
+        hidden_RD = self._predict(self._inner.base_model, packed, memory, mix, before).last_hidden_state[0].index_select(0, rows_R)
         weight_VD = self._head.weight.to(torch.bfloat16) if self.bf16 else self._head.weight
         return linear_cross_entropy(hidden_RD, weight_VD, targets_R, self._head.bias)
 
-    def _predict(self, module: nn.Module, packed: Packed, memory: Memory | None, mix: Mix | None) -> Any:
+    def _predict(self, module: nn.Module, packed: Packed, memory: Memory | None, mix: Mix | None, before: Memory | None) -> Any:
         """``module``, the LM or its body without the head, as stream h."""
-        if memory is None or mix is None:
-            return self._run(module, packed, _Stream(packed.layout))
-        self._refuse_checkpointing()
-        predicting = _Predicting(packed.layout, memory, mix)
-        first = min(memory.keys)
+        if mix is not None:
+            self._refuse_checkpointing()
+        predicting = _Predicting(packed.layout, memory, mix, before)
         with ExitStack() as stack:
-            if first > 0:
+            if memory is not None and (first := min(memory.keys)) > 0:
                 stack.enter_context(_replaced(self._layers[:first], lambda *_, **__: memory.below))
-            output = self._run(module, packed, predicting)
-        self._check_seen(predicting.seen, memory.keys)
+            output = self._run(module, packed, predicting, 0 if before is None else before.length)
+        self._check_seen(predicting.seen, () if memory is None else memory.keys)
         return output
 
-    def _run(self, module: nn.Module, packed: Packed, stream: _Stream) -> Any:
+    def _run(self, module: nn.Module, packed: Packed, stream: _Stream, start: int = 0) -> Any:
+        positions_1T = packed.layout.positions_T[None] + start
         with self._autocast():
-            return module(input_ids=packed.ids_1T, position_ids=packed.layout.positions_T[None], use_cache=False, stream=stream)
+            return module(input_ids=packed.ids_1T, position_ids=positions_1T, use_cache=False, stream=stream)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)

@@ -21,7 +21,7 @@ LOGITS_A_BLOCK = 2**23  # 32 MB in fp32
 
 
 def linear_cross_entropy(hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, bias_V: Tensor | None = None) -> Tensor:
-    """Mean over rows of -log softmax(hidden W^T + b) at the target, in nats; ``F.cross_entropy(F.linear(...))`` in blocks.
+    """-log softmax(hidden W^T + b) at each row's target, in nats, (R,); ``F.cross_entropy(F.linear(...), reduction="none")`` in blocks.
 
     Args:
         hidden_RD: input of the head. Carries the gradient.
@@ -34,8 +34,8 @@ def linear_cross_entropy(hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor
     """
     if weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad):
         raise ValueError("linear_cross_entropy gives the head no gradient: freeze it, or use F.cross_entropy")
-    loss: Tensor = _LinearCrossEntropy.apply(hidden_RD, weight_VD, targets_R, bias_V)  # type: ignore[no-untyped-call]
-    return loss
+    losses_R: Tensor = _LinearCrossEntropy.apply(hidden_RD, weight_VD, targets_R, bias_V)  # type: ignore[no-untyped-call]
+    return losses_R
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -44,7 +44,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         n_rows = len(hidden_RD)
         block = max(1, LOGITS_A_BLOCK // len(weight_VD))
         exact = torch.promote_types(weight_VD.dtype, torch.float32)
-        total = torch.zeros((), dtype=exact, device=hidden_RD.device)
+        losses_R = torch.empty(n_rows, dtype=exact, device=hidden_RD.device)
         gradient_RD = torch.empty_like(hidden_RD) if ctx.needs_input_grad[0] else None
         for start in range(0, n_rows, block):
             rows = slice(start, start + block)
@@ -56,16 +56,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             scores_RV -= scores_RV.amax(dim=1, keepdim=True)
             of_target_R1 = scores_RV.gather(1, target_R1)
             sum_R1 = scores_RV.exp_().sum(dim=1, keepdim=True)
-            total += (sum_R1.log() - of_target_R1).sum()
+            losses_R[rows] = (sum_R1.log() - of_target_R1).squeeze(1)
             if gradient_RD is not None:
-                scores_RV /= sum_R1 * n_rows
-                scores_RV.scatter_add_(1, target_R1, scores_RV.new_full(target_R1.shape, -1 / n_rows))
+                scores_RV /= sum_R1
+                scores_RV.scatter_add_(1, target_R1, scores_RV.new_full(target_R1.shape, -1.0))
                 gradient_RD[rows] = (scores_RV.to(weight_VD.dtype) @ weight_VD).to(hidden_RD.dtype)
         ctx.save_for_backward(gradient_RD)
-        return total / n_rows
+        return losses_R
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient_RD,) = ctx.saved_tensors
-        return gradient_RD * gradients[0].to(gradient_RD.dtype), None, None, None
+        return gradient_RD * gradients[0][:, None].to(gradient_RD.dtype), None, None, None

@@ -54,6 +54,13 @@ class Layout:
         """Each token's place in the padded form, flat."""
         return self.valid_BL.flatten().nonzero().squeeze(1)
 
+    @cached_property
+    def has_next_T(self) -> Tensor:
+        """Which tokens have another of their own text after them."""
+        has_next_T = torch.ones(sum(self.lengths), dtype=torch.bool)
+        has_next_T[torch.tensor(self.lengths).cumsum(0) - 1] = False
+        return has_next_T.to(self.device)
+
     def pad(self, packed_TX: Tensor) -> Tensor:
         """(T, X) -> (B, L, X), zeros where there is no token."""
         shape = (*self.valid_BL.shape, *packed_TX.shape[1:])
@@ -76,8 +83,9 @@ def attention(
     causal: bool,
     scale: float | None = None,
     dropout: float = 0.0,
+    before: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Softmax attention within each text.
+    """Softmax attention within each text, and on what stands before all of them.
 
     Args:
         query_HTD: queries; H is a multiple of G, as heads share keys in order.
@@ -87,11 +95,14 @@ def attention(
         causal: a token sees none after it.
         scale: factor on the scores, D ** -0.5 unless given.
         dropout: of the attention weights.
+        before: keys and values (G, P, D) of a text that each text continues; ``causal`` only.
 
     Returns:
         (T, H, D).
     """
     query_BHLD, key_BGLD, value_BGLD = (layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in (query_HTD, key_GTD, value_GTD))
+    if before is not None:
+        return layout.pack(_continued(query_BHLD, key_BGLD, value_BGLD, *before, scale).transpose(1, 2))
     heads, groups, length = query_BHLD.shape[1], key_BGLD.shape[1], query_BHLD.shape[2]
     if query_HTD.is_cuda or length > WRITTEN_OUT:
         mask = None if causal or layout.is_even else layout.valid_BL[:, None, None, :]
@@ -109,6 +120,22 @@ def attention(
         scores_BGRL = scores_BGRL.masked_fill(~layout.valid_BL[:, None, None, :], -torch.inf)
     out_BHLD = (F.dropout(scores_BGRL.softmax(dim=-1), dropout) @ value_BGLD).view(len(query_BHLD), heads, length, -1)
     return layout.pack(out_BHLD.transpose(1, 2))
+
+
+def _continued(
+    query_BHLD: Tensor, key_BGLD: Tensor, value_BGLD: Tensor, before_key_GPD: Tensor, before_value_GPD: Tensor, scale: float | None
+) -> Tensor:
+    """Causal attention of texts that all continue the same text; (B, H, L, D)."""
+    texts, heads, length, width = query_BHLD.shape
+    groups, earlier = before_key_GPD.shape[:2]
+    key_BGSD, value_BGSD = (
+        torch.cat([before.to(own.dtype).expand(texts, -1, -1, -1), own], dim=2)
+        for before, own in ((before_key_GPD, key_BGLD), (before_value_GPD, value_BGLD))
+    )
+    seen_LS = torch.ones(length, earlier + length, dtype=torch.bool, device=query_BHLD.device).tril(earlier)
+    rows_BGRD = query_BHLD.reshape(texts, groups, -1, width)  # heads that share keys, one below another
+    out_BGRD = F.scaled_dot_product_attention(rows_BGRD, key_BGSD, value_BGSD, seen_LS.repeat(heads // groups, 1), scale=scale)
+    return out_BGRD.view(texts, heads, length, -1)
 
 
 def _attention(

@@ -4,6 +4,8 @@ For query rows Q and documents j with keys K_j, values V_j and a weight w_j a ro
 
     b = sum_j w_j * softmax(Q K_j^T * scale) V_j            (Revela, eqs. 5-7; DREAM injects the same form)
 
+Rows come in runs that share their weights: a run is a document itself (Revela), or a question about the documents (DREAM).
+
 There is no causal mask: a query position sees every token of every other document. With ``v_norm`` each document's
 output is divided by the attention-weighted mean norm of its values (Revela, eq. 6, in the form of the authors' code):
 
@@ -15,8 +17,8 @@ Traded: a Python loop over documents, forward and backward, instead of one large
 that give it a weight above ``epsilon``, nothing is padded, and scores and outputs of a pair live only while it is its turn: the
 backward pass computes them again. Memory grows with the tokens, not with the pairs.
 
-Shapes: B documents packed one after another into T tokens, H query heads, G key-value heads, D head width; R rows of one
-document's readers.
+Shapes: A runs of rows packed one after another into T rows, B documents packed into S tokens (Revela: the same), H query heads,
+G key-value heads, D head width; R rows of one document's readers.
 """
 
 from __future__ import annotations
@@ -35,11 +37,12 @@ V_NORM_EPS = 1e-6  # the constant of the authors' code
 
 def document_attention(
     query_HTD: Tensor,
-    key_GTD: Tensor,
-    value_GTD: Tensor,
-    weights_BB: Tensor,
+    key_GSD: Tensor,
+    value_GSD: Tensor,
+    weights_AB: Tensor,
     lengths: Sequence[int],
     *,
+    rows: Sequence[int] | None = None,
     heads: Tensor | None = None,
     scale: float | None = None,
     v_norm: bool = False,
@@ -50,10 +53,11 @@ def document_attention(
 
     Args:
         query_HTD: queries of all H heads, rotary positions already applied.
-        key_GTD: keys of the G key-value heads (H is a multiple of G), with the positions of their own document.
-        value_GTD: values.
-        weights_BB: weight of document j for every row of document i. Carries the gradient to the retriever.
-        lengths: tokens of each document, B numbers that sum to T.
+        key_GSD: keys of the G key-value heads (H is a multiple of G), with the positions of their own document.
+        value_GSD: values.
+        weights_AB: weight of document j for every row of run i. Carries the gradient to the retriever.
+        lengths: tokens of each document, B numbers that sum to S.
+        rows: rows of each run, A numbers that sum to T. None: the runs are the documents.
         heads: indices of the query heads to compute, in the order of the output. None: all H.
         scale: factor on the scores, D ** -0.5 unless given.
         v_norm: divide each document's output by its attention-weighted mean value norm.
@@ -63,20 +67,22 @@ def document_attention(
     Returns:
         The mixed outputs, (len(heads), T, D), in query_HTD's dtype.
     """
-    n_heads, n_groups = query_HTD.shape[0], key_GTD.shape[0]
+    n_heads, n_groups = query_HTD.shape[0], key_GSD.shape[0]
     if heads is not None and heads.tolist() != list(range(n_heads)):
         shared = heads // (n_heads // n_groups)
-        query_HTD, key_GTD, value_GTD = query_HTD[heads], key_GTD[shared], value_GTD[shared]
+        query_HTD, key_GSD, value_GSD = query_HTD[heads], key_GSD[shared], value_GSD[shared]
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
     kind = query_HTD.device.type
     if torch.is_autocast_enabled(kind):  # which ends before the backward pass, so it is settled here
-        query_HTD, key_GTD, value_GTD = (t.to(torch.get_autocast_dtype(kind)) for t in (query_HTD, key_GTD, value_GTD))
+        query_HTD, key_GSD, value_GSD = (t.to(torch.get_autocast_dtype(kind)) for t in (query_HTD, key_GSD, value_GSD))
     function: Any = _DocumentAttention
     if kernel == "triton":
         from revela.objectives.kernels.document_attention import TritonDocumentAttention as function
     elif v_norm:
-        value_GTD = torch.cat([value_GTD, value_GTD.norm(dim=-1, keepdim=True)], dim=-1)
-    mixed: Tensor = function.apply(query_HTD, key_GTD, value_GTD, weights_BB, tuple(lengths), scale, v_norm, epsilon)
+        value_GSD = torch.cat([value_GSD, value_GSD.norm(dim=-1, keepdim=True)], dim=-1)
+    mixed: Tensor = function.apply(
+        query_HTD, key_GSD, value_GSD, weights_AB, tuple(lengths), tuple(rows or lengths), scale, v_norm, epsilon
+    )
     return mixed
 
 
@@ -87,20 +93,21 @@ class _DocumentAttention(torch.autograd.Function):
     def forward(
         ctx: Any,
         query_HTD: Tensor,
-        key_GTD: Tensor,
-        value_GTD: Tensor,
-        weights_BB: Tensor,
+        key_GSD: Tensor,
+        value_GSD: Tensor,
+        weights_AB: Tensor,
         lengths: tuple[int, ...],
+        rows: tuple[int, ...],
         scale: float,
         v_norm: bool,
         epsilon: float,
     ) -> Tensor:
-        ctx.save_for_backward(query_HTD, key_GTD, value_GTD, weights_BB)
-        ctx.settings = lengths, scale, v_norm, epsilon
+        ctx.save_for_backward(query_HTD, key_GSD, value_GSD, weights_AB)
+        ctx.settings = lengths, rows, scale, v_norm, epsilon
         exact = torch.promote_types(query_HTD.dtype, torch.float32)
-        mixed_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], value_GTD.shape[-1] - v_norm, dtype=exact)
-        for turn in _turns(query_HTD, key_GTD, weights_BB, lengths, scale, epsilon):
-            output_GRD = turn.attention_GRL @ value_GTD[:, turn.document]
+        mixed_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], value_GSD.shape[-1] - v_norm, dtype=exact)
+        for turn in _turns(query_HTD, key_GSD, weights_AB, lengths, rows, scale, epsilon):
+            output_GRD = turn.attention_GRL @ value_GSD[:, turn.document]
             if v_norm:
                 output_GRD = output_GRD[..., :-1] / (output_GRD[..., -1:] + V_NORM_EPS)
             mixed_HTD.index_add_(1, turn.rows_R, (turn.by_head(output_GRD) * turn.weight_R1).to(exact))
@@ -110,14 +117,14 @@ class _DocumentAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grad_HTD = gradients[0]
-        query_HTD, key_GTD, value_GTD, weights_BB = ctx.saved_tensors
-        lengths, scale, v_norm, epsilon = ctx.settings
+        query_HTD, key_GSD, value_GSD, weights_AB = ctx.saved_tensors
+        lengths, rows, scale, v_norm, epsilon = ctx.settings
         exact = torch.promote_types(query_HTD.dtype, torch.float32)
         for_query, for_key, for_value, for_weights = (
             torch.zeros_like(t, dtype=exact) if wanted else None for t, wanted in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         )
-        for turn in _turns(query_HTD, key_GTD, weights_BB, lengths, scale, epsilon):
-            value_GLD = value_GTD[:, turn.document]
+        for turn in _turns(query_HTD, key_GSD, weights_AB, lengths, rows, scale, epsilon):
+            value_GLD = value_GSD[:, turn.document]
             output_GRD = turn.attention_GRL @ value_GLD
             grad_HRD = grad_HTD.index_select(1, turn.rows_R)
             grad_GRD = turn.by_key(grad_HRD * turn.weight_R1)
@@ -139,11 +146,11 @@ class _DocumentAttention(torch.autograd.Function):
             slope_GR1 = (grad_GRD * output_GRD).sum(-1, keepdim=True)
             scores_GRL = turn.attention_GRL * (grad_GRD @ value_GLD.transpose(1, 2) - slope_GR1) * scale
             if for_query is not None:
-                for_query.index_add_(1, turn.rows_R, turn.by_head(scores_GRL @ key_GTD[:, turn.document]).to(exact))
+                for_query.index_add_(1, turn.rows_R, turn.by_head(scores_GRL @ key_GSD[:, turn.document]).to(exact))
             if for_key is not None:
                 for_key[:, turn.document] = (scores_GRL.transpose(1, 2) @ turn.query_GRD).to(exact)
         found = zip((for_query, for_key, for_value, for_weights), ctx.saved_tensors, strict=True)
-        return *(None if g is None else g.to(t.dtype) for g, t in found), None, None, None, None
+        return *(None if g is None else g.to(t.dtype) for g, t in found), None, None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -166,19 +173,21 @@ class _Turn:
         return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
 
 
-def _turns(query_HTD: Tensor, key_GTD: Tensor, weights_BB: Tensor, lengths: Sequence[int], scale: float, epsilon: float) -> Iterator[_Turn]:
-    owner_T = torch.repeat_interleave(torch.tensor(lengths)).to(query_HTD.device)
-    wanted_BB = weights_BB.detach() > epsilon
-    any_B = wanted_BB.any(dim=0).tolist()
+def _turns(
+    query_HTD: Tensor, key_GSD: Tensor, weights_AB: Tensor, lengths: Sequence[int], rows: Sequence[int], scale: float, epsilon: float
+) -> Iterator[_Turn]:
+    owner_T = torch.repeat_interleave(torch.tensor(rows)).to(query_HTD.device)
+    wanted_AB = weights_AB.detach() > epsilon
+    any_B = wanted_AB.any(dim=0).tolist()
     start = 0
     for j, length in enumerate(lengths):
         document = slice(start, start + length)
         start += length
         if not any_B[j]:
             continue
-        rows_R = wanted_BB[:, j][owner_T].nonzero().squeeze(1)
+        rows_R = wanted_AB[:, j][owner_T].nonzero().squeeze(1)
         owner_R = owner_T[rows_R]
-        query_GRD = query_HTD.index_select(1, rows_R).reshape(len(key_GTD), -1, query_HTD.shape[-1])
-        attention_GRL = ((query_GRD * scale) @ key_GTD[:, document].transpose(1, 2)).softmax(dim=-1)
-        weight_R1 = weights_BB[:, j].detach().to(query_HTD.dtype)[owner_R][:, None]
+        query_GRD = query_HTD.index_select(1, rows_R).reshape(len(key_GSD), -1, query_HTD.shape[-1])
+        attention_GRL = ((query_GRD * scale) @ key_GSD[:, document].transpose(1, 2)).softmax(dim=-1)
+        weight_R1 = weights_AB[:, j].detach().to(query_HTD.dtype)[owner_R][:, None]
         yield _Turn(j, document, rows_R, owner_R, weight_R1, query_GRD, attention_GRL, len(query_HTD))

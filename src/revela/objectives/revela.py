@@ -8,8 +8,8 @@ Two ways to mix the own-document output s with the in-batch output b of document
 - gated: h = (1 - g) s + g b, per head. A frozen LM survives it, and gives a signal from the first step.
 - paper: h = s + b with V-normalised b, every layer and head. The LM has to be trained along.
 
-Traded: with a frozen LM only d loss / d Sim (B x B) leaves the LM. It is taken at once, so the LM's graph is gone before the
-retriever's backward starts (the split of GradCache); memory is the larger of the two, not the sum.
+Traded: with a frozen LM only d loss / d Sim (B x B) leaves the LM. It is taken at once (gradcache.py), so memory is the larger of
+the LM's and the retriever's, not the sum.
 
 Shapes: B chunks of a group, T tokens in all, L layers, H heads, G key-value heads, D width.
 """
@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from revela.objectives.document_attention import Kernel, document_attention
+from revela.objectives.gradcache import cut, embed
 
 TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
 
@@ -132,8 +133,7 @@ class Revela(nn.Module):
         standardise: see in_batch_weights.
         sim_dtype: precision of Sim, None for the embeddings' own.
         group_size: chunks a group; a batch may hold several groups, which do not see one another. 0: a batch is one group.
-        retriever_batch: texts that the retriever reads at a time, once forward and once more in the backward pass (GradCache;
-            Gao et al., 2021): its memory is that of so many texts. 0: all at once, and once.
+        retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
     """
 
     def __init__(
@@ -165,32 +165,12 @@ class Revela(nn.Module):
     def forward(self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Loss (nats a token) of a batch; ``features`` are its chunks as queries, as passages, and as the LM reads them."""
         query, passage, chunk = features
-        weights_BB = self.weights(self.encode(query), self.encode(passage))
+        query_BD, passage_BD = (embed(self.model, side, self.retriever_batch) for side in (query, passage))
+        weights_BB = self.weights(query_BD, passage_BD)
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
-        if self.lm.trainable or not weights_BB.requires_grad:
-            return self.lm_loss(weights_BB, packed)
-        leaf_BB = weights_BB.detach().requires_grad_()
-        inputs = [leaf_BB] + [g for g in (self.gates_LH,) if g is not None and g.requires_grad]
-        loss = self.lm_loss(leaf_BB, packed)
-        gradients = torch.autograd.grad(loss, inputs)
-        outputs = [weights_BB, *inputs[1:]]
-        surrogate = torch.stack([(o * g).sum() for o, g in zip(outputs, gradients, strict=True)]).sum()
-        return loss.detach() + surrogate - surrogate.detach()
-
-    def encode(self, features: dict[str, Any]) -> Tensor:
-        """(B, D) vectors; with ``retriever_batch``, nothing of the way there is kept."""
-
-        def vectors(part: dict[str, Any]) -> Tensor:
-            out: Tensor = self.model(dict(part))["sentence_embedding"].float()
-            return out
-
-        size, n_texts = self.retriever_batch, len(features["input_ids"])
-        if not size or not torch.is_grad_enabled():
-            return vectors(features)
-        parts = (
-            {k: v[i : i + size] if isinstance(v, Tensor) and v.dim() else v for k, v in features.items()} for i in range(0, n_texts, size)
-        )
-        return torch.cat([checkpoint(vectors, part, use_reentrant=False) for part in parts])
+        if self.lm.trainable:
+            return self.lm_loss(packed, weights_BB, self.gates_LH)
+        return cut(partial(self.lm_loss, packed), weights_BB, self.gates_LH)
 
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """Sim within each group of the batch, 0 between groups."""
@@ -202,10 +182,10 @@ class Revela(nn.Module):
         weights_BB: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
         return weights_BB
 
-    def lm_loss(self, weights_BB: Tensor, packed: Any) -> Tensor:
+    def lm_loss(self, packed: Any, weights_BB: Tensor, gates_LH: Tensor | None) -> Tensor:
         """Next-token loss of stream h under these weights (Revela, eqs. 5-8)."""
         memory = self.lm.read(packed, self.layers)
-        mix = InBatchAttention(weights_BB, packed.lengths, self.gates_LH, v_norm=self.v_norm, epsilon=self.epsilon, kernel=self.kernel)
+        mix = InBatchAttention(weights_BB, packed.lengths, gates_LH, v_norm=self.v_norm, epsilon=self.epsilon, kernel=self.kernel)
         return self.lm.loss(packed, memory, mix)
 
 

@@ -6,33 +6,36 @@ The arguments say what is trained on and how; checks come in as a function, so t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import nn
 
 from revela.config import Recipe
-from revela.data.chunk import chunk_all
-from revela.data.groups import document_groups
-from revela.data.store import Stored, stored
+from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.models import corpus_fit
 from revela.models import retriever as retrievers
 from revela.models.export import model_card, save_retriever
-from revela.models.language_model import LanguageModel, load_language_model
 from revela.models.quiet import quieten
-from revela.models.weights import cache_folder, fingerprint, resolve
-from revela.objectives.head_probe import probe_heads, ranked_heads
-from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
-from revela.train.trainer import Best, GroupCollator, GroupSampler, GroupTrainer, saved_checkpoints
+from revela.train.objectives import (
+    ASKING,
+    Groups,
+    Materials,
+    build_objective,
+    find_weights,
+    order_of_groups,
+    training_chunks,
+    training_rows,
+)
+from revela.train.trainer import Best, GroupSampler, GroupTrainer, saved_checkpoints
 from revela.train.watch import Clock, Metrics, Watch, plot
 from revela.types import Chunk, Document, Encoder
 
@@ -40,7 +43,6 @@ Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
 FITTING_SAMPLE = 1500  # chunks
 NEIGHBOUR_CHARACTERS = 2000  # of a document, that say what it is about
-PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)  # groups; documents a group and pieces a document; words a piece
 RUN_FILE = "run.json"
 
 
@@ -67,6 +69,8 @@ def train(
     corpus: str = "a corpus",
     command: str = "",
     resume: bool = False,
+    queries_file: Path | None = None,
+    judge: Check | None = None,
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Train a retriever on documents and save it to ``out``.
@@ -79,6 +83,8 @@ def train(
         bm25: BM25's scores on the same tasks, for comparison.
         corpus, command: for the model card.
         resume: continue from the last checkpoint of ``out``.
+        queries_file: keeps the queries that a language model writes, for objectives that need them.
+        judge: scores to be written down at every check that must not decide anything, such as those of judged queries.
         say: prints a line.
 
     Raises:
@@ -92,21 +98,22 @@ def train(
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
     chunks = training_chunks(recipe, documents)
-    groups = functools.partial(document_groups, chunks.column("document"), recipe.group_size, recipe.seed)
-    per_epoch = sum(1 for _ in groups(0))
+    rows = training_rows(recipe, documents, chunks, queries_file, say)
+    per_epoch = sum(1 for _ in order_of_groups(recipe, rows)(0))
     if per_epoch == 0:
-        raise RevelaError(
-            f"{len(chunks)} chunks are fewer than a group of {recipe.group_size}: add text, or lower --chunk-words or --group-size"
-        )
-    say(f"{len(documents):,} documents -> {len(chunks):,} chunks -> {per_epoch:,} groups of {recipe.group_size} an epoch")
+        raise RevelaError(_why_no_group(recipe, rows))
+    pieces = "" if len(rows) == len(chunks) else f" -> {len(rows):,} to train on"
+    say(f"{len(documents):,} documents -> {len(chunks):,} chunks{pieces} -> {per_epoch:,} groups of {recipe.group_size} an epoch")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and retrievers.has_fast_bf16(device))
     folder = find_weights(recipe, recipe.model, say)
     model = untrained_retriever(recipe, folder, documents, say)
+    vectors_ND = None
     if recipe.neighbours == "similar":
         beginnings = [d.full_text[:NEIGHBOUR_CHARACTERS] for d in documents]
-        groups = functools.partial(groups, vectors_ND=corpus_fit.lexical_vectors(model, beginnings, recipe.token_weighting))
+        vectors_ND = corpus_fit.lexical_vectors(model, beginnings, recipe.token_weighting)
+    groups = order_of_groups(recipe, rows, vectors_ND)
     full_length = model.max_seq_length or recipe.max_tokens
     model.max_seq_length = min(full_length, recipe.lm_tokens)  # what training reads; the saved model reads on
     encoder = retrievers.RetrieverEncoder(model, bf16)
@@ -117,41 +124,25 @@ def train(
     if is_decoder and (recipe.token_weighting or recipe.whitening or recipe.lexical):
         fit_to_chunks(recipe, model, chunks, bf16, say)
     retrievers.add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
-    lm_folder = find_weights(recipe, recipe.lm, say)
-    lora = dict(rank=recipe.lora_rank, alpha=recipe.lora_alpha, dropout=recipe.lora_dropout) if recipe.lm_lora else None
-    lm = load_language_model(lm_folder, bf16=bf16, lora=lora, name=recipe.lm).to(device)
-    tokenizer = load_tokenizer(lm_folder)
-    objective = Revela(
-        model,
-        lm,
-        tau=recipe.tau,
-        gates_LH=_gates(recipe, lm, lm_folder, tokenizer, documents, say),
-        v_norm=recipe.v_norm,
-        epsilon=recipe.epsilon,
-        standardise=recipe.standardise,
-        sim_dtype=torch.bfloat16 if recipe.sim_dtype == "bf16" else None,
-        learn_tau=recipe.learn_tau,
-        learn_gates=recipe.learn_gates,
-        group_size=recipe.group_size,
-        retriever_batch=recipe.retriever_batch,
-        kernel=recipe.kernel,
-    )
-
-    out.mkdir(parents=True, exist_ok=True)
-    (out / RUN_FILE).write_text(json.dumps(dataclasses.asdict(recipe), indent=1))
-    clock = Clock(recipe.max_steps, recipe.max_minutes)
+    clock = Clock(recipe.max_steps, recipe.max_minutes, recipe.max_tokens_read)
     step0 = int(checkpoint.name.split("-")[1]) if checkpoint else None
     metrics = Metrics(out / "metrics.jsonl", keep_until=step0)
-    best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
     watch = Watch(
         clock,
         metrics,
         check=(lambda: check(encoder)) if check else None,
         check_every=recipe.check_every,
+        checks=recipe.checks,
         describe=lambda scores: _describe(scores, bm25),
-        offer=best.offer if recipe.keep == "best" else None,
+        judge=(lambda: judge(encoder)) if judge else None,
     )
-    trainer = _trainer(recipe, objective, model, tokenizer, chunks, groups, out, clock, watch, bf16)
+    objective, collate = build_objective(Materials(recipe, documents, rows, model, device, bf16, watch.count, say))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RUN_FILE).write_text(json.dumps(dataclasses.asdict(recipe), indent=1))
+    best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
+    if recipe.keep == "best":
+        watch.offer = best.offer
+    trainer = _trainer(recipe, objective, model, collate, rows, groups, out, clock, watch, bf16)
     before: dict[str, float] = next((r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {})
     if check and not before:
         before = watch.record_check(0)
@@ -166,10 +157,10 @@ def train(
         say(f"the label-free check liked the state after {kept} updates best: that is what is saved")
     metrics.write(step=steps, minutes=round(clock.seconds / 60, 3), kept=kept)
     label = f"after {steps} updates" if kept == steps else f"after {kept} of {steps} updates"
-    rows = {"BM25": bm25, "untrained": untrained, "before training": before, label: after}
+    table = {"BM25": bm25, "untrained": untrained, "before training": before, label: after}
     settings = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
     corpus = f"{corpus} ({len(documents):,} documents)"
-    card = model_card(out.name, recipe.model, recipe.lm, corpus, command, settings, rows if check else {}, clock.seconds / 60, steps)
+    card = model_card(out.name, recipe.model, recipe.lm, corpus, command, settings, table if check else {}, clock.seconds / 60, steps)
     model.max_seq_length = full_length
     save_retriever(model, out, card)
     plot(metrics, bm25, out / "training.png")
@@ -210,11 +201,11 @@ def fit_to_chunks(recipe: Recipe, model: SentenceTransformer, chunks: Sequence[C
 
 def _trainer(
     recipe: Recipe,
-    objective: Revela,
+    objective: nn.Module,
     model: SentenceTransformer,
-    tokenizer: Any,
-    chunks: Stored[Chunk],
-    groups: Callable[[int], Iterator[list[int]]],
+    collate: Callable[..., Any],
+    rows: Stored[Chunk],
+    groups: Groups,
     out: Path,
     clock: Clock,
     watch: Watch,
@@ -224,7 +215,6 @@ def _trainer(
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-    collate = GroupCollator(model, tokenizer, recipe.lm_tokens, recipe.query_side, watch.count)
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=recipe.max_steps or UNLIMITED,
@@ -249,7 +239,7 @@ def _trainer(
         sampler=GroupSampler(groups, (recipe.max_steps or UNLIMITED) * recipe.groups_per_step, recipe.groups_per_batch),
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_file(str(chunks.path)),
+        train_dataset=Dataset.from_file(str(rows.path)),
         loss=objective,
         data_collator=collate,
         optimizers=(optimizer, schedule),
@@ -260,90 +250,10 @@ def _trainer(
     return trainer
 
 
-def _gates(
-    recipe: Recipe, lm: LanguageModel, folder: Path, tokenizer: Any, documents: Sequence[Document], say: Callable[[str], None]
-) -> Tensor | None:
-    if recipe.mix == "sum":
-        return None
-    first = int(recipe.gate_first_layer * lm.n_layers)
-    if not recipe.gate_heads:
-        say(f"gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
-        return gates_in_upper_layers(lm, recipe.gate, first)
-    ranking = head_ranking(lm, folder, tokenizer, documents, recipe, say)
-    if not ranking:
-        say(f"the documents are too short to probe the LM's heads: gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
-        return gates_in_upper_layers(lm, recipe.gate, first)
-    best = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
-    say(f"gate {recipe.gate} on {len(best)} heads: {' '.join(f'{a}-{b}' for a, b in best[:12])}{' ...' if len(best) > 12 else ''}")
-    return gates_on_heads(lm, recipe.gate, best)
-
-
-def head_ranking(
-    lm: LanguageModel, folder: Path, tokenizer: Any, documents: Sequence[Document], recipe: Recipe, say: Callable[[str], None]
-) -> list[tuple[int, int, float]]:
-    """(layer, head, score) of the label-free probe, best first; computed once per LM and cached. Empty if no document is long enough."""
-    cached = cache_folder() / "heads" / f"{fingerprint(folder)}.json"
-    if cached.is_file():
-        return [(int(a), int(b), float(s)) for a, b, s in json.loads(cached.read_text())["ranking"]]
-    say(f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name}, once")
-
-    def packed_groups() -> Iterator[tuple[object, Tensor]]:
-        for texts, owners in _probe_groups(documents, recipe.seed):
-            tokens = tokenizer(texts, truncation=True, max_length=recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt")
-            yield lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners)
-
-    groups = list(packed_groups())
-    if not groups:
-        return []
-    ranking = ranked_heads(probe_heads(lm, groups))
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cached.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"lm": lm.name, "ranking": ranking}))
-    temporary.replace(cached)
-    return ranking
-
-
-def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[list[str], list[int]]]:
-    """Groups of four documents cut in four, so that every piece has siblings and strangers; none if all documents are too short."""
-    pieces: list[list[str]] = []
-    for i in random.Random(seed).sample(range(len(documents)), len(documents)):
-        words = documents[i].text.split()
-        size = min(PROBE_WORDS[1], len(words) // PROBE_PIECES)
-        if size >= PROBE_WORDS[0]:
-            pieces.append([" ".join(words[k * size : (k + 1) * size]) for k in range(PROBE_PIECES)])
-        if len(pieces) == PROBE_GROUPS * PROBE_PIECES:
-            break
-    for start in range(0, len(pieces), PROBE_PIECES):
-        members = pieces[start : start + PROBE_PIECES]
-        if len(members) > 1:
-            yield [t for texts in members for t in texts], [i for i, texts in enumerate(members) for _ in texts]
-
-
-def training_chunks(recipe: Recipe, documents: Sequence[Document]) -> Stored[Chunk]:
-    """Chunks with a document's title as its first line: the LM predicts it too, and it says what the rest is about."""
-    titled = (dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d for d in documents)
-    return stored(Chunk, chunk_all(titled, recipe.chunk_words, recipe.threads or os.cpu_count() or 1))
-
-
-def find_weights(recipe: Recipe, name: str, say: Callable[[str], None]) -> Path:
-    """The folder of a model; the default falls back to ``offline_model`` when the hub is out of reach, and says so."""
-    try:
-        return resolve(name)
-    except RevelaError:
-        if name not in (Recipe.model, Recipe.lm) or not recipe.offline_model:
-            raise
-        say(f"{name} is neither cached nor in reach: using {recipe.offline_model} (setting offline_model)")
-        return resolve(recipe.offline_model)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """An LM's tokenizer with a padding token."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+def _why_no_group(recipe: Recipe, rows: Stored[Chunk]) -> str:
+    if recipe.objective in ASKING and len(rows) >= recipe.group_size and not any(rows.column("query")):
+        return f"no chunk has a query: try another --queries than {recipe.queries}, or another --query-lm"
+    return f"{len(rows)} chunks are fewer than a group of {recipe.group_size}: add text, or lower --chunk-words or --group-size"
 
 
 def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
@@ -364,7 +274,7 @@ def _prepare_folder(recipe: Recipe, out: Path, resume: bool) -> Path | None:
     if not (out / RUN_FILE).is_file():
         raise RevelaError(f"{out} holds no run to resume: it has no {RUN_FILE}")
     begun = json.loads((out / RUN_FILE).read_text())
-    free = {"max_steps", "max_minutes", "check_every", "save_every", "log_every", "threads"}
+    free = {"max_steps", "max_minutes", "max_tokens_read", "check_every", "checks", "save_every", "log_every", "threads"}
     changed = sorted(k for k in settings if k not in free and begun.get(k) != settings[k])
     if changed:
         raise RevelaError(f"{out} was begun with other settings ({', '.join(changed)}): resume with the same")

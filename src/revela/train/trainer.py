@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from torch import Tensor, nn
+from sentence_transformers import SentenceTransformerTrainer
+from torch import nn
 from torch.utils.data import BatchSampler
-from transformers import PreTrainedTokenizerBase
 
 from revela.errors import RevelaError
-from revela.models.retriever import passage_prompt_of, query_prompt_of, trainable_parameters, trainable_state
+from revela.models.retriever import trainable_parameters, trainable_state
 from revela.train.watch import Clock
 
 TRAINABLE, CLOCK = "trainable.safetensors", "clock.json"
@@ -51,48 +50,6 @@ class GroupSampler(BatchSampler):
 
     def __len__(self) -> int:
         return self.total // self.together
-
-
-class GroupCollator:
-    """A group's chunks as the retriever reads them twice (query, passage) and as the LM reads them; right-padded.
-
-    The retriever's query is the first half of the chunk's tokens (Revela, section 4; "first-half") or the whole chunk.
-    ``count`` is told the LM's tokens of every group.
-    """
-
-    valid_label_columns: Sequence[str] = ()  # the trainer asks
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        lm_tokenizer: PreTrainedTokenizerBase,
-        lm_tokens: int,
-        query_side: str,
-        count: Callable[[int], None],
-    ) -> None:
-        self.model, self.lm_tokenizer, self.lm_tokens = model, lm_tokenizer, lm_tokens
-        self.query_side, self.count = query_side, count
-
-    def __call__(self, rows: Sequence[dict[str, str]]) -> dict[str, Tensor]:
-        texts = [row["text"] for row in rows]
-        queries = texts if self.query_side == "whole" else [first_half(t, self.model.tokenizer, self.lm_tokens) for t in texts]
-        batch: dict[str, Tensor] = {}
-        for name, side, prompt in (("query", queries, query_prompt_of(self.model)), ("passage", texts, passage_prompt_of(self.model))):
-            features = self.model.preprocess(list(side), prompt=prompt or None)
-            batch.update({f"{name}_{k}": v for k, v in features.items() if isinstance(v, Tensor)})
-        chunk = self.lm_tokenizer(
-            texts, truncation=True, max_length=self.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
-        )
-        batch.update({f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")})
-        self.count(int(chunk["attention_mask"].sum()))
-        return batch
-
-
-def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:
-    """The text up to the middle of its tokens, after truncation to ``max_tokens``."""
-    spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=True, max_length=max_tokens)
-    offsets = spans["offset_mapping"]
-    return text[: offsets[len(offsets) // 2 - 1][1]] if len(offsets) > 1 else text
 
 
 class GroupTrainer(SentenceTransformerTrainer):
@@ -129,12 +86,13 @@ class GroupTrainer(SentenceTransformerTrainer):
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(trainable_state(self.loss), folder / TRAINABLE)
-        (folder / CLOCK).write_text(json.dumps({"seconds": self.clock.seconds}))
+        (folder / CLOCK).write_text(json.dumps({"seconds": self.clock.seconds, "tokens": self.clock.tokens}))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
         load_trainable(self.loss, folder / TRAINABLE)
-        self.clock.seconds = json.loads((folder / CLOCK).read_text())["seconds"]
+        saved = json.loads((folder / CLOCK).read_text())
+        self.clock.seconds, self.clock.tokens = saved["seconds"], saved["tokens"]
 
 
 class Best:

@@ -14,11 +14,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class Clock:
-    """Training time in seconds, checks and saves left out, carried over a resume; and how much of the run is done."""
+    """Training time in seconds (checks and saves left out) and tokens read, carried over a resume; and how much of the run is done."""
 
-    def __init__(self, max_steps: int, max_minutes: float) -> None:
-        self.max_steps, self.max_seconds = max_steps, 60 * max_minutes
-        self.seconds = 0.0
+    def __init__(self, max_steps: int, max_minutes: float, max_million_tokens: float = 0.0) -> None:
+        self.max_steps, self.max_seconds, self.max_tokens = max_steps, 60 * max_minutes, 1e6 * max_million_tokens
+        self.seconds, self.tokens = 0.0, 0
         self._since: float | None = None
 
     def start(self) -> None:
@@ -34,10 +34,9 @@ class Clock:
         self.start()
 
     def progress(self, step: int) -> float:
-        """0 at the start, 1 when the nearer of the two limits is reached."""
-        by_steps = step / self.max_steps if self.max_steps else 0.0
-        by_time = self.seconds / self.max_seconds if self.max_seconds else 0.0
-        return min(1.0, max(by_steps, by_time))
+        """0 at the start, 1 when the nearest of the limits is reached."""
+        shares = ((step, self.max_steps), (self.seconds, self.max_seconds), (self.tokens, self.max_tokens))
+        return min(1.0, max(done / limit if limit else 0.0 for done, limit in shares))
 
     def learning_rate_factor(self, step: int, warmup_steps: int) -> float:
         """Linear warm-up by step, linear decay to zero over the run."""
@@ -65,9 +64,12 @@ class Watch(TrainerCallback):
     """Times, shows, checks, stops and saves on Ctrl-C.
 
     Args:
-        check: gives scores by task for the model as it stands; called every ``check_every`` updates.
+        check: gives scores by task for the model as it stands; called every ``check_every`` updates, or ``checks`` times
+            over the run.
         describe: scores as a person reads them.
-        offer: is told the step and the scores of every check.
+        judge: scores that are written down with every check, and decide nothing.
+
+    ``offer`` is told the step and the scores of every check.
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class Watch(TrainerCallback):
         check: Callable[[], dict[str, float]] | None,
         check_every: int,
         describe: Callable[[dict[str, float]], str],
-        offer: Callable[[int, dict[str, float]], None] | None = None,
+        checks: int = 0,
+        judge: Callable[[], dict[str, float]] | None = None,
     ) -> None:
-        self.clock, self.metrics, self.check, self.check_every, self.describe = clock, metrics, check, check_every, describe
-        self.offer = offer
-        self.tokens = 0
+        self.clock, self.metrics, self.check, self.describe, self.judge = clock, metrics, check, describe, judge
+        self.check_every, self.checks = check_every, checks
+        self.offer: Callable[[int, dict[str, float]], None] | None = None
         self.interrupted = False
+        self._checked = 0  # of ``checks``
         self._bar: Any = None
         self._previous: Any = None
         self._last = (0.0, 0)  # seconds and tokens at the last log
@@ -94,14 +98,15 @@ class Watch(TrainerCallback):
         total = self.clock.max_steps or None
         shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
         self._bar = tqdm(total=total, initial=state.global_step, desc="step", bar_format=shape)
-        self._last = (self.clock.seconds, 0)
+        self._last = (self.clock.seconds, self.clock.tokens)
+        self._checked = int(self.clock.progress(state.global_step) * self.checks)
         self.clock.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.clock.lap()
         self._bar.update(1)
         done = self.clock.progress(state.global_step) >= 1.0
-        if self.check is not None and self.check_every and state.global_step % self.check_every == 0 and not done:
+        if self.check is not None and not done and self._is_due(state.global_step):
             self.clock.stop()
             self.record_check(state.global_step)
             self.clock.start()
@@ -109,11 +114,16 @@ class Watch(TrainerCallback):
             control.should_training_stop = True
             control.should_save = True
 
+    def _is_due(self, step: int) -> bool:
+        if self.checks:
+            return int(self.clock.progress(step) * self.checks) > self._checked
+        return bool(self.check_every) and step % self.check_every == 0
+
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
         if not logs or "loss" not in logs or state.global_step == self._logged:  # the last step comes twice
             return
-        seconds, tokens = self.clock.seconds - self._last[0], self.tokens - self._last[1]
-        self._last, self._logged = (self.clock.seconds, self.tokens), state.global_step
+        seconds, tokens = self.clock.seconds - self._last[0], self.clock.tokens - self._last[1]
+        self._last, self._logged = (self.clock.seconds, self.clock.tokens), state.global_step
         rate = tokens / seconds if seconds > 0 else 0.0
         extra = {k: round(float(logs[k]), 8) for k in ("grad_norm", "learning_rate") if k in logs}
         self.metrics.write(
@@ -130,13 +140,15 @@ class Watch(TrainerCallback):
 
     def count(self, tokens: int) -> None:
         """These tokens were read; for the rate that is shown."""
-        self.tokens += tokens
+        self.clock.tokens += tokens
 
     def record_check(self, step: int) -> dict[str, float]:
         """Run the check, print it and write it down."""
         assert self.check is not None
         scores = self.check()
-        self.metrics.write(step=step, minutes=round(self.clock.seconds / 60, 3), check=scores)
+        judged = {"judged": self.judge()} if self.judge is not None else {}
+        self._checked = int(self.clock.progress(step) * self.checks)
+        self.metrics.write(step=step, minutes=round(self.clock.seconds / 60, 3), tokens_read=self.clock.tokens, check=scores, **judged)
         tqdm.write(f"step {step}: {self.describe(scores)}")
         if self.offer is not None:
             self.offer(step, scores)

@@ -1,0 +1,122 @@
+"""Several objectives from the same start for the same time: what does each learn, and how fast?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from revela.config import PRESETS, Recipe
+from revela.data.store import Stored
+from revela.errors import RevelaError
+from revela.evaluate.folder import evaluate, load_collection
+from revela.train.run import Check, train
+from revela.types import Document, Encoder
+
+Curve = list[dict[str, Any]]  # {"minutes", "tokens_read", "judged": {collection: nDCG@10}} of each check
+
+
+def compare(
+    documents: Stored[Document],
+    on: Sequence[Path],
+    out: Path,
+    *,
+    runs: Sequence[tuple[str, int]],
+    settings: Mapping[str, Any],
+    points: int,
+    check: Check | None,
+    bm25: dict[str, float],
+    corpus: str,
+    command: str,
+    queries_file: Path,
+    say: Callable[[str], None] = print,
+) -> tuple[dict[str, Curve], dict[str, float]]:
+    """Train each (preset, seed) and score it at its start, at ``points`` places and at its end.
+
+    A run that is whole is not made again; one that was stopped goes on. compare.json and compare.png are written after each run.
+
+    Args:
+        documents: to train on.
+        on: BEIR-layout folders; their scores decide nothing.
+        out: folder of the runs.
+        runs: presets and seeds.
+        settings: of all runs; they win over the presets.
+        points: checks over a run.
+        check, bm25, corpus, command, queries_file, say: as for ``train``.
+
+    Returns:
+        The curve of each run, "preset, seed n", and BM25's nDCG@10 by collection.
+    """
+    collections = [load_collection(folder) for folder in on]
+    lexical = {c.name: evaluate(c, {})["BM25"]["ndcg@10"] for c in collections}
+
+    def judge(encoder: Encoder) -> dict[str, float]:
+        return {c.name: evaluate(c, {"it": encoder})["it"]["ndcg@10"] for c in collections}
+
+    curves: dict[str, Curve] = {}
+    for preset, seed in runs:
+        folder = out / f"{preset}-{seed}"
+        recipe = Recipe(**{**PRESETS[preset], **settings, "seed": seed, "checks": points})
+        begun = any((folder / "checkpoints").glob("checkpoint-*"))
+        if begun or not (folder / "modules.json").is_file():
+            say(f"== {preset}, seed {seed}")
+            if not begun:
+                shutil.rmtree(folder, ignore_errors=True)
+            outcome = train(
+                recipe,
+                documents,
+                folder,
+                check=check,
+                bm25=bm25,
+                corpus=corpus,
+                command=command,
+                resume=begun,
+                queries_file=queries_file,
+                judge=judge,
+                say=say,
+            )
+            if outcome.interrupted:
+                raise RevelaError(f"stopped in {folder}: run the same command again to go on")
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        curves[f"{preset}, seed {seed}"] = [{k: row[k] for k in ("minutes", "tokens_read", "judged")} for row in rows if "judged" in row]
+        _write(out / "compare.json", json.dumps({"bm25": lexical, "curves": curves}, indent=1))
+        _plot(curves, lexical, out / "compare.png", "tokens_read" if not recipe.max_minutes else "minutes")
+    return curves, lexical
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _plot(curves: Mapping[str, Curve], bm25: Mapping[str, float], path: Path, against: str) -> None:
+    """nDCG@10 of every run against time or tokens, a plot a collection, BM25 dashed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    presets = sorted({label.split(",")[0] for label in curves})
+    figure, axes = plt.subplots(1, len(bm25), figsize=(5.5 * len(bm25), 4), layout="constrained", squeeze=False)
+    for axis, (name, level) in zip(axes[0], bm25.items(), strict=True):
+        for label, curve in curves.items():
+            preset = label.split(",")[0]
+            first = label == next(other for other in curves if other.split(",")[0] == preset)
+            axis.plot(
+                [row[against] for row in curve],
+                [row["judged"][name] for row in curve],
+                marker="o",
+                color=f"C{presets.index(preset)}",
+                label=preset if first else None,
+            )
+        axis.axhline(level, linestyle="--", color="0.5", label="BM25")
+        axis.set(xlabel="tokens read" if against == "tokens_read" else "minutes of training", ylabel="nDCG@10", title=name)
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(frameon=False)
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, dpi=110, format="png")
+    plt.close(figure)
+    temporary.replace(path)

@@ -1,0 +1,66 @@
+"""What an LM reads in DREAM, as token ids with their parts marked: candidates, then a question, then the chunk that answers it.
+
+Every part is tokenized on its own, so that each token belongs to one part. With ``chat`` the LM's own chat template goes around the
+candidates and the question, and the answer is the assistant's turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from revela.errors import RevelaError
+
+INTRODUCTION = "Here are some passages.\n\n"
+ASK = "Which passage answers this question? "
+LEAD = "\nThis one:\n"
+_MARK = "\x1f"
+Roles = list[int]
+
+
+class Prompts:
+    """Builds the prompts for one LM.
+
+    Args:
+        tokenizer: the LM's.
+        candidate_tokens: longest candidate or answer, in tokens.
+        question_tokens: longest question.
+        chat: use the tokenizer's chat template.
+
+    Raises:
+        RevelaError: there is no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, candidate_tokens: int, question_tokens: int, chat: bool) -> None:
+        self.tokenizer, self.candidate_tokens, self.question_tokens = tokenizer, candidate_tokens, question_tokens
+        start = (
+            [] if tokenizer.bos_token_id is None or tokenizer("a")["input_ids"][0] != tokenizer.bos_token_id else [tokenizer.bos_token_id]
+        )
+        self.head, self.foot = start, list[int]()
+        if chat:
+            if not tokenizer.chat_template:
+                raise RevelaError("the LM's tokenizer has no chat template: use --lm-prompt plain")
+            turn = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], add_generation_prompt=True, tokenize=False)
+            head, _, foot = turn.partition(_MARK)
+            self.head, self.foot = self._ids(head), self._ids(foot)
+
+    def candidates(self, texts: Sequence[str]) -> tuple[list[int], Roles]:
+        """(token ids, the candidate that each token belongs to, or -1) of the text before the question."""
+        ids = [*self.head, *self._ids(INTRODUCTION)]
+        document = [-1] * len(ids)
+        for i, text in enumerate(texts):
+            part = self._ids(f"[{i + 1}] ") + self._ids(text.strip())[: self.candidate_tokens]
+            between = self._ids("\n\n")
+            ids += part + between
+            document += [i] * len(part) + [-1] * len(between)
+        return ids, document
+
+    def tail(self, question: str, answer: str, question_role: int, answer_role: int) -> tuple[list[int], Roles]:
+        """(token ids, roles) of a question, up to the answer's first token, and of the answer; other tokens have no role."""
+        asked = [*self._ids(ASK), *self._ids(question.strip())[: self.question_tokens], *self.foot, *self._ids(LEAD)]
+        said = self._ids(answer.strip())[: self.candidate_tokens]
+        return asked + said, [question_role] * len(asked) + [answer_role] * len(said)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids

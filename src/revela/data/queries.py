@@ -1,0 +1,193 @@
+"""A query for each chunk, with no person in the loop: written by a language model, or taken from the text itself.
+
+A language model is asked for one question that only the passage answers (DREAM, appendix A; our words). What it writes is kept only
+if it is a question, is not copied, and does not speak of "the passage". Every answer, kept or not, goes to a file beside the
+corpus at once, so that a stopped run goes on where it was and the next run has nothing to write.
+
+Without a language model: the document's title, the chunk's first sentence, or its most telling one. A sentence that becomes the query
+is cut out of its passage (the inverse cloze task; Lee et al., ACL 2019), or matching words would be all there is to learn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from revela.data.chunk import sentences
+from revela.errors import RevelaError
+from revela.types import Chunk, Document
+
+PROMPT = (
+    "Read this passage:\n\n{passage}\n\nWrite one question that can be answered from this passage and from nothing else, and whose "
+    "answer takes more than one of its sentences. Do not mention the passage. Write it inside <question> and </question>."
+)
+OPENING, CLOSING = "<question>", "</question>"
+MIN_WORDS, MAX_WORDS = 4, 40  # of a query
+COPIED = 8  # words in a row that a question may not share with its passage
+SATURATION = 1.2  # BM25's k1
+_WORD = re.compile(r"\w+")
+_SPEAKS_OF_ITSELF = re.compile(r"\b(passage|paragraph|text above|this text|the text|excerpt|author of this)\b", re.IGNORECASE)
+
+Writer = Callable[[Sequence[str]], list[str]]
+"""What a language model says to each of these prompts, after ``OPENING``."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query, or why there is none."""
+
+    query: str = ""
+    rejected: str = ""
+
+
+def judged(output: str, passage: str) -> Answer:
+    """What to make of a language model's output."""
+    question = " ".join(output.split(CLOSING)[0].replace(OPENING, " ").split())
+    if "?" in question:
+        question = question[: question.index("?") + 1]
+    words = _WORD.findall(question.lower())
+    if not words:
+        return Answer(rejected="empty")
+    if not question.endswith("?"):
+        return Answer(rejected="not a question")
+    if not MIN_WORDS <= len(words) <= MAX_WORDS:
+        return Answer(rejected="too short or too long")
+    if _SPEAKS_OF_ITSELF.search(question):
+        return Answer(rejected="speaks of the passage")
+    of_passage = f" {' '.join(_WORD.findall(passage.lower()))} "
+    if any(f" {' '.join(words[i : i + COPIED])} " in of_passage for i in range(max(1, len(words) - COPIED + 1))):
+        return Answer(rejected="copied")
+    return Answer(question)
+
+
+class QueryFile:
+    """Answers by passage, in a JSONL file that only grows. A line that was cut short by a kill is dropped.
+
+    Args:
+        path: of the file; made when the first answer comes.
+        by: who writes, e.g. a model's fingerprint: answers by others are left alone.
+    """
+
+    def __init__(self, path: Path, by: str) -> None:
+        self.path, self.by = path, by
+        self.answers: dict[str, Answer] = {}
+        if not path.exists():
+            return
+        whole = path.read_bytes()
+        if not whole.endswith(b"\n"):
+            with path.open("r+b") as handle:
+                handle.truncate(whole.rfind(b"\n") + 1)
+        for number, line in enumerate(whole[: whole.rfind(b"\n") + 1].splitlines(), 1):
+            try:
+                row = json.loads(line)
+                if row["by"] == by:
+                    self.answers[row["passage"]] = Answer(row["query"], row["rejected"])
+            except (ValueError, KeyError, TypeError):
+                raise RevelaError(f"{path}:{number} is not a line of queries: delete the file, or give another --queries-file") from None
+
+    def get(self, passage: str) -> Answer | None:
+        return self.answers.get(_digest(passage))
+
+    def add(self, passages: Sequence[str], answers: Sequence[Answer]) -> None:
+        """Remember, and write at once."""
+        try:
+            with self.path.open("a", encoding="utf-8") as handle:
+                for passage, answer in zip(passages, answers, strict=True):
+                    key = _digest(passage)
+                    self.answers[key] = answer
+                    row = {"passage": key, "by": self.by, "query": answer.query, "rejected": answer.rejected}
+                    handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise RevelaError(f"{self.path} cannot be written ({error.strerror}): give another --queries-file") from error
+
+
+def _digest(passage: str) -> str:
+    return hashlib.blake2b(passage.encode(), digest_size=12).hexdigest()
+
+
+def write_queries(passages: Sequence[str], file: QueryFile, write: Writer, batch: int, progress: Callable[[int], object]) -> None:
+    """Have every passage that has no answer yet answered, the longest first.
+
+    Args:
+        passages: whatever has to have a query.
+        file: keeps the answers.
+        write: a language model.
+        batch: passages at a time.
+        progress: is told how many are done, after each batch.
+    """
+    missing = sorted({p for p in passages if file.get(p) is None}, key=lambda p: (-len(p), p))
+    for start in range(0, len(missing), batch):
+        some = missing[start : start + batch]
+        outputs = write([PROMPT.format(passage=p.strip()) for p in some])
+        file.add(some, [judged(output, passage) for output, passage in zip(outputs, some, strict=True)])
+        progress(len(some))
+
+
+def with_titles(chunks: Iterable[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:
+    """Each chunk with its document's title as query, and without it in its text."""
+    for chunk in chunks:
+        title = documents[chunk.document].title
+        yield replace(chunk, text=_without(chunk.text, title) if title else chunk.text, query=title)
+
+
+def with_first_sentences(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Each chunk with its first sentence as query, and without it in its text."""
+    for chunk in chunks:
+        yield _with_sentence(chunk, next(iter(_candidates(chunk.text)), ""))
+
+
+def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
+    """Each chunk with its most telling sentence as query, and without it in its text.
+
+    Telling is a high mean BM25 weight of its words, idf(w) tf / (tf + k1), tf counted in the chunk (Robertson & Zaragoza, 2009).
+    """
+    frequency = Counter[str]()
+    for chunk in chunks:
+        frequency.update(set(_WORD.findall(chunk.text.lower())))
+    n_chunks = len(chunks)
+
+    def weight(sentence: str, counts: Counter[str]) -> float:
+        words = set(_WORD.findall(sentence.lower()))
+        idf = {w: math.log(1 + (n_chunks - frequency[w] + 0.5) / (frequency[w] + 0.5)) for w in words}
+        return sum(idf[w] * counts[w] / (counts[w] + SATURATION) for w in words) / len(words)
+
+    for chunk in chunks:
+        counts = Counter(_WORD.findall(chunk.text.lower()))
+        found = _candidates(chunk.text)
+        yield _with_sentence(chunk, max(found, key=lambda s: weight(s, counts)) if found else "")
+
+
+def _candidates(text: str) -> list[str]:
+    """Sentences that can be a query, if something is left of the text without them."""
+    found = [s for s in sentences(text) if MIN_WORDS <= len(_WORD.findall(s)) <= MAX_WORDS]
+    return found if len(_WORD.findall(text)) >= 2 * MIN_WORDS and len(sentences(text)) > 1 else []
+
+
+def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
+    return replace(chunk, text=_without(chunk.text, sentence), query=" ".join(sentence.split())) if sentence else chunk
+
+
+def _without(text: str, part: str) -> str:
+    return text.replace(part, "", 1) if text.replace(part, "", 1).strip() else text
+
+
+def documents_with_chunks(owners: Sequence[int], at_most: int, seed: int) -> set[int]:
+    """Documents drawn at random until they have ``at_most`` chunks; all if 0."""
+    counts = Counter(owners)
+    order = sorted(counts)
+    random.Random(seed).shuffle(order)
+    chosen: set[int] = set()
+    total = 0
+    for document in order:
+        if at_most and total + counts[document] > at_most and chosen:
+            break
+        chosen.add(document)
+        total += counts[document]
+    return chosen

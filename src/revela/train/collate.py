@@ -1,0 +1,142 @@
+"""Rows of a batch -> what an objective reads, as tensors. One collator an objective (Revela and REPLUG read the same).
+
+The names of the tensors begin with the side they belong to ("query_", "passage_", ...); Sentence Transformers' trainer hands each
+side to the objective as one dict, in the order of the sides. Everything is padded at the right.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from revela.data.crops import crop
+from revela.data.prompts import Prompts
+from revela.models.retriever import passage_prompt_of, query_prompt_of
+from revela.objectives.dream import ANSWER, QUESTION
+
+Row = dict[str, Any]
+Batch = dict[str, Tensor]
+
+
+class Collator:
+    """What all of them share: the retriever's two sides. ``count`` is told how many tokens the retriever reads."""
+
+    valid_label_columns: Sequence[str] = ()  # the trainer asks
+
+    def __init__(self, model: SentenceTransformer, count: Callable[[int], None]) -> None:
+        self.model, self.count = model, count
+
+    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
+        batch: Batch = {}
+        for name, texts, prompt in (("query", queries, query_prompt_of(self.model)), ("passage", passages, passage_prompt_of(self.model))):
+            features = self.model.preprocess(list(texts), prompt=prompt or None)
+            batch.update({f"{name}_{k}": v for k, v in features.items() if isinstance(v, Tensor)})
+            self.count(int(features["attention_mask"].sum()))
+        return batch
+
+
+class ChunkCollator(Collator):
+    """For Revela and REPLUG: a group's chunks as queries, as passages, and as the LM reads them.
+
+    A query is the first half of the chunk's tokens (Revela, section 4; "first-half") or the whole chunk.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        count: Callable[[int], None],
+        lm_tokenizer: PreTrainedTokenizerBase,
+        lm_tokens: int,
+        query_side: str,
+    ) -> None:
+        super().__init__(model, count)
+        self.lm_tokenizer, self.lm_tokens, self.query_side = lm_tokenizer, lm_tokens, query_side
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        texts = [row["text"] for row in rows]
+        queries = texts if self.query_side == "whole" else [first_half(t, self.model.tokenizer, self.lm_tokens) for t in texts]
+        chunk = self.lm_tokenizer(
+            texts, truncation=True, max_length=self.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
+        )
+        return {**self.sides(queries, texts), **{f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")}}
+
+
+def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:
+    """The text up to the middle of its tokens, after truncation to ``max_tokens``."""
+    spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=True, max_length=max_tokens)
+    offsets = spans["offset_mapping"]
+    return text[: offsets[len(offsets) // 2 - 1][1]] if len(offsets) > 1 else text
+
+
+class QueryCollator(Collator):
+    """For InfoNCE: the queries that there are, each with the index of its passage, and all passages."""
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        asked = [i for i, row in enumerate(rows) if row["query"]]
+        batch = self.sides([rows[i]["query"] for i in asked], [row["text"] for row in rows])
+        return {**batch, "query_target": torch.tensor(asked)}
+
+
+class CropCollator(Collator):
+    """For random crops: two of each text, independent of each other, the same whenever the same batch comes again."""
+
+    def __init__(
+        self, model: SentenceTransformer, count: Callable[[int], None], least: float, most: float, deletion: float, seed: int
+    ) -> None:
+        super().__init__(model, count)
+        self.settings, self.seed = (least, most, deletion), seed
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        rng = random.Random(zlib.crc32("\0".join(row["text"] for row in rows).encode(), self.seed))
+        first, second = ([crop(row["text"], *self.settings, rng) for row in rows] for _ in range(2))
+        return {**self.sides(first, second), "query_target": torch.arange(len(rows))}
+
+
+class PromptMaker:
+    """A group's candidates as an LM reads them for DREAM, and the questions and answers that follow.
+
+    Args:
+        prompts: what stands around them.
+        pad: the LM's padding token.
+        group_size: candidates a group.
+    """
+
+    def __init__(self, prompts: Prompts, pad: int, group_size: int) -> None:
+        self.prompts, self.pad, self.group_size = prompts, pad, group_size
+
+    def __call__(self, texts: Sequence[str], questions: Sequence[tuple[str, int]]) -> tuple[Batch, Batch]:
+        """Prompts of the groups that these texts make, and tails of (question, index of the text that answers it) pairs."""
+        groups = [self.prompts.candidates(texts[i : i + self.group_size]) for i in range(0, len(texts), self.group_size)]
+        tails = [self.prompts.tail(question, texts[i], QUESTION, ANSWER) for question, i in questions]
+        prompt, tail = self._padded(groups, "document", -1), self._padded(tails, "role", 0)
+        return prompt, {**tail, "group": torch.tensor([i // self.group_size for _, i in questions])}
+
+    def _padded(self, texts: Sequence[tuple[list[int], list[int]]], name: str, nothing: int) -> Batch:
+        longest = max(len(ids) for ids, _ in texts)
+        return {
+            "input_ids": torch.tensor([ids + [self.pad] * (longest - len(ids)) for ids, _ in texts]),
+            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in texts]),
+            name: torch.tensor([marks + [nothing] * (longest - len(marks)) for _, marks in texts]),
+        }
+
+
+class PromptCollator(Collator):
+    """For DREAM: queries and candidates for the retriever, and all of it for the LM."""
+
+    def __init__(self, model: SentenceTransformer, count: Callable[[int], None], make: PromptMaker) -> None:
+        super().__init__(model, count)
+        self.make = make
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        asked = [(row["query"], i) for i, row in enumerate(rows) if row["query"]]
+        texts = [row["text"] for row in rows]
+        batch = self.sides([query for query, _ in asked], texts)
+        prompt, tail = self.make(texts, asked)
+        return {**batch, **{f"prompt_{k}": v for k, v in prompt.items()}, **{f"tail_{k}": v for k, v in tail.items()}}

@@ -1,0 +1,98 @@
+"""Queries: what is kept of a model's output, what is taken from a text, and a file that survives a kill."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from revela.data.queries import (
+    Answer,
+    QueryFile,
+    documents_with_chunks,
+    judged,
+    with_first_sentences,
+    with_telling_sentences,
+    with_titles,
+    write_queries,
+)
+from revela.errors import RevelaError
+from revela.types import Chunk, Document
+
+PASSAGE = "The mitral valve has two leaflets. It lies between the left atrium and the left ventricle, and closes in systole."
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        ("Which valve closes when it contracts?</question> More.", Answer("Which valve closes when it contracts?")),
+        ("<question>\nWhat  lies between\nthe two chambers? And why?", Answer("What lies between the two chambers?")),
+        ("", Answer(rejected="empty")),
+        ("  </question>", Answer(rejected="empty")),
+        ("The mitral valve has two leaflets.", Answer(rejected="not a question")),
+        ("Why so?", Answer(rejected="too short or too long")),
+        ("What is the main topic of this passage?", Answer(rejected="speaks of the passage")),
+        ("Lies between the left atrium and the left ventricle?", Answer(rejected="copied")),
+        ("It lies between the left atrium?", Answer(rejected="copied")),
+    ],
+)  # fmt: skip
+def test_what_is_kept_of_an_output(output, answer):
+    assert judged(output, PASSAGE) == answer
+
+
+def test_the_file_keeps_answers_and_goes_on_after_a_kill(tmp_path):
+    path = tmp_path / "corpus.queries.jsonl"
+    passages = [f"{PASSAGE} Number {i}." for i in range(5)]
+    asked: list[str] = []
+
+    def write(prompts):
+        asked.extend(prompts)
+        if len(asked) > 4:
+            raise KeyboardInterrupt
+        return ["Which valve closes when the ventricle contracts?", "no"][: len(prompts)]
+
+    with pytest.raises(KeyboardInterrupt):
+        write_queries(passages, QueryFile(path, "m"), write, 2, lambda _: None)
+    with path.open("a") as handle:
+        handle.write('{"passage": "cut sho')  # killed in the middle of a line
+    again = QueryFile(path, "m")
+    assert len(again.answers) == 4 and sorted(a.rejected for a in again.answers.values()) == ["", "", "not a question", "not a question"]
+    done: list[int] = []
+    write_queries([*passages, passages[0]], again, lambda prompts: ["Which valve is it that closes?"] * len(prompts), 2, done.append)
+    assert done == [1] and all(again.get(p) is not None for p in passages)
+    assert len([json.loads(line) for line in path.read_text().splitlines()]) == 5
+    assert QueryFile(path, "another model").answers == {}
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a corpus"}\n')
+    with pytest.raises(RevelaError, match=r"x\.jsonl:1 is not a line of queries"):
+        QueryFile(path, "m")
+
+
+def test_titles_and_first_sentences_are_taken_out_of_the_text():
+    documents = [Document("a", PASSAGE, "Valves of the heart"), Document("b", PASSAGE)]
+    chunks = [Chunk(0, f"Valves of the heart\n\n{PASSAGE}"), Chunk(1, PASSAGE)]
+    titled = list(with_titles(chunks, documents))
+    assert [c.query for c in titled] == ["Valves of the heart", ""]
+    assert titled[0].text.strip() == PASSAGE and titled[1].text == PASSAGE
+    first = list(with_first_sentences([Chunk(0, PASSAGE), Chunk(0, "One sentence alone is left as it is.")]))
+    assert first[0].query == "The mitral valve has two leaflets." and first[0].text.startswith("It lies")
+    assert first[1].query == "" and first[1].text == "One sentence alone is left as it is."
+
+
+def test_the_most_telling_sentence_has_the_rare_words():
+    common = "This is what we did here and there. "
+    chunks = [Chunk(i, common + f"Zebrafish{i} larvae lack notochord{i} vacuoles. We did this and that here.") for i in range(5)]
+    for i, chunk in enumerate(with_telling_sentences(chunks)):
+        assert chunk.query == f"Zebrafish{i} larvae lack notochord{i} vacuoles." and "larvae" not in chunk.text
+
+
+def test_documents_are_drawn_until_there_are_enough_chunks():
+    owners = [0] * 3 + [1] * 4 + [2] * 3 + [3] * 9
+    assert documents_with_chunks(owners, 0, 0) == {0, 1, 2, 3}
+    for seed in range(5):
+        chosen = documents_with_chunks(owners, 7, seed)
+        assert chosen and (len(chosen) == 1 or sum(o in chosen for o in owners) <= 7)
+        assert chosen == documents_with_chunks(owners, 7, seed)
