@@ -210,21 +210,25 @@ def steps(arguments: argparse.Namespace, texts: Sequence[str]) -> list[dict[str,
                 features = group(texts, models.tokenizer, chunks, arguments.tokens)
                 forms = [f for f in arguments.forms if f not in (NAIVE, LEAN) or chunks <= arguments.naive_up_to]
                 forms = [f for f in forms if f != LEAN or models.gates_LH is not None]
-                times: dict[str, list[float]] = {form: [] for form in forms}
+                peaks = {f: None if arguments.no_memory else peak(preset, f, chunks, lm_layers, arguments) for f in forms}
+                fit = [f for f in forms if arguments.no_memory or peaks[f] is not None]
+                times: dict[str, list[float]] = {form: [] for form in fit}
                 for turn in range(arguments.repeats + 1):
-                    for form in forms:
+                    for form in fit:
                         seconds = one_step(models, form, features)
                         if turn:  # the first warms up
                             times[form].append(seconds)
                 for form in forms:
-                    rows.append({
-                        "what": f"step, {preset}, {models.lm.n_layers} layers, {chunks} x {arguments.tokens} tokens",
-                        "form": form, "preset": preset, "lm_layers": models.lm.n_layers, "chunks": chunks,
-                        "seconds": statistics.median(times[form]),
-                        "to_ours": statistics.median(a / b for a, b in zip(times[form], times["ours"], strict=True)),
-                        "peak_gb": None if arguments.no_memory else peak(preset, form, chunks, lm_layers, arguments),
-                    })  # fmt: skip
-                    print_row(rows[-1])
+                    what = f"step, {preset}, {models.lm.n_layers} layers, {chunks} x {arguments.tokens} tokens"
+                    row = {"what": what, "form": form, "preset": preset, "lm_layers": models.lm.n_layers, "chunks": chunks}
+                    if form in fit:
+                        row["seconds"] = statistics.median(times[form])
+                        row["to_ours"] = statistics.median(a / b for a, b in zip(times[form], times["ours"], strict=True))
+                        row["peak_gb"] = peaks[form]
+                    else:
+                        row["note"] = "more memory than this machine has"
+                    rows.append(row)
+                    print_row(row)
     return rows
 
 
@@ -285,7 +289,7 @@ def chunking(arguments: argparse.Namespace, documents: Stored[Document]) -> list
 
 def print_row(row: dict[str, Any]) -> None:
     numbers = (f"{k} {v:.3g}" for k, v in row.items() if isinstance(v, float))
-    print(f"{row['what']:<48} {row['form']:<38} {', '.join(numbers)}", flush=True)
+    print(f"{row['what']:<48} {row['form']:<38} {', '.join(numbers)}{row.get('note', '')}", flush=True)
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -301,7 +305,8 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         if all(r.get(key) is None for r in rows):
             continue
         for preset, lm_layers, form in series:
-            mine = [r for r in rows if (r.get("preset"), r.get("lm_layers"), r["form"]) == (preset, lm_layers, form) and r[key] is not None]
+            of_series = (r for r in rows if (r.get("preset"), r.get("lm_layers"), r["form"]) == (preset, lm_layers, form))
+            mine = [r for r in of_series if r.get(key) is not None]
             axis.plot([r["chunks"] for r in mine], [r[key] for r in mine], marker="o", label=f"{preset}, {lm_layers} layers, {form}")
         axis.set(xscale="log", yscale="log", xlabel="chunks a group", ylabel=label)
         axis.set_xticks(sorted({r["chunks"] for r in rows if "chunks" in r}))
@@ -334,6 +339,7 @@ def main() -> None:
     parser.add_argument("--forms", nargs="*", default=FORMS)
     parser.add_argument("--naive-up-to", type=int, default=16, help="chunks: the naive form's memory grows with their square")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--out", default="bench", help="name of the files in bench/out")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     quieten()
@@ -345,12 +351,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if "steps" in arguments.what:
         rows += steps(arguments, texts)
-        plot(rows, OUT / "bench.png")
+        plot(rows, OUT / f"{arguments.out}.png")
     if "encoding" in arguments.what:
         rows += encoding(arguments, texts)
     if "chunking" in arguments.what:
         rows += chunking(arguments, documents)
-    (OUT / "bench.json").write_text(json.dumps(rows, indent=1))
+    (OUT / f"{arguments.out}.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

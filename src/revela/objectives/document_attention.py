@@ -33,6 +33,7 @@ from torch.autograd.function import once_differentiable
 
 Kernel = Literal["torch", "triton"]
 V_NORM_EPS = 1e-6  # the constant of the authors' code
+NEARLY_ALL = 0.8  # of the runs of rows
 
 
 def document_attention(
@@ -110,7 +111,7 @@ class _DocumentAttention(torch.autograd.Function):
             output_GRD = turn.attention_GRL @ value_GSD[:, turn.document]
             if v_norm:
                 output_GRD = output_GRD[..., :-1] / (output_GRD[..., -1:] + V_NORM_EPS)
-            mixed_HTD.index_add_(1, turn.rows_R, (turn.by_head(output_GRD) * turn.weight_R1).to(exact))
+            turn.add(mixed_HTD, turn.by_head(output_GRD) * turn.weight_R1)
         return mixed_HTD.to(query_HTD.dtype)
 
     @staticmethod
@@ -126,7 +127,7 @@ class _DocumentAttention(torch.autograd.Function):
         for turn in _turns(query_HTD, key_GSD, weights_AB, lengths, rows, scale, epsilon):
             value_GLD = value_GSD[:, turn.document]
             output_GRD = turn.attention_GRL @ value_GLD
-            grad_HRD = grad_HTD.index_select(1, turn.rows_R)
+            grad_HRD = turn.take(grad_HTD)
             grad_GRD = turn.by_key(grad_HRD * turn.weight_R1)
             if v_norm:
                 norm_GR1 = output_GRD[..., -1:] + V_NORM_EPS
@@ -137,57 +138,77 @@ class _DocumentAttention(torch.autograd.Function):
                 unit_GRD = output_GRD
             if for_weights is not None:
                 slope_R = (grad_HRD * turn.by_head(unit_GRD)).sum(dim=(0, 2), dtype=exact)
-                for_weights[:, turn.index].index_add_(0, turn.owner_R, slope_R)
+                for_weights[:, turn.index].index_add_(0, turn.owner_R, slope_R * turn.is_read_R)
             if for_value is not None:
                 for_value[:, turn.document] = (turn.attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)
             if for_query is None and for_key is None:
                 continue
             # Softmax: d s = p (d p - sum p d p), and sum p d p is the output times its own gradient.
-            slope_GR1 = (grad_GRD * output_GRD).sum(-1, keepdim=True)
-            scores_GRL = turn.attention_GRL * (grad_GRD @ value_GLD.transpose(1, 2) - slope_GR1) * scale
+            scores_GRL = grad_GRD @ value_GLD.transpose(1, 2)
+            scores_GRL -= (grad_GRD * output_GRD).sum(-1, keepdim=True)
+            scores_GRL *= turn.attention_GRL
             if for_query is not None:
-                for_query.index_add_(1, turn.rows_R, turn.by_head(scores_GRL @ key_GSD[:, turn.document]).to(exact))
+                turn.add(for_query, turn.by_head(scores_GRL @ key_GSD[:, turn.document]))
             if for_key is not None:
                 for_key[:, turn.document] = (scores_GRL.transpose(1, 2) @ turn.query_GRD).to(exact)
+        if for_query is not None:
+            for_query *= scale
         found = zip((for_query, for_key, for_value, for_weights), ctx.saved_tensors, strict=True)
         return *(None if g is None else g.to(t.dtype) for g, t in found), None, None, None, None, None
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """One document and the rows that read it. Rows of heads that share keys stand in one long list: (G, heads a key head * R, ...)."""
+    """One document and the rows that read it; all rows (``rows_R`` is None), if nearly all do: that saves picking them out.
+
+    Rows of heads that share keys stand in one long list: (G, heads a key head * R, ...).
+    """
 
     index: int
     document: slice
-    rows_R: Tensor
+    rows_R: Tensor | None
     owner_R: Tensor
+    is_read_R: Tensor
     weight_R1: Tensor
     query_GRD: Tensor
     attention_GRL: Tensor
     heads: int
 
     def by_head(self, rows_GRX: Tensor) -> Tensor:
-        return rows_GRX.reshape(self.heads, len(self.rows_R), rows_GRX.shape[-1])
+        return rows_GRX.reshape(self.heads, len(self.owner_R), rows_GRX.shape[-1])
 
     def by_key(self, rows_HRX: Tensor) -> Tensor:
         return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
+
+    def take(self, all_HTX: Tensor) -> Tensor:
+        return all_HTX if self.rows_R is None else all_HTX.index_select(1, self.rows_R)
+
+    def add(self, total_HTX: Tensor, rows_HRX: Tensor) -> None:
+        if self.rows_R is None:
+            total_HTX += rows_HRX
+        else:
+            total_HTX.index_add_(1, self.rows_R, rows_HRX.to(total_HTX.dtype))
 
 
 def _turns(
     query_HTD: Tensor, key_GSD: Tensor, weights_AB: Tensor, lengths: Sequence[int], rows: Sequence[int], scale: float, epsilon: float
 ) -> Iterator[_Turn]:
     owner_T = torch.repeat_interleave(torch.tensor(rows)).to(query_HTD.device)
-    wanted_AB = weights_AB.detach() > epsilon
-    any_B = wanted_AB.any(dim=0).tolist()
+    is_read_AB = weights_AB.detach() > epsilon
+    kept_AB = (weights_AB.detach() * is_read_AB).to(query_HTD.dtype)
+    readers_B = is_read_AB.sum(dim=0).tolist()
+    query_HTD = query_HTD * scale
     start = 0
     for j, length in enumerate(lengths):
         document = slice(start, start + length)
         start += length
-        if not any_B[j]:
+        if not readers_B[j]:
             continue
-        rows_R = wanted_AB[:, j][owner_T].nonzero().squeeze(1)
-        owner_R = owner_T[rows_R]
-        query_GRD = query_HTD.index_select(1, rows_R).reshape(len(key_GSD), -1, query_HTD.shape[-1])
-        attention_GRL = ((query_GRD * scale) @ key_GSD[:, document].transpose(1, 2)).softmax(dim=-1)
-        weight_R1 = weights_AB[:, j].detach().to(query_HTD.dtype)[owner_R][:, None]
-        yield _Turn(j, document, rows_R, owner_R, weight_R1, query_GRD, attention_GRL, len(query_HTD))
+        rows_R = None if readers_B[j] >= NEARLY_ALL * len(rows) else is_read_AB[:, j][owner_T].nonzero().squeeze(1)
+        owner_R = owner_T if rows_R is None else owner_T[rows_R]
+        picked_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
+        query_GRD = picked_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])
+        attention_GRL = (query_GRD @ key_GSD[:, document].transpose(1, 2)).softmax(dim=-1)
+        yield _Turn(
+            j, document, rows_R, owner_R, is_read_AB[:, j][owner_R], kept_AB[:, j][owner_R][:, None], query_GRD, attention_GRL, len(query_HTD)
+        )
