@@ -286,7 +286,7 @@ def compare(
     seeds:
         Each preset is run with each of these.
     points:
-        How often a run is scored, its start and its end not counted.
+        A run is scored at its start and after each of so many equal parts.
     """
     from revela.compare import compare as run
 

@@ -33,7 +33,7 @@ def compare(
     queries_file: Path,
     say: Callable[[str], None] = print,
 ) -> tuple[dict[str, Curve], dict[str, float]]:
-    """Train each (preset, seed) and score it at its start, at ``points`` places and at its end.
+    """Train each (preset, seed) and score it at its start and after each of ``points`` equal parts.
 
     A run that is whole is not made again; one that was stopped goes on. compare.json and compare.png are written after each run.
 
@@ -43,7 +43,7 @@ def compare(
         out: folder of the runs.
         runs: presets and seeds.
         settings: of all runs; they win over the presets.
-        points: checks over a run.
+        points: checks of a run.
         check, bm25, corpus, command, queries_file, say: as for ``train``.
 
     Returns:

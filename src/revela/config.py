@@ -114,6 +114,8 @@ class Recipe:
     "Where queries come from: written by a language model, or taken from the text."
     query_lm: str = ""
     "Language model that writes queries; empty: --lm."
+    query_prompting: Literal["examples", "instruction"] = "examples"
+    "How it is asked: by three examples, or by an instruction in its chat template, which takes a larger model."
     queries_file: str = ""
     "JSONL file that keeps written queries; empty: CORPUS.queries.jsonl, beside the first corpus."
     max_queries: int = 4000
@@ -161,7 +163,7 @@ class Recipe:
     check_every: int = 50
     "Updates between label-free checks."
     checks: int = 0
-    "So many checks, evenly over the run, instead of every so many updates; 0: by --check-every."
+    "Check after each of so many equal parts of the run, instead of every so many updates; 0: by --check-every."
     keep: Literal["best", "last"] = "best"
     "Save the state that the label-free check liked best, or the last."
     save_every: int = 50

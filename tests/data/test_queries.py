@@ -14,6 +14,7 @@ from revela.data.queries import (
     with_first_sentences,
     with_telling_sentences,
     with_titles,
+    without_repeats,
     write_queries,
 )
 from revela.errors import RevelaError
@@ -31,6 +32,8 @@ PASSAGE = "The mitral valve has two leaflets. It lies between the left atrium an
         ("  </question>", Answer(rejected="empty")),
         ("The mitral valve has two leaflets.", Answer(rejected="not a question")),
         ("Why so?", Answer(rejected="too short or too long")),
+        ("How do bees tell one another where flowers are?", Answer(rejected="repeats an example")),
+        ("What is the name of the main method used?", Answer(rejected="says nothing of the passage")),
         ("What is the main topic of this passage?", Answer(rejected="speaks of the passage")),
         ("Lies between the left atrium and the left ventricle?", Answer(rejected="copied")),
         ("It lies between the left atrium?", Answer(rejected="copied")),
@@ -58,10 +61,15 @@ def test_the_file_keeps_answers_and_goes_on_after_a_kill(tmp_path):
     again = QueryFile(path, "m")
     assert len(again.answers) == 4 and sorted(a.rejected for a in again.answers.values()) == ["", "", "not a question", "not a question"]
     done: list[int] = []
-    write_queries([*passages, passages[0]], again, lambda prompts: ["Which valve is it that closes?"] * len(prompts), 2, done.append)
+    write_queries([*passages, passages[0]], again, lambda prompts: ["Which valve is it that closes there?"] * len(prompts), 2, done.append)
     assert done == [1] and all(again.get(p) is not None for p in passages)
     assert len([json.loads(line) for line in path.read_text().splitlines()]) == 5
     assert QueryFile(path, "another model").answers == {}
+
+
+def test_a_question_to_several_passages_is_one_to_none():
+    answers = [Answer("What is a valve for?"), Answer("What is a Valve for?"), Answer("What is an atrium for?"), Answer(rejected="empty")]
+    assert [a.query for a in without_repeats(answers)] == ["", "", "What is an atrium for?", ""]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

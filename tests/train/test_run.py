@@ -312,10 +312,10 @@ def test_queries_by_a_language_model_are_written_once_and_counted(recipe, docume
 
     asked = []
 
-    def pretending(folder, tokens):
+    def pretending(folder, prompting, tokens):
         def write(prompts):
             asked.extend(prompts)
-            return ["Which ocean is it that they speak of?" if i % 2 else "no" for i in range(len(prompts))]
+            return [f"Which {p.split()[0]} is it here?" if i % 2 else "no" for i, p in enumerate(prompts)]
 
         return write
 
@@ -329,8 +329,23 @@ def test_queries_by_a_language_model_are_written_once_and_counted(recipe, docume
     assert len(lines) == 2 and lines[0] == lines[1] and "not a question" in lines[0]
 
 
-def test_a_real_model_writes(tiny_lm_folder):
-    from revela.models.writer import writer
+def test_a_real_model_writes_what_it_would_write_alone(tiny_lm_folder):
+    """Padded, in a batch, after a beginning that was read once: the same words as plain generation of one text."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    outputs = writer(tiny_lm_folder, 64)(["Read this: ocean1 ocean2.", "And this, which is longer: garden1 garden2 garden3."])
-    assert len(outputs) == 2 and all(isinstance(o, str) and "Read this" not in o for o in outputs)
+    from revela.data.queries import Prompting
+    from revela.models import writer
+
+    passages = ["ocean1 ocean2.", "garden1 garden2 garden3 garden4 garden5."]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "has_fast_bf16", lambda _: False)
+        outputs = writer.writer(tiny_lm_folder, Prompting("Passage: engine1. ", " Question:", chat=False), 64)(passages)
+    tokenizer, model = AutoTokenizer.from_pretrained(tiny_lm_folder), AutoModelForCausalLM.from_pretrained(tiny_lm_folder)
+    for passage, output in zip(passages, outputs, strict=True):
+        parts = ("Passage: engine1. ", passage, " Question:")
+        ids = torch.tensor([[i for part in parts for i in tokenizer(part, add_special_tokens=False)["input_ids"]]])
+        alone = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=writer.NEW_TOKENS, do_sample=False, pad_token_id=0)
+        want = tokenizer.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)
+        assert output and want.startswith(output[:-1])  # it may stop earlier, at a question mark
+    with pytest.raises(RevelaError, match="no chat template"):
+        writer.writer(tiny_lm_folder, Prompting("", "", chat=True), 64)

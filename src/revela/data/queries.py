@@ -1,8 +1,8 @@
 """A query for each chunk, with no person in the loop: written by a language model, or taken from the text itself.
 
-A language model is asked for one question that only the passage answers (DREAM, appendix A; our words). What it writes is kept only
-if it is a question, is not copied, and does not speak of "the passage". Every answer, kept or not, goes to a file beside the
-corpus at once, so that a stopped run goes on where it was and the next run has nothing to write.
+A language model is shown three examples, or asked for one question that only the passage answers (DREAM, appendix A; our words). What
+it writes is kept only if it is a question, is about the passage without being copied, and does not speak of "the passage". Every
+answer, kept or not, goes to a file beside the corpus at once, so that a stopped run goes on where it was and the next has nothing to write.
 
 Without a language model: the document's title, the chunk's first sentence, or its most telling one. A sentence that becomes the query
 is cut out of its passage (the inverse cloze task; Lee et al., ACL 2019), or matching words would be all there is to learn.
@@ -24,19 +24,49 @@ from revela.data.chunk import sentences
 from revela.errors import RevelaError
 from revela.types import Chunk, Document
 
-PROMPT = (
-    "Read this passage:\n\n{passage}\n\nWrite one question that can be answered from this passage and from nothing else, and whose "
-    "answer takes more than one of its sentences. Do not mention the passage. Write it inside <question> and </question>."
+
+@dataclass(frozen=True)
+class Prompting:
+    """How a language model is asked: what comes before every passage, what after, and whether its chat template goes around."""
+
+    before: str
+    after: str
+    chat: bool
+
+
+INSTRUCTION = Prompting(
+    "Read this passage:\n\n",
+    "\n\nWrite one question that can be answered from this passage and from nothing else, and whose answer takes more than one of its "
+    "sentences. Do not mention the passage. Write it inside <question> and </question>.",
+    chat=True,
 )
+# A small model follows examples where it only repeats an instruction (docs/log.md).
+EXAMPLES = Prompting(
+    "Passage: Bees tell one another where flowers are by dancing. The angle of the dance gives the direction, and its length the "
+    "distance.\nQuestion: How do bees tell one another where flowers are?\n\n"
+    "Passage: Water boils at a lower temperature on high mountains, because the air pressure is lower there. Food therefore takes "
+    "longer to cook.\nQuestion: Why does food take longer to cook on high mountains?\n\n"
+    "Passage: def area(radius): return math.pi * radius ** 2\nQuestion: How is the area of a circle computed from its radius?\n\n"
+    "Passage: ",
+    "\nQuestion:",
+    chat=False,
+)
+PROMPTINGS = {"examples": EXAMPLES, "instruction": INSTRUCTION}
 OPENING, CLOSING = "<question>", "</question>"
 MIN_WORDS, MAX_WORDS = 4, 40  # of a query
 COPIED = 8  # words in a row that a question may not share with its passage
 SATURATION = 1.2  # BM25's k1
 _WORD = re.compile(r"\w+")
-_SPEAKS_OF_ITSELF = re.compile(r"\b(passage|paragraph|text above|this text|the text|excerpt|author of this)\b", re.IGNORECASE)
+_SPEAKS_OF_ITSELF = re.compile(r"\b(passage|paragraph|text above|this text|the text|excerpt|author of this|this question)\b", re.IGNORECASE)
+_SAYS_NOTHING = frozenset(
+    _WORD.findall(
+        "about according also answer between call called code does from function have into main mean method most name part purpose "
+        "question role should some that their them there these they this three type used using value what when where which with work your"
+    )
+)
 
 Writer = Callable[[Sequence[str]], list[str]]
-"""What a language model says to each of these prompts, after ``OPENING``."""
+"""Passages -> what a language model says when it is asked for a question to each."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +91,11 @@ def judged(output: str, passage: str) -> Answer:
         return Answer(rejected="too short or too long")
     if _SPEAKS_OF_ITSELF.search(question):
         return Answer(rejected="speaks of the passage")
+    if question in EXAMPLES.before:
+        return Answer(rejected="repeats an example")
     of_passage = f" {' '.join(_WORD.findall(passage.lower()))} "
+    if not any(len(w) > 3 and w not in _SAYS_NOTHING and w in of_passage for w in words):
+        return Answer(rejected="says nothing of the passage")
     if any(f" {' '.join(words[i : i + COPIED])} " in of_passage for i in range(max(1, len(words) - COPIED + 1))):
         return Answer(rejected="copied")
     return Answer(question)
@@ -125,9 +159,15 @@ def write_queries(passages: Sequence[str], file: QueryFile, write: Writer, batch
     missing = sorted({p for p in passages if file.get(p) is None}, key=lambda p: (-len(p), p))
     for start in range(0, len(missing), batch):
         some = missing[start : start + batch]
-        outputs = write([PROMPT.format(passage=p.strip()) for p in some])
+        outputs = write([p.strip() for p in some])
         file.add(some, [judged(output, passage) for output, passage in zip(outputs, some, strict=True)])
         progress(len(some))
+
+
+def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
+    """Reject questions that were asked of several passages: they say too little of each."""
+    counts = Counter(a.query.lower() for a in answers)
+    return [Answer(rejected="asked of several passages") if a.query and counts[a.query.lower()] > 1 else a for a in answers]
 
 
 def with_titles(chunks: Iterable[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:

@@ -210,5 +210,13 @@ def _turns(
         query_GRD = picked_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])
         attention_GRL = (query_GRD @ key_GSD[:, document].transpose(1, 2)).softmax(dim=-1)
         yield _Turn(
-            j, document, rows_R, owner_R, is_read_AB[:, j][owner_R], kept_AB[:, j][owner_R][:, None], query_GRD, attention_GRL, len(query_HTD)
+            j,
+            document,
+            rows_R,
+            owner_R,
+            is_read_AB[:, j][owner_R],
+            kept_AB[:, j][owner_R][:, None],
+            query_GRD,
+            attention_GRL,
+            len(query_HTD),
         )

@@ -43,7 +43,7 @@ ASKING = ("dream", "infonce")  # objectives that need queries
 PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)  # groups; documents a group and pieces a document; words a piece
 PROBE_QUESTIONS = 64  # of the search for query-focused heads
 QUESTION_TOKENS = 64
-WRITING_BATCH = 16
+WRITING_BATCH = 32
 
 Say = Callable[[str], None]
 Head = tuple[int, int, float]
@@ -99,14 +99,16 @@ def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say)
     mine = chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
     name = recipe.query_lm or recipe.lm
     folder = find_weights(recipe, name, say)
-    file = queries.QueryFile(path, fingerprint(folder))
+    file = queries.QueryFile(path, f"{fingerprint(folder)}, {recipe.query_prompting}")
     texts = [c.text for c in mine]
     missing = len({t for t in texts if file.get(t) is None})
     if missing:
         say(f"{name} writes {missing:,} queries into {path}")
         with tqdm(total=missing, unit="query") as bar:
-            queries.write_queries(texts, file, writer(folder, recipe.lm_tokens), WRITING_BATCH, bar.update)
-    answers = [file.get(t) or queries.Answer() for t in texts]
+            queries.write_queries(
+                texts, file, writer(folder, queries.PROMPTINGS[recipe.query_prompting], recipe.lm_tokens), WRITING_BATCH, bar.update
+            )
+    answers = queries.without_repeats([file.get(t) or queries.Answer() for t in texts])
     rejected: dict[str, int] = {}
     for answer in answers:
         if answer.rejected:
