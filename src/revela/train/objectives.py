@@ -95,7 +95,7 @@ def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say)
     from revela.models.writer import writer
 
     owners = chunks.column("document")
-    chosen = queries.documents_with_chunks(owners.tolist(), recipe.max_queries, recipe.seed)
+    chosen = queries.documents_with_chunks(owners.tolist(), recipe.max_queries, seed=0)  # whatever the run's seed: written once
     mine = chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
     name = recipe.query_lm or recipe.lm
     folder = find_weights(recipe, name, say)
