@@ -46,7 +46,7 @@ from revela.models.language_model import LanguageModel, load_language_model
 from revela.models.quiet import quieten
 from revela.models.weights import resolve
 from revela.objectives.revela import Revela, gates_on_heads
-from revela.train.run import load_tokenizer
+from revela.train.objectives import load_tokenizer
 from revela.types import Document
 
 OUT = Path(__file__).parent / "out"
