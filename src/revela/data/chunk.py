@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 from revela.data.batches import batches, ordered_map
@@ -34,20 +35,40 @@ def chunk(document: Document, index: int, max_words: int) -> list[Chunk]:
         index: the document's index in the corpus, kept in each chunk.
         max_words: upper limit; at least 1.
     """
-    split = _code_units if document.kind == "code" else sentences
-    pieces = _pack(_fit(split(document.text), max_words), max_words)
-    return [Chunk(index, piece) for piece in pieces if piece.strip()]
+    return list(_cut(document, index, _piece_lengths(document, max_words)))
 
 
 def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -> Iterator[Chunk]:
     """Chunks of all documents, in order, as the documents come; the same for any number of worker processes."""
-    numbered = batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH)
-    for pieces in ordered_map(functools.partial(_chunk_some, max_words=max_words), numbered, workers):
-        yield from pieces
+    waiting: deque[list[tuple[int, Document]]] = deque()
+
+    def numbered() -> Iterator[list[tuple[int, Document]]]:
+        for some in batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH):
+            waiting.append(some)
+            yield some
+
+    # Workers say how long each piece is, and send no text back.
+    for lengths in ordered_map(functools.partial(_measure, max_words=max_words), numbered(), workers):
+        for (index, document), pieces in zip(waiting.popleft(), lengths, strict=True):
+            yield from _cut(document, index, pieces)
 
 
-def _chunk_some(numbered: Sequence[tuple[int, Document]], max_words: int) -> list[Chunk]:
-    return [piece for index, document in numbered for piece in chunk(document, index, max_words)]
+def _measure(numbered: Sequence[tuple[int, Document]], max_words: int) -> list[list[int]]:
+    return [_piece_lengths(document, max_words) for _, document in numbered]
+
+
+def _piece_lengths(document: Document, max_words: int) -> list[int]:
+    split = _code_units if document.kind == "code" else sentences
+    return [len(piece) for piece in _pack(_fit(split(document.text), max_words), max_words)]
+
+
+def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chunk]:
+    start = 0
+    for length in lengths:
+        piece = document.text[start : start + length]
+        start += length
+        if piece.strip():
+            yield Chunk(index, piece)
 
 
 def sentences(text: str) -> list[str]:
