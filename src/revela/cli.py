@@ -14,6 +14,7 @@ from cyclopts.config import Dict, Toml
 
 from revela.config import PRESETS, Recipe
 from revela.errors import RevelaError
+from revela.files import whole
 
 app = App(
     name="revela",
@@ -118,7 +119,8 @@ def evaluate(
     rows = [[name, system, *(_number(v) for v in values)] for name, system, values in table(results)]
     _print_table("", ["collection", "system", *METRICS], rows)
     if json_file is not None:
-        _write(json_file, json.dumps(results, indent=1) + "\n")
+        with whole(json_file) as temporary:
+            temporary.write_text(json.dumps(results, indent=1) + "\n")
 
 
 @app.command
@@ -407,13 +409,6 @@ def _print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def _configured(arguments: Sequence[str]) -> list[Any]:

@@ -12,6 +12,7 @@ from revela.config import PRESETS, Recipe
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.evaluate.folder import evaluate, load_collection
+from revela.files import whole
 from revela.train.run import Check, train
 from revela.types import Document, Encoder
 
@@ -81,27 +82,20 @@ def compare(
                 raise RevelaError(f"stopped in {folder}: run the same command again to go on")
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         curves[f"{preset}, seed {seed}"] = [{k: row[k] for k in ("minutes", "tokens_read", "judged")} for row in rows if "judged" in row]
-        _write(out / "compare.json", json.dumps({"bm25": lexical, "curves": curves}, indent=1))
+        with whole(out / "compare.json") as temporary:
+            temporary.write_text(json.dumps({"bm25": lexical, "curves": curves}, indent=1))
         _plot(curves, lexical, out / "compare.png", "tokens_read" if not recipe.max_minutes else "minutes")
     return curves, lexical
 
 
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
 def _plot(curves: Mapping[str, Curve], bm25: Mapping[str, float], path: Path, against: str) -> None:
     """nDCG@10 of every run against time or tokens, a plot a collection, BM25 dashed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     presets = sorted({label.split(",")[0] for label in curves})
-    figure, axes = plt.subplots(1, len(bm25), figsize=(5.5 * len(bm25), 4), layout="constrained", squeeze=False)
-    for axis, (name, level) in zip(axes[0], bm25.items(), strict=True):
+    figure = Figure(figsize=(5.5 * len(bm25), 4), layout="constrained")
+    axes = figure.subplots(1, len(bm25), squeeze=False)[0]
+    for axis, (name, level) in zip(axes, bm25.items(), strict=True):
         for label, curve in curves.items():
             preset = label.split(",")[0]
             first = label == next(other for other in curves if other.split(",")[0] == preset)
@@ -115,8 +109,6 @@ def _plot(curves: Mapping[str, Curve], bm25: Mapping[str, float], path: Path, ag
         axis.axhline(level, linestyle="--", color="0.5", label="BM25")
         axis.set(xlabel="tokens read" if against == "tokens_read" else "minutes of training", ylabel="nDCG@10", title=name)
         axis.grid(alpha=0.3)
-    axes[0][0].legend(frameon=False)
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
-    temporary.replace(path)
+    axes[0].legend(frameon=False)
+    with whole(path) as temporary:
+        figure.savefig(temporary, dpi=110)

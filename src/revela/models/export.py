@@ -22,9 +22,9 @@ def save_retriever(model: SentenceTransformer, folder: Path, card: str) -> None:
         card: README.md.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".model-", dir=folder))
-    try:
-        merged(model).save_pretrained(str(temporary), create_model_card=False)
+    with tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden:
+        temporary = Path(hidden)
+        merged(model).save_pretrained(hidden, create_model_card=False)
         (temporary / "README.md").write_text(card)
         for file in temporary.rglob("*"):  # safetensors writes files that only their owner can read
             file.chmod(0o755 if file.is_dir() else 0o644)
@@ -34,8 +34,6 @@ def save_retriever(model: SentenceTransformer, folder: Path, card: str) -> None:
             if target.is_dir():
                 shutil.rmtree(target)
             os.replace(part, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def model_card(

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from revela.errors import RevelaError
+from revela.files import whole
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def _check(file: Path, name: str, wheel: Wheel) -> None:
 
 
 def _convert(file: Path, target: Path) -> None:
-    """Dequantise a GGUF to fp32 safetensors with its tokenizer, under a temporary name that is renamed when whole."""
+    """Dequantise a GGUF to fp32 safetensors with its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -138,21 +137,15 @@ def _convert(file: Path, target: Path) -> None:
 
     quieten()
     print(f"converting {file.name} to safetensors, once", flush=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # The weights are plain now; transformers would refuse to save what it still believes to be quantised.
+    del model.config.quantization_config
+    model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     try:
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        # The weights are plain now; transformers would refuse to save what it still believes to be quantised.
-        del model.config.quantization_config
-        model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        temporary.chmod(0o755)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not target.is_dir():  # another process was faster
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with whole(target) as temporary:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+    except OSError:
+        if not target.is_dir():  # another process was faster
+            raise

@@ -6,8 +6,6 @@ It is written under a temporary name and renamed when whole, so a folder that ex
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from revela.errors import RevelaError
+from revela.files import whole
 from revela.search.dense import top_k
 from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
 from revela.search.lexical import BM25
@@ -39,9 +38,8 @@ class Index:
     def save(self, folder: Path) -> None:
         if folder.exists():
             raise RevelaError(f"{folder} exists: choose another --out")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".index-", dir=folder.parent))
-        try:
+        with whole(folder) as temporary:
+            temporary.mkdir()
             np.save(temporary / VECTORS, self.vectors, allow_pickle=False)
             with (temporary / PASSAGES).open("w", encoding="utf-8") as handle:
                 for p in self.passages:
@@ -51,10 +49,6 @@ class Index:
             (temporary / INFO).write_text(
                 json.dumps({"model": self.model, "fingerprint": self.fingerprint, "passages": len(self.passages)})
             )
-            temporary.chmod(0o755)
-            temporary.rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     @classmethod
     def load(cls, folder: Path) -> Index:

@@ -28,6 +28,7 @@ from revela.data.groups import document_groups, spread_groups, with_queries
 from revela.data.prompts import Prompts
 from revela.data.store import Stored, stored
 from revela.errors import RevelaError
+from revela.files import whole
 from revela.models.language_model import LanguageModel, load_language_model
 from revela.models.weights import cache_folder, fingerprint, resolve
 from revela.objectives.contrastive import Contrastive
@@ -312,10 +313,8 @@ def _cached_ranking(kind: str, lm: LanguageModel, folder: Path, probe: Callable[
 
 def save_heads(path: Path, name: str, folder: Path, ranking: Sequence[Head]) -> None:
     """Write a ranking of heads, with the model that it belongs to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"lm": name, "fingerprint": fingerprint(folder), "ranking": ranking}))
-    temporary.replace(path)
+    with whole(path) as temporary:
+        temporary.write_text(json.dumps({"lm": name, "fingerprint": fingerprint(folder), "ranking": ranking}))
 
 
 def heads_from_file(path: Path, folder: Path) -> list[Head]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import nn
 from torch.utils.data import BatchSampler
 
 from revela.errors import RevelaError
+from revela.files import whole
 from revela.models.retriever import trainable_parameters, trainable_state
 from revela.train.watch import Clock
 
@@ -69,15 +69,13 @@ class GroupTrainer(SentenceTransformerTrainer):
         return self._staging or super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._staging = tempfile.mkdtemp(prefix=".saving-", dir=self.checkpoints)
+        target = self.checkpoints / f"checkpoint-{self.state.global_step}"
         try:
-            super()._save_checkpoint(model, trial)
-            name = f"checkpoint-{self.state.global_step}"
-            shutil.rmtree(self.checkpoints / name, ignore_errors=True)
-            (Path(self._staging) / name).rename(self.checkpoints / name)
+            with whole(target) as temporary:
+                self._staging = str(temporary.parent)  # where transformers makes a folder of the same name
+                super()._save_checkpoint(model, trial)
+                shutil.rmtree(target, ignore_errors=True)
         finally:
-            shutil.rmtree(self._staging, ignore_errors=True)
             self._staging = ""
         for old in saved_checkpoints(self.checkpoints)[:-1]:
             shutil.rmtree(old)
@@ -119,10 +117,8 @@ class Best:
         """Keep the module's state if these scores are the best so far."""
         if not self._beats(scores):
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".best-{step}"
-        save_file(trainable_state(self.module), temporary)
-        temporary.rename(self._file(step))
+        with whole(self._file(step)) as temporary:
+            save_file(trainable_state(self.module), temporary)
         self.step, self.scores = step, scores
 
     def restore(self) -> None:

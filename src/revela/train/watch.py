@@ -7,10 +7,13 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from revela.files import whole
 
 
 class Clock:
@@ -163,18 +166,16 @@ class Watch(TrainerCallback):
 
 def plot(metrics: Metrics, bm25: dict[str, float], path: Path) -> None:
     """training.png: the loss, and each check with BM25 as a dashed line, over minutes of training."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     losses = [(r["minutes"], r["loss"]) for r in metrics.rows if "loss" in r]
     checks = [(r["minutes"], r["check"]) for r in metrics.rows if "check" in r]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     left.plot([m for m, _ in losses], [v for _, v in losses], color="0.7", label="logged")
     if len(losses) >= 10:
         width = max(3, len(losses) // 10)
-        smooth = [sum(v for _, v in losses[max(0, i - width) : i + 1]) / len(losses[max(0, i - width) : i + 1]) for i in range(len(losses))]
+        smooth = [fmean(v for _, v in losses[max(0, i - width) : i + 1]) for i in range(len(losses))]
         left.plot([m for m, _ in losses], smooth, color="C0", label=f"mean of {width}")
     left.set(xlabel="minutes of training", ylabel="next-token loss (nats)", title="loss")
     left.legend(frameon=False)
@@ -185,7 +186,5 @@ def plot(metrics: Metrics, bm25: dict[str, float], path: Path) -> None:
     right.set(xlabel="minutes of training", ylabel="nDCG@10 on held-out documents", title="label-free check", ylim=(0, 1))
     if checks:
         right.legend(frameon=False)
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
-    temporary.replace(path)
+    with whole(path) as temporary:
+        figure.savefig(temporary, dpi=110)
