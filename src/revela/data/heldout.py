@@ -54,30 +54,27 @@ def split_held_out(documents: Stored[Document], share: float, at_most: int) -> t
 def tasks(documents: Sequence[Document], max_words: int, queries: int, passages: int, seed: int) -> list[Task]:
     """The tasks that these documents can ask, at most ``queries`` queries each over at most ``passages`` passages."""
     rng = random.Random(seed)
-    built = [_sibling(documents, max_words, passages, rng), _title(documents, max_words, passages), docstring_task(documents, passages)]
+    texts, owned = _chunks(documents, max_words, passages)
+    built = [_sibling(texts, owned, rng), _title(documents, texts, owned), docstring_task(documents, passages)]
     return [_sampled(task, queries, rng) for task in built if len(task.queries) >= 5]
 
 
-def _chunks(documents: Sequence[Document], max_words: int, limit: int) -> tuple[list[str], list[int]]:
-    """Chunks and their documents; long documents are cut short so that many documents have a share in the limit."""
+def _chunks(documents: Sequence[Document], max_words: int, limit: int) -> tuple[list[str], dict[int, list[int]]]:
+    """Chunks, and which of them each document owns; long documents are cut short so that many have a share in the limit."""
     share = max(MIN_SHARE, limit // max(1, len(documents)))
     texts: list[str] = []
-    owners: list[int] = []
+    owned = defaultdict[int, list[int]](list)
     for index, document in enumerate(documents):
         for piece in chunk(document, index, max_words)[:share]:
             if len(texts) < limit:
+                owned[index].append(len(texts))
                 texts.append(piece.text)
-                owners.append(index)
-    return texts, owners
+    return texts, owned
 
 
-def _sibling(documents: Sequence[Document], max_words: int, limit: int, rng: random.Random) -> Task:
-    texts, owners = _chunks(documents, max_words, limit)
-    by_owner = defaultdict(list)
-    for i, owner in enumerate(owners):
-        by_owner[owner].append(i)
+def _sibling(texts: list[str], owned: dict[int, list[int]], rng: random.Random) -> Task:
     task = Task("sibling", [], texts, [], [])
-    for members in by_owner.values():
+    for members in owned.values():
         i = rng.choice(members)
         words = texts[i].split()
         if len(members) > 1 and len(words) >= 2 * MIN_QUERY_WORDS:
@@ -87,13 +84,9 @@ def _sibling(documents: Sequence[Document], max_words: int, limit: int, rng: ran
     return task
 
 
-def _title(documents: Sequence[Document], max_words: int, limit: int) -> Task:
-    texts, owners = _chunks(documents, max_words, limit)
-    by_owner = defaultdict(set)
-    for i, owner in enumerate(owners):
-        by_owner[owner].add(i)
+def _title(documents: Sequence[Document], texts: list[str], owned: dict[int, list[int]]) -> Task:
     task = Task("title", [], texts, [], [])
-    for owner, members in by_owner.items():
+    for owner, members in owned.items():
         if len(documents[owner].title.split()) >= MIN_QUERY_WORDS:
             task.queries.append(documents[owner].title)
             task.relevant.append(frozenset(members))

@@ -200,14 +200,15 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
 
     for chunk in chunks:
         counts = Counter(_WORD.findall(chunk.text.lower()))
-        found = _candidates(chunk.text)
-        yield _with_sentence(chunk, max(found, key=lambda s: weight(s, counts)) if found else "")
+        yield _with_sentence(chunk, max(_candidates(chunk.text), key=lambda s: weight(s, counts), default=""))
 
 
 def _candidates(text: str) -> list[str]:
     """Sentences that can be a query, if something is left of the text without them."""
-    found = [s for s in sentences(text) if MIN_WORDS <= len(_WORD.findall(s)) <= MAX_WORDS]
-    return found if len(_WORD.findall(text)) >= 2 * MIN_WORDS and len(sentences(text)) > 1 else []
+    found = sentences(text)
+    if len(found) < 2 or len(_WORD.findall(text)) < 2 * MIN_WORDS:
+        return []
+    return [s for s in found if MIN_WORDS <= len(_WORD.findall(s)) <= MAX_WORDS]
 
 
 def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
@@ -215,7 +216,8 @@ def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
 
 
 def _without(text: str, part: str) -> str:
-    return text.replace(part, "", 1) if text.replace(part, "", 1).strip() else text
+    rest = text.replace(part, "", 1)
+    return rest if rest.strip() else text
 
 
 def documents_with_chunks(owners: Sequence[int], at_most: int, seed: int) -> set[int]:
