@@ -42,11 +42,10 @@ from revela.data.chunk import chunk_all, sentences
 from revela.data.store import Stored, stored
 from revela.data.text import read_corpus
 from revela.models import retriever as retrievers
-from revela.models.language_model import LanguageModel, load_language_model
+from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.models.quiet import quieten
 from revela.models.weights import resolve
 from revela.objectives.revela import Revela, gates_on_heads
-from revela.train.objectives import load_tokenizer
 from revela.types import Document
 
 OUT = Path(__file__).parent / "out"

@@ -7,8 +7,9 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
 
 from conftest import Embed, tiny_config
+from revela.data.prompts import ANSWER, QUESTION
 from revela.models.language_model import LanguageModel, Memory
-from revela.objectives.dream import ANSWER, QUESTION, Dream, Injection
+from revela.objectives.dream import Dream, Injection
 from revela.objectives.query_heads import by_document, score_query_heads
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text

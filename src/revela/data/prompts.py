@@ -14,6 +14,7 @@ from revela.errors import RevelaError
 INTRODUCTION = "Here are some passages.\n\n"
 ASK = "Which passage answers this question? "
 LEAD = "\nThis one:\n"
+QUESTION, ANSWER = 1, 2  # roles of a tail's tokens
 _MARK = "\x1f"
 Roles = list[int]
 
@@ -33,15 +34,9 @@ class Prompts:
 
     def __init__(self, tokenizer: Any, candidate_tokens: int, question_tokens: int, chat: bool) -> None:
         self.tokenizer, self.candidate_tokens, self.question_tokens = tokenizer, candidate_tokens, question_tokens
-        start = (
-            [] if tokenizer.bos_token_id is None or tokenizer("a")["input_ids"][0] != tokenizer.bos_token_id else [tokenizer.bos_token_id]
-        )
-        self.head, self.foot = start, list[int]()
+        self.head, self.foot = start_ids(tokenizer), list[int]()
         if chat:
-            if not tokenizer.chat_template:
-                raise RevelaError("the LM's tokenizer has no chat template: use --lm-prompt plain")
-            turn = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], add_generation_prompt=True, tokenize=False)
-            head, _, foot = turn.partition(_MARK)
+            head, foot = in_chat(tokenizer, "", "", "--lm-prompt plain")
             self.head, self.foot = self._ids(head), self._ids(foot)
 
     def candidates(self, texts: Sequence[str]) -> tuple[list[int], Roles]:
@@ -55,12 +50,35 @@ class Prompts:
             document += [i] * len(part) + [-1] * len(between)
         return ids, document
 
-    def tail(self, question: str, answer: str, question_role: int, answer_role: int) -> tuple[list[int], Roles]:
-        """(token ids, roles) of a question, up to the answer's first token, and of the answer; other tokens have no role."""
+    def tail(self, question: str, answer: str) -> tuple[list[int], Roles]:
+        """(token ids, roles) of a question, up to the answer's first token, and of the answer."""
         asked = [*self._ids(ASK), *self._ids(question.strip())[: self.question_tokens], *self.foot, *self._ids(LEAD)]
         said = self._ids(answer.strip())[: self.candidate_tokens]
-        return asked + said, [question_role] * len(asked) + [answer_role] * len(said)
+        return asked + said, [QUESTION] * len(asked) + [ANSWER] * len(said)
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return plain_ids(self.tokenizer, text)
+
+
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text alone."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def start_ids(tokenizer: Any) -> list[int]:
+    """The BOS token, if this tokenizer puts it before a text."""
+    return [i for i in tokenizer("a")["input_ids"][:1] if i == tokenizer.bos_token_id]
+
+
+def in_chat(tokenizer: Any, before: str, after: str, instead: str) -> tuple[str, str]:
+    """What comes before and after a text that is said between ``before`` and ``after`` in a user's turn, up to the answer.
+
+    Raises:
+        RevelaError: the tokenizer has no chat template; it says what to use ``instead``.
+    """
+    if not tokenizer.chat_template:
+        raise RevelaError(f"the tokenizer of {tokenizer.name_or_path} has no chat template: use {instead}")
+    said = [{"role": "user", "content": before + _MARK + after}]
+    before, _, after = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False).partition(_MARK)
+    return before, after

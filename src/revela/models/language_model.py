@@ -318,22 +318,39 @@ def load_language_model(folder: Path, *, bf16: bool, lora: Mapping[str, Any] | N
         lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None freezes the LM.
         name: what to call it in messages.
     """
-    from transformers import AutoModelForCausalLM
-
-    dtype = torch.bfloat16 if bf16 and lora is None else torch.float32
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise RevelaError(f"{folder} cannot be opened as a causal LM: {str(error).splitlines()[0]}") from error
-    model.requires_grad_(False)
+    model = open_causal_lm(folder, torch.bfloat16 if bf16 and lora is None else torch.float32)
     if lora is None:
-        return LanguageModel(model.eval(), name or str(folder))
+        return LanguageModel(model, name or str(folder))
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
         r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"], target_modules="all-linear", task_type="CAUSAL_LM"
     )
     return LanguageModel(get_peft_model(model, config), name or str(folder), bf16=bf16)
+
+
+def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
+    """A causal LM of transformers from a local folder, frozen."""
+    from transformers import AutoModelForCausalLM
+
+    return _opened(AutoModelForCausalLM, folder, dtype=dtype).requires_grad_(False).eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """An LM's tokenizer with a padding token."""
+    from transformers import AutoTokenizer
+
+    tokenizer = _opened(AutoTokenizer, folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, **settings)
+    except (OSError, ValueError, KeyError) as error:
+        raise RevelaError(f"{folder} cannot be opened as a causal LM: {str(error).splitlines()[0]}") from error
 
 
 @contextmanager

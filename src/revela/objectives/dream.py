@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.data.prompts import ANSWER
 from revela.objectives.document_attention import Kernel, document_attention
 from revela.objectives.gradcache import cut, embed
-
-QUESTION, ANSWER = 1, 2  # roles of a tail's tokens
+from revela.objectives.questions import read_candidates
 
 
 class Injection:
@@ -146,16 +146,18 @@ class Dream(nn.Module):
 
     def answer_loss(self, weights_QB: Tensor, gate_logit: Tensor, prompt: dict[str, Tensor], tail: dict[str, Tensor]) -> Tensor:
         """Mean cross-entropy (nats) of the answers' tokens under these weights, the candidates read first."""
-        packed = self.lm.pack(prompt["input_ids"], prompt["attention_mask"])
-        memory = self.lm.read(packed, range(self.lm.n_layers))
-        document_P = prompt["document"][prompt["attention_mask"].bool()]
-        tails = self.lm.pack(tail["input_ids"], tail["attention_mask"])
-        role_T = tail["role"][tail["attention_mask"].bool()]
-        counts = (tail["role"] == QUESTION).sum(dim=1).tolist()
-        rows_R = (role_T == QUESTION).nonzero().squeeze(1)
+        asked = read_candidates(self.lm, prompt, tail)
         inject = Injection(
-            weights_QB, memory, document_P, rows_R, counts, self.heads, gate_logit.sigmoid(), epsilon=self.epsilon, kernel=self.kernel
+            weights_QB,
+            asked.memory,
+            asked.document_P,
+            asked.rows_R,
+            asked.counts,
+            self.heads,
+            gate_logit.sigmoid(),
+            epsilon=self.epsilon,
+            kernel=self.kernel,
         )
-        before_answer = tails.layout.has_next_T & (role_T.roll(-1) == ANSWER)
-        loss: Tensor = self.lm.token_losses(tails, before_answer.nonzero().squeeze(1), mix=inject, before=memory).mean()
+        before_answer = asked.tails.layout.has_next_T & (asked.role_T.roll(-1) == ANSWER)
+        loss: Tensor = self.lm.token_losses(asked.tails, before_answer.nonzero().squeeze(1), mix=inject, before=asked.memory).mean()
         return loss

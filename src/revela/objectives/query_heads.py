@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from revela.objectives.dream import QUESTION
+from revela.objectives.questions import Questions, read_candidates
 
 OUTLIERS = 2.0  # standard deviations below a candidate's mean, past which QRHead drops a token
 DEPTH = 10  # of nDCG
@@ -26,8 +26,10 @@ class AttentionMass:
     ``by_layer[l]`` is (Q, H, P), the mean over a question's rows.
     """
 
-    def __init__(self, memory: Any, rows_R: Tensor, question_R: Tensor, text_T: Tensor) -> None:
-        self.memory, self.rows_R, self.question_R, self.text_T = memory, rows_R, question_R, text_T
+    def __init__(self, asked: Questions) -> None:
+        self.memory, self.rows_R = asked.memory, asked.rows_R
+        self.text_T = torch.repeat_interleave(torch.tensor(asked.tails.lengths)).to(asked.role_T.device)
+        self.question_R = self.text_T[self.rows_R]
         self.by_layer: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, own_HTD: Tensor, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, scale: float | None) -> Tensor:
@@ -61,16 +63,11 @@ def score_query_heads(
     gains_LH = torch.zeros(lm.n_layers, lm.n_heads)
     count = 0
     for prompt, tail, answer_Q in examples:
-        memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), range(lm.n_layers))
-        document_P = prompt["document"][prompt["attention_mask"].bool()]
-        tails = lm.pack(tail["input_ids"], tail["attention_mask"])
-        role_T = tail["role"][tail["attention_mask"].bool()]
-        text_T = torch.repeat_interleave(torch.tensor(tails.lengths)).to(role_T.device)
-        rows_R = (role_T == QUESTION).nonzero().squeeze(1)
-        mass = AttentionMass(memory, rows_R, text_T[rows_R], text_T)
-        lm.predict(tails, mix=mass, before=memory)
+        asked = read_candidates(lm, prompt, tail)
+        mass = AttentionMass(asked)
+        lm.predict(asked.tails, mix=mass, before=asked.memory)
         for layer, mass_QHP in mass.by_layer.items():
-            scores_QHB = by_document(mass_QHP[:-1] - mass_QHP[-1:], document_P, drop_outliers)
+            scores_QHB = by_document(mass_QHP[:-1] - mass_QHP[-1:], asked.document_P, drop_outliers)
             rank_QH = (scores_QHB > scores_QHB.gather(2, answer_Q[:, None, None].expand(-1, lm.n_heads, 1))).sum(dim=2)
             gains_LH[layer] += torch.where(rank_QH < DEPTH, 1 / (rank_QH + 2.0).log2(), 0.0).sum(dim=0).cpu()
         count += len(answer_Q)

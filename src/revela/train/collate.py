@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from revela.data.crops import crop
 from revela.data.prompts import Prompts
 from revela.models.retriever import passage_prompt_of, query_prompt_of
-from revela.objectives.dream import ANSWER, QUESTION
 
 Row = dict[str, Any]
 Batch = dict[str, Tensor]
@@ -114,7 +113,7 @@ class PromptMaker:
     def __call__(self, texts: Sequence[str], questions: Sequence[tuple[str, int]]) -> tuple[Batch, Batch]:
         """Prompts of the groups that these texts make, and tails of (question, index of the text that answers it) pairs."""
         groups = [self.prompts.candidates(texts[i : i + self.group_size]) for i in range(0, len(texts), self.group_size)]
-        tails = [self.prompts.tail(question, texts[i], QUESTION, ANSWER) for question, i in questions]
+        tails = [self.prompts.tail(question, texts[i]) for question, i in questions]
         prompt, tail = self._padded(groups, "document", -1), self._padded(tails, "role", 0)
         return prompt, {**tail, "group": torch.tensor([i // self.group_size for _, i in questions])}
 

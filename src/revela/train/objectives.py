@@ -29,7 +29,7 @@ from revela.data.prompts import Prompts
 from revela.data.store import Stored, stored
 from revela.errors import RevelaError
 from revela.files import whole
-from revela.models.language_model import LanguageModel, load_language_model
+from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.models.weights import cache_folder, fingerprint, resolve
 from revela.objectives.contrastive import Contrastive
 from revela.objectives.dream import Dream
@@ -361,13 +361,3 @@ def find_weights(recipe: Recipe, name: str, say: Say) -> Path:
             raise
         say(f"{name} is neither cached nor in reach: using {recipe.offline_model} (setting offline_model)")
         return resolve(recipe.offline_model)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """An LM's tokenizer with a padding token."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer

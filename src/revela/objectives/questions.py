@@ -1,0 +1,44 @@
+"""Candidates read once, and questions that continue them: where DREAM's loss and the search for its heads begin.
+
+Shapes: P tokens of the candidates' text, T tokens of the questions and answers, R of them question rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from revela.data.prompts import QUESTION
+
+
+@dataclass(frozen=True)
+class Questions:
+    """One group's questions and answers as an LM goes on with them.
+
+    Args:
+        memory: what the LM left of the candidates' text.
+        document_P: the candidate that each of its tokens belongs to; -1: none.
+        tails: questions and answers, packed.
+        role_T: the role of each of their tokens.
+        rows_R: places of the question rows among the T rows.
+        counts: question rows of each question.
+    """
+
+    memory: Any
+    document_P: Tensor
+    tails: Any
+    role_T: Tensor
+    rows_R: Tensor
+    counts: list[int]
+
+
+def read_candidates(lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor]) -> Questions:
+    """Have the LM read the candidates, and lay out what follows them; ``prompt`` and ``tail`` as for ``Dream``, of one group."""
+    memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), range(lm.n_layers))
+    document_P = prompt["document"][prompt["attention_mask"].bool()]
+    tails = lm.pack(tail["input_ids"], tail["attention_mask"])
+    role_T = tail["role"][tail["attention_mask"].bool()]
+    rows_R = (role_T == QUESTION).nonzero().squeeze(1)
+    return Questions(memory, document_P, tails, role_T, rows_R, (tail["role"] == QUESTION).sum(dim=1).tolist())
