@@ -46,7 +46,7 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     from revela.models.quiet import quieten
     from revela.models.retriever import has_fast_bf16
     from revela.models.weights import resolve
-    from revela.train.objectives import training_chunks
+    from revela.train.rows import training_chunks
     from revela.train.run import fit_to_chunks, untrained_retriever
 
     quieten()

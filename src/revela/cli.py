@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict, Toml
 
-from revela.config import PRESETS, Recipe
+from revela.config import PRESETS, Precision, Recipe
 from revela.errors import RevelaError
 from revela.files import whole
 
@@ -90,7 +90,7 @@ def evaluate(
     on: Annotated[list[Path], Parameter(negative=(), consume_multiple=True)],
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     max_tokens: int | None = None,
-    precision: Literal["auto", "fp32", "bf16"] = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Score models on BEIR-layout folders, beside BM25 and the fusion of both.
 
@@ -133,7 +133,7 @@ def index(
     text_field: str = "text",
     title_field: str = "title",
     max_bad_share: float = 0.01,
-    precision: Literal["auto", "fp32", "bf16"] = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Index a corpus for search.
 
@@ -245,7 +245,7 @@ def queries(
     import dataclasses
 
     from revela.models.quiet import quieten
-    from revela.train.objectives import training_chunks, training_rows
+    from revela.train.rows import training_chunks, training_rows
 
     quieten()
     documents, report = _read(corpus, recipe)
@@ -338,16 +338,12 @@ def heads(
     out:
         Write the whole ranking here, for train --heads.
     """
-    import torch
-
     from revela.models.quiet import quieten
-    from revela.models.retriever import has_fast_bf16
-    from revela.train.objectives import rank_heads, save_heads
+    from revela.train.heads import rank_heads, save_heads
 
     quieten()
     documents, _ = _read(corpus, recipe)
-    bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and has_fast_bf16(torch.device("cpu")))
-    folder, ranking = rank_heads(recipe, documents, bf16, _queries_file(corpus, recipe), print)
+    folder, ranking = rank_heads(recipe, documents, _queries_file(corpus, recipe), print)
     _print_table(
         f"heads of {recipe.lm}",
         ["rank", "layer", "head", "score"],
@@ -383,15 +379,14 @@ def _held_out(documents: Any, recipe: Recipe) -> tuple[Any, Any]:
     return rest, HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
 
 
-def _encoder(name: str, precision: str, max_tokens: int | None) -> Any:
+def _encoder(name: str, precision: Precision, max_tokens: int | None) -> Any:
     from revela.models.quiet import quieten
-    from revela.models.retriever import RetrieverEncoder, has_fast_bf16, load_retriever
+    from revela.models.retriever import RetrieverEncoder, load_retriever, uses_bf16
     from revela.models.weights import resolve
 
     quieten()
     model = load_retriever(resolve(name))
-    bf16 = precision == "bf16" or (precision == "auto" and has_fast_bf16(model.device))
-    return RetrieverEncoder(model, bf16, max_tokens)
+    return RetrieverEncoder(model, uses_bf16(precision, model.device), max_tokens)
 
 
 def _number(value: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from revela.errors import RevelaError
 from revela.evaluate.folder import evaluate, load_collection
 from revela.files import whole
 from revela.train.run import Check, train
-from revela.types import Document, Encoder
+from revela.types import Document, Encoder, Say
 
 Curve = list[dict[str, Any]]  # {"minutes", "tokens_read", "judged": {collection: nDCG@10}} of each check
 
@@ -32,7 +32,7 @@ def compare(
     corpus: str,
     command: str,
     queries_file: Path,
-    say: Callable[[str], None] = print,
+    say: Say = print,
 ) -> tuple[dict[str, Curve], dict[str, float]]:
     """Train each (preset, seed) and score it at its start and after each of ``points`` equal parts.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Kind = Literal["prose", "code"]
 Vectors = NDArray[np.float32]
+Say = Callable[[str], None]
+"""Prints a line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from revela.config import Recipe
 from revela.errors import RevelaError
 from revela.models import weights
-from revela.train import objectives
 
 
 def test_a_local_folder_is_itself(tiny_lm_folder):
@@ -60,15 +58,14 @@ def test_the_default_falls_back_only_by_a_printed_choice(monkeypatch, tiny_lm_fo
             return tiny_lm_folder
         raise RevelaError(f"{name} is out of reach")
 
-    monkeypatch.setattr(objectives, "resolve", out_of_reach)
+    monkeypatch.setattr(weights, "resolve", out_of_reach)
     said: list[str] = []
-    recipe = Recipe(offline_model=str(tiny_lm_folder))
-    assert objectives.find_weights(recipe, Recipe.model, said.append) == tiny_lm_folder
+    assert weights.find_weights(Recipe.model, str(tiny_lm_folder), said.append) == tiny_lm_folder
     assert len(said) == 1 and "offline_model" in said[0] and str(tiny_lm_folder) in said[0]
     with pytest.raises(RevelaError):
-        objectives.find_weights(dataclasses.replace(recipe, offline_model=""), Recipe.model, said.append)
+        weights.find_weights(Recipe.model, "", said.append)
     with pytest.raises(RevelaError):
-        objectives.find_weights(recipe, "somebody/else", said.append)
+        weights.find_weights("somebody/else", str(tiny_lm_folder), said.append)
 
 
 def test_fingerprint_follows_the_weights(tmp_path):

@@ -278,7 +278,7 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught
 
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(recipe, taught_lm_folder, documents, tmp_path):
     from revela.models.weights import resolve
-    from revela.train.objectives import save_heads
+    from revela.train.heads import save_heads
 
     settings = {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
     recipe = dataclasses.replace(recipe, **settings)

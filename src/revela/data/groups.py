@@ -10,13 +10,16 @@ Shapes: N documents, D width of a document's vector.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.types import Vectors
+
+Groups = Callable[[int], Iterator[list[int]]]
+"""Epoch -> its groups, as indices of chunks."""
 
 
 def document_groups(

@@ -1,7 +1,7 @@
 """What an LM reads in DREAM, as token ids with their parts marked: candidates, then a question, then the chunk that answers it.
 
 Every part is tokenized on its own, so that each token belongs to one part. With ``chat`` the LM's own chat template goes around the
-candidates and the question, and the answer is the assistant's turn.
+candidates and the question, and the answer is the assistant's turn. What the writer of queries needs too stands at the end.
 """
 
 from __future__ import annotations

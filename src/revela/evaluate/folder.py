@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from revela.search.dense import top_k
 from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import METRICS, mean_scores
-from revela.types import Encoder
+from revela.types import Encoder, Say
 
 DEPTH = 1000  # of the dense and lexical runs, as MAP is computed at 1000 by custom
 
@@ -131,9 +131,7 @@ def table(results: Mapping[str, Scores]) -> list[tuple[str, str, list[float]]]:
     return [(name, system, [values[m] for m in METRICS]) for name, scores in results.items() for system, values in scores.items()]
 
 
-def evaluate_folders(
-    folders: Sequence[Path], encoders: Mapping[str, Encoder], say: Callable[[str], None], progress: bool = False
-) -> dict[str, Scores]:
+def evaluate_folders(folders: Sequence[Path], encoders: Mapping[str, Encoder], say: Say, progress: bool = False) -> dict[str, Scores]:
     """``evaluate`` on several folders; all are read before the first is scored, so that a bad one costs nothing."""
     collections = [load_collection(folder) for folder in folders]
     results = {}

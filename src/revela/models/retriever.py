@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from revela.config import Precision
 from revela.errors import RevelaError
 from revela.models.packed import packed
 from revela.types import Vectors
@@ -235,6 +236,11 @@ def has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cpu":
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return False
+
+
+def uses_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether to compute in bf16 here: when told to, or on "auto" where it is fast."""
+    return precision == "bf16" or (precision == "auto" and has_fast_bf16(device))
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

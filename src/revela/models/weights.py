@@ -12,8 +12,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from revela.config import Recipe
 from revela.errors import RevelaError
 from revela.files import whole
+from revela.types import Say
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,17 @@ def resolve(name: str) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise RevelaError(f"{name} is neither a folder nor a hub id (owner/name) nor one of {', '.join(EMBEDDED)}")
     return _from_hub(name)
+
+
+def find_weights(name: str, offline_model: str, say: Say) -> Path:
+    """``resolve``, but a default model of a recipe falls back to ``offline_model`` when it cannot be had, and says so."""
+    try:
+        return resolve(name)
+    except RevelaError:
+        if name not in (Recipe.model, Recipe.lm) or not offline_model:
+            raise
+        say(f"{name} is neither cached nor in reach: using {offline_model} (setting offline_model)")
+        return resolve(offline_model)
 
 
 def fingerprint(folder: Path) -> str:

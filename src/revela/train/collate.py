@@ -16,9 +16,12 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from revela.config import Recipe
 from revela.data.crops import crop
 from revela.data.prompts import Prompts
 from revela.models.retriever import passage_prompt_of, query_prompt_of
+
+QUESTION_TOKENS = 64
 
 Row = dict[str, Any]
 Batch = dict[str, Tensor]
@@ -102,13 +105,13 @@ class PromptMaker:
     """A group's candidates as an LM reads them for DREAM, and the questions and answers that follow.
 
     Args:
-        prompts: what stands around them.
-        pad: the LM's padding token.
-        group_size: candidates a group.
+        tokenizer: the LM's.
+        recipe: says how long they may be, how many a group has, and what stands around them.
     """
 
-    def __init__(self, prompts: Prompts, pad: int, group_size: int) -> None:
-        self.prompts, self.pad, self.group_size = prompts, pad, group_size
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
+        self.prompts = Prompts(tokenizer, recipe.lm_tokens, QUESTION_TOKENS, recipe.lm_prompt == "chat")
+        self.pad, self.group_size = tokenizer.pad_token_id, recipe.group_size
 
     def __call__(self, texts: Sequence[str], questions: Sequence[tuple[str, int]]) -> tuple[Batch, Batch]:
         """Prompts of the groups that these texts make, and tails of (question, index of the text that answers it) pairs."""

@@ -19,25 +19,19 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from revela.config import Recipe
+from revela.data.groups import Groups
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.models import corpus_fit
 from revela.models import retriever as retrievers
 from revela.models.export import model_card, save_retriever
 from revela.models.quiet import quieten
-from revela.train.objectives import (
-    ASKING,
-    Groups,
-    Materials,
-    build_objective,
-    find_weights,
-    order_of_groups,
-    training_chunks,
-    training_rows,
-)
+from revela.models.weights import find_weights
+from revela.train.objectives import Materials, build_objective
+from revela.train.rows import ASKING, order_of_groups, training_chunks, training_rows
 from revela.train.trainer import Best, GroupSampler, GroupTrainer, saved_checkpoints
 from revela.train.watch import Clock, Metrics, Watch, plot
-from revela.types import Chunk, Document, Encoder
+from revela.types import Chunk, Document, Encoder, Say
 
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
@@ -71,7 +65,7 @@ def train(
     resume: bool = False,
     queries_file: Path | None = None,
     judge: Check | None = None,
-    say: Callable[[str], None] = print,
+    say: Say = print,
 ) -> Outcome:
     """Train a retriever on documents and save it to ``out``.
 
@@ -106,8 +100,8 @@ def train(
     say(f"{len(documents):,} documents -> {len(chunks):,} chunks{pieces} -> {per_epoch:,} groups of {recipe.group_size} an epoch")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and retrievers.has_fast_bf16(device))
-    folder = find_weights(recipe, recipe.model, say)
+    bf16 = retrievers.uses_bf16(recipe.precision, device)
+    folder = find_weights(recipe.model, recipe.offline_model, say)
     model = untrained_retriever(recipe, folder, documents, say)
     vectors_ND = None
     if recipe.neighbours == "similar":
@@ -169,7 +163,7 @@ def train(
     return Outcome(untrained, before, after, steps, kept, clock.seconds / 60, watch.interrupted)
 
 
-def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Document], say: Callable[[str], None]) -> SentenceTransformer:
+def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Document], say: Say) -> SentenceTransformer:
     """The retriever before anything is fitted or trained."""
     fold = recipe.lower_case == "yes" or (recipe.lower_case == "auto" and has_no_case(documents))
     if fold and recipe.lower_case == "auto":
@@ -185,7 +179,7 @@ def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Docume
     )
 
 
-def fit_to_chunks(recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool, say: Callable[[str], None]) -> None:
+def fit_to_chunks(recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool, say: Say) -> None:
     """Token weights, whitening and the lexical half, from a sample of the corpus's own chunks."""
     sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
     corpus_fit.fit_to_corpus(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from torch import nn
 from torch.utils.data import BatchSampler
 
+from revela.data.groups import Groups
 from revela.errors import RevelaError
 from revela.files import whole
 from revela.models.retriever import trainable_parameters, trainable_state
@@ -40,7 +41,7 @@ class GroupSampler(BatchSampler):
         together: groups a batch, one after another.
     """
 
-    def __init__(self, groups: Callable[[int], Iterator[list[int]]], total: int, together: int = 1) -> None:
+    def __init__(self, groups: Groups, total: int, together: int = 1) -> None:
         self.groups, self.total, self.together = groups, total, together
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,0 +1,132 @@
+"""Which heads of an LM an objective uses: found by a probe, best first, once per LM, and kept.
+
+Revela gates the heads that look to a related document, DREAM injects into those that look from a question to its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from revela.config import Recipe
+from revela.data.store import Stored
+from revela.errors import RevelaError
+from revela.files import whole
+from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
+from revela.models.retriever import uses_bf16
+from revela.models.weights import cache_folder, find_weights, fingerprint
+from revela.objectives.head_probe import probe_heads, ranked_heads
+from revela.objectives.query_heads import score_query_heads
+from revela.train.collate import Batch, PromptMaker
+from revela.train.rows import order_of_groups, training_chunks, training_rows
+from revela.types import Chunk, Document, Say
+
+PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)  # groups; documents a group and pieces a document; words a piece
+PROBE_QUESTIONS = 64  # of the search for query-focused heads
+
+Head = tuple[int, int, float]
+"""(layer, head, score)."""
+
+
+def rank_heads(recipe: Recipe, documents: Sequence[Document], queries_file: Path | None, say: Say) -> tuple[Path, list[Head]]:
+    """The LM's folder, and the ranking of its heads that this objective goes by."""
+    folder = find_weights(recipe.lm, recipe.offline_model, say)
+    lm = load_language_model(folder, bf16=uses_bf16(recipe.precision, torch.device("cpu")), name=recipe.lm)
+    tokenizer = load_tokenizer(folder)
+    if recipe.objective != "dream":
+        return folder, sibling_heads(recipe, lm, tokenizer, folder, documents, say)
+    rows = training_rows(recipe, documents, training_chunks(recipe, documents), queries_file, say)
+    return folder, query_heads(recipe, lm, tokenizer, folder, rows, say)
+
+
+def sibling_heads(recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, documents: Sequence[Document], say: Say) -> list[Head]:
+    """Heads that look to a related document, by Revela's label-free probe. Empty if no document is long enough."""
+
+    def probe() -> Tensor | None:
+        groups = []
+        for texts, owners in _probe_groups(documents, recipe.seed):
+            tokens = tokenizer(texts, truncation=True, max_length=recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt")
+            groups.append((lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners)))
+        return probe_heads(lm, groups) if groups else None
+
+    return _cached_ranking("siblings", lm, folder, probe, say)
+
+
+def query_heads(recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: Stored[Chunk], say: Say) -> list[Head]:
+    """Heads that look from a question to its answer; their score is nDCG@10."""
+    questions = _questions(recipe, rows, PromptMaker(tokenizer, recipe))
+    return _cached_ranking("questions", lm, folder, lambda: score_query_heads(lm, questions), say)
+
+
+def save_heads(path: Path, name: str, folder: Path, ranking: Sequence[Head]) -> None:
+    """Write a ranking of heads, with the model that it belongs to."""
+    with whole(path) as temporary:
+        temporary.write_text(json.dumps({"lm": name, "fingerprint": fingerprint(folder), "ranking": ranking}))
+
+
+def heads_from_file(path: Path, folder: Path) -> list[Head]:
+    """A ranking that ``save_heads`` wrote.
+
+    Raises:
+        RevelaError: it is none, or another model's.
+    """
+    try:
+        saved = json.loads(path.read_text())
+        ranking = [(int(layer), int(head), float(score)) for layer, head, score in saved["ranking"]]
+        owner, name = saved["fingerprint"], saved["lm"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RevelaError(f"{path} is not a file of heads: make one with revela heads --objective dream --out {path}") from error
+    if owner != fingerprint(folder):
+        raise RevelaError(
+            f"{path} ranks the heads of {name}, not of this run's --lm: make another with revela heads --objective dream --out"
+        )
+    return ranking
+
+
+def _cached_ranking(kind: str, lm: LanguageModel, folder: Path, probe: Callable[[], Tensor | None], say: Say) -> list[Head]:
+    path = cache_folder() / "heads" / f"{fingerprint(folder)}-{kind}.json"
+    if path.is_file():
+        return heads_from_file(path, folder)
+    say(f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name}, once")
+    scores_LH = probe()
+    if scores_LH is None:
+        return []
+    ranking = ranked_heads(scores_LH)
+    save_heads(path, lm.name, folder, ranking)
+    return ranking
+
+
+def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[list[str], list[int]]]:
+    """Groups of four documents cut in four, so that every piece has siblings and strangers; none if all documents are too short."""
+    pieces: list[list[str]] = []
+    for i in random.Random(seed).sample(range(len(documents)), len(documents)):
+        words = documents[i].text.split()
+        size = min(PROBE_WORDS[1], len(words) // PROBE_PIECES)
+        if size >= PROBE_WORDS[0]:
+            pieces.append([" ".join(words[k * size : (k + 1) * size]) for k in range(PROBE_PIECES)])
+        if len(pieces) == PROBE_GROUPS * PROBE_PIECES:
+            break
+    for start in range(0, len(pieces), PROBE_PIECES):
+        members = pieces[start : start + PROBE_PIECES]
+        if len(members) > 1:
+            yield [t for texts in members for t in texts], [i for i, texts in enumerate(members) for _ in texts]
+
+
+def _questions(recipe: Recipe, rows: Stored[Chunk], make: PromptMaker) -> Iterator[tuple[Batch, Batch, Tensor]]:
+    """Prompt, tail with "N/A" as its last question, and the candidate that answers each of the others."""
+    asked = 0
+    for group in order_of_groups(recipe, rows)(0):
+        members = [rows[i] for i in group]
+        answers = [i for i, member in enumerate(members) if member.query]
+        questions = [(members[i].query, i) for i in answers]
+        prompt, tail = make([member.text for member in members], [*questions, ("N/A", 0)])
+        yield prompt, tail, torch.tensor(answers)
+        asked += len(answers)
+        if asked >= PROBE_QUESTIONS:
+            return

@@ -1,0 +1,83 @@
+"""What groups are made of, and in what order: documents -> chunks -> rows, with queries or joined for crops, -> groups of an epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from revela.config import Recipe
+from revela.data import queries
+from revela.data.chunk import chunk_all
+from revela.data.crops import windows
+from revela.data.groups import Groups, document_groups, spread_groups, with_queries
+from revela.data.store import Stored, stored
+from revela.errors import RevelaError
+from revela.models.weights import find_weights, fingerprint
+from revela.types import Chunk, Document, Say, Vectors
+
+ASKING = ("dream", "infonce")  # objectives that need queries
+WRITING_BATCH = 32
+
+
+def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> Stored[Chunk]:
+    """Chunks with a document's title as its first line: the LM predicts it too, and it says what the rest is about."""
+    titled = (dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d for d in documents)
+    return stored(Chunk, chunk_all(titled, recipe.chunk_words, recipe.threads or os.cpu_count() or 1))
+
+
+def training_rows(
+    recipe: Recipe, documents: Sequence[Document], chunks: Stored[Chunk], queries_file: Path | None, say: Say
+) -> Stored[Chunk]:
+    """What groups are made of: the chunks; with queries, if the objective asks for them; for crops, longer runs of a document."""
+    if recipe.objective == "crop":
+        return stored(Chunk, windows(chunks, recipe.crop_window))
+    if recipe.objective not in ASKING:
+        return chunks
+    if recipe.queries == "title":
+        return stored(Chunk, queries.with_titles(chunks, documents))
+    if recipe.queries == "first-sentence":
+        return stored(Chunk, queries.with_first_sentences(chunks))
+    if recipe.queries == "telling-sentence":
+        return stored(Chunk, queries.with_telling_sentences(chunks))
+    if queries_file is None:
+        raise RevelaError("written queries need a file to be kept in: give --queries-file")
+    return written_queries(recipe, chunks, queries_file, say)
+
+
+def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say) -> Stored[Chunk]:
+    """The chunks of as many documents as ``max_queries`` allows, with queries by a language model; kept in ``path``."""
+    from revela.models.writer import writer
+
+    owners = chunks.column("document")
+    chosen = queries.documents_with_chunks(owners.tolist(), recipe.max_queries, seed=0)  # whatever the run's seed: written once
+    mine = chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
+    name = recipe.query_lm or recipe.lm
+    folder = find_weights(name, recipe.offline_model, say)
+    file = queries.QueryFile(path, f"{fingerprint(folder)}, {recipe.query_prompting}")
+    texts = [c.text for c in mine]
+    if missing := len({t for t in texts if file.get(t) is None}):
+        say(f"{name} writes {missing:,} queries into {path}")
+        write = writer(folder, queries.PROMPTINGS[recipe.query_prompting], recipe.lm_tokens)
+        with tqdm(total=missing, unit="query") as bar:
+            queries.write_queries(texts, file, write, WRITING_BATCH, bar.update)
+    answers = queries.without_repeats([file.get(t) or queries.Answer() for t in texts])
+    rejected = Counter(a.rejected for a in answers if a.rejected)
+    why = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())
+    say(f"queries for {len(texts) - rejected.total():,} of {len(texts):,} chunks" + (f"; rejected: {why}" if why else ""))
+    return stored(Chunk, (dataclasses.replace(c, query=a.query) for c, a in zip(mine, answers, strict=True)))
+
+
+def order_of_groups(recipe: Recipe, rows: Stored[Chunk], vectors_ND: Vectors | None = None) -> Groups:
+    """epoch -> the groups of that epoch, as the objective needs them."""
+    build = spread_groups if recipe.objective == "crop" else document_groups
+    groups: Groups = functools.partial(build, rows.column("document"), recipe.group_size, recipe.seed, vectors_ND=vectors_ND)
+    if recipe.objective not in ASKING:
+        return groups
+    has_query = rows.column("query") != ""
+    return lambda epoch: with_queries(groups(epoch), has_query)
