@@ -166,6 +166,38 @@ def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
     assert plain == Recipe()
 
 
+def test_a_recipe_may_set_what_shares_its_name_with_a_verb(monkeypatch, capsys, tmp_path):
+    seen = []
+    monkeypatch.setattr(cli, "_read", lambda corpus, recipe: seen.append(recipe) or (_ for _ in ()).throw(cli.RevelaError("stop")))
+    (tmp_path / "r.toml").write_text('queries = "title"\nheads = "heads.json"\n')
+    for flags in (("train", tmp_path, "--out", tmp_path / "o"), ("compare", tmp_path, "--out", tmp_path / "o", "--on", tmp_path)):
+        run(monkeypatch, capsys, *flags, "--recipe", tmp_path / "r.toml")
+    assert [(recipe.queries, recipe.heads) for recipe in seen] == [("title", "heads.json")] * 2
+    (tmp_path / "r.toml").write_text("tau = = 1\n")
+    code, _, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", "--recipe", tmp_path / "r.toml")
+    assert code == 2 and "r.toml is not TOML" in err and len(err.strip().splitlines()) == 1
+
+
+def test_compare_puts_flags_and_recipe_over_every_preset(monkeypatch, capsys, corpus_file, tmp_path):
+    seen: dict[str, Recipe] = {}
+
+    def stop(recipes, *_, **__):
+        seen.update(recipes)
+        raise cli.RevelaError("stop")
+
+    monkeypatch.setattr("revela.compare.compare", stop)
+    (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
+    code, _, err = run(
+        monkeypatch, capsys, "compare", corpus_file, "--on", tmp_path, "--out", tmp_path / "o", "--presets", "gated", "crop", "paper",
+        "--recipe", tmp_path / "r.toml", "--lora-rank", 9, "--group-size", Recipe.group_size, "--no-lm-lora",
+    )  # fmt: skip
+    assert code == 2 and "stop" in err
+    assert list(seen) == ["gated", "crop", "paper"] and (Recipe.group_size, Recipe.lm_lora) != (32, True)
+    for preset, recipe in seen.items():
+        assert (recipe.tau, recipe.lora_rank, recipe.group_size, recipe.lm_lora) == (0.3, 9, Recipe.group_size, False)
+        assert all(getattr(recipe, k) == v for k, v in PRESETS[preset].items() if k not in ("tau", "lora_rank", "group_size", "lm_lora"))
+
+
 def test_recipes_in_the_tree_are_the_presets():
     for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"):
         settings = tomllib.loads(file.read_text())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.config import Dict, Toml
+from cyclopts.config import Dict
 
 from revela.config import PRESETS, Precision, Recipe
 from revela.errors import RevelaError
@@ -54,15 +55,11 @@ def train(
     """
     from revela.train.run import train as run
 
-    documents, report = _read(corpus, recipe)
-    rest, check = _held_out(documents, recipe)
+    documents, check = _divided(corpus, recipe)
     bm25 = check.bm25()
-    for line in report.lines():
-        print(line)
-    print(f"held out {len(documents) - len(rest):,} documents for the label-free check ({check.describe() or 'too few for a task'})")
     outcome = run(
         recipe,
-        rest,
+        documents,
         out,
         check=check if check.tasks else None,
         bm25=bm25,
@@ -248,12 +245,9 @@ def queries(
     from revela.train.rows import training_chunks, training_rows
 
     quieten()
-    documents, report = _read(corpus, recipe)
-    for line in report.lines():
-        print(line)
-    rest, _ = _held_out(documents, recipe)
+    documents, _ = _divided(corpus, recipe)
     recipe = dataclasses.replace(recipe, objective="infonce")
-    rows = training_rows(recipe, rest, training_chunks(recipe, rest), _queries_file(corpus, recipe), print)
+    rows = training_rows(recipe, documents, training_chunks(recipe, documents), _queries_file(corpus, recipe), print)
     asked = [row for row in rows if row.query]
     for row in asked[:: max(1, len(asked) // max(1, show))][:show]:
         print(f"\n{row.query}\n   {' '.join(row.text.split())[:240]}")
@@ -268,6 +262,7 @@ def compare(
     presets: Annotated[list[Preset], Parameter(negative=(), consume_multiple=True)] = ["gated", "crop"],  # noqa: B006
     seeds: Annotated[list[int], Parameter(negative=(), consume_multiple=True)] = [0],  # noqa: B006
     points: int = 4,
+    recipe_file: Annotated[Path | None, Parameter(name="--recipe")] = None,
     recipe: Annotated[Recipe, Flat] = DEFAULTS,
 ) -> None:
     """Train several objectives from the same start for the same time, and plot nDCG@10 against it.
@@ -289,20 +284,18 @@ def compare(
         Each preset is run with each of these.
     points:
         A run is scored at its start and after each of so many equal parts.
+    recipe_file:
+        A TOML file of settings; flags win over it, and it wins over every preset.
     """
     from revela.compare import compare as run
 
-    documents, report = _read(corpus, recipe)
-    rest, check = _held_out(documents, recipe)
-    for line in report.lines():
-        print(line)
-    out.mkdir(parents=True, exist_ok=True)
+    documents, check = _divided(corpus, recipe)
     curves, lexical = run(
-        rest,
+        {preset: _over(preset, recipe_file) for preset in presets},
+        documents,
         on,
         out,
-        runs=[(preset, seed) for seed in seeds for preset in presets],
-        settings=_changes(recipe),
+        seeds=seeds,
         points=points,
         check=check if check.tasks else None,
         bm25=check.bm25(),
@@ -358,25 +351,24 @@ def _queries_file(corpus: Sequence[Path], recipe: Recipe) -> Path:
     return Path(recipe.queries_file) if recipe.queries_file else first.with_name(f"{first.name}.queries.jsonl")
 
 
-def _changes(recipe: Recipe) -> dict[str, Any]:
-    """What a person has set."""
-    import dataclasses
-
-    return {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe) if getattr(recipe, f.name) != getattr(DEFAULTS, f.name)}
-
-
 def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     from revela.data.text import read_corpus
 
     return read_corpus(corpus, text_field=recipe.text_field, title_field=recipe.title_field, max_bad_share=recipe.max_bad_share)
 
 
-def _held_out(documents: Any, recipe: Recipe) -> tuple[Any, Any]:
+def _divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
+    """Documents to train on, and the label-free check of those that are held out; says what was read."""
     from revela.data.heldout import split_held_out, tasks
     from revela.evaluate.heldout import HeldOutCheck
 
+    documents, report = _read(corpus, recipe)
     rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
-    return rest, HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
+    check = HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
+    for line in report.lines():
+        print(line)
+    print(f"held out {len(held):,} documents for the label-free check ({check.describe() or 'too few for a task'})")
+    return rest, check
 
 
 def _encoder(name: str, precision: Precision, max_tokens: int | None) -> Any:
@@ -406,28 +398,39 @@ def _print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]
     Console().print(table)
 
 
-def _configured(arguments: Sequence[str]) -> list[Any]:
+def _sources(verb: str, preset: str, recipe_file: Path | None) -> list[Dict]:
     """Where a setting comes from when no flag gives it: the recipe file, then the preset."""
-    named = {"--preset": "", "--objective": "", "--recipe": ""}
-    for i, word in enumerate(arguments):
-        flag, _, value = word.partition("=")
-        if flag in named:
-            named[flag] = value or (arguments[i + 1] if i + 1 < len(arguments) else "")
-    sources: list[Any] = []
-    if named["--recipe"]:
-        if not Path(named["--recipe"]).is_file():
-            raise RevelaError(f"{named['--recipe']} does not exist: give a TOML file of settings as --recipe")
-        sources.append(Toml(named["--recipe"], must_exist=True, use_commands_as_keys=False))
-    if settings := PRESETS.get(named["--preset"] or named["--objective"]):
-        sources.append(Dict(settings, use_commands_as_keys=False))
+    sources = [Dict({verb: PRESETS.get(preset, {})})]
+    if recipe_file is not None:
+        if not recipe_file.is_file():
+            raise RevelaError(f"{recipe_file} does not exist: give a TOML file of settings as --recipe")
+        try:
+            settings = tomllib.loads(recipe_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RevelaError(f"{recipe_file} is not TOML ({error}): mend it, or give another --recipe") from error
+        sources.insert(0, Dict({verb: settings}, source=str(recipe_file)))
     return sources
+
+
+def _over(preset: str, recipe_file: Path | None) -> Recipe:
+    """The recipe that this command line makes of a preset."""
+    app.config = _sources("compare", preset, recipe_file)
+    _, given, _ = app.parse_args(sys.argv[1:], exit_on_error=False)
+    recipe: Recipe = given.arguments["recipe"]
+    return recipe
 
 
 def main() -> None:
     arguments = sys.argv[1:]
+    named = {"--preset": "", "--objective": "", "--recipe": ""}  # these decide what the others' defaults are
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, _, value = word.partition("=")
+        if flag in named:
+            named[flag] = value or following
     try:
-        if arguments[:1] in (["train"], ["heads"]):
-            app.config = _configured(arguments)
+        if arguments[:1] in (["train"], ["heads"], ["compare"]):
+            file = Path(named["--recipe"]) if named["--recipe"] else None
+            app.config = _sources(arguments[0], named["--preset"] or named["--objective"], file)
         app(arguments, exit_on_error=False)
     except CycloptsError:  # it has printed what was wrong
         raise SystemExit(2) from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from revela.config import PRESETS, Recipe
+from revela.config import Recipe
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.evaluate.folder import evaluate, load_collection
@@ -20,12 +22,12 @@ Curve = list[dict[str, Any]]  # {"minutes", "tokens_read", "judged": {collection
 
 
 def compare(
+    recipes: Mapping[str, Recipe],
     documents: Stored[Document],
     on: Sequence[Path],
     out: Path,
     *,
-    runs: Sequence[tuple[str, int]],
-    settings: Mapping[str, Any],
+    seeds: Sequence[int],
     points: int,
     check: Check | None,
     bm25: dict[str, float],
@@ -34,21 +36,21 @@ def compare(
     queries_file: Path,
     say: Say = print,
 ) -> tuple[dict[str, Curve], dict[str, float]]:
-    """Train each (preset, seed) and score it at its start and after each of ``points`` equal parts.
+    """Train each recipe with each seed and score it at its start and after each of ``points`` equal parts.
 
     A run that is whole is not made again; one that was stopped goes on. compare.json and compare.png are written after each run.
 
     Args:
+        recipes: by name.
         documents: to train on.
         on: BEIR-layout folders; their scores decide nothing.
         out: folder of the runs.
-        runs: presets and seeds.
-        settings: of all runs; they win over the presets.
+        seeds: of the runs, one after another.
         points: checks of a run.
         check, bm25, corpus, command, queries_file, say: as for ``train``.
 
     Returns:
-        The curve of each run, "preset, seed n", and BM25's nDCG@10 by collection.
+        The curve of each run, "name, seed n", and BM25's nDCG@10 by collection.
     """
     collections = [load_collection(folder) for folder in on]
     lexical = {c.name: evaluate(c, {})["BM25"]["ndcg@10"] for c in collections}
@@ -57,16 +59,15 @@ def compare(
         return {c.name: evaluate(c, {"it": encoder})["it"]["ndcg@10"] for c in collections}
 
     curves: dict[str, Curve] = {}
-    for preset, seed in runs:
-        folder = out / f"{preset}-{seed}"
-        recipe = Recipe(**{**PRESETS[preset], **settings, "seed": seed, "checks": points})
+    for seed, (name, recipe) in product(seeds, recipes.items()):
+        folder = out / f"{name}-{seed}"
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
         if begun or not (folder / "modules.json").is_file():
-            say(f"== {preset}, seed {seed}")
+            say(f"== {name}, seed {seed}")
             if not begun:
                 shutil.rmtree(folder, ignore_errors=True)
             outcome = train(
-                recipe,
+                dataclasses.replace(recipe, seed=seed, checks=points),
                 documents,
                 folder,
                 check=check,
@@ -81,7 +82,7 @@ def compare(
             if outcome.interrupted:
                 raise RevelaError(f"stopped in {folder}: run the same command again to go on")
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        curves[f"{preset}, seed {seed}"] = [{k: row[k] for k in ("minutes", "tokens_read", "judged")} for row in rows if "judged" in row]
+        curves[f"{name}, seed {seed}"] = [{k: row[k] for k in ("minutes", "tokens_read", "judged")} for row in rows if "judged" in row]
         with whole(out / "compare.json") as temporary:
             temporary.write_text(json.dumps({"bm25": lexical, "curves": curves}, indent=1))
         _plot(curves, lexical, out / "compare.png", "tokens_read" if not recipe.max_minutes else "minutes")
