@@ -16,6 +16,7 @@ from cyclopts.config import Dict
 from revela.config import PRESETS, Precision, Recipe
 from revela.errors import RevelaError
 from revela.files import whole
+from revela.terminal import print_hits, print_scores, print_table, snippet
 
 app = App(
     name="revela",
@@ -26,6 +27,8 @@ Flat = Parameter(name="*")
 Preset = Literal["gated", "paper", "dream", "replug", "infonce", "crop"]
 DEFAULTS = Recipe()
 Corpus = Annotated[list[Path], Parameter(negative=())]
+Several = Parameter(negative=(), consume_multiple=True)
+RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
 
 
 @app.command
@@ -34,7 +37,7 @@ def train(
     *,
     out: Path,
     preset: Preset = "gated",
-    recipe_file: Annotated[Path | None, Parameter(name="--recipe")] = None,
+    recipe_file: RecipeFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     recipe: Annotated[Recipe, Flat] = DEFAULTS,
 ) -> None:
@@ -68,23 +71,18 @@ def train(
         resume=resume,
         queries_file=_queries_file(corpus, recipe),
     )
-    systems = {"BM25": bm25, "untrained": outcome.untrained, "before training": outcome.before, "trained": outcome.after}
     if check.tasks:
-        tasks = [t.name for t in check.tasks]
-        _print_table(
-            "label-free check, nDCG@10", ["system", *tasks], [[s, *(_number(row.get(t)) for t in tasks)] for s, row in systems.items()]
-        )
-    print(
-        f"{outcome.steps:,} updates in {outcome.minutes:.1f} minutes; saved to {out}"
-        + (", go on with --resume" if outcome.interrupted else "")
-    )
+        systems = {"BM25": bm25, "untrained": outcome.untrained, "before training": outcome.before, "trained": outcome.after}
+        print_scores("label-free check, nDCG@10", bm25, systems)
+    more = ", go on with --resume" if outcome.interrupted else ""
+    print(f"{outcome.steps:,} updates in {outcome.minutes:.1f} minutes; saved to {out}{more}")
 
 
 @app.command(name="eval")
 def evaluate(
     model: list[str],
     *,
-    on: Annotated[list[Path], Parameter(negative=(), consume_multiple=True)],
+    on: Annotated[list[Path], Several],
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     max_tokens: int | None = None,
     precision: Precision = "auto",
@@ -105,16 +103,17 @@ def evaluate(
         Arithmetic; auto is bf16 where the hardware has it.
     """
     from revela.evaluate.folder import evaluate_folders, table
+    from revela.models.retriever import load_encoder
+    from revela.models.weights import resolve
     from revela.search.metrics import METRICS
 
     short = [Path(name).name if "/" in name else name for name in model]
     encoders = {
-        (brief if short.count(brief) == 1 else name): _encoder(name, precision, max_tokens)
+        (brief if short.count(brief) == 1 else name): load_encoder(resolve(name), precision, max_tokens)
         for brief, name in zip(short, model, strict=True)
     }
     results = evaluate_folders(on, encoders, print, progress=True)
-    rows = [[name, system, *(_number(v) for v in values)] for name, system, values in table(results)]
-    _print_table("", ["collection", "system", *METRICS], rows)
+    print_table("", ["collection", "system", *METRICS], [[name, system, *values] for name, system, values in table(results)])
     if json_file is not None:
         with whole(json_file) as temporary:
             temporary.write_text(json.dumps(results, indent=1) + "\n")
@@ -127,9 +126,9 @@ def index(
     model: str,
     out: Path,
     chunk_words: int = 120,
-    text_field: str = "text",
-    title_field: str = "title",
-    max_bad_share: float = 0.01,
+    text_field: str = DEFAULTS.text_field,
+    title_field: str = DEFAULTS.title_field,
+    max_bad_share: float = DEFAULTS.max_bad_share,
     precision: Precision = "auto",
 ) -> None:
     """Index a corpus for search.
@@ -155,20 +154,19 @@ def index(
     """
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    from revela.data.chunk import chunk_all
     from revela.data.text import read_corpus
+    from revela.models.retriever import load_encoder
     from revela.models.weights import fingerprint, resolve
-    from revela.search.store import Index
-    from revela.types import Hit
+    from revela.search.store import Index, passages_of
 
     documents, report = read_corpus(
         corpus, text_field=text_field, title_field=title_field, max_bad_share=max_bad_share, distinct=False, min_words=1
     )
     for line in report.lines():
         print(line)
-    passages = [Hit(documents[c.document].id, 0.0, documents[c.document].title, c.text) for c in chunk_all(documents, chunk_words)]
-    folder = resolve(model)
-    Index.build(passages, _encoder(model, precision, None), str(folder.resolve()), fingerprint(folder), progress=True).save(out)
+    passages, folder = passages_of(documents, chunk_words), resolve(model)
+    encoder = load_encoder(folder, precision)
+    Index.build(passages, encoder, str(folder.resolve()), fingerprint(folder), progress=True).save(out)
     print(f"indexed {len(passages):,} passages into {out}")
 
 
@@ -204,21 +202,18 @@ def search(
     opened = Index.load(index_folder)
     encoder = None
     if mode != "lexical":
+        from revela.models.retriever import load_encoder
         from revela.models.weights import fingerprint, resolve
 
         folder = resolve(model or opened.model)
         if fingerprint(folder) != opened.fingerprint:
             raise RevelaError(f"{folder} is not the model that made {index_folder}: give that one as --model, or index again")
-        encoder = _encoder(str(folder), "auto", None)
+        encoder = load_encoder(folder, "auto")
     hits = opened.search(query, encoder, top, mode)
     if as_json:
         print(json.dumps([{"id": h.id, "score": h.score, "title": h.title, "text": h.text} for h in hits], ensure_ascii=False, indent=1))
-        return
-    for rank, hit in enumerate(hits, 1):
-        snippet = " ".join(hit.text.split())
-        print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {snippet[:240]}{'...' if len(snippet) > 240 else ''}")
-    if not hits:
-        print("nothing found")
+    else:
+        print_hits(hits)
 
 
 @app.command
@@ -250,19 +245,19 @@ def queries(
     rows = training_rows(recipe, documents, training_chunks(recipe, documents), _queries_file(corpus, recipe), print)
     asked = [row for row in rows if row.query]
     for row in asked[:: max(1, len(asked) // max(1, show))][:show]:
-        print(f"\n{row.query}\n   {' '.join(row.text.split())[:240]}")
+        print(f"\n{row.query}\n   {snippet(row.text)}")
 
 
 @app.command
 def compare(
     corpus: Corpus,
     *,
-    on: Annotated[list[Path], Parameter(negative=(), consume_multiple=True)],
+    on: Annotated[list[Path], Several],
     out: Path,
-    presets: Annotated[list[Preset], Parameter(negative=(), consume_multiple=True)] = ["gated", "crop"],  # noqa: B006
-    seeds: Annotated[list[int], Parameter(negative=(), consume_multiple=True)] = [0],  # noqa: B006
+    presets: Annotated[list[Preset], Several] = ["gated", "crop"],  # noqa: B006
+    seeds: Annotated[list[int], Several] = [0],  # noqa: B006
     points: int = 4,
-    recipe_file: Annotated[Path | None, Parameter(name="--recipe")] = None,
+    recipe_file: RecipeFile = None,
     recipe: Annotated[Recipe, Flat] = DEFAULTS,
 ) -> None:
     """Train several objectives from the same start for the same time, and plot nDCG@10 against it.
@@ -304,10 +299,8 @@ def compare(
         queries_file=_queries_file(corpus, recipe),
     )
     start = next(iter(curves.values()))[0]["judged"]
-    table = {"BM25": lexical, "start": start, **{label: curve[-1]["judged"] for label, curve in curves.items()}}
-    _print_table(
-        "nDCG@10 at the end", ["system", *lexical], [[label, *(_number(row.get(n)) for n in lexical)] for label, row in table.items()]
-    )
+    ends = {label: curve[-1]["judged"] for label, curve in curves.items()}
+    print_scores("nDCG@10 at the end", lexical, {"BM25": lexical, "start": start, **ends})
 
 
 @app.command
@@ -337,18 +330,15 @@ def heads(
     quieten()
     documents, _ = _read(corpus, recipe)
     folder, ranking = rank_heads(recipe, documents, _queries_file(corpus, recipe), print)
-    _print_table(
-        f"heads of {recipe.lm}",
-        ["rank", "layer", "head", "score"],
-        [[str(i), str(a), str(b), f"{s:.5f}"] for i, (a, b, s) in enumerate(ranking[:top], 1)],
-    )
+    rows = [[rank, layer, head, f"{score:.5f}"] for rank, (layer, head, score) in enumerate(ranking[:top], 1)]
+    print_table(f"heads of {recipe.lm}", ["rank", "layer", "head", "score"], rows)
     if out is not None:
         save_heads(out, recipe.lm, folder, ranking)
 
 
 def _queries_file(corpus: Sequence[Path], recipe: Recipe) -> Path:
-    first = corpus[0].resolve() if corpus else Path("corpus").resolve()
-    return Path(recipe.queries_file) if recipe.queries_file else first.with_name(f"{first.name}.queries.jsonl")
+    first = corpus[0].resolve()
+    return Path(recipe.queries_file or first.with_name(f"{first.name}.queries.jsonl"))
 
 
 def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
@@ -358,44 +348,15 @@ def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
 
 
 def _divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
-    """Documents to train on, and the label-free check of those that are held out; says what was read."""
-    from revela.data.heldout import split_held_out, tasks
-    from revela.evaluate.heldout import HeldOutCheck
+    """Documents to train on, and the label-free check by those that are held out; says what was read."""
+    from revela.evaluate.heldout import hold_out
 
     documents, report = _read(corpus, recipe)
-    rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
-    check = HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
+    rest, check = hold_out(documents, recipe)
     for line in report.lines():
         print(line)
-    print(f"held out {len(held):,} documents for the label-free check ({check.describe() or 'too few for a task'})")
+    print(f"held out {len(documents) - len(rest):,} documents for the label-free check ({check.describe() or 'too few for a task'})")
     return rest, check
-
-
-def _encoder(name: str, precision: Precision, max_tokens: int | None) -> Any:
-    from revela.models.quiet import quieten
-    from revela.models.retriever import RetrieverEncoder, load_retriever, uses_bf16
-    from revela.models.weights import resolve
-
-    quieten()
-    model = load_retriever(resolve(name))
-    return RetrieverEncoder(model, uses_bf16(precision, model.device), max_tokens)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left")
-    for name, *cells in zip(header, *rows, strict=True):
-        numeric = all(cell.replace(".", "", 1).isdigit() for cell in cells if cell)
-        table.add_column(name, justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 def _sources(verb: str, preset: str, recipe_file: Path | None) -> list[Dict]:
@@ -413,7 +374,7 @@ def _sources(verb: str, preset: str, recipe_file: Path | None) -> list[Dict]:
 
 
 def _over(preset: str, recipe_file: Path | None) -> Recipe:
-    """The recipe that this command line makes of a preset."""
+    """The recipe that this command line makes of a preset: read once more, as the recipe alone does not tell which flags were given."""
     app.config = _sources("compare", preset, recipe_file)
     _, given, _ = app.parse_args(sys.argv[1:], exit_on_error=False)
     recipe: Recipe = given.arguments["recipe"]

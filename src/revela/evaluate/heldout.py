@@ -7,13 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.data.heldout import Task
+from revela.config import Recipe
+from revela.data.heldout import Task, split_held_out, tasks
+from revela.data.store import Stored
 from revela.search.dense import top_k
 from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores
-from revela.types import Encoder, Vectors
+from revela.types import Document, Encoder, Vectors
 
 DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
+
+
+def hold_out(documents: Stored[Document], recipe: Recipe) -> tuple[Stored[Document], HeldOutCheck]:
+    """Documents to train on, and the check by the others."""
+    rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
+    return rest, HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
 
 
 class HeldOutCheck:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from revela.config import Precision
 from revela.errors import RevelaError
 from revela.models.packed import packed
+from revela.models.quiet import quieten
 from revela.types import Vectors
 
 if TYPE_CHECKING:
@@ -196,6 +197,13 @@ class RetrieverEncoder:
         finally:
             model.max_seq_length = limit
             model.train(training)
+
+
+def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = None) -> RetrieverEncoder:
+    """The encoder of a saved retriever, or of any Sentence-Transformers folder."""
+    quieten()
+    model = load_retriever(folder)
+    return RetrieverEncoder(model, uses_bf16(precision, model.device), max_tokens)
 
 
 def token_batches(model: SentenceTransformer, texts: Sequence[str], prompt: str) -> Iterator[tuple[list[int], dict[str, Any]]]:

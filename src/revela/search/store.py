@@ -12,15 +12,21 @@ from typing import Literal
 
 import numpy as np
 
+from revela.data.chunk import chunk_all
 from revela.errors import RevelaError
 from revela.files import whole
 from revela.search.dense import top_k
 from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
 from revela.search.lexical import BM25
-from revela.types import Encoder, Hit, Vectors
+from revela.types import Document, Encoder, Hit, Vectors
 
 Mode = Literal["dense", "lexical", "hybrid"]
 INFO, PASSAGES, VECTORS, LEXICAL = "index.json", "passages.jsonl", "vectors.npy", "bm25"
+
+
+def passages_of(documents: Sequence[Document], max_words: int) -> list[Hit]:
+    """What is found: the documents' chunks, under the id and the title of their document."""
+    return [Hit(documents[c.document].id, 0.0, documents[c.document].title, c.text) for c in chunk_all(documents, max_words)]
 
 
 class Index:

@@ -1,0 +1,46 @@
+"""What a person reads in the terminal: tables of numbers, and hits of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from revela.types import Hit
+
+SNIPPET = 240  # characters
+
+
+def print_scores(title: str, tasks: Iterable[str], systems: Mapping[str, Mapping[str, float]]) -> None:
+    """A row a system, a column a task; where there is no score there is nothing."""
+    tasks = list(tasks)
+    print_table(title, ["system", *tasks], [[name, *(scores.get(task) for task in tasks)] for name, scores in systems.items()])
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Floats with three digits, numbers at the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    texts = [["" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    table = Table(title=title or None, title_justify="left")
+    for name, *cells in zip(header, *texts, strict=True):
+        numeric = all(cell.replace(".", "", 1).isdigit() for cell in cells if cell)
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in texts:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def print_hits(hits: Sequence[Hit]) -> None:
+    """Best first, with the beginning of each."""
+    for rank, hit in enumerate(hits, 1):
+        print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {snippet(hit.text)}")
+    if not hits:
+        print("nothing found")
+
+
+def snippet(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= SNIPPET else f"{line[:SNIPPET]}..."
