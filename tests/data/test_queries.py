@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +99,23 @@ def test_the_most_telling_sentence_has_the_rare_words():
     chunks = [Chunk(i, common + f"Zebrafish{i} larvae lack notochord{i} vacuoles. We did this and that here.") for i in range(5)]
     for i, chunk in enumerate(with_telling_sentences(chunks)):
         assert chunk.query == f"Zebrafish{i} larvae lack notochord{i} vacuoles." and "larvae" not in chunk.text
+
+
+TELLING = """
+from conftest import make_rows
+from revela.data.queries import with_telling_sentences
+from revela.types import Chunk
+print([c.query for c in with_telling_sentences([Chunk(i, row["text"]) for i, row in enumerate(make_rows(60, sentences=5))])])
+"""
+
+
+def test_the_most_telling_sentence_is_the_same_in_every_process():
+    found = set()
+    for seed in "012":
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+        done = subprocess.run([sys.executable, "-c", TELLING], capture_output=True, text=True, env=environment, check=True)
+        found.add(done.stdout)
+    assert len(found) == 1
 
 
 def test_documents_are_drawn_until_there_are_enough_chunks():

@@ -196,7 +196,8 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
     def weight(sentence: str, counts: Counter[str]) -> float:
         words = set(_WORD.findall(sentence.lower()))
         idf = {w: math.log(1 + (n_chunks - frequency[w] + 0.5) / (frequency[w] + 0.5)) for w in words}
-        return sum(idf[w] * counts[w] / (counts[w] + SATURATION) for w in words) / len(words)
+        # A set has another order in every process; fsum does not depend on it.
+        return math.fsum(idf[w] * counts[w] / (counts[w] + SATURATION) for w in words) / len(words)
 
     for chunk in chunks:
         counts = Counter(_WORD.findall(chunk.text.lower()))
