@@ -15,23 +15,14 @@ from revela.data.prompts import QUESTION
 
 @dataclass(frozen=True)
 class Questions:
-    """One group's questions and answers as an LM goes on with them.
+    """One group's questions and answers as an LM goes on with them."""
 
-    Args:
-        memory: what the LM left of the candidates' text.
-        document_P: the candidate that each of its tokens belongs to; -1: none.
-        tails: questions and answers, packed.
-        role_T: the role of each of their tokens.
-        rows_R: places of the question rows among the T rows.
-        counts: question rows of each question.
-    """
-
-    memory: Any
-    document_P: Tensor
-    tails: Any
-    role_T: Tensor
-    rows_R: Tensor
-    counts: list[int]
+    memory: Any  # what the LM left of the candidates' text
+    document_P: Tensor  # the candidate that each of its tokens belongs to; -1: none
+    tails: Any  # questions and answers, packed
+    role_T: Tensor  # of each of their tokens
+    rows_R: Tensor  # places of the question rows among the T rows
+    counts: list[int]  # question rows of each question
 
 
 def read_candidates(lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor]) -> Questions:
