@@ -24,7 +24,7 @@ app = App(
     version_flags=["--version"],
 )
 Flat = Parameter(name="*")
-Preset = Literal["gated", "paper", "dream", "replug", "infonce", "crop"]
+Preset = Literal["gated", "paper", "dream", "attention", "replug", "infonce", "crop"]
 DEFAULTS = Recipe()
 Corpus = Annotated[list[Path], Parameter(negative=())]
 Several = Parameter(negative=(), consume_multiple=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
 Precision = Literal["auto", "fp32", "bf16"]
-Objective = Literal["revela", "dream", "replug", "infonce", "crop"]
+Objective = Literal["revela", "dream", "attention", "replug", "infonce", "crop"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Recipe:
 
     # Objective
     objective: Objective = "revela"
-    "What is learned from: an LM's next tokens (revela, dream), its likelihoods (replug), queries (infonce) or crops of a text (crop)."
+    "What is learned from: an LM's next tokens (revela, dream), attention, its likelihoods (replug), queries (infonce) or crops (crop)."
     tau: float = 1.0
     "Temperature of the similarities: of the standard scores, or of the cosines."
     learn_tau: bool = False
@@ -109,9 +109,9 @@ class Recipe:
     query_side: Literal["first-half", "whole"] = "first-half"
     "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
 
-    # Objective: dream, and infonce on the same queries
-    queries: Literal["lm", "title", "first-sentence", "telling-sentence"] = "lm"
-    "Where queries come from: written by a language model, or taken from the text."
+    # Objectives: dream, attention, and infonce on the same queries
+    queries: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
+    "Where queries come from: written by a language model, or taken from the text (authors-words: docstrings, titles, else a sentence)."
     query_lm: str = ""
     "Language model that writes queries; empty: --lm."
     query_prompting: Literal["examples", "instruction"] = "examples"
@@ -121,11 +121,15 @@ class Recipe:
     max_queries: int = 4000
     "Have no more queries written than this, and train on the documents that have them; 0: no limit."
     heads: str = ""
-    "JSON file of heads to inject into, made by revela heads --objective dream --out; empty: find them."
-    injected_heads: int = 16
-    "Inject into this many heads, the best that were found."
+    "JSON file of such heads, made by revela heads --objective dream --out; empty: find them."
+    query_heads: int = 16
+    "Inject into, or learn from, this many heads: the best that look from a question to its answer."
     lm_prompt: Literal["plain", "chat"] = "plain"
     "What the LM reads around passages and questions; chat: its own chat template."
+
+    # Objective: attention
+    sharpness: float = 2.0
+    "Factor of the standard scores that the LM's attention and the retriever's start give together, before their soft-max."
 
     # Objective: replug
     tau_lm: float = 1e-3
@@ -204,6 +208,7 @@ PAPER: dict[str, Any] = dict(
 
 # Ours: tau, gate, and the learning rate that goes with this start.
 DREAM: dict[str, Any] = dict(objective="dream", tau=0.05, learn_tau=True, gate=0.5, learn_gates=True)
+ATTENTION: dict[str, Any] = dict(objective="attention", queries="telling-sentence", chunk_words=80, query_heads=4, tau=0.05)
 REPLUG: dict[str, Any] = dict(objective="replug", tau=1e-3, learning_rate=5e-4)
 INFONCE: dict[str, Any] = dict(objective="infonce", tau=0.05)
 CROP: dict[str, Any] = dict(objective="crop", tau=0.05, group_size=32, neighbours="random")
@@ -212,6 +217,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gated": {},
     "paper": PAPER,
     "dream": DREAM,
+    "attention": ATTENTION,
     "replug": REPLUG,
     "infonce": INFONCE,
     "crop": CROP,

@@ -15,6 +15,7 @@ from revela.data.queries import (
     QueryFile,
     documents_with_chunks,
     judged,
+    with_authors_words,
     with_first_sentences,
     with_telling_sentences,
     with_titles,
@@ -99,6 +100,40 @@ def test_the_most_telling_sentence_has_the_rare_words():
     chunks = [Chunk(i, common + f"Zebrafish{i} larvae lack notochord{i} vacuoles. We did this and that here.") for i in range(5)]
     for i, chunk in enumerate(with_telling_sentences(chunks)):
         assert chunk.query == f"Zebrafish{i} larvae lack notochord{i} vacuoles." and "larvae" not in chunk.text
+
+
+SOURCE = '''
+def area(width, height):
+    """The area of a rectangle, in square metres."""
+    return width * height
+
+
+class Box:
+    def volume(self):
+        """How much fits into the box.
+
+        In litres.
+        """
+        return 1
+
+    def silent(self):
+        return 2
+'''
+
+
+def test_authors_words_are_docstrings_then_titles_then_a_telling_sentence():
+    documents = [Document("m.py", SOURCE, kind="code"), Document("t", PASSAGE, "Valves of the heart"), Document("p", PASSAGE)]
+    documents.append(Document("bare.py", "def f(x):\n    return x\n", kind="code"))
+    texts = [SOURCE[:60], SOURCE[60:]], [f"Valves of the heart\n\n{PASSAGE}"], [PASSAGE], [documents[3].text]
+    chunks = [Chunk(i, text) for i, several in enumerate(texts) for text in several]
+    found = list(with_authors_words(chunks, documents))
+    assert [(c.document, c.query) for c in found[:3]] == [
+        (0, "The area of a rectangle, in square metres."), (0, "How much fits into the box."), (1, "Valves of the heart")
+    ]  # fmt: skip
+    assert [c.text for c in found[:2]] == ["def area(width, height):\n    return width * height", "def volume(self):\n    return 1"]
+    assert found[2].text.strip() == PASSAGE
+    assert found[3] == list(with_telling_sentences(chunks))[3] and found[3].query and found[3].query not in found[3].text
+    assert found[4] == chunks[4] and len(found) == 5
 
 
 TELLING = """

@@ -65,7 +65,8 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
         {"learn_tau": True, "learn_gates": True},
         {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2},
         {**PRESETS["crop"], "group_size": 8, "crop_window": 30, "crop_deletion": 0.1},
-        {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "injected_heads": 3},
+        {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
+        {**PRESETS["attention"], "chunk_words": 30, "query_heads": 3, "groups_per_step": 2, "groups_per_batch": 2},
     ],
 )
 def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
@@ -257,7 +258,8 @@ def test_resuming_with_other_settings_is_refused(recipe, documents, tmp_path):
 
 
 OBJECTIVES = {
-    "dream": {"queries": "telling-sentence", "chunk_words": 30, "injected_heads": 3},
+    "dream": {"queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
+    "attention": {"chunk_words": 30, "query_heads": 3},
     "replug": {"tau": 0.1, "tau_lm": 0.1},
     "infonce": {"queries": "title"},
     "crop": {"crop_window": 40},
@@ -271,7 +273,9 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught
     out = tmp_path / "out"
     train(recipe, documents, out, say=lambda _: None)
     found = list(losses(out).values())
-    assert len(found) == 30 and sum(found[-5:]) < sum(found[:5])
+    assert len(found) == 30
+    if name != "attention":  # where this LM looks is chance, another with every group; test_attention.py shows the learning
+        assert sum(found[-5:]) < sum(found[:5])
     model = load_retriever(out)
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
 
@@ -285,7 +289,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(recipe, taugh
     said = []
     save_heads(tmp_path / "mine.json", "tiny", resolve(recipe.lm), [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)])
     train(dataclasses.replace(recipe, heads=str(tmp_path / "mine.json")), documents, tmp_path / "out", say=said.append)
-    assert "inject into 3 heads: 3-1 0-2 1-1" in said
+    assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in said
     save_heads(tmp_path / "other.json", "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
     for file, message in (("other.json", "ranks the heads of another"), ("none.json", "is not a file of heads")):
         with pytest.raises(RevelaError, match=message):

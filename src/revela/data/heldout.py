@@ -8,14 +8,14 @@ Documents are held out of training by a hash of their text. Each task asks what 
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from revela.data.chunk import chunk
+from revela.data.docstrings import documented_functions
 from revela.data.store import Stored
 from revela.types import Document
 
@@ -101,7 +101,7 @@ def docstring_task(documents: Sequence[Document], limit: int) -> Task:
     for document in documents:
         if document.kind != "code" or len(task.passages) >= limit:
             continue
-        for query, function in _documented_functions(document.text):
+        for query, function in documented_functions(document.text):
             if query.lower() not in seen and len(task.passages) < limit:
                 seen.add(query.lower())
                 task.queries.append(query)
@@ -109,26 +109,6 @@ def docstring_task(documents: Sequence[Document], limit: int) -> Task:
                 task.relevant.append(frozenset({len(task.passages) - 1}))
                 task.excluded.append(frozenset())
     return task
-
-
-def _documented_functions(source: str) -> Iterator[tuple[str, str]]:
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    lines = source.splitlines()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
-            continue
-        docstring = ast.get_docstring(node)
-        first = node.body[0]
-        if not docstring or first.lineno == node.lineno:
-            continue
-        query = " ".join(docstring.split("\n\n")[0].split())
-        body = lines[node.lineno - 1 : first.lineno - 1] + lines[(first.end_lineno or first.lineno) : node.end_lineno]
-        function = "\n".join(line[node.col_offset :] if line[: node.col_offset].isspace() else line for line in body)
-        if len(query.split()) >= MIN_QUERY_WORDS:
-            yield query, function
 
 
 def _sampled(task: Task, queries: int, rng: random.Random) -> Task:

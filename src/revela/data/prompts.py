@@ -50,7 +50,7 @@ class Prompts:
             document += [i] * len(part) + [-1] * len(between)
         return ids, document
 
-    def tail(self, question: str, answer: str) -> tuple[list[int], Roles]:
+    def tail(self, question: str, answer: str = "") -> tuple[list[int], Roles]:
         """(token ids, roles) of a question, up to the answer's first token, and of the answer."""
         asked = [*self._ids(ASK), *self._ids(question.strip())[: self.question_tokens], *self.foot, *self._ids(LEAD)]
         said = self._ids(answer.strip())[: self.candidate_tokens]

@@ -5,7 +5,8 @@ it writes is kept only if it is a question, is about the passage without being c
 answer, kept or not, goes to a file beside the corpus at once, so that a stopped run goes on where it was and the next has nothing to write.
 
 Without a language model: the document's title, the chunk's first sentence, or its most telling one. A sentence that becomes the query
-is cut out of its passage (the inverse cloze task; Lee et al., ACL 2019), or matching words would be all there is to learn.
+is cut out of its passage (the inverse cloze task; Lee et al., ACL 2019), or matching words would be all there is to learn. Best is what
+an author wrote for whoever searches (docs/log.md): a function's docstring, a title.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from revela.data.chunk import sentences
+from revela.data.docstrings import documented_functions
 from revela.errors import RevelaError
 from revela.types import Chunk, Document
 
@@ -219,6 +222,22 @@ def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
 def _without(text: str, part: str) -> str:
     rest = text.replace(part, "", 1)
     return rest if rest.strip() else text
+
+
+def with_authors_words(chunks: Sequence[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:
+    """What the author wrote about a text, as its query: docstrings to functions, titles to chunks; else the most telling sentence.
+
+    Of code with docstrings only the documented functions are given, whole and without them.
+    """
+    for document, pairs in groupby(zip(chunks, with_telling_sentences(chunks), strict=True), key=lambda pair: pair[0].document):
+        source = documents[document]
+        functions = list(documented_functions(source.text)) if source.kind == "code" else []
+        if functions:
+            yield from (Chunk(document, function, docstring) for docstring, function in functions)
+        elif source.title:
+            yield from with_titles((chunk for chunk, _ in pairs), documents)
+        else:
+            yield from (telling for _, telling in pairs)
 
 
 def documents_with_chunks(owners: Sequence[int], at_most: int, seed: int) -> set[int]:

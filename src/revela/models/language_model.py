@@ -89,7 +89,7 @@ class _Stream:
 
 
 class _AllRead(Exception):
-    """Stream e has what it came for."""
+    """A stream has what it came for."""
 
 
 class _Reading(_Stream):
@@ -125,6 +125,20 @@ class _Predicting(_Stream):
         if layer not in self.memory.keys:
             return own
         return self.mix(layer, own, query, self.memory.keys[layer], self.memory.values[layer], scale)
+
+
+class _Watching(_Predicting):
+    """Stream h up to the last of some layers, whose attention is shown to the mix."""
+
+    def __init__(self, layout: Layout, layers: Sequence[int], mix: Mix, earlier: Memory) -> None:
+        super().__init__(layout, None, mix, earlier)
+        self.last = max(layers)
+
+    def change(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        mixed = super().change(layer, own, query, key, value, scale)
+        if layer == self.last:
+            raise _AllRead
+        return mixed
 
 
 def _attention(
@@ -262,6 +276,20 @@ class LanguageModel(nn.Module):
         """
         logits_TV: Tensor = self._predict(self._inner, packed, memory, mix, before).logits[0]
         return logits_TV
+
+    def watch(self, packed: Packed, layers: Sequence[int], mix: Mix, before: Memory) -> None:
+        """Show ``mix`` the attention of chunks that continue a text; nothing runs above the last of ``layers``.
+
+        Args:
+            packed: the chunks.
+            layers: what to see; all layers below the last are shown too.
+            mix: as for ``predict``.
+            before: of every layer up to the last, the text that each chunk continues.
+        """
+        stream = _Watching(packed.layout, layers, mix, before)
+        with suppress(_AllRead):
+            self._run(self._inner.base_model, packed, stream, before.length)
+        self._check_seen(stream.seen, layers)
 
     def loss(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None) -> Tensor:
         """Mean cross-entropy (nats) of every token of every chunk but its first, given what precedes it (Revela, eq. 8)."""

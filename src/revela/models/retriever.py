@@ -129,6 +129,21 @@ def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) 
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets), transformer)
 
 
+@contextlib.contextmanager
+def without_lora(model: SentenceTransformer) -> Iterator[None]:
+    """Inside, the model is what it was before ``add_lora``."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
 def merged(model: SentenceTransformer) -> SentenceTransformer:
     """A copy with LoRA merged into the weights, made of stock modules only."""
     from peft.tuners.tuners_utils import BaseTunerLayer

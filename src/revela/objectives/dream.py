@@ -146,7 +146,7 @@ class Dream(nn.Module):
 
     def answer_loss(self, weights_QB: Tensor, gate_logit: Tensor, prompt: dict[str, Tensor], tail: dict[str, Tensor]) -> Tensor:
         """Mean cross-entropy (nats) of the answers' tokens under these weights, the candidates read first."""
-        asked = read_candidates(self.lm, prompt, tail)
+        asked = read_candidates(self.lm, prompt, tail, range(self.lm.n_layers))
         inject = Injection(
             weights_QB,
             asked.memory,

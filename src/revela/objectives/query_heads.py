@@ -1,14 +1,16 @@
-"""Which heads of an LM look from a question to the passage that answers it? (QRHead; Zhang et al., 2025, as DREAM uses it.)
+"""Heads of an LM that look from a question to the passage that answers it (QRHead; Zhang et al., 2025, as DREAM uses it).
 
 The LM reads candidates and a question. A head's score for a candidate is the attention mass that the question's rows put on it,
 mean over rows, less the same for the question "N/A". A head is as good as it ranks the answer: nDCG@10, mean over questions.
 
-Shapes: Q questions, B candidates, P tokens of their text, R question rows, L layers, H heads, D head width.
+Shapes: Q questions, B candidates, P tokens of their text, R question rows, N tokens in all that follow it, K heads, L layers, H heads
+of a layer, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,31 +23,59 @@ DEPTH = 10  # of nDCG
 
 
 class AttentionMass:
-    """A ``Mix`` that changes nothing and notes what question rows attend to in the text before them.
+    """Notes what question rows attend to in the text before them; a ``Mix`` that changes nothing.
 
-    ``by_layer[l]`` is (Q, H, P), the mean over a question's rows.
+    Args:
+        asked: candidates read, and the questions.
+        heads: (layer, head) pairs to note.
+
+    ``by_head[layer, head]`` is (Q, P), the mean over a question's rows.
     """
 
-    def __init__(self, asked: Questions) -> None:
-        self.memory, self.rows_R = asked.memory, asked.rows_R
-        self.text_T = torch.repeat_interleave(torch.tensor(asked.tails.lengths)).to(asked.role_T.device)
-        self.question_R = self.text_T[self.rows_R]
-        self.by_layer: dict[int, Tensor] = {}
+    def __init__(self, asked: Questions, heads: Iterable[tuple[int, int]]) -> None:
+        self.memory, self.rows_R, self.counts = asked.memory, asked.rows_R, asked.counts
+        self.text_N = torch.repeat_interleave(torch.tensor(asked.tails.lengths)).to(asked.role_T.device)
+        self.heads: dict[int, list[int]] = defaultdict(list)
+        for layer, head in heads:
+            self.heads[layer].append(head)
+        self.by_head: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, layer: int, own_HTD: Tensor, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, scale: float | None) -> Tensor:
-        n_heads, n_tokens, width = query_HTD.shape
-        query_HRD = query_HTD[:, self.rows_R].float() * (width**-0.5 if scale is None else scale)
-        earlier_HPD, key_HTD = (keys.float().repeat_interleave(n_heads // len(keys), dim=0) for keys in (self.memory.keys[layer], key_GTD))
-        places_T = torch.arange(n_tokens, device=query_HTD.device)
-        hidden_RT = (self.text_T[self.rows_R][:, None] != self.text_T) | (places_T > self.rows_R[:, None])
-        earlier_HRP = query_HRD @ earlier_HPD.transpose(1, 2)
-        own_HRT = (query_HRD @ key_HTD.transpose(1, 2)).masked_fill(hidden_RT, -torch.inf)
-        total_HR1 = torch.cat([earlier_HRP, own_HRT], dim=2).logsumexp(dim=2, keepdim=True)
-        mass_RHP = (earlier_HRP - total_HR1).exp().transpose(0, 1)
-        counts_Q = self.question_R.bincount()
-        sums_QHP = mass_RHP.new_zeros(len(counts_Q), *mass_RHP.shape[1:]).index_add(0, self.question_R, mass_RHP)
-        self.by_layer[layer] = sums_QHP / counts_Q[:, None, None]
-        return own_HTD
+    def __call__(self, layer: int, own_HND: Tensor, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, scale: float | None) -> Tensor:
+        heads = self.heads.get(layer, [])
+        if not heads:
+            return own_HND
+        shared = len(query_HND) // len(key_GND)  # query heads that share keys
+        query_KRD = query_HND[heads][:, self.rows_R].float() * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
+        earlier_KPD, key_KND = (keys[[head // shared for head in heads]].float() for keys in (self.memory.keys[layer], key_GND))
+        places_N = torch.arange(len(self.text_N), device=query_HND.device)
+        hidden_RN = (self.text_N[self.rows_R][:, None] != self.text_N) | (places_N > self.rows_R[:, None])
+        earlier_KRP = query_KRD @ earlier_KPD.transpose(1, 2)
+        own_KRN = (query_KRD @ key_KND.transpose(1, 2)).masked_fill(hidden_RN, -torch.inf)
+        total_KR1 = torch.logaddexp(earlier_KRP.logsumexp(dim=2, keepdim=True), own_KRN.logsumexp(dim=2, keepdim=True))
+        mass_KRP = (earlier_KRP - total_KR1).exp()
+        for head, mass_RP in zip(heads, mass_KRP, strict=True):
+            self.by_head[layer, head] = torch.stack([part.mean(dim=0) for part in mass_RP.split(self.counts)])
+        return own_HND
+
+
+@torch.no_grad()
+def candidate_scores(
+    lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor], heads: Sequence[tuple[int, int]], drop_outliers: bool = False
+) -> Tensor:
+    """How much more each head attends to each candidate for a question than for "N/A": (K, Q - 1, B).
+
+    Args:
+        lm: a language model; what lies above the last of the heads does not run.
+        prompt, tail: one group, as for ``Dream``; the last of the Q questions is "N/A", and answers are not needed.
+        heads: (layer, head) pairs.
+        drop_outliers: leave out a candidate's tokens whose mass is far below its mean, as QRHead does.
+    """
+    layers = range(max(layer for layer, _ in heads) + 1)
+    asked = read_candidates(lm, prompt, tail, layers)
+    mass = AttentionMass(asked, heads)
+    lm.watch(asked.tails, layers, mass, before=asked.memory)
+    mass_KQP = torch.stack([mass.by_head[head] for head in heads])
+    return by_document(mass_KQP[:, :-1] - mass_KQP[:, -1:], asked.document_P, drop_outliers)
 
 
 @torch.no_grad()
@@ -56,31 +86,28 @@ def score_query_heads(
 
     Args:
         lm: a language model.
-        examples: (prompt, tail, answer) triples; prompt and tail as for ``Dream``, the last question being "N/A", and the index of
-            the candidate that answers each of the others, (Q - 1,).
-        drop_outliers: leave out a candidate's tokens whose mass is far below its mean, as QRHead does.
+        examples: (prompt, tail, answer) triples; prompt and tail as for ``candidate_scores``, and the index of the candidate that
+            answers each question but the last, (Q - 1,).
+        drop_outliers: as for ``candidate_scores``.
     """
-    gains_LH = torch.zeros(lm.n_layers, lm.n_heads)
-    count = 0
+    heads = [(layer, head) for layer in range(lm.n_layers) for head in range(lm.n_heads)]
+    gains_K, count = torch.zeros(len(heads)), 0
     for prompt, tail, answer_Q in examples:
-        asked = read_candidates(lm, prompt, tail)
-        mass = AttentionMass(asked)
-        lm.predict(asked.tails, mix=mass, before=asked.memory)
-        for layer, mass_QHP in mass.by_layer.items():
-            scores_QHB = by_document(mass_QHP[:-1] - mass_QHP[-1:], asked.document_P, drop_outliers)
-            rank_QH = (scores_QHB > scores_QHB.gather(2, answer_Q[:, None, None].expand(-1, lm.n_heads, 1))).sum(dim=2)
-            gains_LH[layer] += torch.where(rank_QH < DEPTH, 1 / (rank_QH + 2.0).log2(), 0.0).sum(dim=0).cpu()
+        scores_KQB = candidate_scores(lm, prompt, tail, heads, drop_outliers)
+        answer_KQ1 = answer_Q[None, :, None].to(scores_KQB.device).expand(len(heads), -1, 1)
+        rank_KQ = (scores_KQB > scores_KQB.gather(2, answer_KQ1)).sum(dim=2)
+        gains_K += torch.where(rank_KQ < DEPTH, 1 / (rank_KQ + 2.0).log2(), 0.0).sum(dim=1).cpu()
         count += len(answer_Q)
-    return gains_LH / max(1, count)
+    return (gains_K / max(1, count)).view(lm.n_layers, lm.n_heads)
 
 
-def by_document(mass_QHP: Tensor, document_P: Tensor, drop_outliers: bool) -> Tensor:
-    """Sum over each candidate's tokens, (Q, H, B)."""
+def by_document(mass_KQP: Tensor, document_P: Tensor, drop_outliers: bool) -> Tensor:
+    """Sum over each candidate's tokens, (K, Q, B)."""
     sums = []
     for j in range(int(document_P.max()) + 1):
-        mass_QHM = mass_QHP[..., document_P == j]
-        if drop_outliers and mass_QHM.shape[-1] > 1:
-            least = mass_QHM.mean(dim=-1, keepdim=True) - OUTLIERS * mass_QHM.std(dim=-1, keepdim=True)
-            mass_QHM = mass_QHM.masked_fill(mass_QHM < least, 0.0)
-        sums.append(mass_QHM.sum(dim=-1))
+        mass_KQM = mass_KQP[..., document_P == j]
+        if drop_outliers and mass_KQM.shape[-1] > 1:
+            least = mass_KQM.mean(dim=-1, keepdim=True) - OUTLIERS * mass_KQM.std(dim=-1, keepdim=True)
+            mass_KQM = mass_KQM.masked_fill(mass_KQM < least, 0.0)
+        sums.append(mass_KQM.sum(dim=-1))
     return torch.stack(sums, dim=-1)

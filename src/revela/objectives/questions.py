@@ -1,10 +1,11 @@
-"""Candidates read once, and questions that continue them: where DREAM's loss and the search for its heads begin.
+"""Candidates read once, and questions that continue them: where DREAM's loss begins, and all that looks at query-focused heads.
 
 Shapes: P tokens of the candidates' text, T tokens of the questions and answers, R of them question rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,9 @@ class Questions:
     counts: list[int]  # question rows of each question
 
 
-def read_candidates(lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor]) -> Questions:
-    """Have the LM read the candidates, and lay out what follows them; ``prompt`` and ``tail`` as for ``Dream``, of one group."""
-    memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), range(lm.n_layers))
+def read_candidates(lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor], layers: Sequence[int]) -> Questions:
+    """Have these layers of the LM read the candidates, and lay out what follows; ``prompt`` and ``tail`` as for ``Dream``, of one group."""
+    memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)
     document_P = prompt["document"][prompt["attention_mask"].bool()]
     tails = lm.pack(tail["input_ids"], tail["attention_mask"])
     role_T = tail["role"][tail["attention_mask"].bool()]

@@ -101,8 +101,12 @@ class CropCollator(Collator):
         return {**self.sides(first, second), "query_target": torch.arange(len(rows))}
 
 
+MakePrompts = Callable[[Sequence[str], Sequence[tuple[str, int]]], tuple[Batch, Batch]]
+NOTHING = "N/A"  # a question whose attention is that of no question (QRHead)
+
+
 class PromptMaker:
-    """A group's candidates as an LM reads them for DREAM, and the questions and answers that follow.
+    """A group's candidates as an LM reads them, and the questions that follow: with their answers, or with "N/A" as one more question.
 
     Args:
         tokenizer: the LM's.
@@ -113,12 +117,21 @@ class PromptMaker:
         self.prompts = Prompts(tokenizer, recipe.lm_tokens, QUESTION_TOKENS, recipe.lm_prompt == "chat")
         self.pad, self.group_size = tokenizer.pad_token_id, recipe.group_size
 
-    def __call__(self, texts: Sequence[str], questions: Sequence[tuple[str, int]]) -> tuple[Batch, Batch]:
+    def with_answers(self, texts: Sequence[str], questions: Sequence[tuple[str, int]]) -> tuple[Batch, Batch]:
         """Prompts of the groups that these texts make, and tails of (question, index of the text that answers it) pairs."""
-        groups = [self.prompts.candidates(texts[i : i + self.group_size]) for i in range(0, len(texts), self.group_size)]
         tails = [self.prompts.tail(question, texts[i]) for question, i in questions]
-        prompt, tail = self._padded(groups, "document", -1), self._padded(tails, "role", 0)
-        return prompt, {**tail, "group": torch.tensor([i // self.group_size for _, i in questions])}
+        return self._batches(texts, tails, [i // self.group_size for _, i in questions])
+
+    def with_nothing_asked(self, texts: Sequence[str], questions: Sequence[tuple[str, int]]) -> tuple[Batch, Batch]:
+        """The same without answers; the last question of every group is "N/A"."""
+        groups = [i // self.group_size for _, i in questions]
+        asked = [(group, question) for group, (question, _) in zip(groups, questions, strict=True)]
+        asked = sorted([*asked, *((group, NOTHING) for group in set(groups))], key=lambda pair: pair[0])  # a stable sort
+        return self._batches(texts, [self.prompts.tail(question) for _, question in asked], [group for group, _ in asked])
+
+    def _batches(self, texts: Sequence[str], tails: Sequence[tuple[list[int], list[int]]], groups: Sequence[int]) -> tuple[Batch, Batch]:
+        prompts = [self.prompts.candidates(texts[i : i + self.group_size]) for i in range(0, len(texts), self.group_size)]
+        return self._padded(prompts, "document", -1), {**self._padded(tails, "role", 0), "group": torch.tensor(groups)}
 
     def _padded(self, texts: Sequence[tuple[list[int], list[int]]], name: str, nothing: int) -> Batch:
         longest = max(len(ids) for ids, _ in texts)
@@ -130,9 +143,12 @@ class PromptMaker:
 
 
 class PromptCollator(Collator):
-    """For DREAM: queries and candidates for the retriever, and all of it for the LM."""
+    """For DREAM and attention distillation: queries and candidates for the retriever, and all of it for the LM.
 
-    def __init__(self, model: SentenceTransformer, count: Callable[[int], None], make: PromptMaker) -> None:
+    ``make`` is one of a PromptMaker's methods.
+    """
+
+    def __init__(self, model: SentenceTransformer, count: Callable[[int], None], make: MakePrompts) -> None:
         super().__init__(model, count)
         self.make = make
 

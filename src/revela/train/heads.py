@@ -39,7 +39,7 @@ def rank_heads(recipe: Recipe, documents: Sequence[Document], queries_file: Path
     folder = find_weights(recipe.lm, recipe.offline_model, say)
     lm = load_language_model(folder, bf16=uses_bf16(recipe.precision, torch.device("cpu")), name=recipe.lm)
     tokenizer = load_tokenizer(folder)
-    if recipe.objective != "dream":
+    if recipe.objective not in ("dream", "attention"):
         return folder, sibling_heads(recipe, lm, tokenizer, folder, documents, say)
     rows = training_rows(recipe, documents, training_chunks(recipe, documents), queries_file, say)
     return folder, query_heads(recipe, lm, tokenizer, folder, rows, say)
@@ -125,7 +125,7 @@ def _questions(recipe: Recipe, rows: Stored[Chunk], make: PromptMaker) -> Iterat
         members = [rows[i] for i in group]
         answers = [i for i, member in enumerate(members) if member.query]
         questions = [(members[i].query, i) for i in answers]
-        prompt, tail = make([member.text for member in members], [*questions, ("N/A", 0)])
+        prompt, tail = make.with_nothing_asked([member.text for member in members], questions)
         yield prompt, tail, torch.tensor(answers)
         asked += len(answers)
         if asked >= PROBE_QUESTIONS:

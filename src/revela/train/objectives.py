@@ -7,6 +7,7 @@ collator, and a function here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from revela.config import Recipe
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
+from revela.models.retriever import without_lora
 from revela.models.weights import find_weights
+from revela.objectives.attention import AttentionDistillation
 from revela.objectives.contrastive import Contrastive
 from revela.objectives.dream import Dream
 from revela.objectives.replug import Replug
@@ -48,7 +51,7 @@ class Materials:
 def build_objective(materials: Materials) -> tuple[nn.Module, Collate]:
     """The module that the trainer hosts, and what makes its batches."""
     build: dict[str, Callable[[Materials], tuple[nn.Module, Collate]]]
-    build = {"revela": _revela, "dream": _dream, "replug": _replug, "infonce": _infonce, "crop": _crop}
+    build = {"revela": _revela, "dream": _dream, "replug": _replug, "infonce": _infonce, "crop": _crop, "attention": _attention}
     return build[materials.recipe.objective](materials)
 
 
@@ -110,18 +113,7 @@ def _crop(m: Materials) -> tuple[nn.Module, CropCollator]:
 
 def _dream(m: Materials) -> tuple[nn.Module, PromptCollator]:
     recipe = m.recipe
-    lm, tokenizer, folder = _language_model(m)
-    make = PromptMaker(tokenizer, recipe)
-    context = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
-    longest = (recipe.group_size + 1) * (recipe.lm_tokens + 8) + QUESTION_TOKENS
-    if context is not None and longest > context:
-        raise RevelaError(
-            f"{recipe.group_size} candidates of {recipe.lm_tokens} tokens may take {longest:,} tokens, more than the {context:,} that "
-            f"{recipe.lm} reads: lower --lm-tokens or --group-size"
-        )
-    ranking = heads_from_file(Path(recipe.heads), folder) if recipe.heads else query_heads(recipe, lm, tokenizer, folder, m.rows, m.say)
-    heads = [(layer, head) for layer, head, _ in ranking[: recipe.injected_heads]]
-    m.say(f"inject into {len(heads)} heads: {' '.join(f'{a}-{b}' for a, b in heads)}")
+    lm, heads, make = _query_heads(m, answers=1)
     objective = Dream(
         m.model,
         lm,
@@ -135,7 +127,40 @@ def _dream(m: Materials) -> tuple[nn.Module, PromptCollator]:
         epsilon=recipe.epsilon,
         kernel=recipe.kernel,
     )
-    return objective, PromptCollator(m.model, m.count, make)
+    return objective, PromptCollator(m.model, m.count, make.with_answers)
+
+
+def _attention(m: Materials) -> tuple[nn.Module, PromptCollator]:
+    recipe = m.recipe
+    lm, heads, make = _query_heads(m, answers=0)
+    objective = AttentionDistillation(
+        m.model,
+        lm,
+        heads,
+        functools.partial(without_lora, m.model),
+        tau=recipe.tau,
+        sharpness=recipe.sharpness,
+        group_size=recipe.group_size,
+        retriever_batch=recipe.retriever_batch,
+    )
+    return objective, PromptCollator(m.model, m.count, make.with_nothing_asked)
+
+
+def _query_heads(m: Materials, answers: int) -> tuple[LanguageModel, list[tuple[int, int]], PromptMaker]:
+    """The LM, its heads that look from a question to its answer, and what makes its prompts."""
+    recipe = m.recipe
+    lm, tokenizer, folder = _language_model(m)
+    context = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = (recipe.group_size + answers) * (recipe.lm_tokens + 8) + QUESTION_TOKENS
+    if context is not None and longest > context:
+        raise RevelaError(
+            f"{recipe.group_size} candidates of {recipe.lm_tokens} tokens may take {longest:,} tokens, more than the {context:,} that "
+            f"{recipe.lm} reads: lower --lm-tokens or --group-size"
+        )
+    ranking = heads_from_file(Path(recipe.heads), folder) if recipe.heads else query_heads(recipe, lm, tokenizer, folder, m.rows, m.say)
+    heads = [(layer, head) for layer, head, _ in ranking[: recipe.query_heads]]
+    m.say(f"{len(heads)} heads that look from questions to answers: {' '.join(f'{a}-{b}' for a, b in heads)}")
+    return lm, heads, PromptMaker(tokenizer, recipe)
 
 
 def _language_model(m: Materials) -> tuple[LanguageModel, Any, Path]:

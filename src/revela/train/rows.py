@@ -21,7 +21,8 @@ from revela.errors import RevelaError
 from revela.models.weights import find_weights, fingerprint
 from revela.types import Chunk, Document, Say, Vectors
 
-ASKING = ("dream", "infonce")  # objectives that need queries
+ASKING = ("dream", "infonce", "attention")  # objectives that need queries
+SHARED = ("title", "authors-words")  # queries that all chunks of a document may have: two of them must not meet in a group
 WRITING_BATCH = 32
 
 
@@ -45,6 +46,8 @@ def training_rows(
         return stored(Chunk, queries.with_first_sentences(chunks))
     if recipe.queries == "telling-sentence":
         return stored(Chunk, queries.with_telling_sentences(chunks))
+    if recipe.queries == "authors-words":
+        return stored(Chunk, queries.with_authors_words(chunks, documents))
     if queries_file is None:
         raise RevelaError("written queries need a file to be kept in: give --queries-file")
     return written_queries(recipe, chunks, queries_file, say)
@@ -75,9 +78,10 @@ def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say)
 
 def order_of_groups(recipe: Recipe, rows: Stored[Chunk], vectors_ND: Vectors | None = None) -> Groups:
     """epoch -> the groups of that epoch, as the objective needs them."""
-    build = spread_groups if recipe.objective == "crop" else document_groups
+    asking = recipe.objective in ASKING
+    build = spread_groups if recipe.objective == "crop" or (asking and recipe.queries in SHARED) else document_groups
     groups: Groups = functools.partial(build, rows.column("document"), recipe.group_size, recipe.seed, vectors_ND=vectors_ND)
-    if recipe.objective not in ASKING:
+    if not asking:
         return groups
     has_query = rows.column("query") != ""
     return lambda epoch: with_queries(groups(epoch), has_query)

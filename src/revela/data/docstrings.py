@@ -1,0 +1,32 @@
+"""Python source -> its documented functions: what their author says they do, and the code that does it."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+
+MIN_WORDS = 3  # of a docstring's first paragraph
+
+
+def documented_functions(source: str) -> Iterator[tuple[str, str]]:
+    """(the docstring's first paragraph, the function without its docstring) of every function and method; nothing if it is not Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the file's own faults, such as "\\d"
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    lines = source.splitlines()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
+            continue
+        docstring = ast.get_docstring(node)
+        first = node.body[0]
+        if not docstring or first.lineno == node.lineno:
+            continue
+        query = " ".join(docstring.split("\n\n")[0].split())
+        body = lines[node.lineno - 1 : first.lineno - 1] + lines[(first.end_lineno or first.lineno) : node.end_lineno]
+        function = "\n".join(line[node.col_offset :] if line[: node.col_offset].isspace() else line for line in body)
+        if len(query.split()) >= MIN_WORDS:
+            yield query, function
