@@ -29,6 +29,8 @@ def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
     with pytest.raises(IndexError):
         kept[50]
     np.testing.assert_array_equal(kept.column("document"), [c.document for c in CHUNKS])
+    for rows in ([0, 2, 3, 17, 40, 49], [], [49], [2, 2, 3]):
+        assert list(kept.chosen(rows)) == [CHUNKS[i] for i in rows]
     some = kept.chosen([3, 40, 4]).chosen([1, 2])
     assert list(some) == [CHUNKS[40], CHUNKS[4]] and some[0] == CHUNKS[40] and some.column("document").tolist() == [13, 1]
 

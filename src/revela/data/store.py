@@ -57,10 +57,15 @@ class Stored(Sequence[Item], Generic[Item]):
         return self._kind(*(column[row - start].as_py() for column in self._batches[batch].columns))
 
     def __iter__(self) -> Iterator[Item]:
-        if self._rows is not None:
+        if self._rows is not None and (np.diff(self._rows) <= 0).any():
             yield from (self[i] for i in range(len(self)))
             return
-        for batch in self._batches:
+        start = 0
+        for batch, end in zip(self._batches, self._ends.tolist(), strict=True):
+            if self._rows is not None:  # in the file's order, so that each batch is read once
+                first, last = np.searchsorted(self._rows, (start, end))
+                batch = batch.take(self._rows[first:last] - start)
+            start = end
             yield from (self._kind(*row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
     def column(self, name: str) -> NDArray[Any]:
@@ -68,6 +73,13 @@ class Stored(Sequence[Item], Generic[Item]):
         parts = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._batches]
         whole = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return whole if self._rows is None else whole[self._rows]
+
+    def arrays(self, name: str) -> Iterator[Any]:
+        """One field of every item as Arrow arrays, batch by batch and without a copy; not of a view."""
+        if self._rows is not None:
+            raise ValueError("a view has no arrays of its own")
+        for batch in self._batches:
+            yield batch.column(name)
 
     def chosen(self, rows: Iterable[int]) -> Stored[Item]:
         """A view of these items, in this order."""
