@@ -41,7 +41,7 @@ def train(
     Parameters
     ----------
     corpus:
-        Folders of text and code, text files, JSONL; each may be gzipped.
+        Folders, files (text, HTML, source code, JSONL, Parquet, CSV, PDF, StackExchange's Posts.xml; .gz of each), hub:owner/name.
     out:
         Folder for the retriever: a Sentence-Transformers model with metrics.jsonl and training.png.
     preset:
@@ -130,6 +130,7 @@ def index(
     chunk_words: int = 120,
     text_field: str = "text",
     title_field: str = "title",
+    join_titles: bool = False,
     max_bad_share: float = 0.01,
     precision: Literal["auto", "fp32", "bf16"] = "auto",
 ) -> None:
@@ -146,11 +147,13 @@ def index(
     chunk_words:
         Most words in a passage.
     text_field:
-        JSONL field that holds the text.
+        Field or column that holds the text.
     title_field:
-        JSONL field that holds the title.
+        Field or column that holds the title.
+    join_titles:
+        Join neighbouring rows of one title: a file of passages becomes articles again.
     max_bad_share:
-        Share of unreadable lines and files past which indexing stops.
+        Share of unreadable rows and files past which indexing stops.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
@@ -163,7 +166,13 @@ def index(
     from revela.types import Hit
 
     documents, report = read_corpus(
-        corpus, text_field=text_field, title_field=title_field, max_bad_share=max_bad_share, distinct=False, min_words=1
+        corpus,
+        text_field=text_field,
+        title_field=title_field,
+        max_bad_share=max_bad_share,
+        distinct=False,
+        min_words=1,
+        join_titles=join_titles,
     )
     for line in report.lines():
         print(line)
@@ -356,7 +365,8 @@ def heads(
 
 
 def _queries_file(corpus: Sequence[Path], recipe: Recipe) -> Path:
-    first = corpus[0].resolve() if corpus else Path("corpus").resolve()
+    name = str(corpus[0]) if corpus else "corpus"
+    first = Path(name.removeprefix("hub:").translate({ord(c): "-" for c in "/:"}) if name.startswith("hub:") else name).resolve()
     return Path(recipe.queries_file) if recipe.queries_file else first.with_name(f"{first.name}.queries.jsonl")
 
 
@@ -370,7 +380,14 @@ def _changes(recipe: Recipe) -> dict[str, Any]:
 def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     from revela.data.text import read_corpus
 
-    return read_corpus(corpus, text_field=recipe.text_field, title_field=recipe.title_field, max_bad_share=recipe.max_bad_share)
+    return read_corpus(
+        corpus,
+        text_field=recipe.text_field,
+        title_field=recipe.title_field,
+        max_bad_share=recipe.max_bad_share,
+        near=recipe.near_duplicates,
+        join_titles=recipe.join_titles,
+    )
 
 
 def _held_out(documents: Any, recipe: Recipe) -> tuple[Any, Any]:
