@@ -84,6 +84,12 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     assert code == 0 and "layer" in out
 
 
+def test_queries_of_a_hub_dataset_are_kept_in_this_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli._queries_file([Path("hub:owner/name:en")], Recipe()) == tmp_path / "owner-name-en.queries.jsonl"
+    assert cli._queries_file([Path("a/b.jsonl")], Recipe()) == tmp_path / "a" / "b.jsonl.queries.jsonl"
+
+
 def bad_json(path: Path) -> None:
     (path / "a.jsonl").write_text('{"text": "one two three four five six"}\n{broken\n')
 

@@ -17,6 +17,7 @@ from revela.data import duplicates, store
 from revela.data.duplicates import FOUND, SHORTEST, SKETCH, jaccard, near_duplicates, rows_of_band, wording
 from revela.data.store import stored
 from revela.data.text import read_corpus
+from revela.errors import RevelaError
 from revela.types import Document
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "tu", "ser", "ven", "dor") for b in ("ra", "ne", "st", "pol", "gim", "hat", "cu", "bel")]
@@ -97,14 +98,19 @@ def test_words_are_the_same_whatever_stands_between_them():
 
 
 def test_texts_do_not_run_into_one_another():
-    """Batches of several texts and texts one by one have the same runs, though no white space lies between texts on disk."""
+    """Several texts at a time have the runs of each alone, though no white space lies between texts on disk."""
     rng = random.Random(2)
-    texts = [text(rng, n) for n in (40, 3, 20, 0, 1, 90)] + ["四つの文字は五つの言葉", "x"]
+    texts = [text(rng, n) for n in (40, 3, 20, 0, 1, 90)] + ["四つの文字は五つの言葉", "x", "a b c d, é f, G-H", "B c\x00d é. F g h"]
+    texts += [edited(texts[0], 3, rng), edited(texts[5], 5, rng)]
     raw = [t.encode() for t in texts]
     bounds = np.cumsum([0, *map(len, raw)])
     hashes, counts = duplicates.runs(np.frombuffer(b"".join(raw), dtype=np.uint8), bounds)
     parts = np.split(hashes, np.cumsum(counts)[:-1])
-    assert all(np.array_equal(np.unique(part), wording(t)) for part, t in zip(parts, texts, strict=True))
+    alone = [wording(t) for t in texts]
+    assert [len(np.unique(part)) for part in parts] == [len(w) for w in alone]
+    together = [[len(np.intersect1d(a, b)) for a in parts] for b in parts]
+    assert together == [[len(np.intersect1d(a, b)) for a in alone] for b in alone]
+    assert 0 < together[0][-2] < 36 and together[8][9] == 3
 
 
 @pytest.mark.parametrize("batch", [1, 1000, 2**22])
@@ -186,6 +192,12 @@ def test_read_corpus_counts_and_names_them(tmp_path):
     assert [d.id for d in documents] == ["d0", "d1"] and report.documents == 2 and report.words == 200
     assert report.examples == {"duplicate text": ["d3"], "near-duplicate text": ["d2 like d0"]}
     assert [d.id for d in read_corpus([tmp_path])[0]] == ["d0", "d1", "d2"]
+
+
+@pytest.mark.parametrize("near", [-0.1, 80, float("nan")])
+def test_what_is_no_share_is_refused(tmp_path, near):
+    with pytest.raises(RevelaError, match=r"--near-duplicates .* is no share: give a number from 0"):
+        read_corpus([tmp_path], near=near)
 
 
 MEMORY = """

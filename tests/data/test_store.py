@@ -26,6 +26,7 @@ def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
     kept = stored(Chunk, iter(CHUNKS))
     assert list(kept) == CHUNKS and len(kept) == 50
     assert kept[0] == CHUNKS[0] and kept[-1] == CHUNKS[-1] and kept[17] == CHUNKS[17] and kept[10:20:3] == CHUNKS[10:20:3]
+    assert kept.value(17, "text") == CHUNKS[17].text and kept.chosen([3, 40]).value(-1, "document") == 13
     with pytest.raises(IndexError):
         kept[50]
     np.testing.assert_array_equal(kept.column("document"), [c.document for c in CHUNKS])

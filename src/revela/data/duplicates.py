@@ -12,6 +12,7 @@ nothing: the documents are judged in their order.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,9 +33,11 @@ LONGEST = 2**20  # bytes of a text that are looked at, and of several texts at a
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]
+Wording = NDArray[np.int64]
 
-# Letters and digits make words; ASCII is folded to lower case, and every byte of other scripts counts as a letter.
-_WORD = np.array([ord(chr(i).lower()) if i < 128 and chr(i).isalnum() else i if i >= 128 else 0 for i in range(256)], dtype=np.uint8)
+# Letters and digits make words; ASCII is folded to lower case, every byte of other scripts counts as a letter, all else is a space.
+_WORD = bytes(ord(chr(i).lower()) if i < 128 and chr(i).isalnum() else i if i >= 128 else 32 for i in range(256))
+_SPACELESS = re.compile(rb"[\xe3-\xe9]")  # first bytes of U+3000 to U+9FFF: scripts without spaces, where a character is a word
 _BASE = 0x9E3779B97F4A7C15
 
 
@@ -49,7 +52,7 @@ def near_duplicates(documents: Stored[Document], similarity: float) -> dict[int,
     sketches, bands = _sketched(documents, rows_of_band(similarity))
     rows, groups = _shared(bands)
     del bands
-    worded = functools.lru_cache(maxsize=64)(lambda row: wording(documents[row].text))
+    worded = functools.lru_cache(maxsize=64)(lambda row: wording(documents.value(row, "text")))
     members = np.full((int(groups.max(initial=-1)) + 1, KEPT), -1, dtype=np.int64)
     dropped: dict[int, int] = {}
     for row, mine in zip(rows.tolist(), groups, strict=True):
@@ -68,14 +71,19 @@ def near_duplicates(documents: Stored[Document], similarity: float) -> dict[int,
     return dropped
 
 
-def wording(text: str) -> Hashes:
-    """Hashes of the runs of five words of a text, each once and sorted."""
-    raw = np.frombuffer(text.encode()[:LONGEST], dtype=np.uint8)
-    hashes = np.sort(runs(raw, np.array([0, len(raw)], dtype=np.int64))[0])
+def wording(text: str) -> Wording:
+    """Hashes of the runs of five words of a text, each once and sorted; good for this process only.
+
+    The same runs as in ``runs``, whose vector operations take many times as long for one short text.
+    """
+    raw = text.encode()[:LONGEST].translate(_WORD)
+    words = (raw if raw.isascii() else _SPACELESS.sub(rb" \g<0>", raw)).split()
+    hashes = np.fromiter(map(hash, zip(*(words[i:] for i in range(RUN)), strict=False)), dtype=np.int64)
+    hashes.sort()
     return hashes[np.concatenate([[True], hashes[1:] != hashes[:-1]])] if len(hashes) else hashes
 
 
-def jaccard(one: Hashes, other: Hashes) -> float:
+def jaccard(one: Wording, other: Wording) -> float:
     """Share of their runs of words that two wordings both have; 0 for two without any."""
     if not len(one) or not len(other):
         return 0.0
@@ -137,12 +145,12 @@ def runs(text: Bytes, bounds: NDArray[np.int64]) -> tuple[Hashes, NDArray[np.int
     Returns:
         The hashes, text after text, and how many are each text's.
     """
-    letters = _WORD[text]
+    letters = np.frombuffer(_WORD, dtype=np.uint8)[text]
     edge = np.zeros(len(text) + 1, dtype=bool)
     edge[bounds] = True  # no word reaches from one text into the next
-    edge[:-1] |= (text >= 0xE3) & (text <= 0xE9)  # scripts without spaces (U+3000 to U+9FFF): a character is a word
+    edge[:-1] |= (text >= 0xE3) & (text <= 0xE9)  # as _SPACELESS
     is_letter = np.zeros(len(text) + 2, dtype=bool)
-    is_letter[1:-1] = letters != 0
+    is_letter[1:-1] = letters != 32
     starts = np.flatnonzero(is_letter[1:-1] & (~is_letter[:-2] | edge[:-1]))
     ends = np.flatnonzero(is_letter[1:-1] & (~is_letter[2:] | edge[1:])) + 1
     # A polynomial of each word's letters: the difference of two prefix sums, brought to the same power.

@@ -50,11 +50,20 @@ class Stored(Sequence[Item], Generic[Item]):
     def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        batch, row = self._place(index)
+        return self._kind(*(column[row].as_py() for column in batch.columns))
+
+    def value(self, index: int, name: str) -> Any:
+        """One field of one item."""
+        batch, row = self._place(index)
+        return batch.column(name)[row].as_py()
+
+    def _place(self, index: int) -> tuple[Any, int]:
+        """The batch that holds an item, and where in it."""
         place = range(len(self))[index]  # counts from the end, and refuses what is outside
         row = place if self._rows is None else int(self._rows[place])
         batch = int(np.searchsorted(self._ends, row, side="right"))
-        start = int(self._ends[batch - 1]) if batch else 0
-        return self._kind(*(column[row - start].as_py() for column in self._batches[batch].columns))
+        return self._batches[batch], row - (int(self._ends[batch - 1]) if batch else 0)
 
     def __iter__(self) -> Iterator[Item]:
         if self._rows is not None and (np.diff(self._rows) <= 0).any():

@@ -48,8 +48,10 @@ def read_corpus(
         The documents, in order of source, file name and row, and the report.
 
     Raises:
-        RevelaError: a source is missing or changes while it is read, too much is bad, or nothing is left.
+        RevelaError: ``near`` is no share, a source is missing or changes while it is read, too much is bad, or nothing is left.
     """
+    if not 0 <= near <= 1:
+        raise RevelaError(f"--near-duplicates {near} is no share: give a number from 0 (keep them) to 1")
     report = Report()
     read = read_sources(sources, Fields(text_field, title_field), report)
     if join_titles:

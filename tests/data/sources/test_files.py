@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from revela.data.report import Report
@@ -16,10 +19,6 @@ from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
 FIELDS = Fields("text", "title")
-
-
-def many_lines(n: int) -> str:
-    return "".join(json.dumps({"text": f"{SENTENCE} Number {i}."}) + "\n" for i in range(n))
 
 
 def test_folders_are_searched_in_order_and_without_caches(tmp_path):
@@ -47,13 +46,23 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     assert report.examples["unreadable, permission denied"] == [str(tmp_path / "closed")]
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def write(path: Path, rows: int) -> None:
+    texts = [f"{SENTENCE} Number {i}." for i in range(rows)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=1000)
+    elif path.suffix == ".csv":
+        path.write_text("\n".join(["text", *texts]))
+    else:
+        raw = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+        path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".csv", ".parquet"])
 @pytest.mark.parametrize("keep", [0.3, 1.0])
 def test_a_file_that_changes_while_it_is_read_is_one_sentence(tmp_path, ending, keep):
     """Cut short, or touched by a writer: both when the rest is still readable and when it is torn."""
     path = tmp_path / f"a{ending}"
-    raw = many_lines(20_000).encode()
-    path.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
+    write(path, 20_000)
     reading = read_sources([path], FIELDS, Report())
     next(reading)
     os.truncate(path, int(path.stat().st_size * keep))
@@ -63,7 +72,7 @@ def test_a_file_that_changes_while_it_is_read_is_one_sentence(tmp_path, ending, 
 
 
 def test_a_file_that_vanishes_is_one_sentence(tmp_path):
-    (tmp_path / "a.jsonl").write_text(many_lines(3))
+    write(tmp_path / "a.jsonl", 3)
     reading = read_sources([tmp_path / "a.jsonl"], FIELDS, Report())
     next(reading)
     (tmp_path / "a.jsonl").unlink()
@@ -72,7 +81,7 @@ def test_a_file_that_vanishes_is_one_sentence(tmp_path):
 
 
 def test_a_file_that_stays_is_read_to_its_end(tmp_path):
-    (tmp_path / "a.jsonl").write_text(many_lines(3))
+    write(tmp_path / "a.jsonl", 3)
     assert len(list(read_sources([tmp_path / "a.jsonl"], FIELDS, Report()))) == 3
 
 

@@ -45,8 +45,13 @@ def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
     pytest.importorskip("pypdf", reason="needs the pdf extra")
     (tmp_path / "scan.pdf").write_bytes(pdf([""]))
     (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.4 and no more")
-    with pytest.raises(RevelaError, match=r"PDF without text.*: scan\.pdf.*damaged or encrypted PDF: torn\.pdf"):
-        read_corpus([tmp_path])
+    (tmp_path / "b.txt").write_text("A text file of more than five words.")
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    assert len(documents) == 1 and report.bad == 1
+    assert report.examples["PDF without text; run it through character recognition first"] == ["scan.pdf"]
+    assert report.examples["damaged or encrypted PDF"][0].startswith("torn.pdf (")
+    with pytest.raises(RevelaError, match=r"scan\.pdf: PDF without text; run it through character recognition first"):
+        read_corpus([tmp_path / "scan.pdf"])
 
 
 def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):

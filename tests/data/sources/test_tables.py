@@ -70,6 +70,13 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
     assert report.examples['no column "body"; name one with --text-field'] == [f"{name} (has id, title, text, other)"]
 
 
+def test_a_table_without_a_header_does_not_flood_the_message(tmp_path):
+    (tmp_path / "a.tsv").write_text("\t".join(["word " * 100] * 50) + "\n")
+    with pytest.raises(RevelaError, match=r"\(has word .*\.\.\., \.\.\.\)") as found:
+        read_corpus([tmp_path / "a.tsv"])
+    assert len(str(found.value)) < 1000
+
+
 def test_a_column_of_another_type_is_named(tmp_path):
     pq.write_table(pa.table({"text": [[1], [2]]}), tmp_path / "a.parquet")
     with pytest.raises(RevelaError, match=r'column "text" holds no text.*list<'):

@@ -30,6 +30,6 @@ def read_pdf(path: Path, name: str, fields: Fields, report: Report) -> Iterator[
             raise Damaged("damaged or encrypted PDF", type(error).__name__) from error
     text = "\n\n".join(page.strip() for page in pages if page.strip())
     if not text:
-        raise Damaged("PDF without text; run it through character recognition first")
+        raise Unsuited("PDF without text; run it through character recognition first")
     # A font without a table of characters can give halves of surrogate pairs.
     yield Document(name, text.encode("utf-8", "replace").decode(), " ".join(title.encode("utf-8", "replace").decode().split()))

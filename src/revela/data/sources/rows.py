@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from revela.data.report import Report
@@ -32,7 +33,7 @@ def document_of(row: Mapping[str, object], where: str, fields: Fields, report: R
     """
     text, title = row.get(fields.text), row.get(fields.title)
     if not isinstance(text, str):
-        named = "" if fields.text in row else f" (has {', '.join(row) or 'nothing'})"
+        named = "" if fields.text in row else f" (has {_listed(row)})"
         report.skip(f'no text field "{fields.text}"', f"{where}{named}", bad=True)
         return None
     found = next((row[name] for name in ID_FIELDS if row.get(name) is not None), where)
@@ -49,8 +50,14 @@ def document_of(row: Mapping[str, object], where: str, fields: Fields, report: R
 def columns_of(names: Collection[str], fields: Fields) -> list[str]:
     """The columns to read of a table that has these."""
     if fields.text not in names:
-        raise Unsuited(f'no column "{fields.text}"; name one with --text-field', f"has {', '.join(names)}")
+        raise Unsuited(f'no column "{fields.text}"; name one with --text-field', f"has {_listed(names)}")
     return [name for name in dict.fromkeys((*ID_FIELDS, fields.title, fields.text)) if name in names]
+
+
+def _listed(names: Collection[str]) -> str:
+    """Column names for a person: of a table without a header they are whatever its first row says."""
+    shown = [name if len(name) <= 40 else f"{name[:40]}..." for name in islice(names, 12)]
+    return ", ".join(shown + ["..."] * (len(names) > 12)) or "nothing"
 
 
 _DEFINITIONS = (
