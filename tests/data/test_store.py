@@ -60,7 +60,8 @@ def test_batches_are_bounded_and_lose_nothing(sizes, limit):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_number_of_workers_changes_nothing(workers, monkeypatch):
     monkeypatch.setattr("revela.data.chunk.BATCH", 100)
-    documents = [Document(f"d{i}", "One two three. " * (i % 11 + 1), kind="code" if i % 5 == 0 else "prose") for i in range(40)]
+    documents = [Document(f"d{i}", "One two three. " * (i % 11 + 1)) for i in range(40)]
+    documents += [Document(f"d{i}.js", "function f() {\n  return 1;\n}\n" * (i % 7), kind="code") for i in range(20)]
     want = [piece for i, d in enumerate(documents) for piece in chunk(d, i, 8)]
     assert list(chunk_all(iter(documents), 8, workers)) == want
 
