@@ -1,6 +1,6 @@
 """The table of docs/results.md: how good is a retriever after some minutes on a laptop, beside all that it must beat?
 
-    python bench/quality.py --data ../shared/data/collections --minutes 20 --other-minutes 10
+    python bench/quality.py --data COLLECTIONS --minutes 20 --other-minutes 10
 
 For each collection, trained on its own raw text: BM25, the backbone untrained with several poolings, with the label-free fit
 (token weights and whitening), the gated preset, MiniLM, and every hybrid; on SciFact also a second seed and the paper preset

@@ -1,6 +1,6 @@
 """What training, encoding and chunking cost, each beside what it should be measured against: `make bench`.
 
-    python bench/speed.py --data ../shared/data/collections/scifact
+    python bench/speed.py --data COLLECTIONS/scifact
 
 A training step, in four forms that alternate in one process (medians of times and ratios; peak memory of each in its own process):
 - ours;

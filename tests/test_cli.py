@@ -84,6 +84,12 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     assert code == 0 and "layer" in out
 
 
+def test_queries_of_a_hub_dataset_are_kept_in_this_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli._queries_file([Path("hub:owner/name:en")], Recipe()) == tmp_path / "owner-name-en.queries.jsonl"
+    assert cli._queries_file([Path("a/b.jsonl")], Recipe()) == tmp_path / "a" / "b.jsonl.queries.jsonl"
+
+
 def bad_json(path: Path) -> None:
     (path / "a.jsonl").write_text('{"text": "one two three four five six"}\n{broken\n')
 
@@ -220,7 +226,7 @@ def test_objectives_from_the_command_line(monkeypatch, capsys, corpus_file, tiny
         "--heads", tmp_path / "heads.json",
     )  # fmt: skip
     assert code == 0, err
-    assert "inject into 16 heads" in out
+    assert "16 heads that look from questions" in out
     saved = json.loads((tmp_path / "dream" / "run.json").read_text())
     assert saved["objective"] == "dream" and saved["tau"] == PRESETS["dream"]["tau"] and saved["learn_gates"]
     code, out, err = run(monkeypatch, capsys, "queries", corpus, *models, *small, "--max-queries", 20, "--show", 2)

@@ -46,7 +46,7 @@ def train(
     Parameters
     ----------
     corpus:
-        Folders of text and code, text files, JSONL; each may be gzipped.
+        Folders, files (text, HTML, source code, JSONL, Parquet, CSV, PDF, StackExchange's Posts.xml; .gz of each), hub:owner/name.
     out:
         Folder for the retriever: a Sentence-Transformers model with metrics.jsonl and training.png.
     preset:
@@ -128,6 +128,7 @@ def index(
     chunk_words: int = 120,
     text_field: str = DEFAULTS.text_field,
     title_field: str = DEFAULTS.title_field,
+    join_titles: bool = DEFAULTS.join_titles,
     max_bad_share: float = DEFAULTS.max_bad_share,
     precision: Precision = "auto",
 ) -> None:
@@ -144,11 +145,13 @@ def index(
     chunk_words:
         Most words in a passage.
     text_field:
-        JSONL field that holds the text.
+        Field or column that holds the text.
     title_field:
-        JSONL field that holds the title.
+        Field or column that holds the title.
+    join_titles:
+        Join neighbouring rows of one title: a file of passages becomes articles again.
     max_bad_share:
-        Share of unreadable lines and files past which indexing stops.
+        Share of unreadable rows and files past which indexing stops.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
@@ -160,7 +163,13 @@ def index(
     from revela.search.store import Index, passages_of
 
     documents, report = read_corpus(
-        corpus, text_field=text_field, title_field=title_field, max_bad_share=max_bad_share, distinct=False, min_words=1
+        corpus,
+        text_field=text_field,
+        title_field=title_field,
+        max_bad_share=max_bad_share,
+        distinct=False,
+        min_words=1,
+        join_titles=join_titles,
     )
     for line in report.lines():
         print(line)
@@ -337,14 +346,24 @@ def heads(
 
 
 def _queries_file(corpus: Sequence[Path], recipe: Recipe) -> Path:
-    first = corpus[0].resolve()
+    name = str(corpus[0])
+    if name.startswith("hub:"):
+        name = name.removeprefix("hub:").replace("/", "-").replace(":", "-")
+    first = Path(name).resolve()
     return Path(recipe.queries_file or first.with_name(f"{first.name}.queries.jsonl"))
 
 
 def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     from revela.data.text import read_corpus
 
-    return read_corpus(corpus, text_field=recipe.text_field, title_field=recipe.title_field, max_bad_share=recipe.max_bad_share)
+    return read_corpus(
+        corpus,
+        text_field=recipe.text_field,
+        title_field=recipe.title_field,
+        max_bad_share=recipe.max_bad_share,
+        near=recipe.near_duplicates,
+        join_titles=recipe.join_titles,
+    )
 
 
 def _divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:

@@ -19,11 +19,15 @@ class Recipe:
 
     # Corpus
     text_field: str = "text"
-    "JSONL field that holds the text."
+    "Field of JSONL, or column of a table, that holds the text."
     title_field: str = "title"
-    "JSONL field that holds the title, where there is one."
+    "Field or column that holds the title, where there is one."
+    join_titles: bool = False
+    "Join neighbouring rows of one title: a file of passages becomes articles again."
+    near_duplicates: float = 0.8
+    "Drop documents that share this much of their wording with an earlier one (Jaccard, runs of five words); 0: keep them."
     max_bad_share: float = 0.01
-    "Share of unreadable lines and files past which the run stops."
+    "Share of unreadable rows and files past which the run stops."
     chunk_words: int = 48
     "Most words in a chunk; chunks are whole sentences, or whole functions and blocks of code."
     group_size: int = 16

@@ -26,9 +26,12 @@ def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
     kept = stored(Chunk, iter(CHUNKS))
     assert list(kept) == CHUNKS and len(kept) == 50
     assert kept[0] == CHUNKS[0] and kept[-1] == CHUNKS[-1] and kept[17] == CHUNKS[17] and kept[10:20:3] == CHUNKS[10:20:3]
+    assert kept.value(17, "text") == CHUNKS[17].text and kept.chosen([3, 40]).value(-1, "document") == 13
     with pytest.raises(IndexError):
         kept[50]
     np.testing.assert_array_equal(kept.column("document"), [c.document for c in CHUNKS])
+    for rows in ([0, 2, 3, 17, 40, 49], [], [49], [2, 2, 3]):
+        assert list(kept.chosen(rows)) == [CHUNKS[i] for i in rows]
     some = kept.chosen([3, 40, 4]).chosen([1, 2])
     assert list(some) == [CHUNKS[40], CHUNKS[4]] and some[0] == CHUNKS[40] and some.column("document").tolist() == [13, 1]
 
@@ -57,7 +60,8 @@ def test_batches_are_bounded_and_lose_nothing(sizes, limit):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_number_of_workers_changes_nothing(workers, monkeypatch):
     monkeypatch.setattr("revela.data.chunk.BATCH", 100)
-    documents = [Document(f"d{i}", "One two three. " * (i % 11 + 1), kind="code" if i % 5 == 0 else "prose") for i in range(40)]
+    documents = [Document(f"d{i}", "One two three. " * (i % 11 + 1)) for i in range(40)]
+    documents += [Document(f"d{i}.js", "function f() {\n  return 1;\n}\n" * (i % 7), kind="code") for i in range(20)]
     want = [piece for i, d in enumerate(documents) for piece in chunk(d, i, 8)]
     assert list(chunk_all(iter(documents), 8, workers)) == want
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from revela.data import text as module
+from revela.data.sources import files
 from revela.data.text import read_corpus
 from revela.errors import RevelaError
 
@@ -61,7 +61,7 @@ def test_wrong_encoding_is_named(tmp_path):
 
 
 def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
     (tmp_path / "a.jsonl").write_text(lines({"text": "x " * 5000}, {"text": SENTENCE}))
     documents, report = read_corpus([tmp_path], max_bad_share=0.9)
     assert [d.text for d in documents] == [SENTENCE]

@@ -9,13 +9,13 @@ abbreviations, and it would rather miss a boundary than invent one.
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from revela.data.batches import batches, ordered_map
+from revela.data.code import joined, split_lines, units
 from revela.types import Chunk, Document
 
 BATCH = 2**20  # characters that a worker process takes at a time
@@ -58,8 +58,8 @@ def _measure(numbered: Sequence[tuple[int, Document]], max_words: int) -> list[l
 
 
 def _piece_lengths(document: Document, max_words: int) -> list[int]:
-    split = _code_units if document.kind == "code" else sentences
-    return [len(piece) for piece in _pack(_fit(split(document.text), max_words), max_words)]
+    pieces = units(document.text, document.id) if document.kind == "code" else sentences(document.text)
+    return [len(piece) for piece in _pack(_fit(pieces, max_words), max_words)]
 
 
 def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chunk]:
@@ -88,51 +88,14 @@ def sentences(text: str) -> list[str]:
     return out
 
 
-def _code_units(text: str) -> list[str]:
-    """Functions and classes of Python by its own parser; of any other language, blocks that start after a blank line at the margin."""
-    lines = text.splitlines(keepends=True)
-    starts = _python_starts(text)
-    if starts is None:
-        starts = {i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip() and not lines[i][0].isspace()}
-    return _split_lines(lines, starts)
-
-
-def _python_starts(text: str) -> set[int] | None:
-    """Line indices where a function, method or class begins (with its decorators), or None if this is not Python."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    starts = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if node.col_offset <= 4:  # a function inside a function stays with it
-                starts.add(first - 1)
-    return starts
-
-
-def _split_lines(lines: list[str], starts: Container[int]) -> list[str]:
-    units: list[str] = []
-    current: list[str] = []
-    for i, line in enumerate(lines):
-        if current and i in starts:
-            units.append("".join(current))
-            current = []
-        current.append(line)
-    if current:
-        units.append("".join(current))
-    return units
-
-
 def _fit(pieces: Iterable[str], max_words: int) -> Iterator[str]:
     """Pass pieces that fit; cut the others at blank lines, then at line ends, then between words."""
     for piece in pieces:
         if len(piece.split()) <= max_words:
             yield piece
             continue
-        lines = piece.splitlines(keepends=True)
-        blocks = _split_lines(lines, {i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip()})
+        lines = split_lines(piece)
+        blocks = joined(lines, {i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip()})
         if len(blocks) > 1:
             yield from _pack(_fit(blocks, max_words), max_words)
         elif len(lines) > 1:

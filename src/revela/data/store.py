@@ -50,17 +50,31 @@ class Stored(Sequence[Item], Generic[Item]):
     def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        batch, row = self._place(index)
+        return self._kind(*(column[row].as_py() for column in batch.columns))
+
+    def value(self, index: int, name: str) -> Any:
+        """One field of one item."""
+        batch, row = self._place(index)
+        return batch.column(name)[row].as_py()
+
+    def _place(self, index: int) -> tuple[Any, int]:
+        """The batch that holds an item, and where in it."""
         place = range(len(self))[index]  # counts from the end, and refuses what is outside
         row = place if self._rows is None else int(self._rows[place])
         batch = int(np.searchsorted(self._ends, row, side="right"))
-        start = int(self._ends[batch - 1]) if batch else 0
-        return self._kind(*(column[row - start].as_py() for column in self._batches[batch].columns))
+        return self._batches[batch], row - (int(self._ends[batch - 1]) if batch else 0)
 
     def __iter__(self) -> Iterator[Item]:
-        if self._rows is not None:
+        if self._rows is not None and (np.diff(self._rows) <= 0).any():
             yield from (self[i] for i in range(len(self)))
             return
-        for batch in self._batches:
+        start = 0
+        for batch, end in zip(self._batches, self._ends.tolist(), strict=True):
+            if self._rows is not None:  # in the file's order, so that each batch is read once
+                first, last = np.searchsorted(self._rows, (start, end))
+                batch = batch.take(self._rows[first:last] - start)
+            start = end
             yield from (self._kind(*row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
     def column(self, name: str) -> NDArray[Any]:
@@ -68,6 +82,13 @@ class Stored(Sequence[Item], Generic[Item]):
         parts = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._batches]
         whole = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return whole if self._rows is None else whole[self._rows]
+
+    def arrays(self, name: str) -> Iterator[Any]:
+        """One field of every item as Arrow arrays, batch by batch and without a copy; not of a view."""
+        if self._rows is not None:
+            raise ValueError("a view has no arrays of its own")
+        for batch in self._batches:
+            yield batch.column(name)
 
     def chosen(self, rows: Iterable[int]) -> Stored[Item]:
         """A view of these items, in this order."""
