@@ -63,6 +63,8 @@ def score_query_heads(
     gains_LH = torch.zeros(lm.n_layers, lm.n_heads)
     count = 0
     for prompt, tail, answer_Q in examples:
+        prompt, tail = ({k: v.to(lm.device) for k, v in side.items()} for side in (prompt, tail))
+        answer_Q = answer_Q.to(lm.device)
         asked = read_candidates(lm, prompt, tail)
         mass = AttentionMass(asked)
         lm.predict(asked.tails, mix=mass, before=asked.memory)
