@@ -80,7 +80,8 @@ def document_attention(
     if kernel == "triton":
         from revela.objectives.kernels.document_attention import TritonDocumentAttention as function
     elif v_norm:
-        value_GSD = torch.cat([value_GSD, value_GSD.norm(dim=-1, keepdim=True)], dim=-1)
+        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)  # CUDA's autocast gives it in fp32
+        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
     mixed: Tensor = function.apply(
         query_HTD, key_GSD, value_GSD, weights_AB, tuple(lengths), tuple(rows or lengths), scale, v_norm, epsilon
     )
