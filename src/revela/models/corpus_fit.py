@@ -195,6 +195,7 @@ def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tenso
 
 
 def _set_modules(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:
+    device = model.device  # an empty model has none
     model._modules.clear()
     for i, part in enumerate(parts):
-        model.add_module(str(i), part.to(model.device))
+        model.add_module(str(i), part.to(device))

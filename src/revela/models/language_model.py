@@ -244,7 +244,7 @@ class LanguageModel(nn.Module):
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
         """Drop the padding of a batch, wherever it is. Each chunk's positions count from 0."""
         keep = mask_BL.bool()
-        lengths = tuple(int(n) for n in keep.sum(dim=1))
+        lengths = tuple(keep.sum(dim=1).tolist())
         return Packed(ids_BL[keep][None].to(self.device), Layout(lengths, self.device))
 
     def read(self, packed: Packed, layers: Sequence[int]) -> Memory:

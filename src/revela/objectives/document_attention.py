@@ -80,7 +80,8 @@ def document_attention(
     if kernel == "triton":
         from revela.objectives.kernels.document_attention import TritonDocumentAttention as function
     elif v_norm:
-        value_GSD = torch.cat([value_GSD, value_GSD.norm(dim=-1, keepdim=True)], dim=-1)
+        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)  # CUDA's autocast gives it in fp32
+        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
     mixed: Tensor = function.apply(
         query_HTD, key_GSD, value_GSD, weights_AB, tuple(lengths), tuple(rows or lengths), scale, v_norm, epsilon
     )
@@ -193,10 +194,13 @@ class _Turn:
 def _turns(
     query_HTD: Tensor, key_GSD: Tensor, weights_AB: Tensor, lengths: Sequence[int], rows: Sequence[int], scale: float, epsilon: float
 ) -> Iterator[_Turn]:
-    owner_T = torch.repeat_interleave(torch.tensor(rows)).to(query_HTD.device)
+    owner_T = torch.repeat_interleave(torch.tensor(rows)).to(query_HTD.device, non_blocking=True)
     is_read_AB = weights_AB.detach() > epsilon
     kept_AB = (weights_AB.detach() * is_read_AB).to(query_HTD.dtype)
     readers_B = is_read_AB.sum(dim=0).tolist()
+    if any(0 < n < NEARLY_ALL * len(rows) for n in readers_B):  # found all at once: a GPU waits each time that it has to say how many
+        is_read_TB = is_read_AB[owner_T]
+        rows_of_B = torch.split(is_read_TB.T.nonzero()[:, 1].contiguous(), is_read_TB.sum(dim=0).tolist())
     query_HTD = query_HTD * scale
     start = 0
     for j, length in enumerate(lengths):
@@ -204,7 +208,7 @@ def _turns(
         start += length
         if not readers_B[j]:
             continue
-        rows_R = None if readers_B[j] >= NEARLY_ALL * len(rows) else is_read_AB[:, j][owner_T].nonzero().squeeze(1)
+        rows_R = None if readers_B[j] >= NEARLY_ALL * len(rows) else rows_of_B[j]
         owner_R = owner_T if rows_R is None else owner_T[rows_R]
         picked_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
         query_GRD = picked_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])

@@ -30,15 +30,16 @@ def probe_heads(lm: ReadableLM, groups: Iterable[tuple[Any, Tensor]]) -> Tensor:
     scores_LH = torch.zeros(lm.n_layers, lm.n_heads)
     count = 0
     for packed, document_B in groups:
+        document_B = document_B.to(packed.ids_1T.device)
         same_BB = document_B[:, None] == document_B[None, :]
         other_BB = ~same_BB
         same_BB.fill_diagonal_(False)
         memory = lm.read(packed, range(lm.n_layers))
         for sign, pairs_BB in ((-1.0, same_BB), (1.0, other_BB)):
             weights_BB = pairs_BB.float() / pairs_BB.sum(dim=1, keepdim=True).clamp(min=1)
-            gates_LH = torch.full((lm.n_layers, lm.n_heads), BASE_GATE, requires_grad=True)
+            gates_LH = torch.full((lm.n_layers, lm.n_heads), BASE_GATE, device=document_B.device, requires_grad=True)
             loss = lm.loss(packed, memory, InBatchAttention(weights_BB, packed.lengths, gates_LH, v_norm=False))
-            scores_LH += sign * torch.autograd.grad(loss, gates_LH)[0]
+            scores_LH += sign * torch.autograd.grad(loss, gates_LH)[0].cpu()
         count += 1
     return scores_LH / max(1, count)
 

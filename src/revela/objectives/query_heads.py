@@ -93,6 +93,7 @@ def score_query_heads(
     heads = [(layer, head) for layer in range(lm.n_layers) for head in range(lm.n_heads)]
     gains_K, count = torch.zeros(len(heads)), 0
     for prompt, tail, answer_Q in examples:
+        prompt, tail = ({k: v.to(lm.device) for k, v in side.items()} for side in (prompt, tail))
         scores_KQB = candidate_scores(lm, prompt, tail, heads, drop_outliers)
         answer_KQ1 = answer_Q[None, :, None].to(scores_KQB.device).expand(len(heads), -1, 1)
         rank_KQ = (scores_KQB > scores_KQB.gather(2, answer_KQ1)).sum(dim=2)

@@ -68,9 +68,11 @@ def in_batch_weights(
         query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
     with torch.autocast(query_BD.device.type, enabled=False):
         scores_BB = query_BD @ passage_BD.T
-        diagonal_BB = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
+        size = len(scores_BB)
+        diagonal_BB = torch.eye(size, dtype=torch.bool, device=scores_BB.device)
         if standardise:
-            others_BB = scores_BB[~diagonal_BB].view(len(scores_BB), -1)
+            # All but the diagonal, without asking a GPU how many there are.
+            others_BB = scores_BB.flatten()[1:].view(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
             scores_BB = scores_BB / (others_BB.var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
         return (scores_BB / tau).masked_fill(diagonal_BB, -torch.inf).softmax(dim=-1)
 

@@ -235,8 +235,8 @@ class TritonDocumentAttention(torch.autograd.Function):
         query_HTD, key_GSD, value_GSD, weights_AB = (t.contiguous() for t in (query_HTD, key_GSD, value_GSD, weights_AB))
         device = query_HTD.device
         lengths_B = torch.tensor(lengths)
-        owner_T = torch.repeat_interleave(torch.tensor(rows)).to(device)
-        bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths_B.cumsum(0)]).to(device)
+        owner_T = torch.repeat_interleave(torch.tensor(rows)).to(device, non_blocking=True)
+        bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths_B.cumsum(0)]).to(device, non_blocking=True)
         heads, n_rows, width = query_HTD.shape
         ctx.numbers = n_rows, key_GSD.shape[1], len(lengths), scale, epsilon, V_NORM_EPS
         ctx.constants = dict(
@@ -272,7 +272,7 @@ class TritonDocumentAttention(torch.autograd.Function):
             to_key, to_value = torch.empty_like(key_GSD), torch.empty_like(value_GSD)
             bounds = [0, *torch.tensor(ctx.lengths).cumsum(0).tolist()]
             blocks = [(j, start) for j, length in enumerate(ctx.lengths) for start in range(bounds[j], bounds[j] + length, KEYS)]
-            document, start = torch.tensor(blocks, device=query_HTD.device).T.contiguous()
+            document, start = torch.tensor(blocks).T.contiguous().to(query_HTD.device, non_blocking=True)
             grid = (len(blocks), len(key_GSD))
             _backward_keys[grid](*inputs, gradient_HTD, document, start, to_key, to_value, *ctx.numbers, **ctx.constants)
         return to_query, to_key, to_value, to_weights.to(weights_AB.dtype), None, None, None, None, None
