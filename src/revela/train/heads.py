@@ -5,6 +5,7 @@ Revela gates the heads that look to a related document, DREAM injects into those
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -121,7 +122,7 @@ def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[li
 def _questions(recipe: Recipe, rows: Stored[Chunk], make: PromptMaker) -> Iterator[tuple[Batch, Batch, Tensor]]:
     """Prompt, tail with "N/A" as its last question, and the candidate that answers each of the others."""
     asked = 0
-    for group in order_of_groups(recipe, rows)(0):
+    for group in order_of_groups(dataclasses.replace(recipe, groups="document"), rows)(0):
         members = [rows[i] for i in group]
         answers = [i for i, member in enumerate(members) if member.query]
         questions = [(members[i].query, i) for i in answers]
