@@ -135,6 +135,12 @@ class Recipe:
     lm_prompt: Literal["plain", "chat"] = "plain"
     "What the LM reads around passages and questions; chat: its own chat template."
 
+    # Objective: infonce, crop
+    drop_false_negatives: bool = False
+    "Compare a query with no passage that --surrogate finds as near to it as its own."
+    margin: float = 0.0
+    "Nor with one that comes so close to that, in cosine."
+
     # Objective: replug
     tau_lm: float = 1e-3
     "Temperature of the LM's log-likelihoods."

@@ -138,9 +138,8 @@ LINES = [["a", "b", "c"], {"src": "posts", "text": ["d", "e", "f", "g"]}, ["h", 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
 def test_the_hub_layout_is_read(tmp_path, ending):
     path = tmp_path / f"corpus.{ending}"
-    opened = gzip.open(path, "wt") if ending.endswith("gz") else path.open("w")
-    with opened as file:
-        file.write("\n".join(map(json.dumps, LINES)) + "\n\n")
+    text = ("\n".join(map(json.dumps, LINES)) + "\n\n").encode()
+    path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
     assert holds_groups(path)
     assert [d.id for d in group_documents(path, 3)] == [f"{path.name}:1", "posts:2", f"{path.name}:3"]
     rows = list(group_rows(path, 3, frozenset({"posts:2"})))

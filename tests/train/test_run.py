@@ -276,6 +276,21 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
 
 
+@pytest.mark.parametrize("name", ["infonce", "crop"])
+def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, name):
+    """The tiny decoder as its own surrogate, once it is a folder that Sentence Transformers opens."""
+    quiet = dict(say=lambda _: None)
+    train(dataclasses.replace(recipe, max_steps=1), documents, tmp_path / "surrogate", **quiet)
+    settings = {**PRESETS[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 2, "surrogate": str(tmp_path / "surrogate")}
+    recipe = dataclasses.replace(recipe, **settings)
+    found = []
+    for changes in ({}, {"drop_false_negatives": True}, {"drop_false_negatives": True, "margin": 3.0}):
+        out = tmp_path / f"out-{len(found)}"
+        train(dataclasses.replace(recipe, **changes), documents, out, **quiet)
+        found.append(losses(out)[1])
+    assert found[0] > found[1] and found[2] == 0.0  # with that margin nothing but its own passage is left
+
+
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(recipe, taught_lm_folder, documents, tmp_path):
     from revela.models.weights import resolve
     from revela.train.heads import save_heads
@@ -299,6 +314,7 @@ def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_
         "keeps the LM frozen": {**PRESETS["replug"], "lm_lora": True},
         "must be shares": {**PRESETS["crop"], "crop_least": 0.9},
         "more than the 2,048": {**PRESETS["dream"], **OBJECTIVES["dream"], "lm_tokens": 256},
+        "give --surrogate": {**PRESETS["crop"], "drop_false_negatives": True},
         "no chat template": {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 2, "lm_prompt": "chat"},
     }
     for message, settings in cases.items():
