@@ -28,14 +28,16 @@ class Recipe:
     "Most words in a chunk; chunks are whole sentences, or whole functions and blocks of code."
     group_size: int = 16
     "Chunks that are compared with one another."
-    groups: Literal["document", "random", "cluster"] = "document"
-    "What is compared with one another: chunks of a document, any chunks, or similar ones, as --surrogate finds them."
+    groups: Literal["document", "random", "cluster", "iterative"] = "document"
+    "What is compared: chunks of a document, any, or similar ones, as --surrogate finds them or (iterative) the retriever in training."
     surrogate: str = ""
     "Model that tells which chunks are similar: as for --model; empty: their words do, by the retriever's own token embeddings."
     surrogate_tokens: int = 64
     "Longest text that it reads, in tokens."
     cluster_size: int = 0
     "Most chunks in a cluster of similar ones; 0: as many as in a group."
+    regroup_every: int = 200
+    "Updates between two rebuildings of iterative groups."
     neighbours: Literal["similar", "random"] = "similar"
     "Which short documents fill a group together: those with similar words, or any."
     held_out: float = 0.05

@@ -39,9 +39,9 @@ def test_of_equals_the_first_comes_first():
 @given(st.integers(0, 90), st.sampled_from([1, 3, 8]), st.integers(0, 3), st.booleans())
 def test_every_chunk_once_whatever_the_vectors(count, size, seed, alike):
     vectors = np.zeros((count, 4), dtype=np.float32) if alike else points(count, 4, seed)
-    order = tour(vectors, size, seed)
+    order = tour(vectors, None, size, seed)
     assert sorted(order.tolist()) == list(range(count))
-    assert order.tolist() == tour(vectors, size, seed).tolist()
+    assert order.tolist() == tour(vectors, None, size, seed).tolist()
 
 
 @pytest.mark.parametrize("branch", [4, 256])  # several levels, or one
@@ -55,12 +55,12 @@ def test_like_stands_beside_like(monkeypatch, branch, sample):
     def same_neighbour(order):
         return np.mean(kinds[order][1:] == kinds[order][:-1])
 
-    assert same_neighbour(tour(vectors, 16, 0)) > 0.85 > 0.2 > same_neighbour(np.arange(len(kinds)))
+    assert same_neighbour(tour(vectors, None, 16, 0)) > 0.85 > 0.2 > same_neighbour(np.arange(len(kinds)))
 
 
 def test_a_cluster_of_one_and_a_large_one_both_find_their_place():
     vectors = np.concatenate([np.zeros((40, 2)), [[9.0, 0.0]], [[9.1, 0.0]]]).astype(np.float32)
-    order = tour(vectors, 8, 0).tolist()
+    order = tour(vectors, None, 8, 0).tolist()
     assert sorted(order) == list(range(42)) and abs(order.index(40) - order.index(41)) == 1
 
 
@@ -72,7 +72,7 @@ def test_pairs_that_answer_each_other_the_other_way_round_are_near():
     kinds = np.arange(40) % 2
     queries, passages = np.stack([a, b])[kinds] + 0.01 * points(40, 2, 0), np.stack([b, a])[kinds] + 0.01 * points(40, 2, 1)
     own, swapped = paired(queries, passages)
-    assert sorted(tour(own, 10, 0, swapped).tolist()) == list(range(40))
+    assert sorted(tour(own, swapped, 10, 0).tolist()) == list(range(40))
 
 
 def test_the_second_points_move_the_centroids():
@@ -87,8 +87,8 @@ def test_the_second_points_move_the_centroids():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fastkmeans, "FastKMeans", Spy)
-        tour(points(30, 4, 0), 15, 0)
-        tour(points(30, 4, 0), 15, 0, points(30, 4, 1))
+        tour(points(30, 4, 0), None, 15, 0)
+        tour(points(30, 4, 0), points(30, 4, 1), 15, 0)
     assert seen[0] == 30 and 60 in seen
 
 
@@ -100,5 +100,5 @@ def test_random_numbers_of_others_are_left_alone():
     torch.manual_seed(5)
     np.random.seed(5)
     random.seed(5)
-    tour(points(60, 4, 0), 5, 0)
+    tour(points(60, 4, 0), None, 5, 0)
     assert torch.equal(torch.rand(3), expected[0]) and (np.random.rand(3) == expected[1]).all() and random.random() == expected[2]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -62,7 +63,7 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
     "changes",
     [
         {},
-        {"learn_tau": True, "learn_gates": True},
+        {"learn_tau": True, "learn_gates": True, "groups": "iterative", "regroup_every": 2},
         {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2},
         {**PRESETS["crop"], "group_size": 8, "crop_window": 30, "crop_deletion": 0.1},
         {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "injected_heads": 3},
@@ -274,6 +275,45 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught
     assert len(found) == 30 and sum(found[-5:]) < sum(found[:5])
     model = load_retriever(out)
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
+
+
+def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
+    from revela.train.rows import IterativeGroups, training_chunks
+
+    class ByWord:
+        """Chunks are alike that share this many of their words' beginnings."""
+
+        calls = 0
+
+        def encode_passages(self, texts, progress=False):
+            ByWord.calls += 1
+            topics = [
+                "ocean",
+                "engine",
+                "garden",
+                "planet",
+                "market",
+                "violin",
+                "enzyme",
+                "castle",
+                "glacier",
+                "circuit",
+                "recipe",
+                "harbour",
+            ]
+            return np.array([[text.lower().count(topic) for topic in topics] for text in texts], dtype=np.float32)
+
+    rows = training_chunks(recipe, documents)
+    recipe = dataclasses.replace(recipe, groups="iterative", regroup_every=10)
+    groups = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    first, second = list(groups(0)), list(groups(1))
+    assert len(first) == len(second) == 10 and first != second and all(len(set(group)) == 8 for group in first)
+    assert len({i for group in first for i in group}) == 80
+    kinds = [{int(rows[i].document) % 12 for i in group} for group in first]
+    assert sum(map(len, kinds)) / len(kinds) < 2.5  # of eight
+    calls = ByWord.calls
+    again = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    assert list(again(0)) == first and list(again(1)) == second and ByWord.calls == calls
 
 
 @pytest.mark.parametrize("name", ["infonce", "crop"])

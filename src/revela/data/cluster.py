@@ -23,14 +23,14 @@ SAMPLE = BRANCH * 256  # vectors that k-means looks at, and that are read at a t
 ROWS, CENTROIDS = 4096, 1024  # of the matrix of distances that k-means holds at a time
 
 
-def tour(vectors_ND: Vectors, size: int, seed: int, swapped_ND: Vectors | None = None) -> NDArray[np.int64]:
+def tour(vectors_ND: Vectors, swapped_ND: Vectors | None, size: int, seed: int) -> NDArray[np.int64]:
     """All N indices in an order in which neighbours are similar; the same for the same vectors and seed.
 
     Args:
         vectors_ND: a vector each.
+        swapped_ND: for pairs, from ``paired``: second vectors of the same chunks, which k-means sees and does not place.
         size: most members of a cluster. Inside one the order is random.
         seed: of the run.
-        swapped_ND: for pairs, from ``paired``: second vectors of the same chunks, which k-means sees and does not place.
     """
     rng = np.random.default_rng(seed)
     order: list[NDArray[np.int64]] = []

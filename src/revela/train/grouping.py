@@ -56,6 +56,8 @@ def build_groups(
     quieten()
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
+    if recipe.groups == "iterative":
+        raise RevelaError("iterative groups are built while a retriever trains: give --groups iterative to revela train")
     if shares and (len(shares) != len(sources) or min(shares) <= 0):
         raise RevelaError(f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one above 0")
     ready = [source for source in sources if holds_groups(source)]

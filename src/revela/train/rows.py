@@ -7,7 +7,8 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ from revela.data.groups import Groups, document_groups, random_groups, spread_gr
 from revela.data.shards import GroupFolder
 from revela.data.store import Stored, Texts, stored, vectors_on_disk
 from revela.errors import RevelaError
+from revela.files import whole
 from revela.models.corpus_fit import lexical_vectors
 from revela.models.retriever import load_encoder
 from revela.models.weights import find_weights, fingerprint
-from revela.types import Chunk, Document, Say, Vectors
+from revela.types import Chunk, Document, Encoder, Say, Vectors
 
 ASKING = ("dream", "infonce")  # objectives that need queries
 WRITING_BATCH = 32
 ENCODING_BATCH = 2**14  # texts of a corpus that are encoded between two writes to disk
+POOL = 8  # chunks that iterative groups are chosen from, for each that a round needs
 NEIGHBOUR_CHARACTERS = 2000  # of a document, that say what it is about
 
 Model = Callable[[], SentenceTransformer]
@@ -102,7 +105,7 @@ def order_of_groups(
     groups: Groups
     if recipe.groups == "random":
         groups = functools.partial(random_groups, len(rows), recipe.group_size, recipe.seed)
-    elif recipe.groups == "cluster":
+    elif recipe.groups in ("cluster", "iterative"):
         groups = functools.partial(tour_groups, [np.arange(len(rows)) if tour_N is None else tour_N], recipe.group_size, recipe.seed)
     else:
         build = spread_groups if recipe.objective == "crop" else document_groups
@@ -135,32 +138,80 @@ def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
 
 def chunk_tour(recipe: Recipe, rows: Stored[Chunk], model: Model, say: Say) -> NDArray[np.int64]:
     """The rows in an order in which like stands beside like; pairs of query and chunk by both."""
-    texts = Texts(rows, lambda row: row.text)
     began = time.monotonic()
     if recipe.surrogate:
-        encoder = load_encoder(find_weights(recipe.surrogate, "", say), recipe.precision, recipe.surrogate_tokens)
-        passages_ND = _encoded(encoder.encode_passages, texts)
+        encoder: Encoder = load_encoder(find_weights(recipe.surrogate, "", say), recipe.precision, recipe.surrogate_tokens)
     else:
-        passages_ND = lexical_vectors(model(), texts, recipe.token_weighting)
-    swapped_ND = None
-    if recipe.objective in ASKING:
-        asked = Texts(rows, lambda row: row.query or row.text)
-        if recipe.surrogate:
-            queries_ND = _encoded(encoder.encode_queries, asked)
-        else:
-            queries_ND = lexical_vectors(model(), asked, recipe.token_weighting)
-        passages_ND, swapped_ND = paired(queries_ND, passages_ND)
+        encoder = _Words(model(), recipe.token_weighting)
+    vectors = _vectors(recipe, rows, encoder, progress=True)
     embedded = time.monotonic()
-    tour_N = tour(passages_ND, recipe.cluster_size or recipe.group_size, recipe.seed, swapped_ND)
+    tour_N = tour(*vectors, recipe.cluster_size or recipe.group_size, recipe.seed)
     say(f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in {time.monotonic() - embedded:.0f} s")
     return tour_N
 
 
-def _encoded(encode: Callable[[Sequence[str]], Vectors], texts: Texts) -> Vectors:
+class IterativeGroups:
+    """Groups of what the retriever in training finds similar, built anew every so many updates from a random part of the corpus.
+
+    Called with the number of a round, gives its groups. They are kept, so that a run that is resumed goes through the same ones.
+
+    Args:
+        recipe: says how often, and how large groups are.
+        rows: what they are made of.
+        encoder: the retriever as it is when a round begins.
+        folder: where rounds are kept, until the run ends.
+    """
+
+    def __init__(self, recipe: Recipe, rows: Stored[Chunk], encoder: Encoder, folder: Path) -> None:
+        self.recipe, self.rows, self.encoder, self.folder = recipe, rows, encoder, folder
+
+    def __call__(self, round_: int) -> Iterator[list[int]]:
+        file = self.folder / f"groups-{round_}.npy"
+        if not file.is_file():
+            groups = np.array(self._build(round_), dtype=np.int64)
+            with whole(file) as temporary:
+                np.save(temporary, groups)
+        yield from np.load(file).tolist()
+
+    def _build(self, round_: int) -> list[list[int]]:
+        recipe = self.recipe
+        size, wanted = recipe.group_size, recipe.regroup_every * recipe.groups_per_step
+        rng = np.random.default_rng([recipe.seed, round_])
+        some = np.sort(rng.choice(len(self.rows), min(len(self.rows), POOL * wanted * size), replace=False))
+        rows = self.rows.chosen(some)
+        order = tour(*_vectors(recipe, rows, self.encoder), recipe.cluster_size or size, int(rng.integers(2**31)))
+        groups = _asking(recipe, rows, functools.partial(tour_groups, [order], size, recipe.seed))(round_)
+        return [some[group].tolist() for group in islice(groups, wanted)]
+
+
+class _Words:
+    """The ``Encoder`` that reads words only, without running a model."""
+
+    def __init__(self, model: SentenceTransformer, token_weighting: float) -> None:
+        self.model, self.token_weighting = model, token_weighting
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        return lexical_vectors(self.model, texts, self.token_weighting)
+
+    encode_queries = encode_passages
+
+
+def _vectors(recipe: Recipe, rows: Stored[Chunk], encoder: Encoder, progress: bool = False) -> tuple[Vectors, Vectors | None]:
+    """What ``tour`` reads: vectors of the chunks; for an objective that asks, of the pairs of query and chunk."""
+    passages_ND = _encoded(encoder, encoder.encode_passages, Texts(rows, lambda row: row.text), progress)
+    if recipe.objective not in ASKING:
+        return passages_ND, None
+    asked = Texts(rows, lambda row: row.query or row.text)
+    return paired(_encoded(encoder, encoder.encode_queries, asked, progress), passages_ND)
+
+
+def _encoded(encoder: Encoder, encode: Callable[[Sequence[str]], Vectors], texts: Texts, progress: bool) -> Vectors:
     """Vectors of many texts, a part at a time."""
+    if isinstance(encoder, _Words):  # it weighs a word by all texts, and reads a part at a time itself
+        return encode(texts)
     first = encode(texts[:1])
     vectors_ND = vectors_on_disk(len(texts), first.shape[1])
-    with tqdm(total=len(texts), unit="text") as bar:
+    with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
         for start in range(0, len(texts), ENCODING_BATCH):
             some = texts[start : start + ENCODING_BATCH]
             vectors_ND[start : start + len(some)] = encode(some)

@@ -29,7 +29,7 @@ from revela.models.export import model_card, save_retriever
 from revela.models.quiet import quieten
 from revela.models.weights import find_weights
 from revela.train.objectives import Materials, build_objective
-from revela.train.rows import ASKING, order_of_groups, similar_groups, stored_order, training_chunks, training_rows
+from revela.train.rows import ASKING, IterativeGroups, order_of_groups, similar_groups, stored_order, training_chunks, training_rows
 from revela.train.trainer import Best, GroupSampler, GroupTrainer, saved_checkpoints
 from revela.train.watch import Clock, Metrics, Watch, plot
 from revela.types import Chunk, Document, Encoder, Say
@@ -111,10 +111,13 @@ def train(
     bf16 = retrievers.uses_bf16(recipe.precision, device)
     folder = find_weights(recipe.model, recipe.offline_model, say)
     model = untrained_retriever(recipe, folder, documents, say)
-    groups = folder_groups or similar_groups(recipe, documents, rows, lambda: model, say)
     full_length = model.max_seq_length or recipe.max_tokens
     model.max_seq_length = min(full_length, recipe.lm_tokens)  # what training reads; the saved model reads on
     encoder = retrievers.RetrieverEncoder(model, bf16)
+    if recipe.groups == "iterative":
+        groups: Groups = IterativeGroups(recipe, rows, encoder, out / "checkpoints")
+    else:
+        groups = folder_groups or similar_groups(recipe, documents, rows, lambda: model, say)
     untrained = check(encoder) if check else {}
     if check:
         say(f"untrained: {_describe(untrained, {})}")
