@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TEXTS = 1024  # tokenized at a time
+COUNTED = 20_000  # texts, of many more, that say how frequent a word is
 RIDGE = 1e-2  # of the mean eigenvalue: what keeps directions that the sample never used from blowing up
 
 
@@ -88,7 +89,7 @@ def lexical_vectors(model: SentenceTransformer, texts: Sequence[str], token_weig
         texts: documents, or the beginnings of long ones; read a few at a time, twice, and so are the vectors written.
         token_weighting: a of a / (a + p); 0: all tokens weigh the same.
     """
-    counts_V = _token_counts(model.tokenizer, texts)
+    counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
     weight_V = _token_weights(counts_V, token_weighting)
     table_VD = _lexical_table(model, counts_V, weight_V)
     vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
