@@ -103,3 +103,14 @@ def test_groups_need_a_folder(monkeypatch, capsys, corpus_file, tmp_path):
     assert code == 2 and "give --out" in err
     code, _, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path)
     assert code == 2 and "exists" in err
+
+
+def test_dream_trains_on_stored_questions(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+    flags = (*BUILD, *models(tiny_lm_folder), "--objective", "dream", "--queries", "title", "--lm-tokens", "32")
+    code, _, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path / "g", *flags)
+    assert code == 0, err
+    rest = ("--layers", "2", "--lora-rank", "4", "--precision", "fp32", "--max-steps", "1", "--max-minutes", "0")
+    code, said, err = run(monkeypatch, capsys, "train", tmp_path / "g", "--out", tmp_path / "model", *flags, *rest)
+    assert code == 0 and "inject into" in said, err
+    code, _, err = run(monkeypatch, capsys, "queries", tmp_path / "g", *flags)
+    assert code == 2 and "holds groups" in err
