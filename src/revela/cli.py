@@ -7,6 +7,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from cyclopts.config import Dict
 from revela.config import PRESETS, Precision, Recipe
 from revela.errors import RevelaError
 from revela.files import whole
-from revela.terminal import print_hits, print_scores, print_table, snippet
+from revela.terminal import print_group, print_hits, print_scores, print_table, snippet
 
 app = App(
     name="revela",
@@ -47,6 +48,7 @@ def train(
     ----------
     corpus:
         Folders, files (text, HTML, source code, JSONL, Parquet, CSV, PDF, StackExchange's Posts.xml; .gz of each), hub:owner/name.
+        Or one folder of groups, made by revela groups.
     out:
         Folder for the retriever: a Sentence-Transformers model with metrics.jsonl and training.png.
     preset:
@@ -258,6 +260,43 @@ def queries(
 
 
 @app.command
+def groups(
+    corpus: Corpus,
+    *,
+    out: Path | None = None,
+    show: int = 0,
+    shares: Annotated[list[float], Several] = [],  # noqa: B006
+    recipe: Annotated[Recipe, Flat] = DEFAULTS,
+) -> None:
+    """Build the groups of chunks that training compares with one another, look at them, and keep them for train.
+
+    Parameters
+    ----------
+    corpus:
+        As for train; or JSONL of groups, a line being a list of texts or {"src": ..., "text": [...]}; or a folder of groups, to look at.
+    out:
+        Folder for the groups.
+    show:
+        Print so many groups.
+    shares:
+        What share of the groups each corpus has, as weights; none: all groups of all.
+    """
+    from revela.data.shards import GroupFolder, is_group_folder
+    from revela.train.grouping import build_groups
+
+    if len(corpus) == 1 and is_group_folder(corpus[0]):
+        folder = GroupFolder(corpus[0])
+    elif out is None:
+        raise RevelaError("groups need a folder to be kept in: give --out")
+    else:
+        folder = build_groups(recipe, corpus, out, shares, _queries_file(corpus, recipe), print)
+    print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
+    for group in islice(folder.order(recipe.seed)(0), show):
+        members = folder.members(group)
+        print_group(f"group {group[0] // folder.size + 1:,}", members, [member.name for member in members])
+
+
+@app.command
 def compare(
     corpus: Corpus,
     *,
@@ -368,8 +407,12 @@ def _read(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
 
 def _divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     """Documents to train on, and the label-free check by those that are held out; says what was read."""
-    from revela.evaluate.heldout import hold_out
+    from revela.data.shards import GroupFolder, is_group_folder
+    from revela.evaluate.heldout import check_by, hold_out
 
+    if len(corpus) == 1 and is_group_folder(corpus[0]):
+        folder = GroupFolder(corpus[0])
+        return folder, check_by(folder.held_out, recipe)
     documents, report = _read(corpus, recipe)
     rest, check = hold_out(documents, recipe)
     for line in report.lines():
@@ -408,7 +451,7 @@ def main() -> None:
         if flag in named:
             named[flag] = value or following
     try:
-        if arguments[:1] in (["train"], ["heads"], ["compare"]):
+        if arguments[:1] in (["train"], ["heads"], ["compare"], ["groups"]):
             file = Path(named["--recipe"]) if named["--recipe"] else None
             app.config = _sources(arguments[0], named["--preset"] or named["--objective"], file)
         app(arguments, exit_on_error=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.config import Recipe
+from revela.data.shards import GroupFolder
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.evaluate.folder import evaluate, load_collection
@@ -23,7 +24,7 @@ Curve = list[dict[str, Any]]  # {"minutes", "tokens_read", "judged": {collection
 
 def compare(
     recipes: Mapping[str, Recipe],
-    documents: Stored[Document],
+    documents: Stored[Document] | GroupFolder,
     on: Sequence[Path],
     out: Path,
     *,

@@ -32,6 +32,16 @@ class Recipe:
     "Most words in a chunk; chunks are whole sentences, or whole functions and blocks of code."
     group_size: int = 16
     "Chunks that are compared with one another."
+    groups: Literal["document", "random", "cluster", "iterative"] = "document"
+    "What is compared: chunks of a document, any, or similar ones, as --surrogate finds them or (iterative) the retriever in training."
+    surrogate: str = ""
+    "Model that tells which chunks are similar: as for --model; empty: their words do, by the retriever's own token embeddings."
+    surrogate_tokens: int = 64
+    "Longest text that it reads, in tokens."
+    cluster_size: int = 0
+    "Most chunks in a cluster of similar ones; 0: as many as in a group."
+    regroup_every: int = 200
+    "Updates between two rebuildings of iterative groups."
     neighbours: Literal["similar", "random"] = "similar"
     "Which short documents fill a group together: those with similar words, or any."
     held_out: float = 0.05
@@ -134,6 +144,12 @@ class Recipe:
     # Objective: attention
     sharpness: float = 2.0
     "Factor of the standard scores that the LM's attention and the retriever's start give together, before their soft-max."
+
+    # Objective: infonce, crop
+    drop_false_negatives: bool = False
+    "Compare a query with no passage that --surrogate finds as near to it as its own."
+    margin: float = 0.0
+    "Nor with one that comes so close to that, in cosine."
 
     # Objective: replug
     tau_lm: float = 1e-3

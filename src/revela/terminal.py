@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from revela.types import Hit
+    from revela.types import Chunk, Hit
 
 SNIPPET = 240  # characters
 
@@ -38,6 +38,17 @@ def print_hits(hits: Sequence[Hit]) -> None:
         print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {snippet(hit.text)}")
     if not hits:
         print("nothing found")
+
+
+def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> None:
+    """A group as a person would read it: each document once, its chunks under it, in the order of the corpus's documents."""
+    owners = list(dict.fromkeys(sorted(member.document for member in members)))
+    print(f"\n{title}: {len(members)} chunks of {len(owners)} document{'s' if len(owners) > 1 else ''}")
+    for owner in owners:
+        print(f"  {next(name for member, name in zip(members, names, strict=True) if member.document == owner)}")
+        for member in members:
+            if member.document == owner:
+                print(f"    - {snippet(member.text)}" + (f"\n      asked for by: {member.query}" if member.query else ""))
 
 
 def snippet(text: str) -> str:

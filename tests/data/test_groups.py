@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.data.groups import document_groups, spread_groups, with_queries
+from revela.data.groups import document_groups, mixed_groups, random_groups, spread_groups, tour_groups, with_queries
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 
@@ -109,3 +109,45 @@ def test_spread_groups_put_similar_documents_together():
 def test_groups_in_which_nobody_asks_are_left_out():
     has_query = np.array([True, False, False, False])
     assert list(with_queries([[0, 1], [2, 3], [3, 0]], has_query)) == [[0, 1], [3, 0]]
+
+
+@given(st.integers(0, 200), st.sampled_from([2, 5, 16]), st.integers(0, 5))
+def test_random_groups_leave_less_than_a_group(chunks, size, seed):
+    groups = list(random_groups(chunks, size, seed))
+    used = [i for g in groups for i in g]
+    assert len(groups) == chunks // size and all(len(g) == size for g in groups)
+    assert len(set(used)) == len(used) and set(used) <= set(range(chunks))
+    assert groups == list(random_groups(chunks, size, seed))
+    assert chunks < 50 or groups != list(random_groups(chunks, size, seed, epoch=1))
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=4), st.sampled_from([2, 5, 16]), st.integers(0, 3), st.integers(0, 3))
+def test_tour_groups_are_runs_of_one_tour(lengths, size, seed, epoch):
+    ends = np.cumsum([0, *lengths])
+    tours = [np.random.default_rng(seed).permutation(n) + first for n, first in zip(lengths, ends, strict=False)]
+    groups = list(tour_groups(tours, size, seed, epoch))
+    assert len(groups) == sum(n // size for n in lengths)
+    used = [i for g in groups for i in g]
+    assert len(set(used)) == len(used)
+    for group in groups:
+        mine = next(t for t in tours if group[0] in t).tolist()
+        places = sorted(mine.index(i) for i in group)  # raises if one is of another tour
+        steps = [b - a for a, b in pairwise([*places, places[0] + len(mine)])]
+        assert len(group) == size and sorted(steps)[:-1] == [1] * (size - 1)  # next to one another, around the end perhaps
+
+
+def test_each_epoch_cuts_a_tour_elsewhere():
+    cuts = {frozenset(map(frozenset, tour_groups([np.arange(160)], 16, 0, epoch))) for epoch in range(8)}
+    assert len(cuts) > 3
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(1, 4), st.integers(0, 3))
+def test_mixed_groups_keep_their_proportions_until_one_corpus_is_spent(counts, weight, seed):
+    parts = [[[i, n] for n in range(count)] for i, count in enumerate(counts)]
+    weights = [weight, 1.0, 1.0, 1.0][: len(counts)]
+    mixed = list(mixed_groups(parts, weights, seed))
+    taken = [[g for g in mixed if g[0] == i] for i in range(len(counts))]
+    assert all(mine == part[: len(mine)] for mine, part in zip(taken, parts, strict=True))  # in their own order, none twice
+    shares = [len(mine) / w for mine, w in zip(taken, weights, strict=True)]
+    assert max(shares) - min(shares) <= 1
+    assert any(len(mine) == len(part) for mine, part in zip(taken, parts, strict=True))

@@ -43,7 +43,7 @@ def test_nothing_is_a_sequence_too():
 
 def test_the_file_goes_with_the_last_view():
     kept = stored(Chunk, CHUNKS)
-    view, path = kept.chosen([1]), kept.path
+    view, path = kept.chosen([1]), kept.paths[0]
     del kept
     assert path.exists() and view[0] == CHUNKS[1]
     del view

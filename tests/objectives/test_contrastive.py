@@ -7,7 +7,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from conftest import Embed
-from revela.objectives.contrastive import Contrastive, info_nce
+from revela.objectives.contrastive import Contrastive, info_nce, true_negatives
 from revela.objectives.gradcache import cut
 
 
@@ -34,6 +34,43 @@ def test_a_query_meets_its_own_group_only():
     parts = [(0, slice(0, 3), 0), (1, slice(0, 3), 2), (2, slice(3, 6), 1)]
     want = -torch.stack([scores[i, group].log_softmax(0)[t] for i, group, t in parts]).mean()
     torch.testing.assert_close(loss.detach(), want)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+@pytest.mark.parametrize("group_size", [0, 3])
+def test_false_negatives_leave_the_denominator(margin, group_size):
+    """Against a loop over the rule: j is out if f(q_i, d_j) >= f(q_i, d_i) - margin, and i's own never is."""
+    model, target = Embed(), torch.tensor([0, 2, 4, 5])
+    query, passage = features(4, 0), features(6, 1)
+    generator = torch.Generator().manual_seed(5)
+    near_q, near_p = (torch.nn.functional.normalize(torch.randn(n, 3, generator=generator), dim=-1) for n in (4, 6))
+    near_p[1] = near_p[0]  # as near to the first query as its own
+    objective = Contrastive(model, tau=0.1, group_size=group_size, margin=margin)
+    loss = objective([{**query, "target": target, "surrogate": near_q}, {**passage, "surrogate": near_p}])
+    with torch.no_grad():
+        q, p = (torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1) for f in (query, passage))
+    want, dropped = 0.0, 0
+    for i, own in enumerate(target.tolist()):
+        total = 0.0
+        for j in range(6):
+            if group_size and j // group_size != own // group_size:
+                continue
+            if j != own and float(near_q[i] @ near_p[j]) >= float(near_q[i] @ near_p[own]) - margin:
+                dropped += 1
+                continue
+            total += float((q[i] @ p[j] / 0.1).exp())
+        want -= float(q[i] @ p[own] / 0.1 - torch.tensor(total).log()) / 4
+    assert dropped > 0
+    torch.testing.assert_close(float(loss.detach()), want, atol=1e-4, rtol=0)
+    plain = Contrastive(model, tau=0.1, group_size=group_size)([{**query, "target": target}, passage])
+    assert float(loss.detach()) < float(plain.detach()) - 1e-3
+
+
+def test_a_copy_of_the_own_passage_is_no_negative_and_the_own_one_stays():
+    near = torch.eye(3)[[0, 0, 1, 2]]
+    kept = true_negatives(torch.eye(3)[[0, 1]], near, torch.tensor([0, 2]), 0.0)
+    assert kept.tolist() == [[True, False, True, True], [True, True, True, True]]
+    assert true_negatives(torch.eye(3)[[0]], near, torch.tensor([0]), 1.0).tolist() == [[True, False, False, False]]
 
 
 class Dropping(torch.nn.Module):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -62,7 +63,7 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
     "changes",
     [
         {},
-        {"learn_tau": True, "learn_gates": True},
+        {"learn_tau": True, "learn_gates": True, "groups": "iterative", "regroup_every": 2},
         {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2},
         {**PRESETS["crop"], "group_size": 8, "crop_window": 30, "crop_deletion": 0.1},
         {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
@@ -280,6 +281,60 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
 
 
+def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
+    from revela.train.rows import IterativeGroups, training_chunks
+
+    class ByWord:
+        """Chunks are alike that share this many of their words' beginnings."""
+
+        calls = 0
+
+        def encode_passages(self, texts, progress=False):
+            ByWord.calls += 1
+            topics = [
+                "ocean",
+                "engine",
+                "garden",
+                "planet",
+                "market",
+                "violin",
+                "enzyme",
+                "castle",
+                "glacier",
+                "circuit",
+                "recipe",
+                "harbour",
+            ]
+            return np.array([[text.lower().count(topic) for topic in topics] for text in texts], dtype=np.float32)
+
+    rows = training_chunks(recipe, documents)
+    recipe = dataclasses.replace(recipe, groups="iterative", regroup_every=10)
+    groups = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    first, second = list(groups(0)), list(groups(1))
+    assert len(first) == len(second) == 10 and first != second and all(len(set(group)) == 8 for group in first)
+    assert len({i for group in first for i in group}) == 80
+    kinds = [{int(rows[i].document) % 12 for i in group} for group in first]
+    assert sum(map(len, kinds)) / len(kinds) < 2.5  # of eight
+    calls = ByWord.calls
+    again = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    assert list(again(0)) == first and list(again(1)) == second and ByWord.calls == calls
+
+
+@pytest.mark.parametrize("name", ["infonce", "crop"])
+def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, name):
+    """The tiny decoder as its own surrogate, once it is a folder that Sentence Transformers opens."""
+    quiet = dict(say=lambda _: None)
+    train(dataclasses.replace(recipe, max_steps=1), documents, tmp_path / "surrogate", **quiet)
+    settings = {**PRESETS[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 2, "surrogate": str(tmp_path / "surrogate")}
+    recipe = dataclasses.replace(recipe, **settings)
+    found = []
+    for changes in ({}, {"drop_false_negatives": True}, {"drop_false_negatives": True, "margin": 3.0}):
+        out = tmp_path / f"out-{len(found)}"
+        train(dataclasses.replace(recipe, **changes), documents, out, **quiet)
+        found.append(losses(out)[1])
+    assert found[0] > found[1] and found[2] == 0.0  # with that margin nothing but its own passage is left
+
+
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(recipe, taught_lm_folder, documents, tmp_path):
     from revela.models.weights import resolve
     from revela.train.heads import save_heads
@@ -303,6 +358,7 @@ def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_
         "keeps the LM frozen": {**PRESETS["replug"], "lm_lora": True},
         "must be shares": {**PRESETS["crop"], "crop_least": 0.9},
         "more than the 2,048": {**PRESETS["dream"], **OBJECTIVES["dream"], "lm_tokens": 256},
+        "give --surrogate": {**PRESETS["crop"], "drop_false_negatives": True},
         "no chat template": {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 2, "lm_prompt": "chat"},
     }
     for message, settings in cases.items():

@@ -1,8 +1,9 @@
 """Chunks -> groups: the 16 chunks that an objective compares with one another.
 
 Group construction decides everything in Revela: random regrouping collapses its BEIR mean from 33.6 to 3.9 (tables 8-9).
-A group is contiguous chunks of one or two documents, shuffled; short documents fill a group together, each beside its like:
-strangers picked at random are told apart at a glance, and teach nothing after the first steps.
+By default a group is contiguous chunks of one or two documents, shuffled; short documents fill a group together, each beside its
+like: strangers picked at random are told apart at a glance, and teach nothing after the first steps. Groups by similarity are cut
+from a tour of the chunks (cluster.py).
 
 Shapes: N documents, D width of a document's vector.
 """
@@ -10,13 +11,15 @@ Shapes: N documents, D width of a document's vector.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.types import Vectors
+
+BLOCK = 2**16  # vectors read at a time
 
 Groups = Callable[[int], Iterator[list[int]]]
 """Epoch -> its groups, as indices of chunks."""
@@ -40,9 +43,9 @@ def document_groups(
         vectors_ND: a vector for each document, by its number in ``owners``.
     """
     rng = random.Random(f"{seed}/{epoch}")
-    halves: list[list[int]] = []
-    shorts: list[list[int]] = []
-    groups: list[list[int]] = []
+    halves: list[Sequence[int]] = []
+    shorts: list[Sequence[int]] = []
+    groups: list[Sequence[int]] = []
     for indices in _by_document(owners):
         offset = rng.randrange(min(size, len(indices) - size + 1)) if len(indices) > size else 0
         for piece in _pieces(indices, size, offset):
@@ -51,16 +54,53 @@ def document_groups(
     rng.shuffle(shorts)
     while len(halves) > 1:
         first, second = halves.pop(), halves.pop()
-        groups.append((first + second)[:size])
+        groups.append([*first, *second][:size])
     if vectors_ND is not None and shorts:
         first_chunks = [piece[0] for piece in shorts]
         shorts = [shorts[i] for i in _neighbours_together(vectors_ND[owners[first_chunks]], rng)]
     filling = [i for piece in halves + shorts for i in piece]
     groups += [filling[i : i + size] for i in range(0, len(filling) - size + 1, size)]
-    rng.shuffle(groups)
-    for group in groups:
-        rng.shuffle(group)
-        yield group
+    yield from _shuffled(groups, rng)
+
+
+def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator[list[int]]:
+    """Any chunks together, as many groups as there can be: the ablation that says what the other ways are worth."""
+    order = np.random.default_rng([seed, epoch]).permutation(chunks)
+    for start in range(0, chunks - size + 1, size):
+        yield order[start : start + size].tolist()
+
+
+def tour_groups(tours: Sequence[NDArray[np.int64]], size: int, seed: int, epoch: int = 0) -> Iterator[list[int]]:
+    """Groups of ``size`` along each tour, as many as there can be; each epoch begins to cut elsewhere.
+
+    Args:
+        tours: for each domain its chunks, like beside like (``cluster.tour``); no group has chunks of two.
+        size, seed, epoch: as for ``document_groups``.
+    """
+    rng = random.Random(f"{seed}/{epoch}")
+    groups: list[Sequence[int]] = []
+    for tour in tours:
+        turned = np.roll(tour, -rng.randrange(size))
+        groups += [turned[start : start + size].tolist() for start in range(0, len(turned) - size + 1, size)]
+    yield from _shuffled(groups, rng)
+
+
+def mixed_groups(parts: Sequence[Iterable[list[int]]], proportions: Sequence[float], seed: int, epoch: int = 0) -> Iterator[list[int]]:
+    """Groups of several corpora in these proportions, as long as every corpus has some; each keeps its own order.
+
+    Args:
+        parts: each corpus's groups.
+        proportions: a weight each, above 0.
+        seed, epoch: as for ``document_groups``.
+    """
+    held = [list(part) for part in parts]
+    rounds = min(len(groups) / weight for groups, weight in zip(held, proportions, strict=True))
+    counts = [min(len(groups), round(rounds * weight)) for groups, weight in zip(held, proportions, strict=True)]
+    turns = [which for which, count in enumerate(counts) for _ in range(count)]
+    random.Random(f"{seed}/{epoch}").shuffle(turns)
+    left = [iter(groups) for groups in held]
+    for which in turns:
+        yield next(left[which])
 
 
 def spread_groups(
@@ -109,20 +149,30 @@ def _neighbours_together(vectors_ND: Vectors, rng: random.Random) -> list[int]:
             order += part.tolist()
             continue
         first, second = rng.sample(range(len(part)), 2)
-        sides = vectors_ND[part] @ (vectors_ND[part[first]] - vectors_ND[part[second]])
-        part = part[np.argsort(sides, kind="stable")]
+        axis_D = vectors_ND[part[first]] - vectors_ND[part[second]]
+        sides = [vectors_ND[part[i : i + BLOCK]] @ axis_D for i in range(0, len(part), BLOCK)]  # the vectors may lie on disk
+        part = part[np.argsort(np.concatenate(sides), kind="stable")]
         stack += [part[len(part) // 2 :], part[: len(part) // 2]]
     return order
 
 
-def _by_document(owners: NDArray[np.int64]) -> Iterator[list[int]]:
+def _shuffled(groups: list[Sequence[int]], rng: random.Random) -> Iterator[list[int]]:
+    rng.shuffle(groups)
+    for members in groups:
+        group = list(members)
+        rng.shuffle(group)
+        yield group
+
+
+def _by_document(owners: NDArray[np.int64]) -> Iterator[range]:
+    """The chunks of each document; a range takes no more room for many than for few."""
     bounds = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     for start, end in pairwise(bounds):
         if end > start:
-            yield list(range(start, end))
+            yield range(start, end)
 
 
-def _pieces(indices: list[int], size: int, offset: int) -> Iterator[list[int]]:
+def _pieces(indices: range, size: int, offset: int) -> Iterator[range]:
     if offset:
         yield indices[:offset]
     for start in range(offset, len(indices), size):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -16,24 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.data.batches import batches
+from revela.types import Vectors
 
 Item = TypeVar("Item")
+Kept = TypeVar("Kept", covariant=True)
 BATCH = 2**22  # characters written, and read back in order, at a time
 
 
-class Stored(Sequence[Item], Generic[Item]):
+class Stored(Sequence[Kept], Generic[Kept]):
     """Dataclass instances (of strings and whole numbers) in a file; ``stored`` writes one.
 
     Args:
         kind: the dataclass.
-        path: the file, an Arrow stream.
-        batches: its record batches.
+        paths: the files, each an Arrow stream.
+        batches: their record batches.
         folder: what to delete when nobody needs it any more.
         rows: which items, in this order; None: all.
     """
 
-    def __init__(self, kind: type[Item], path: Path, batches: Sequence[Any], folder: Any, rows: NDArray[np.int64] | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, kind: type[Kept], paths: Sequence[Path], batches: Sequence[Any], folder: Any, rows: NDArray[np.int64] | None = None
+    ) -> None:
+        self.paths = list(paths)
         self._kind, self._batches, self._folder = kind, batches, folder
         self._ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
         self._rows = rows
@@ -44,10 +48,10 @@ class Stored(Sequence[Item], Generic[Item]):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @overload
-    def __getitem__(self, index: int) -> Item: ...
+    def __getitem__(self, index: int) -> Kept: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+    def __getitem__(self, index: slice) -> Sequence[Kept]: ...
+    def __getitem__(self, index: int | slice) -> Kept | Sequence[Kept]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         batch, row = self._place(index)
@@ -65,7 +69,7 @@ class Stored(Sequence[Item], Generic[Item]):
         batch = int(np.searchsorted(self._ends, row, side="right"))
         return self._batches[batch], row - (int(self._ends[batch - 1]) if batch else 0)
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[Kept]:
         if self._rows is not None and (np.diff(self._rows) <= 0).any():
             yield from (self[i] for i in range(len(self)))
             return
@@ -90,19 +94,71 @@ class Stored(Sequence[Item], Generic[Item]):
         for batch in self._batches:
             yield batch.column(name)
 
-    def chosen(self, rows: Iterable[int]) -> Stored[Item]:
+    def take(self, indices: NDArray[np.int64], names: Sequence[str]) -> Any:
+        """Some fields of these items, in this order, as an Arrow table; each item is looked up once, file after file."""
+        import pyarrow as pa
+
+        rows = indices if self._rows is None else self._rows[indices]
+        order = np.argsort(rows, kind="stable")
+        bounds = np.searchsorted(rows[order], [0, *self._ends])
+        parts = [self._batches[0].select(names).slice(0, 0)] if self._batches else []
+        for i, batch in enumerate(self._batches):
+            some = rows[order[bounds[i] : bounds[i + 1]]]
+            if len(some):
+                parts.append(batch.select(names).take(pa.array(some - (self._ends[i - 1] if i else 0))))
+        return pa.Table.from_batches(parts).combine_chunks().take(pa.array(np.argsort(order)))
+
+    def chosen(self, rows: Iterable[int]) -> Stored[Kept]:
         """A view of these items, in this order."""
         mine = np.fromiter(rows, dtype=np.int64)
-        return Stored(self._kind, self.path, self._batches, self._folder, mine if self._rows is None else self._rows[mine])
+        return Stored(self._kind, self.paths, self._batches, self._folder, mine if self._rows is None else self._rows[mine])
+
+
+class Texts(Sequence[str]):
+    """A text of each item, made when it is asked for.
+
+    Args:
+        items: read one by one.
+        text: item -> its text.
+    """
+
+    def __init__(self, items: Sequence[Item], text: Callable[[Item], str]) -> None:
+        self._items, self._text = items, text
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._text(item) for item in self._items[index]]
+        return self._text(self._items[index])
+
+
+def vectors_on_disk(count: int, width: int) -> Vectors:
+    """(count, width) zeros in a temporary file, which goes with the array; the operating system keeps in memory what is in use."""
+    if count * width == 0:
+        return np.zeros((count, width), dtype=np.float32)
+    with tempfile.TemporaryFile(prefix="revela-") as file:
+        return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
 
 def stored(kind: type[Item], items: Iterable[Item]) -> Stored[Item]:
     """Write items to a temporary file, and give them back as a sequence that reads it."""
+    folder = tempfile.TemporaryDirectory(prefix="revela-")
+    path = Path(folder.name) / "items.arrow"
+    write(kind, items, path)
+    return read(kind, [path], folder)
+
+
+def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
+    """Write items to a file, as an Arrow stream; an empty file if there are none."""
     import pyarrow as pa
 
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    folder = tempfile.TemporaryDirectory(prefix="revela-")
-    path = Path(folder.name) / "items.arrow"
     writer = None
     with pa.OSFile(str(path), "wb") as sink:
         for some in batches(items, lambda item: sum(len(v) for n in names if isinstance(v := getattr(item, n), str)) + 64, BATCH):
@@ -112,5 +168,11 @@ def stored(kind: type[Item], items: Iterable[Item]) -> Stored[Item]:
             writer.write_batch(batch)
         if writer is not None:
             writer.close()
-    read = [] if writer is None else list(pa.ipc.open_stream(pa.memory_map(str(path))))
-    return Stored(kind, path, read, folder)
+
+
+def read(kind: type[Item], paths: Sequence[Path], folder: Any = None) -> Stored[Item]:
+    """The items in these files, one file after another; see ``Stored``."""
+    import pyarrow as pa
+
+    full = [path for path in paths if path.stat().st_size]
+    return Stored(kind, paths, [batch for path in full for batch in pa.ipc.open_stream(pa.memory_map(str(path)))], folder)

@@ -21,7 +21,12 @@ DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dro
 def hold_out(documents: Stored[Document], recipe: Recipe) -> tuple[Stored[Document], HeldOutCheck]:
     """Documents to train on, and the check by the others."""
     rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
-    return rest, HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
+    return rest, check_by(held, recipe)
+
+
+def check_by(held: Sequence[Document], recipe: Recipe) -> HeldOutCheck:
+    """The check by these documents."""
+    return HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
 
 
 class HeldOutCheck:

@@ -21,12 +21,15 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
+from revela.data.store import vectors_on_disk
 from revela.models.retriever import autocast, passage_prompt_of, token_batches, without_padding
 from revela.types import Vectors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+TEXTS = 1024  # tokenized at a time
+COUNTED = 20_000  # texts, of many more, that say how frequent a word is
 RIDGE = 1e-2  # of the mean eigenvalue: what keeps directions that the sample never used from blowing up
 
 
@@ -83,28 +86,35 @@ def lexical_vectors(model: SentenceTransformer, texts: Sequence[str], token_weig
 
     Args:
         model: whose tokenizer and input embeddings to use.
-        texts: documents, or the beginnings of long ones.
+        texts: documents, or the beginnings of long ones; read a few at a time, twice, and so are the vectors written.
         token_weighting: a of a / (a + p); 0: all tokens weigh the same.
     """
-    counts_V = _token_counts(model.tokenizer, texts)
+    counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
     weight_V = _token_weights(counts_V, token_weighting)
-    sums_ND, _ = _sums_of_rows(model.tokenizer, texts, _lexical_table(model, counts_V, weight_V), weight_V)
-    return F.normalize(sums_ND, dim=1).numpy()
+    table_VD = _lexical_table(model, counts_V, weight_V)
+    vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
+    for start in range(0, len(texts), TEXTS):
+        sums_ND, _ = _sums_of_rows(model.tokenizer, texts[start : start + TEXTS], table_VD, weight_V)
+        vectors_ND[start : start + TEXTS] = F.normalize(sums_ND, dim=1).numpy()
+    return vectors_ND
 
 
 def _sums_of_rows(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], table_VD: Tensor, weight_V: Tensor) -> tuple[Tensor, Tensor]:
     """The sum of the table's rows over each text's tokens, (N, D), and of their weights, (N,)."""
     sums_ND, weights_N = torch.zeros(len(texts), table_VD.shape[1]), torch.zeros(len(texts))
-    for start in range(0, len(texts), 1024):
-        for i, ids in enumerate(tokenizer(list(texts[start : start + 1024]), add_special_tokens=False)["input_ids"], start):
+    for start in range(0, len(texts), TEXTS):
+        for i, ids in enumerate(tokenizer(list(texts[start : start + TEXTS]), add_special_tokens=False)["input_ids"], start):
             sums_ND[i], weights_N[i] = table_VD[ids].sum(dim=0), weight_V[ids].sum()
     return sums_ND, weights_N
 
 
 def _token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
     """How often each token occurs; (V,)."""
-    ids = torch.tensor([i for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"] for i in row])
-    return torch.bincount(ids, minlength=len(tokenizer)).float()
+    counts_V = torch.zeros(len(tokenizer), dtype=torch.long)
+    for start in range(0, len(texts), TEXTS):
+        ids = [i for row in tokenizer(list(texts[start : start + TEXTS]), add_special_tokens=False)["input_ids"] for i in row]
+        counts_V += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=len(tokenizer))
+    return counts_V.float()
 
 
 def _token_weights(counts_V: Tensor, a: float) -> Tensor:

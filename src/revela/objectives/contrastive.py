@@ -6,7 +6,9 @@
 Both are L = -mean_i log softmax_j(cos(q_i, d_j) / tau) at j = target(i). The texts are embedded a few at a time (gradcache.py), so a
 batch is limited by time, not by memory, and every process sees the passages of all.
 
-Shapes: Q queries, B passages, D width of a vector.
+Passages that a surrogate model finds as near to a query as its own may be left out (false negatives; CDE, section 4.1).
+
+Shapes: Q queries, B passages, D width of a vector, S width of a surrogate's.
 """
 
 from __future__ import annotations
@@ -38,6 +40,19 @@ def info_nce(query_QD: Tensor, passage_BD: Tensor, target_Q: Tensor, tau: float 
     return F.cross_entropy(scores_QB, target_Q)
 
 
+def true_negatives(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor, margin: float) -> Tensor:
+    """Which passages a query is compared with, (Q, B): its own, and every j with f(q, d_j) < f(q, d_own) - margin.
+
+    Args:
+        query_QS, passage_BS: vectors of the surrogate, whose dot product is f.
+        target_Q: index of each query's own passage.
+        margin: 0 leaves out what f finds as near as the own one (CDE); above 0, also what comes that close.
+    """
+    scores_QB = query_QS @ passage_BS.T
+    own_Q1 = target_Q[:, None]
+    return (scores_QB < scores_QB.gather(1, own_Q1) - margin).scatter(1, own_Q1, True)
+
+
 class Contrastive(nn.Module):
     """The objective as Sentence Transformers' trainer hosts it.
 
@@ -46,26 +61,45 @@ class Contrastive(nn.Module):
         tau: temperature; ``learn_tau`` makes it a parameter (kept positive by its logarithm).
         retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
         group_size: passages a group: a query is compared with those of its own group only. 0: with all, of all processes.
+        margin: of ``true_negatives``, where the sides bring vectors of a ``surrogate``.
     """
 
-    def __init__(self, model: nn.Module, *, tau: float, learn_tau: bool = False, retriever_batch: int = 0, group_size: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        tau: float,
+        learn_tau: bool = False,
+        retriever_batch: int = 0,
+        group_size: int = 0,
+        margin: float = 0.0,
+    ) -> None:
         super().__init__()
         self.model = model
-        self.retriever_batch, self.group_size = retriever_batch, group_size
+        self.retriever_batch, self.group_size, self.margin = retriever_batch, group_size, margin
         self.log_tau = nn.Parameter(torch.tensor(math.log(tau)), requires_grad=learn_tau)
 
     def forward(self, features: Sequence[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Loss (nats a query); ``features`` are queries, with the ``target`` index of each, and passages."""
         query, passage = features
-        target_Q = query["target"]
-        query_QD = embed(self.model, {k: v for k, v in query.items() if k != "target"}, self.retriever_batch)
-        passage_BD = embed(self.model, passage, self.retriever_batch)
+        target_Q, near_QS, near_BS = query["target"], query.get("surrogate"), passage.get("surrogate")
+        query_QD, passage_BD = (
+            embed(self.model, {k: v for k, v in side.items() if k not in ("target", "surrogate")}, self.retriever_batch)
+            for side in (query, passage)
+        )
         with torch.autocast(query_QD.device.type, enabled=False):
+            if not self.group_size:
+                passage_BD, first = of_all_processes(passage_BD)
+                target_Q = target_Q + first
+                near_BS = None if near_BS is None else of_all_processes(near_BS)[0]
+            allowed_QB = None
             if self.group_size:
                 group_B = torch.arange(len(passage_BD), device=target_Q.device) // self.group_size
-                return info_nce(query_QD, passage_BD, target_Q, self.log_tau.exp(), group_B == group_B[target_Q][:, None])
-            passage_BD, first = of_all_processes(passage_BD)
-            return info_nce(query_QD, passage_BD, target_Q + first, self.log_tau.exp())
+                allowed_QB = group_B == group_B[target_Q][:, None]
+            if near_QS is not None and near_BS is not None:
+                kept_QB = true_negatives(near_QS, near_BS, target_Q, self.margin)
+                allowed_QB = kept_QB if allowed_QB is None else allowed_QB & kept_QB
+            return info_nce(query_QD, passage_BD, target_Q, self.log_tau.exp(), allowed_QB)
 
 
 def of_all_processes(vectors_BD: Tensor) -> tuple[Tensor, int]:

@@ -20,6 +20,7 @@ from revela.config import Recipe
 from revela.data.crops import crop
 from revela.data.prompts import Prompts
 from revela.models.retriever import passage_prompt_of, query_prompt_of
+from revela.types import Encoder
 
 QUESTION_TOKENS = 64
 
@@ -77,7 +78,22 @@ def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:
     return text[: offsets[len(offsets) // 2 - 1][1]] if len(offsets) > 1 else text
 
 
-class QueryCollator(Collator):
+class PairCollator(Collator):
+    """What the contrastive ones share: beside the two sides, their vectors by a ``surrogate``, if there is one."""
+
+    def __init__(self, model: SentenceTransformer, count: Callable[[int], None], surrogate: Encoder | None) -> None:
+        super().__init__(model, count)
+        self.surrogate = surrogate
+
+    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
+        batch = super().sides(queries, passages)
+        if self.surrogate is not None:
+            batch["query_surrogate"] = torch.from_numpy(self.surrogate.encode_queries(queries))
+            batch["passage_surrogate"] = torch.from_numpy(self.surrogate.encode_passages(passages))
+        return batch
+
+
+class QueryCollator(PairCollator):
     """For InfoNCE: the queries that there are, each with the index of its passage, and all passages."""
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
@@ -86,13 +102,20 @@ class QueryCollator(Collator):
         return {**batch, "query_target": torch.tensor(asked)}
 
 
-class CropCollator(Collator):
+class CropCollator(PairCollator):
     """For random crops: two of each text, independent of each other, the same whenever the same batch comes again."""
 
     def __init__(
-        self, model: SentenceTransformer, count: Callable[[int], None], least: float, most: float, deletion: float, seed: int
+        self,
+        model: SentenceTransformer,
+        count: Callable[[int], None],
+        surrogate: Encoder | None,
+        least: float,
+        most: float,
+        deletion: float,
+        seed: int,
     ) -> None:
-        super().__init__(model, count)
+        super().__init__(model, count, surrogate)
         self.settings, self.seed = (least, most, deletion), seed
 
     def __call__(self, rows: Sequence[Row]) -> Batch:

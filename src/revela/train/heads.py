@@ -5,12 +5,14 @@ Revela gates the heads that look to a related document, DREAM injects into those
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,7 +123,8 @@ def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[li
 def _questions(recipe: Recipe, rows: Stored[Chunk], make: PromptMaker) -> Iterator[tuple[Batch, Batch, Tensor]]:
     """Prompt, tail with "N/A" as its last question, and the candidate that answers each of the others."""
     asked = 0
-    for group in order_of_groups(recipe, rows)(0):
+    rows = rows.chosen(np.argsort(rows.column("document"), kind="stable"))  # stored groups lie in another order
+    for group in order_of_groups(dataclasses.replace(recipe, groups="document"), rows)(0):
         members = [rows[i] for i in group]
         answers = [i for i, member in enumerate(members) if member.query]
         questions = [(members[i].query, i) for i in answers]

@@ -20,7 +20,7 @@ from revela.config import Recipe
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
-from revela.models.retriever import without_lora
+from revela.models.retriever import load_encoder, without_lora
 from revela.models.weights import find_weights
 from revela.objectives.attention import AttentionDistillation
 from revela.objectives.contrastive import Contrastive
@@ -29,7 +29,7 @@ from revela.objectives.replug import Replug
 from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
 from revela.train.collate import QUESTION_TOKENS, Batch, ChunkCollator, CropCollator, PromptCollator, PromptMaker, QueryCollator, Row
 from revela.train.heads import heads_from_file, query_heads, sibling_heads
-from revela.types import Chunk, Document, Say
+from revela.types import Chunk, Document, Encoder, Say
 
 Collate = Callable[[Sequence[Row]], Batch]
 
@@ -97,18 +97,36 @@ def _replug(m: Materials) -> tuple[nn.Module, ChunkCollator]:
 
 def _infonce(m: Materials) -> tuple[nn.Module, QueryCollator]:
     recipe = m.recipe
-    objective = Contrastive(
-        m.model, tau=recipe.tau, learn_tau=recipe.learn_tau, retriever_batch=recipe.retriever_batch, group_size=recipe.group_size
-    )
-    return objective, QueryCollator(m.model, m.count)
+    return _contrastive(recipe, m.model, recipe.group_size), QueryCollator(m.model, m.count, _surrogate(m))
 
 
 def _crop(m: Materials) -> tuple[nn.Module, CropCollator]:
     recipe = m.recipe
     if not 0 < recipe.crop_least <= recipe.crop_most <= 1:
         raise RevelaError(f"--crop-least {recipe.crop_least} and --crop-most {recipe.crop_most} must be shares, the first the smaller")
-    objective = Contrastive(m.model, tau=recipe.tau, learn_tau=recipe.learn_tau, retriever_batch=recipe.retriever_batch)
-    return objective, CropCollator(m.model, m.count, recipe.crop_least, recipe.crop_most, recipe.crop_deletion, recipe.seed)
+    crops = CropCollator(m.model, m.count, _surrogate(m), recipe.crop_least, recipe.crop_most, recipe.crop_deletion, recipe.seed)
+    return _contrastive(recipe, m.model, group_size=0), crops
+
+
+def _contrastive(recipe: Recipe, model: SentenceTransformer, group_size: int) -> Contrastive:
+    return Contrastive(
+        model,
+        tau=recipe.tau,
+        learn_tau=recipe.learn_tau,
+        retriever_batch=recipe.retriever_batch,
+        group_size=group_size,
+        margin=recipe.margin,
+    )
+
+
+def _surrogate(m: Materials) -> Encoder | None:
+    """What tells false negatives, if the recipe asks for it."""
+    recipe = m.recipe
+    if not recipe.drop_false_negatives:
+        return None
+    if not recipe.surrogate:
+        raise RevelaError("--drop-false-negatives needs a model that tells them: give --surrogate, embedded:minilm-l6 for example")
+    return load_encoder(find_weights(recipe.surrogate, "", m.say), recipe.precision, recipe.surrogate_tokens)
 
 
 def _dream(m: Materials) -> tuple[nn.Module, PromptCollator]:

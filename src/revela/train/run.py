@@ -20,6 +20,7 @@ from torch import nn
 
 from revela.config import Recipe
 from revela.data.groups import Groups
+from revela.data.shards import GroupFolder
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.models import corpus_fit
@@ -28,7 +29,7 @@ from revela.models.export import model_card, save_retriever
 from revela.models.quiet import quieten
 from revela.models.weights import find_weights
 from revela.train.objectives import Materials, build_objective
-from revela.train.rows import ASKING, order_of_groups, training_chunks, training_rows
+from revela.train.rows import ASKING, IterativeGroups, order_of_groups, similar_groups, stored_order, training_chunks, training_rows
 from revela.train.trainer import Best, GroupSampler, GroupTrainer, saved_checkpoints
 from revela.train.watch import Clock, Metrics, Watch, plot
 from revela.types import Chunk, Document, Encoder, Say
@@ -36,7 +37,6 @@ from revela.types import Chunk, Document, Encoder, Say
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
 FITTING_SAMPLE = 1500  # chunks
-NEIGHBOUR_CHARACTERS = 2000  # of a document, that say what it is about
 RUN_FILE = "run.json"
 
 
@@ -55,7 +55,7 @@ class Outcome:
 
 def train(
     recipe: Recipe,
-    documents: Sequence[Document],
+    documents: Sequence[Document] | GroupFolder,
     out: Path,
     *,
     check: Check | None = None,
@@ -71,7 +71,7 @@ def train(
 
     Args:
         recipe: all settings.
-        documents: to train on, held-out ones already taken away.
+        documents: to train on, held-out ones already taken away; or groups that were made of them.
         out: a folder that does not exist yet, or, with ``resume``, one with a checkpoint.
         check: label-free scores of an encoder by task; None: no checks.
         bm25: BM25's scores on the same tasks, for comparison.
@@ -91,26 +91,33 @@ def train(
     checkpoint = _prepare_folder(recipe, out, resume)
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
-    chunks = training_chunks(recipe, documents)
-    rows = training_rows(recipe, documents, chunks, queries_file, say)
-    per_epoch = sum(1 for _ in order_of_groups(recipe, rows)(0))
+    rows: Stored[Chunk]
+    chunks: Stored[Chunk]
+    if isinstance(documents, GroupFolder):
+        folder_groups, chunks, rows = stored_order(recipe, documents), documents.rows, documents.rows
+        made_of, documents = int(documents.settings["documents"]), documents.documents
+        per_epoch = sum(1 for _ in folder_groups(0))
+    else:
+        folder_groups, made_of = None, len(documents)
+        chunks = training_chunks(recipe, documents)
+        rows = training_rows(recipe, documents, chunks, queries_file, say)
+        per_epoch = sum(1 for _ in order_of_groups(recipe, rows)(0))
     if per_epoch == 0:
         raise RevelaError(_why_no_group(recipe, rows))
     pieces = "" if len(rows) == len(chunks) else f" -> {len(rows):,} to train on"
-    say(f"{len(documents):,} documents -> {len(chunks):,} chunks{pieces} -> {per_epoch:,} groups of {recipe.group_size} an epoch")
+    say(f"{made_of:,} documents -> {len(chunks):,} chunks{pieces} -> {per_epoch:,} groups of {recipe.group_size} an epoch")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bf16 = retrievers.uses_bf16(recipe.precision, device)
     folder = find_weights(recipe.model, recipe.offline_model, say)
     model = untrained_retriever(recipe, folder, documents, say)
-    vectors_ND = None
-    if recipe.neighbours == "similar":
-        beginnings = [d.full_text[:NEIGHBOUR_CHARACTERS] for d in documents]
-        vectors_ND = corpus_fit.lexical_vectors(model, beginnings, recipe.token_weighting)
-    groups = order_of_groups(recipe, rows, vectors_ND)
     full_length = model.max_seq_length or recipe.max_tokens
     model.max_seq_length = min(full_length, recipe.lm_tokens)  # what training reads; the saved model reads on
     encoder = retrievers.RetrieverEncoder(model, bf16)
+    if recipe.groups == "iterative":
+        groups: Groups = IterativeGroups(recipe, rows, encoder, out / "checkpoints")
+    else:
+        groups = folder_groups or similar_groups(recipe, documents, rows, lambda: model, say)
     untrained = check(encoder) if check else {}
     if check:
         say(f"untrained: {_describe(untrained, {})}")
@@ -153,7 +160,7 @@ def train(
     label = f"after {steps} updates" if kept == steps else f"after {kept} of {steps} updates"
     table = {"BM25": bm25, "untrained": untrained, "before training": before, label: after}
     settings = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
-    corpus = f"{corpus} ({len(documents):,} documents)"
+    corpus = f"{corpus} ({made_of:,} documents)"
     card = model_card(out.name, recipe.model, recipe.lm, corpus, command, settings, table if check else {}, clock.seconds / 60, steps)
     model.max_seq_length = full_length
     save_retriever(model, out, card)
@@ -205,7 +212,7 @@ def _trainer(
     watch: Watch,
     bf16: bool,
 ) -> GroupTrainer:
-    from datasets import Dataset
+    from datasets import Dataset, concatenate_datasets
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -233,7 +240,7 @@ def _trainer(
         sampler=GroupSampler(groups, (recipe.max_steps or UNLIMITED) * recipe.groups_per_step, recipe.groups_per_batch),
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_file(str(rows.path)),
+        train_dataset=concatenate_datasets([Dataset.from_file(str(path)) for path in rows.paths]),
         loss=objective,
         data_collator=collate,
         optimizers=(optimizer, schedule),
