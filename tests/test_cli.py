@@ -13,6 +13,7 @@ import pytest
 import revela.cli as cli
 from conftest import make_rows
 from revela.config import PRESETS, Recipe
+from revela.errors import RevelaError
 
 
 def run(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
@@ -25,6 +26,16 @@ def run(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
         code = int(stop.code or 0)
     output = capsys.readouterr()
     return code, output.out, output.err
+
+
+def stop_at(seen):
+    """Stands in for reading a corpus: notes the recipe and goes no further."""
+
+    def stop(recipe, _corpus):
+        seen.append(recipe)
+        raise RevelaError("stop")
+
+    return stop
 
 
 TINY = (
@@ -86,8 +97,8 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
 
 def test_queries_of_a_hub_dataset_are_kept_in_this_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert cli._queries_file([Path("hub:owner/name:en")], Recipe()) == tmp_path / "owner-name-en.queries.jsonl"
-    assert cli._queries_file([Path("a/b.jsonl")], Recipe()) == tmp_path / "a" / "b.jsonl.queries.jsonl"
+    assert cli.learn.queries_file([Path("hub:owner/name:en")], Recipe()) == tmp_path / "owner-name-en.queries.jsonl"
+    assert cli.learn.queries_file([Path("a/b.jsonl")], Recipe()) == tmp_path / "a" / "b.jsonl.queries.jsonl"
 
 
 def bad_json(path: Path) -> None:
@@ -150,7 +161,9 @@ def test_typos_are_refused(monkeypatch, capsys, tmp_path):
 
 def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
     seen = []
-    monkeypatch.setattr(cli, "_read", lambda corpus, recipe: seen.append(recipe) or (_ for _ in ()).throw(cli.RevelaError("stop")))
+    monkeypatch.setattr(
+        "revela.data.text.read_for", lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop"))
+    )
     (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
     run(
         monkeypatch,
@@ -174,7 +187,9 @@ def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
 
 def test_a_recipe_may_set_what_shares_its_name_with_a_verb(monkeypatch, capsys, tmp_path):
     seen = []
-    monkeypatch.setattr(cli, "_read", lambda corpus, recipe: seen.append(recipe) or (_ for _ in ()).throw(cli.RevelaError("stop")))
+    monkeypatch.setattr(
+        "revela.data.text.read_for", lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop"))
+    )
     (tmp_path / "r.toml").write_text('queries = "title"\nheads = "heads.json"\n')
     for flags in (("train", tmp_path, "--out", tmp_path / "o"), ("compare", tmp_path, "--out", tmp_path / "o", "--on", tmp_path)):
         run(monkeypatch, capsys, *flags, "--recipe", tmp_path / "r.toml")
@@ -189,7 +204,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(monkeypatch, capsys, co
 
     def stop(recipes, *_, **__):
         seen.update(recipes)
-        raise cli.RevelaError("stop")
+        raise RevelaError("stop")
 
     monkeypatch.setattr("revela.compare.compare", stop)
     (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")

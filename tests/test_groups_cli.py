@@ -111,6 +111,6 @@ def test_dream_trains_on_stored_questions(monkeypatch, capsys, corpus_file, tiny
     assert code == 0, err
     rest = ("--layers", "2", "--lora-rank", "4", "--precision", "fp32", "--max-steps", "1", "--max-minutes", "0")
     code, said, err = run(monkeypatch, capsys, "train", tmp_path / "g", "--out", tmp_path / "model", *flags, *rest)
-    assert code == 0 and "inject into" in said, err
+    assert code == 0 and "heads that look from questions" in said, err
     code, _, err = run(monkeypatch, capsys, "queries", tmp_path / "g", *flags)
     assert code == 2 and "holds groups" in err

@@ -110,3 +110,16 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(tin
     assert max(rows * columns for rows, columns in shapes) <= 40 and len(shapes) > 4
     want = model.encode([t or "." for t in texts], prompt=model.prompts["document"])
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_a_model_stored_in_bf16_is_trained_in_fp32(tiny_lm_folder, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(tiny_lm_folder, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    AutoTokenizer.from_pretrained(tiny_lm_folder).save_pretrained(tmp_path / "half")
+    model = build(tmp_path / "half", "mean")
+    model.bfloat16().save_pretrained(str(tmp_path / "whole"))
+    for folder in ("half", "whole"):
+        model = build(tmp_path / folder, "mean")
+        r.add_lora(model, 4, 8, 0.0)
+        assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from revela.config import Recipe
 from revela.data.duplicates import near_duplicates
 from revela.data.report import Report
 from revela.data.sources import KNOWN, read_sources
@@ -68,6 +69,18 @@ def read_corpus(
         documents = _without_near_duplicates(documents, near, report)
     report.documents = len(documents)
     return documents, report
+
+
+def read_for(recipe: Recipe, sources: Sequence[Path | str]) -> tuple[Stored[Document], Report]:
+    """``read_corpus`` as a recipe says."""
+    return read_corpus(
+        sources,
+        text_field=recipe.text_field,
+        title_field=recipe.title_field,
+        max_bad_share=recipe.max_bad_share,
+        near=recipe.near_duplicates,
+        join_titles=recipe.join_titles,
+    )
 
 
 def _wanted(documents: Iterator[Document], distinct: bool, min_words: int, report: Report) -> Iterator[Document]:

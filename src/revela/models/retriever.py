@@ -60,14 +60,16 @@ def build_retriever(
     """The untrained retriever from a model folder.
 
     A Sentence-Transformers folder is taken as it is (its own pooling, prompts, length and case). A decoder is cut to its lower
-    ``layers`` (0: all) and pooled; its final norm stays.
+    ``layers`` (0: all) and pooled; its final norm stays. Weights are fp32, whatever they were stored in: small updates of LoRA would be
+    rounded away in bf16.
     """
     if (folder / "modules.json").is_file():
-        return load_retriever(folder)
+        return load_retriever(folder).float()
     try:
         # Named modalities keep an instruct model's chat template away: text is embedded as it is, not as a user's turn.
         transformer = modules.Transformer(
             str(folder),
+            model_kwargs={"dtype": torch.float32},
             max_seq_length=max_tokens,
             do_lower_case=lower_case,
             modality_config={"text": {"method": "forward", "method_output_name": "last_hidden_state"}},

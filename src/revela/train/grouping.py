@@ -16,7 +16,7 @@ from revela.data.groups import mixed_groups
 from revela.data.heldout import split_held_out
 from revela.data.shards import GroupFolder, group_documents, group_rows, holds_groups, save_groups
 from revela.data.store import Stored, stored
-from revela.data.text import read_corpus
+from revela.data.text import read_for
 from revela.errors import RevelaError
 from revela.models.quiet import quieten
 from revela.models.weights import find_weights
@@ -91,14 +91,7 @@ def build_groups(
 def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None, say: Say) -> Domain:
     if holds_groups(sources[0]):
         return _ready(recipe, sources[0], say)
-    read, report = read_corpus(
-        sources,
-        text_field=recipe.text_field,
-        title_field=recipe.title_field,
-        max_bad_share=recipe.max_bad_share,
-        near=recipe.near_duplicates,
-        join_titles=recipe.join_titles,
-    )
+    read, report = read_for(recipe, sources)
     for line in report.lines():
         say(line)
     documents, held = split_held_out(read, recipe.held_out, recipe.held_out_at_most)

@@ -1,0 +1,3 @@
+from revela.cli import main
+
+main()
