@@ -231,6 +231,7 @@ DREAM: dict[str, Any] = dict(objective="dream", tau=0.05, learn_tau=True, gate=0
 ATTENTION: dict[str, Any] = dict(objective="attention", queries="telling-sentence", chunk_words=80, query_heads=4, tau=0.05)
 REPLUG: dict[str, Any] = dict(objective="replug", tau=1e-3, learning_rate=5e-4)
 INFONCE: dict[str, Any] = dict(objective="infonce", tau=0.05)
+PAIRS: dict[str, Any] = dict(objective="infonce", queries="authors-words", group_size=32, neighbours="random", tau=0.05)
 CROP: dict[str, Any] = dict(objective="crop", tau=0.05, group_size=32, neighbours="random")
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -240,5 +241,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "attention": ATTENTION,
     "replug": REPLUG,
     "infonce": INFONCE,
+    "pairs": PAIRS,
     "crop": CROP,
 }

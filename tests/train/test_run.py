@@ -263,6 +263,7 @@ OBJECTIVES = {
     "attention": {"chunk_words": 30, "query_heads": 3},
     "replug": {"tau": 0.1, "tau_lm": 0.1},
     "infonce": {"queries": "title"},
+    "pairs": {},
     "crop": {"crop_window": 40},
 }
 

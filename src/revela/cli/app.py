@@ -19,7 +19,7 @@ app = App(
     version_flags=["--version"],
 )
 Flat = Parameter(name="*")
-Preset = Literal["gated", "paper", "dream", "attention", "replug", "infonce", "crop"]
+Preset = Literal["gated", "paper", "dream", "attention", "replug", "infonce", "pairs", "crop"]
 DEFAULTS = Recipe()
 Corpus = Annotated[list[Path], Parameter(negative=())]
 Several = Parameter(negative=(), consume_multiple=True)

@@ -44,9 +44,11 @@ class AttentionMass:
         heads = self.heads.get(layer, [])
         if not heads:
             return own_HND
-        shared = len(query_HND) // len(key_GND)  # query heads that share keys
-        query_KRD = query_HND[heads][:, self.rows_R].float() * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
-        earlier_KPD, key_KND = (keys[[head // shared for head in heads]].float() for keys in (self.memory.keys[layer], key_GND))
+        heads_K = torch.tensor(heads, device=query_HND.device)
+        shared_K = heads_K // (len(query_HND) // len(key_GND))  # the key heads that these read
+        query_KRD = query_HND.index_select(0, heads_K).index_select(1, self.rows_R).float()
+        query_KRD = query_KRD * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
+        earlier_KPD, key_KND = (keys.index_select(0, shared_K).float() for keys in (self.memory.keys[layer], key_GND))
         places_N = torch.arange(len(self.text_N), device=query_HND.device)
         hidden_RN = (self.text_N[self.rows_R][:, None] != self.text_N) | (places_N > self.rows_R[:, None])
         earlier_KRP = query_KRD @ earlier_KPD.transpose(1, 2)
