@@ -24,7 +24,8 @@ def tensors(n_heads: int, n_groups: int, seed: int = 0):
     return [t.requires_grad_() for t in (query, key, value, weights / weights.sum(1, keepdim=True))]
 
 
-KERNELS = ["torch", pytest.param("triton", marks=pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"))]
+NO_INTERPRETER = find_spec("triton") is None or torch.cuda.is_available()  # compiled kernels: tests/bench/test_gpu.py
+KERNELS = ["torch", pytest.param("triton", marks=pytest.mark.skipif(NO_INTERPRETER, reason="Triton does not interpret here"))]
 
 
 @pytest.mark.parametrize("v_norm", [False, True])
