@@ -1,10 +1,12 @@
 """The table of docs/results.md: how good is a retriever after some minutes on a laptop, beside all that it must beat?
 
     python bench/quality.py --data COLLECTIONS --minutes 20 --other-minutes 10
+    taskset -c 0 python bench/quality.py --data COLLECTIONS --what objectives --minutes 8
 
 For each collection, trained on its own raw text: BM25, the backbone untrained with several poolings, with the label-free fit
 (token weights and whitening), the gated preset, MiniLM, and every hybrid; on SciFact also a second seed and the paper preset
-for the same time. Each row is kept in bench/results/quality and made only once; delete a row to make it again.
+for the same time. ``--what objectives``: every objective from the same start for the same minutes of one core, on SciFact and cosqa,
+its last state, beside that start. Each row is kept in bench/results/quality and made only once; delete a row to make it again.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,19 +142,40 @@ def plan(minutes: float, other_minutes: float) -> Iterator[tuple[str, str, dict[
         yield name, f"untrained, {others[0]}", {"untrained": UNTRAINED[others[0]]}
 
 
+def plan_objectives(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The same for every objective: one core, one seed after another, what is quick to learn from first."""
+    written = OUT / "written"
+    written.mkdir(exist_ok=True)
+    for seed in seeds:
+        for name in ("cosqa", "scifact"):
+            common = ["--model", SMOL, "--lm", SMOL, "--threads", "1", "--seed", str(seed), "--keep", "last"]
+            asked = ["--max-queries", "1000", "--queries-file", str(written / f"{name}.jsonl")]
+            still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
+            for words in (48, 80):
+                yield name, f"start, chunks of {words} words, seed {seed}", {"train": [*common, *still, "--chunk-words", str(words)]}
+            for preset in ("pairs", "attention", "crop", "infonce", "dream", "gated", "replug"):
+                flags = [*common, "--preset", preset, "--max-minutes", f"{minutes:g}", *(asked if preset in ("infonce", "dream") else [])]
+                yield name, f"{preset}, {minutes:g} min of one core, seed {seed}", {"train": flags}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True, help="folder of BEIR-layout collections")
     parser.add_argument("--minutes", type=float, default=20, help="training on SciFact")
     parser.add_argument("--other-minutes", type=float, default=10, help="training on the other collections")
+    parser.add_argument("--what", choices=["systems", "objectives"], default="systems")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="of the objectives")
     parser.add_argument("--only", nargs="*", help="collections to run")
+    parser.add_argument("--rows", default="", help="regular expression: make or show only rows of such a name")
     parser.add_argument("--show", action="store_true", help="make nothing, print the rows that there are")
     arguments = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     OUT.mkdir(parents=True, exist_ok=True)
     table = []
-    for name, label, how in plan(arguments.minutes, arguments.other_minutes):
-        if arguments.only and name not in arguments.only:
+    systems = arguments.what == "systems"
+    rows = plan(arguments.minutes, arguments.other_minutes) if systems else plan_objectives(arguments.minutes, arguments.seeds)
+    for name, label, how in rows:
+        if (arguments.only and name not in arguments.only) or not re.search(arguments.rows, label):
             continue
         if not arguments.show or row_file(label, name).exists():
             table.append((name, label, row(label, arguments.data / name, **how)))
