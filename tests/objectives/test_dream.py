@@ -8,7 +8,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCau
 
 from conftest import Embed, tiny_config
 from revela.data.prompts import ANSWER, QUESTION
-from revela.models.language_model import LanguageModel, Memory
+from revela.models.language_model import LanguageModel
+from revela.models.streams import Memory
 from revela.objectives.dream import Dream, Injection
 from revela.objectives.query_heads import by_document, score_query_heads
 

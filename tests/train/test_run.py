@@ -276,14 +276,15 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught
     train(recipe, documents, out, say=lambda _: None)
     found = list(losses(out).values())
     assert len(found) == 30
-    if name != "attention":  # where this LM looks is chance, another with every group; test_attention.py shows the learning
-        assert sum(found[-5:]) < sum(found[:5])
+    if name not in ("attention", "dream"):  # where this LM looks is chance, another with every group; their own tests show the learning
+        assert sum(found[-10:]) < sum(found[:10])
     model = load_retriever(out)
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
 
 
 def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
-    from revela.train.rows import IterativeGroups, training_chunks
+    from revela.train.order import IterativeGroups
+    from revela.train.rows import training_chunks
 
     class ByWord:
         """Chunks are alike that share this many of their words' beginnings."""

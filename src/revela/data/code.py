@@ -99,13 +99,20 @@ def margins(lines: list[str]) -> set[int]:
     return {i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip() and not lines[i][0].isspace()}
 
 
-def _python(text: str, lines: list[str]) -> Definitions | None:
+def parsed(source: str) -> ast.Module | None:
     """None if this is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the file's own faults, such as "\\d"
-            tree = ast.parse(text)
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _python(text: str, lines: list[str]) -> Definitions | None:
+    """None if this is not Python."""
+    tree = parsed(text)
+    if tree is None:
         return None
     starts: set[int] = set()
     inside: set[int] = set()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterator
+
+from revela.data.code import parsed
 
 MIN_WORDS = 3  # of a docstring's first paragraph
 
 
 def documented_functions(source: str) -> Iterator[tuple[str, str]]:
     """(the docstring's first paragraph, the function without its docstring) of every function and method; nothing if it is not Python."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the file's own faults, such as "\\d"
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parsed(source)
+    if tree is None:
         return
     lines = source.splitlines()
     for node in ast.walk(tree):

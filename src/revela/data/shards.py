@@ -7,7 +7,6 @@ says how long every shard is; the folder gets its name when it is whole.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.data.groups import Groups
+from revela.data.sources.files import opened_text
 from revela.data.store import Stored, read, write
 from revela.errors import RevelaError
 from revela.files import whole
@@ -192,7 +192,7 @@ def holds_groups(path: Path) -> bool:
     if not path.is_file() or not {".jsonl", ".ndjson", ".json"} & set(path.suffixes):
         return False
     try:
-        with _opened(path) as lines:
+        with opened_text(path) as lines:
             first = json.loads(next((line for line in lines if line.strip()), "null"))
     except (OSError, EOFError, ValueError):
         return False  # whoever reads documents says what is wrong
@@ -207,7 +207,7 @@ def read_groups(path: Path, size: int) -> Iterator[tuple[str, list[str]]]:
     Raises:
         RevelaError: a line is neither, or has fewer texts.
     """
-    with _opened(path) as lines:
+    with opened_text(path) as lines:
         number = 0
         try:
             for number, line in enumerate(lines, 1):
@@ -234,7 +234,3 @@ def group_rows(path: Path, size: int, leave_out: frozenset[str]) -> Iterator[Chu
 def group_documents(path: Path, size: int) -> Iterator[Document]:
     """A document for each line of a file that ``holds_groups``."""
     return (Document(name, "\n\n".join(texts)) for name, texts in read_groups(path, size))
-
-
-def _opened(path: Path) -> Any:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")

@@ -5,7 +5,6 @@ A folder holds corpus.jsonl, queries.jsonl (each also .gz) and qrels/test.tsv (q
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from revela.data.sources.files import opened_text
 from revela.errors import RevelaError
 from revela.search.dense import top_k
 from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
@@ -68,7 +68,7 @@ def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
     if path is None:
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
     rows = []
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as handle:
+    with opened_text(path) as handle:
         try:
             for line in handle:
                 if line.strip():

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from revela.errors import RevelaError
 from revela.models.linear_cross_entropy import linear_cross_entropy
 from revela.models.packed import Layout, attention, no_mask
+from revela.models.streams import AllRead, Memory, Mix, Predicting, Reading, Stream, Watching
 
 ATTENTION = "revela"
 USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
-
-Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
-"""(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> HTD: h's attention output. Keys and values are e's, in the layers that were
-read; without a stream e they are the chunks' own, and the mix sees every layer."""
 
 
 @dataclass(frozen=True)
@@ -53,94 +50,6 @@ class Packed:
         return self.layout.lengths
 
 
-@dataclass
-class Memory:
-    """What reading leaves: keys and values (G, T, D) by layer, and the output of the layer below the first."""
-
-    keys: dict[int, Tensor] = field(default_factory=dict)
-    values: dict[int, Tensor] = field(default_factory=dict)
-    below: Any = None
-
-    @property
-    def length(self) -> int:
-        """Tokens that were read."""
-        return int(next(iter(self.keys.values())).shape[1])
-
-    def part(self, start: int, end: int) -> Memory:
-        """Of these tokens only, as something to be continued."""
-        keys, values = ({layer: t[:, start:end] for layer, t in side.items()} for side in (self.keys, self.values))
-        return Memory(keys, values)
-
-
-class _Stream:
-    """One pass over packed chunks. It sees each layer's keys and values, and may change what its attention gives."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self.seen = layout, set[int]()
-
-    def see(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self.seen.add(layer)
-
-    def before(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of a text that comes before all chunks."""
-
-    def change(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        return own
-
-
-class _AllRead(Exception):
-    """A stream has what it came for."""
-
-
-class _Reading(_Stream):
-    """Stream e: keep the keys and values of the wanted layers, and end with the last of them."""
-
-    def __init__(self, layout: Layout, layers: Sequence[int]) -> None:
-        super().__init__(layout)
-        self.memory, self.layers = Memory(), frozenset(layers)
-
-    def see(self, layer: int, key: Tensor, value: Tensor) -> None:
-        super().see(layer, key, value)
-        if layer in self.layers:
-            self.memory.keys[layer], self.memory.values[layer] = key, value
-            if self.memory.keys.keys() == self.layers:
-                raise _AllRead
-
-
-class _Predicting(_Stream):
-    """Stream h: mix what was read into the attention, after the text before, if there is one."""
-
-    def __init__(self, layout: Layout, memory: Memory | None, mix: Mix | None, earlier: Memory | None) -> None:
-        super().__init__(layout)
-        self.memory, self.mix, self.earlier = memory, mix, earlier
-
-    def before(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        return None if self.earlier is None else (self.earlier.keys[layer], self.earlier.values[layer])
-
-    def change(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        if self.mix is None:
-            return own
-        if self.memory is None:
-            return self.mix(layer, own, query, key, value, scale)
-        if layer not in self.memory.keys:
-            return own
-        return self.mix(layer, own, query, self.memory.keys[layer], self.memory.values[layer], scale)
-
-
-class _Watching(_Predicting):
-    """Stream h up to the last of some layers, whose attention is shown to the mix."""
-
-    def __init__(self, layout: Layout, layers: Sequence[int], mix: Mix, earlier: Memory) -> None:
-        super().__init__(layout, None, mix, earlier)
-        self.last = max(layers)
-
-    def change(self, layer: int, own: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        mixed = super().change(layer, own, query, key, value, scale)
-        if layer == self.last:
-            raise _AllRead
-        return mixed
-
-
 def _attention(
     module: Any,
     query: Tensor,
@@ -149,7 +58,7 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    stream: _Stream | None = None,
+    stream: Stream | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -220,7 +129,7 @@ class LanguageModel(nn.Module):
     def _try_it(self) -> None:
         ones = torch.ones(1, 2, dtype=torch.long)
         packed = self.pack(ones, ones)
-        stream = _Stream(packed.layout)
+        stream = Stream(packed.layout)
         logits_TV = self._run(self._inner, packed, stream).logits[0]
         if missing := sorted(set(range(self.n_layers)) - stream.seen):
             raise RevelaError(
@@ -253,14 +162,14 @@ class LanguageModel(nn.Module):
         A frozen LM records no graph.
         """
         self._refuse_checkpointing()
-        reading = _Reading(packed.layout, layers)
+        reading = Reading(packed.layout, layers)
         first = min(layers)
         with ExitStack() as stack:
             if not self.trainable:
                 stack.enter_context(torch.no_grad())
             if first > 0:
                 stack.enter_context(_watched(self._layers[first - 1], lambda out: setattr(reading.memory, "below", out)))
-            stack.enter_context(suppress(_AllRead))
+            stack.enter_context(suppress(AllRead))
             self._run(self._inner.base_model, packed, reading)
         self._check_seen(reading.seen, layers)
         return reading.memory
@@ -286,8 +195,8 @@ class LanguageModel(nn.Module):
             mix: as for ``predict``.
             before: of every layer up to the last, the text that each chunk continues.
         """
-        stream = _Watching(packed.layout, layers, mix, before)
-        with suppress(_AllRead):
+        stream = Watching(packed.layout, layers, mix, before)
+        with suppress(AllRead):
             self._run(self._inner.base_model, packed, stream, before.length)
         self._check_seen(stream.seen, layers)
 
@@ -311,7 +220,7 @@ class LanguageModel(nn.Module):
         """``module``, the LM or its body without the head, as stream h."""
         if mix is not None:
             self._refuse_checkpointing()
-        predicting = _Predicting(packed.layout, memory, mix, before)
+        predicting = Predicting(packed.layout, memory, mix, before)
         with ExitStack() as stack:
             if memory is not None and (first := min(memory.keys)) > 0:
                 stack.enter_context(_replaced(self._layers[:first], lambda *_, **__: memory.below))
@@ -319,7 +228,7 @@ class LanguageModel(nn.Module):
         self._check_seen(predicting.seen, () if memory is None else memory.keys)
         return output
 
-    def _run(self, module: nn.Module, packed: Packed, stream: _Stream, start: int = 0) -> Any:
+    def _run(self, module: nn.Module, packed: Packed, stream: Stream, start: int = 0) -> Any:
         positions_1T = packed.layout.positions_T[None] + start
         with self._autocast():
             return module(input_ids=packed.ids_1T, position_ids=positions_1T, use_cache=False, stream=stream)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from revela.objectives.gradcache import embed
 from revela.objectives.query_heads import candidate_scores
+from revela.objectives.questions import of_group
 
 
 class AttentionDistillation(nn.Module):
@@ -67,9 +68,7 @@ class AttentionDistillation(nn.Module):
         for i, (cosine_QB, began_QB) in enumerate(zip(cosines, began, strict=True)):
             if not len(cosine_QB):
                 continue
-            mine = tail["group"] == i
-            texts = {k: v[i : i + 1] for k, v in prompt.items()}, {k: v[mine] for k, v in tail.items() if k != "group"}
-            attended_QB = standard(candidate_scores(self.lm, *texts, self.heads)).sum(dim=0)
+            attended_QB = standard(candidate_scores(self.lm, *of_group(prompt, tail, i), self.heads)).sum(dim=0)
             target_QB = self.sharpness * standard(standard(attended_QB) + standard(began_QB))
             with torch.autocast(cosine_QB.device.type, enabled=False):
                 log_probability_QB = (cosine_QB / self.tau).log_softmax(dim=-1)

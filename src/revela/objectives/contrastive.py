@@ -88,17 +88,17 @@ class Contrastive(nn.Module):
             for side in (query, passage)
         )
         with torch.autocast(query_QD.device.type, enabled=False):
-            if not self.group_size:
+            rules = []
+            if self.group_size:
+                group_B = torch.arange(len(passage_BD), device=target_Q.device) // self.group_size
+                rules.append(group_B == group_B[target_Q][:, None])
+            else:
                 passage_BD, first = of_all_processes(passage_BD)
                 target_Q = target_Q + first
                 near_BS = None if near_BS is None else of_all_processes(near_BS)[0]
-            allowed_QB = None
-            if self.group_size:
-                group_B = torch.arange(len(passage_BD), device=target_Q.device) // self.group_size
-                allowed_QB = group_B == group_B[target_Q][:, None]
             if near_QS is not None and near_BS is not None:
-                kept_QB = true_negatives(near_QS, near_BS, target_Q, self.margin)
-                allowed_QB = kept_QB if allowed_QB is None else allowed_QB & kept_QB
+                rules.append(true_negatives(near_QS, near_BS, target_Q, self.margin))
+            allowed_QB = torch.stack(rules).all(dim=0) if rules else None
             return info_nce(query_QD, passage_BD, target_Q, self.log_tau.exp(), allowed_QB)
 
 

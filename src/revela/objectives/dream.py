@@ -18,7 +18,6 @@ question rows; H heads, D head width.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from revela.data.prompts import ANSWER
 from revela.objectives.document_attention import Kernel, document_attention
 from revela.objectives.gradcache import cut, embed
-from revela.objectives.questions import read_candidates
+from revela.objectives.questions import by_layer, of_group, read_candidates
 
 
 class Injection:
@@ -63,9 +62,7 @@ class Injection:
         self.epsilon, self.kernel = epsilon, kernel
         self.places_S = (document_P >= 0).nonzero().squeeze(1)
         self.lengths = document_P[self.places_S].bincount(minlength=weights_QB.shape[1]).tolist()
-        self.heads: dict[int, list[int]] = defaultdict(list)
-        for layer, head in sorted(heads):
-            self.heads[layer].append(head)
+        self.heads = by_layer(sorted(heads))
 
     def __call__(self, layer: int, own_HTD: Tensor, query_HTD: Tensor, key_GTD: Tensor, value_GTD: Tensor, scale: float | None) -> Tensor:
         if layer not in self.heads:
@@ -140,7 +137,7 @@ class Dream(nn.Module):
                 continue
             with torch.autocast(question_QD.device.type, enabled=False):
                 weights_QB = (question_QD[mine_Q] @ passage_BD.T / self.log_tau.exp()).softmax(dim=-1)
-            texts = {k: v[i : i + 1] for k, v in prompt.items()}, {k: v[mine_Q] for k, v in tail.items() if k != "group"}
+            texts = of_group(prompt, tail, i)
             losses.append(cut(lambda w, g, texts=texts: self.answer_loss(w, g, *texts), weights_QB, self.gate_logit))
         return torch.stack(losses).mean()
 

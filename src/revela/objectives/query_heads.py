@@ -9,14 +9,13 @@ of a layer, D head width.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from revela.objectives.questions import Questions, read_candidates
+from revela.objectives.questions import Questions, by_layer, read_candidates
 
 OUTLIERS = 2.0  # standard deviations below a candidate's mean, past which QRHead drops a token
 DEPTH = 10  # of nDCG
@@ -35,9 +34,7 @@ class AttentionMass:
     def __init__(self, asked: Questions, heads: Iterable[tuple[int, int]]) -> None:
         self.memory, self.rows_R, self.counts = asked.memory, asked.rows_R, asked.counts
         self.text_N = torch.repeat_interleave(torch.tensor(asked.tails.lengths)).to(asked.role_T.device)
-        self.heads: dict[int, list[int]] = defaultdict(list)
-        for layer, head in heads:
-            self.heads[layer].append(head)
+        self.heads = by_layer(heads)
         self.by_head: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, layer: int, own_HND: Tensor, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, scale: float | None) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: P tokens of the candidates' text, T tokens of the questions and answers,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,20 @@ class Questions:
     role_T: Tensor  # of each of their tokens
     rows_R: Tensor  # places of the question rows among the T rows
     counts: list[int]  # question rows of each question
+
+
+def of_group(prompt: dict[str, Tensor], tail: dict[str, Tensor], group: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One group's prompt, and the tails of its questions."""
+    mine_Q = tail["group"] == group
+    return {k: v[group : group + 1] for k, v in prompt.items()}, {k: v[mine_Q] for k, v in tail.items() if k != "group"}
+
+
+def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The heads of each layer that has some, from (layer, head) pairs."""
+    found: dict[int, list[int]] = {}
+    for layer, head in heads:
+        found.setdefault(layer, []).append(head)
+    return found
 
 
 def read_candidates(lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor], layers: Sequence[int]) -> Questions:

@@ -20,7 +20,8 @@ from revela.data.text import read_for
 from revela.errors import RevelaError
 from revela.models.quiet import quieten
 from revela.models.weights import find_weights
-from revela.train.rows import similar_groups, training_chunks, training_rows
+from revela.train.order import similar_groups
+from revela.train.rows import training_chunks, training_rows
 from revela.train.run import untrained_retriever
 from revela.types import Chunk, Document, Say
 

@@ -26,7 +26,8 @@ from revela.models.weights import cache_folder, find_weights, fingerprint
 from revela.objectives.head_probe import probe_heads, ranked_heads
 from revela.objectives.query_heads import score_query_heads
 from revela.train.collate import Batch, PromptMaker
-from revela.train.rows import order_of_groups, training_chunks, training_rows
+from revela.train.order import order_of_groups
+from revela.train.rows import training_chunks, training_rows
 from revela.types import Chunk, Document, Say
 
 PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)  # groups; documents a group and pieces a document; words a piece

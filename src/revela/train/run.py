@@ -29,7 +29,8 @@ from revela.models.export import model_card, save_retriever
 from revela.models.quiet import quieten
 from revela.models.weights import find_weights
 from revela.train.objectives import Materials, build_objective
-from revela.train.rows import ASKING, IterativeGroups, order_of_groups, similar_groups, stored_order, training_chunks, training_rows
+from revela.train.order import IterativeGroups, order_of_groups, similar_groups, stored_order
+from revela.train.rows import ASKING, training_chunks, training_rows
 from revela.train.trainer import Best, GroupSampler, GroupTrainer, saved_checkpoints
 from revela.train.watch import Clock, Metrics, Watch, plot
 from revela.types import Chunk, Document, Encoder, Say

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TextIO, cast
 
 from revela.data.report import Report
 from revela.errors import RevelaError
@@ -47,6 +48,10 @@ def suffix(path: Path) -> str:
 
 def opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def opened_text(path: Path) -> TextIO:
+    return io.TextIOWrapper(opened(path), encoding="utf-8")
 
 
 def whole(path: Path) -> bytes:

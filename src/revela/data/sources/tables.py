@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,43 +27,48 @@ def read_parquet(path: Path, name: str, fields: Fields, report: Report) -> Itera
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        # No memory map: a file that shrinks would end the process. No pre-buffering: it holds whole row groups.
-        with pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file:
-            wanted = _text_columns(file.schema_arrow, fields)
-            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-            row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1)
-            batches = file.iter_batches(batch_size=max(1, min(4096, int(BATCH / max(1, row_bytes)))), columns=wanted, use_threads=False)
-            yield from documents_of(batches, name, fields, report)
-    except pa.ArrowException as error:
-        raise Damaged("damaged Parquet") from error
-    except OSError as error:
-        if error.errno is None:  # pyarrow's own, of a file that is cut short
-            raise Damaged("damaged Parquet") from error
-        raise
+    # No memory map: a file that shrinks would end the process. No pre-buffering: it holds whole row groups.
+    with (
+        _damage("damaged Parquet"),
+        pa.OSFile(str(path)) as source,
+        pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
+    ):
+        wanted = _text_columns(file.schema_arrow, fields)
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=1)
+        batches = file.iter_batches(batch_size=max(1, min(4096, int(BATCH / max(1, row_bytes)))), columns=wanted, use_threads=False)
+        yield from documents_of(batches, name, fields, report)
 
 
 def read_arrow(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
     """A file of the datasets library's cache or ``save_to_disk``, or any other Arrow stream or file."""
     import pyarrow as pa
 
+    with _damage("damaged Arrow file"), pa.OSFile(str(path)) as source:
+        batches: Iterable[Any]
+        try:
+            batches = stream = pa.ipc.open_stream(source)
+            schema = stream.schema
+        except pa.ArrowInvalid:
+            source.seek(0)
+            file = pa.ipc.open_file(source)
+            schema, batches = file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
+        _text_columns(schema, fields)
+        yield from documents_of(batches, name, fields, report)
+
+
+@contextmanager
+def _damage(reason: str) -> Iterator[None]:
+    """What pyarrow raises is damage to the file; what the operating system raises is not."""
+    import pyarrow as pa
+
     try:
-        with pa.OSFile(str(path)) as source:
-            try:
-                stream = pa.ipc.open_stream(source)
-            except pa.ArrowInvalid:
-                source.seek(0)
-                file = pa.ipc.open_file(source)
-                _text_columns(file.schema, fields)
-                yield from documents_of((file.get_batch(i) for i in range(file.num_record_batches)), name, fields, report)
-                return
-            _text_columns(stream.schema, fields)
-            yield from documents_of(stream, name, fields, report)
+        yield
     except pa.ArrowException as error:
-        raise Damaged("damaged Arrow file") from error
+        raise Damaged(reason) from error
     except OSError as error:
-        if error.errno is None:
-            raise Damaged("damaged Arrow file") from error
+        if error.errno is None:  # pyarrow's own, of a file that is cut short
+            raise Damaged(reason) from error
         raise
 
 
