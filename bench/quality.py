@@ -2,11 +2,13 @@
 
     python bench/quality.py --data COLLECTIONS --minutes 20 --other-minutes 10
     taskset -c 0 python bench/quality.py --data COLLECTIONS --what objectives --minutes 8
+    python bench/quality.py --data COLLECTIONS --what groups
 
 For each collection, trained on its own raw text: BM25, the backbone untrained with several poolings, with the label-free fit
 (token weights and whitening), the gated preset, MiniLM, and every hybrid; on SciFact also a second seed and the paper preset
 for the same time. ``--what objectives``: every objective from the same start for the same minutes of one core, on SciFact and cosqa,
-its last state, beside that start. Each row is kept in bench/results/quality and made only once; delete a row to make it again.
+its last state, beside that start. ``--what groups``: the gated preset's first updates with groups by document, at random, by clusters
+and iterative, from a start that knows nothing (the EOS vector), so that what is learned is the groups' doing. Each row is kept in bench/results/quality and made only once; delete a row to make it again.
 """
 
 from __future__ import annotations
@@ -158,13 +160,25 @@ def plan_objectives(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str,
                 yield name, f"{preset}, {minutes:g} min of one core, seed {seed}", {"train": flags}
 
 
+def plan_groups(steps: int, seeds: Sequence[int]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The same updates on groups of four kinds; the rate is what a start without a fit needs."""
+    blank = ["--pooling", "eos", "--token-weighting", "0", "--whitening", "0", "--lexical", "0", "--learning-rate", "5e-4"]
+    common = ["--model", SMOL, "--lm", SMOL, "--threads", "1", "--keep", "last", "--max-minutes", "0", "--max-steps", str(steps), *blank]
+    for seed in seeds:
+        for name in ("cosqa", "scifact"):
+            for groups in ("random", "document", "cluster", "iterative"):
+                flags = [*common, "--seed", str(seed), "--groups", groups, "--regroup-every", str(steps // 3)]
+                yield name, f"groups {groups}, {steps} updates, seed {seed}", {"train": flags}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True, help="folder of BEIR-layout collections")
     parser.add_argument("--minutes", type=float, default=20, help="training on SciFact")
     parser.add_argument("--other-minutes", type=float, default=10, help="training on the other collections")
-    parser.add_argument("--what", choices=["systems", "objectives"], default="systems")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="of the objectives")
+    parser.add_argument("--what", choices=["systems", "objectives", "groups"], default="systems")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="of objectives and groups")
+    parser.add_argument("--steps", type=int, default=60, help="updates, of groups")
     parser.add_argument("--only", nargs="*", help="collections to run")
     parser.add_argument("--rows", default="", help="regular expression: make or show only rows of such a name")
     parser.add_argument("--show", action="store_true", help="make nothing, print the rows that there are")
@@ -172,8 +186,11 @@ def main() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     OUT.mkdir(parents=True, exist_ok=True)
     table = []
-    systems = arguments.what == "systems"
-    rows = plan(arguments.minutes, arguments.other_minutes) if systems else plan_objectives(arguments.minutes, arguments.seeds)
+    rows = {
+        "systems": plan(arguments.minutes, arguments.other_minutes),
+        "objectives": plan_objectives(arguments.minutes, arguments.seeds),
+        "groups": plan_groups(arguments.steps, arguments.seeds),
+    }[arguments.what]
     for name, label, how in rows:
         if (arguments.only and name not in arguments.only) or not re.search(arguments.rows, label):
             continue

@@ -309,6 +309,8 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
             ]
             return np.array([[text.lower().count(topic) for topic in topics] for text in texts], dtype=np.float32)
 
+        encode_queries = encode_passages
+
     rows = training_chunks(recipe, documents)
     recipe = dataclasses.replace(recipe, groups="iterative", regroup_every=10)
     groups = IterativeGroups(recipe, rows, ByWord(), tmp_path)
