@@ -6,9 +6,10 @@
 
 For each collection, trained on its own raw text: BM25, the backbone untrained with several poolings, with the label-free fit
 (token weights and whitening), the gated preset, MiniLM, and every hybrid; on SciFact also a second seed and the paper preset
-for the same time. ``--what objectives``: every objective from the same start for the same minutes of one core, on SciFact and cosqa,
-its last state, beside that start. ``--what groups``: the gated preset's first updates with groups by document, at random, by clusters
-and iterative, from a start that knows nothing (the EOS vector), so that what is learned is the groups' doing. Each row is kept in bench/results/quality and made only once; delete a row to make it again.
+for the same time. ``--what objectives``: every objective from the same start for the same minutes of one core, on SciFact and
+cosqa, its last state, beside that start. ``--what groups``: the gated preset's first updates with groups by document, at random,
+by clusters and iterative, from a start that knows nothing (the EOS vector), so that what is learned is the groups' doing. Each
+row is kept in bench/results/quality and made only once; delete a row to make it again.
 """
 
 from __future__ import annotations
