@@ -120,6 +120,8 @@ class Recipe:
     "Divide each row's cosines by their standard deviation, so that the loss cannot fall by vectors that merely run together."
     sim_dtype: Literal["fp32", "bf16"] = "fp32"
     "Precision of the similarities; the published run's was bf16."
+    siblings: float = 0.0
+    "Weight of a contrastive loss on the same vectors beside the LM's: chunks of one document are positives."
     query_side: Literal["first-half", "whole"] = "first-half"
     "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
 
@@ -135,7 +137,7 @@ class Recipe:
     max_queries: int = 4000
     "Have no more queries written than this, and train on the documents that have them; 0: no limit."
     heads: str = ""
-    "JSON file of such heads, made by revela heads --objective dream --out; empty: find them."
+    "JSON file of such heads, made by revela heads --objective dream --out (for revela: of heads to gate); empty: find them."
     query_heads: int = 16
     "Inject into, or learn from, this many heads: the best that look from a question to its answer."
     lm_prompt: Literal["plain", "chat"] = "plain"

@@ -77,6 +77,17 @@ def in_batch_weights(
         return (scores_BB / tau).masked_fill(diagonal_BB, -torch.inf).softmax(dim=-1)
 
 
+def sibling_loss(weights_BB: Tensor, document_B: Tensor) -> Tensor:
+    """Mean over the chunks that have some of -log of Sim's share on their siblings, the other chunks of their document (ours).
+
+    A contrastive loss whose positives are what the author put into one text, as random crops are; the vectors are there already.
+    """
+    sibling_BB = (document_B[:, None] == document_B).fill_diagonal_(False)
+    share_B = (weights_BB * sibling_BB).sum(dim=1)
+    has_B = sibling_BB.any(dim=1)
+    return -(share_B.clamp_min(TINY).log() * has_B).sum() / has_B.sum().clamp_min(1)
+
+
 class InBatchAttention:
     """Mixes document attention into an LM's own attention; one per group and step (a ``Mix`` of language_model.py).
 
@@ -136,6 +147,7 @@ class Revela(nn.Module):
         sim_dtype: precision of Sim, None for the embeddings' own.
         group_size: chunks a group; a batch may hold several groups, which do not see one another. 0: a batch is one group.
         retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
+        siblings: weight of ``sibling_loss`` beside the LM's.
     """
 
     def __init__(
@@ -154,8 +166,10 @@ class Revela(nn.Module):
         group_size: int = 0,
         retriever_batch: int = 0,
         kernel: Kernel = "torch",
+        siblings: float = 0.0,
     ) -> None:
         super().__init__()
+        self.siblings = siblings
         self.group_size, self.retriever_batch, self.kernel = group_size, retriever_batch, kernel
         self.model = model
         self.lm = lm
@@ -165,14 +179,16 @@ class Revela(nn.Module):
         self.layers = gated_layers(gates_LH, lm.n_layers)
 
     def forward(self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Loss (nats a token) of a batch; ``features`` are its chunks as queries, as passages, and as the LM reads them."""
+        """Loss (nats a token) of a batch; ``features`` are its chunks as queries, as passages, and as the LM reads them (with
+        ``document``, of each chunk, where siblings count)."""
         query, passage, chunk = features
         query_BD, passage_BD = (embed(self.model, side, self.retriever_batch) for side in (query, passage))
         weights_BB = self.weights(query_BD, passage_BD)
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
+        of_siblings = self.siblings * sibling_loss(weights_BB, chunk["document"]) if self.siblings else 0.0
         if self.lm.trainable:
-            return self.lm_loss(packed, weights_BB, self.gates_LH)
-        return cut(partial(self.lm_loss, packed), weights_BB, self.gates_LH)
+            return self.lm_loss(packed, weights_BB, self.gates_LH) + of_siblings
+        return cut(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
 
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """Sim within each group of the batch, 0 between groups."""

@@ -68,7 +68,8 @@ class ChunkCollator(Collator):
         chunk = self.lm_tokenizer(
             texts, truncation=True, max_length=self.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
         )
-        return {**self.sides(queries, texts), **{f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")}}
+        read = {f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")}
+        return {**self.sides(queries, texts), **read, "chunk_document": torch.tensor([row["document"] for row in rows])}
 
 
 def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:

@@ -72,6 +72,7 @@ def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:
         group_size=recipe.group_size,
         retriever_batch=recipe.retriever_batch,
         kernel=recipe.kernel,
+        siblings=recipe.siblings,
     )
     return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side)
 
@@ -197,7 +198,10 @@ def _gates(m: Materials, lm: LanguageModel, folder: Path, tokenizer: Any) -> Ten
     if recipe.mix == "sum":
         return None
     first = int(recipe.gate_first_layer * lm.n_layers)
-    ranking = sibling_heads(recipe, lm, tokenizer, folder, m.documents, m.say) if recipe.gate_heads else []
+    if recipe.heads:
+        ranking = heads_from_file(Path(recipe.heads), folder)
+    else:
+        ranking = sibling_heads(recipe, lm, tokenizer, folder, m.documents, m.say) if recipe.gate_heads else []
     if not ranking:
         why = "the documents are too short to probe the LM's heads: " if recipe.gate_heads else ""
         m.say(f"{why}gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
