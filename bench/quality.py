@@ -1,15 +1,15 @@
 """The table of docs/results.md: how good is a retriever after some minutes on a laptop, beside all that it must beat?
 
     python bench/quality.py --data COLLECTIONS --minutes 20 --other-minutes 10
-    taskset -c 0 python bench/quality.py --data COLLECTIONS --what objectives --minutes 8
+    python bench/quality.py --data COLLECTIONS --what objectives --minutes 8
     python bench/quality.py --data COLLECTIONS --what groups
 
 For each collection, trained on its own raw text: BM25, the backbone untrained with several poolings, with the label-free fit
 (token weights and whitening), the gated preset, MiniLM, and every hybrid; on SciFact also a second seed and the paper preset
-for the same time. ``--what objectives``: every objective from the same start for the same minutes of one core, on SciFact and
-cosqa, its last state, beside that start. ``--what groups``: the gated preset's first updates with groups by document, at random,
-by clusters and iterative, from a start that knows nothing (the EOS vector), so that what is learned is the groups' doing. Each
-row is kept in bench/results/quality and made only once; delete a row to make it again.
+for the same time. ``--what objectives``: every objective from the same start for the same minutes of one core's time, on SciFact
+and cosqa, its last state, beside that start. ``--what groups``: the gated preset's first updates with groups by document, at
+random, by clusters and iterative, from a start that knows nothing (the EOS vector), so that what is learned is the groups' doing.
+Each row is kept in bench/results/quality and made only once; delete a row to make it again.
 """
 
 from __future__ import annotations
@@ -151,13 +151,22 @@ def plan_objectives(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str,
     written.mkdir(exist_ok=True)
     for seed in seeds:
         for name in ("cosqa", "scifact"):
-            common = ["--model", SMOL, "--lm", SMOL, "--threads", "1", "--seed", str(seed), "--keep", "last"]
+            common = ["--model", SMOL, "--lm", SMOL, "--threads", "1", "--clock", "cpu", "--seed", str(seed), "--keep", "last"]
             asked = ["--max-queries", "1000", "--queries-file", str(written / f"{name}.jsonl")]
             still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
             for words in (48, 80):
                 yield name, f"start, chunks of {words} words, seed {seed}", {"train": [*common, *still, "--chunk-words", str(words)]}
             for preset in ("pairs", "attention", "crop", "infonce", "dream", "gated", "replug"):
-                flags = [*common, "--preset", preset, "--max-minutes", f"{minutes:g}", *(asked if preset in ("infonce", "dream") else [])]
+                flags = [
+                    *common,
+                    "--preset",
+                    preset,
+                    "--max-minutes",
+                    f"{minutes:g}",
+                    "--clock",
+                    "cpu",
+                    *(asked if preset in ("infonce", "dream") else []),
+                ]
                 yield name, f"{preset}, {minutes:g} min of one core, seed {seed}", {"train": flags}
 
 

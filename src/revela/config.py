@@ -184,6 +184,8 @@ class Recipe:
     "Stop after this many updates; 0: no limit."
     max_minutes: float = 20.0
     "Stop after this much training time; 0: no limit. The learning rate falls to zero over whichever limit is nearer."
+    clock: Literal["wall", "cpu"] = "wall"
+    "Time as it passes, or this process's processor time, all threads together: fair to every run of a shared machine."
     max_tokens_read: float = 0.0
     "Stop after the retriever has read this many million tokens; 0: no limit."
     check_every: int = 50

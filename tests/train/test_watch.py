@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -62,3 +63,16 @@ def test_first_half_is_half_of_the_tokens(tiny_tokenizer):
     whole, part = (len(tiny_tokenizer(t)["input_ids"]) for t in (text, half))
     assert part == whole // 2
     assert first_half("x", tiny_tokenizer, 64) == "x"
+
+
+def test_a_clock_of_processor_time_does_not_count_waiting():
+    waited, worked = (Clock(0, 1.0, cpu=True) for _ in range(2))
+    waited.start()
+    time.sleep(0.2)
+    waited.stop()
+    worked.start()
+    began = time.process_time()
+    while time.process_time() - began < 0.1:
+        pass
+    worked.stop()
+    assert waited.seconds < 0.1 <= worked.seconds

@@ -126,7 +126,7 @@ def train(
     if is_decoder and (recipe.token_weighting or recipe.whitening or recipe.lexical):
         fit_to_chunks(recipe, model, chunks, bf16, say)
     retrievers.add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
-    clock = Clock(recipe.max_steps, recipe.max_minutes, recipe.max_tokens_read)
+    clock = Clock(recipe.max_steps, recipe.max_minutes, recipe.max_tokens_read, cpu=recipe.clock == "cpu")
     step0 = int(checkpoint.name.split("-")[1]) if checkpoint else None
     metrics = Metrics(out / "metrics.jsonl", keep_until=step0)
     watch = Watch(

@@ -17,19 +17,23 @@ from revela.files import whole
 
 
 class Clock:
-    """Training time in seconds (checks and saves left out) and tokens read, carried over a resume; and how much of the run is done."""
+    """Training time in seconds (checks and saves left out) and tokens read, carried over a resume; and how much of the run is done.
 
-    def __init__(self, max_steps: int, max_minutes: float, max_million_tokens: float = 0.0) -> None:
+    ``cpu`` counts this process's processor time instead, of all threads together.
+    """
+
+    def __init__(self, max_steps: int, max_minutes: float, max_million_tokens: float = 0.0, cpu: bool = False) -> None:
+        self.now = time.process_time if cpu else time.monotonic
         self.max_steps, self.max_seconds, self.max_tokens = max_steps, 60 * max_minutes, 1e6 * max_million_tokens
         self.seconds, self.tokens = 0.0, 0
         self._since: float | None = None
 
     def start(self) -> None:
-        self._since = time.monotonic()
+        self._since = self.now()
 
     def stop(self) -> None:
         if self._since is not None:
-            self.seconds += time.monotonic() - self._since
+            self.seconds += self.now() - self._since
             self._since = None
 
     def lap(self) -> None:
