@@ -153,9 +153,15 @@ def test_label_free_scores_stand_beside_bm25_and_the_start(page):
 def test_scores_have_margins_p_and_the_best_marked(page):
     scores = page.tables["judged med"]
     assert scores["BM25"]["nDCG@10"] == "0.610" and scores["a"]["nDCG@10"] == "0.700 ± 0.050"
-    assert scores["a"]["p against BM25"] == "0.0040" and scores["BM25"]["p against BM25"] == ""
+    assert scores["a"]["p against BM25"] == "0.004" and scores["BM25"]["p against BM25"] == ""
     assert ("judged med", "a", "nDCG@10") in page.best and ("judged med", "BM25", "MAP") in page.best
     assert "passed by" not in page.text
+
+
+def test_a_task_of_another_kind_has_its_main_score(tmp_path):
+    (tmp_path / "sts.json").write_text(json.dumps({"STS": {"a": {"main": 0.71, "settings": {"max_tokens": 512}}, "b": {"main": 0.6}}}))
+    report([tmp_path / "sts.json"], tmp_path / "page.html")
+    assert Page(tmp_path / "page.html").tables["judged STS"] == {"a": {"main score": "0.710"}, "b": {"main score": "0.600"}}
 
 
 def test_worst_queries_are_those_lost_to_bm25(tmp_path):

@@ -71,4 +71,4 @@ def report(runs: Annotated[list[Path], Parameter(negative=())], *, out: Path = P
     from revela.evaluate.report import report as write
 
     found = write(runs, out)
-    print(f"{out}: {len(found.runs):,} runs, {len(found.scores):,} files of scores, {len(found.probes):,} probes")
+    print(f"saved to {out} (runs: {len(found.runs)}, files of scores: {len(found.scores)}, probes: {len(found.probes)})")

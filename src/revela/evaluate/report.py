@@ -17,6 +17,7 @@ from revela.evaluate.runs import Comparison, Found, Run, find
 from revela.files import whole
 
 Point = tuple[float, float]
+IN_TITLE = 4
 
 
 def report(paths: Sequence[Path], out: Path) -> Found:
@@ -28,7 +29,7 @@ def report(paths: Sequence[Path], out: Path) -> Found:
     if out.is_dir():
         raise RevelaError(f"{out} is a folder: give the page a file name, such as --out {out / 'report.html'}")
     found = find(paths)
-    page = render(found, [str(path) for path in paths])
+    page = render(found, [path.resolve().name for path in paths])
     with whole(out) as temporary:
         temporary.write_bytes(page.encode("utf-8", errors="replace"))  # half a surrogate pair can be no byte
     return found
@@ -49,7 +50,7 @@ def render(found: Found, names: Sequence[str]) -> str:
     )
     changed, others = descriptions.settings(found.runs)
     return environment.get_template("report.html").render(
-        title=", ".join(Path(name).name for name in names),
+        title=", ".join(names[:IN_TITLE]) + (f" and {len(names) - IN_TITLE} more" if len(names) > IN_TITLE else ""),
         runs=found.runs,
         legend=[(kind, number % COLOURS) for number, kind in enumerate(kinds)],
         facts=descriptions.facts(found.runs),

@@ -109,10 +109,12 @@ def find(paths: Sequence[Path]) -> Found:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or so many parts that no two are alike."""
+    """The last part of each path, or so many parts that no two are alike; without .json where that leaves them so."""
     absolute = [path.resolve() for path in paths]
     if twice := next((path for path in paths if absolute.count(path.resolve()) > 1), None):
         raise RevelaError(f"{twice} is named twice: name it once")
+    bare = [path.with_suffix("") if path.suffix == ".json" else path for path in absolute]
+    absolute = bare if len(set(bare)) == len(bare) else absolute
     depth = 1
     while len({path.parts[-depth:] for path in absolute}) < len(paths):
         depth += 1
@@ -198,7 +200,7 @@ def _scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     try:
         collections = [systems for systems in content.values() if isinstance(systems, dict)]
         for values in (values for systems in collections for values in systems.values() if isinstance(values, dict)):
-            known |= any(float(values[metric]) >= 0 for metric in METRICS if metric in values)
+            known |= any(float(values[metric]) is not None for metric in (*METRICS, "main") if metric in values)
             low, high = values.get("interval") or (0.0, 0.0)
             _ = float(high - low) + sum(map(float, (values.get("p") or {}).values()))
             _ = sum(float(query["ndcg@10"]) for query in (values.get("queries") or {}).values())

@@ -10,6 +10,8 @@ from typing import Any
 from revela.evaluate.runs import Comparison, Run
 from revela.search.metrics import METRICS
 
+MAIN = "main"  # what benchmarks of another kind than retrieval are scored by
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
@@ -66,7 +68,7 @@ def judged(scores: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     merged = merge(scores)
     tables = []
     for collection, systems in merged.items():
-        metrics = [m for m in METRICS if any(m in values for values in systems.values())]
+        metrics = [m for m in METRICS if any(m in values for values in systems.values())] or [MAIN]
         columns = [_marked([_number(values.get(metric)) for values in systems.values()]) for metric in metrics]
         if metrics[:1] == ["ndcg@10"]:
             margins = [_margin(values.get("interval")) for values in systems.values()]
@@ -113,7 +115,7 @@ def merge(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[s
     for source, content in scores.items():
         for collection, systems in content.items():
             for system, values in systems.items() if isinstance(systems, dict) else ():
-                if isinstance(values, dict) and any(_number(values.get(metric)) is not None for metric in METRICS):
+                if isinstance(values, dict) and any(_number(values.get(metric)) is not None for metric in (*METRICS, MAIN)):
                     at = merged.setdefault(collection, {})
                     same = all(at.get(system, values).get(metric) == values.get(metric) for metric in METRICS)
                     at[system if same else f"{system} ({source})"] = values
@@ -137,7 +139,7 @@ def _marked(values: Iterable[float | None]) -> list[Cell]:
 
 
 def _metric_name(metric: str) -> str:
-    return {"ndcg@10": "nDCG@10", "recall@100": "recall@100", "mrr@10": "MRR@10", "map": "MAP"}.get(metric, metric)
+    return {"ndcg@10": "nDCG@10", "recall@100": "recall@100", "mrr@10": "MRR@10", "map": "MAP", MAIN: "main score"}.get(metric, metric)
 
 
 def _number(value: Any) -> float | None:
@@ -150,4 +152,4 @@ def _margin(interval: Any) -> str:
 
 
 def _p(value: Any) -> str:
-    return "" if _number(value) is None else f"{value:.4f}" if value >= 1e-4 else f"{value:.0e}"
+    return "" if _number(value) is None else f"{value:.3f}" if value >= 0.001 else "< 0.001"
