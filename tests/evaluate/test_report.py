@@ -169,6 +169,12 @@ def test_worst_queries_are_those_lost_to_bm25(tmp_path):
     page = Page(tmp_path / "page.html")
     assert page.tables["worst med"] == {"which one was lost": {"BM25": "1.000", "a": "0.100"}}
     assert "q2" not in page.text
+    other = json.loads(json.dumps(SCORES))
+    other["med"]["BM25"]["ndcg@10"] = 0.5  # another BM25: each file's retrievers are compared with its own
+    report([tmp_path / "a", write_run(tmp_path / "b", scores=other)], tmp_path / "page.html")
+    page = Page(tmp_path / "page.html")
+    assert page.tables["worst med (a)"] == page.tables["worst med (b)"] == {"which one was lost": {"BM25": "1.000", "a": "0.100"}}
+    assert "BM25 (b)" in page.tables["judged med"]
 
 
 def test_recipes_facts_and_environment(page):
@@ -218,7 +224,8 @@ def test_two_comparisons_keep_their_runs_apart(tmp_path):
 
 def test_the_page_stands_alone_and_nothing_in_it_runs(tmp_path):
     about = ABOUT | {"corpus": HOSTILE, "command": HOSTILE, "versions": {HOSTILE: HOSTILE}, "bm25": {HOSTILE: 0.5}}
-    scores = {HOSTILE: {HOSTILE: {"ndcg@10": 0.5, "queries": {"q": {"ndcg@10": 0.1, "text": HOSTILE}}}}}
+    asked = {"ndcg@10": 0.5, "queries": {"q": {"ndcg@10": 0.1, "text": HOSTILE}}}
+    scores = {HOSTILE: {HOSTILE: asked, "BM25": {"ndcg@10": 0.6, "queries": {"q": {"ndcg@10": 0.9}}}}}
     run = write_run(tmp_path / HOSTILE.replace("/", "|"), about=about, scores=scores, probe=a_probe(0.1), model=HOSTILE, objective=HOSTILE)
     (run / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": s, "minutes": s, "loss": 1.0, "check": {HOSTILE: 0.5}, "tokens_read": 1}) + "\n" for s in range(3))

@@ -88,21 +88,22 @@ def judged(scores: Mapping[str, Mapping[str, Any]]) -> list[Table]:
 
 
 def worst(scores: Mapping[str, Mapping[str, Any]], count: int = 10) -> list[Table]:
-    """Where scores of every query are there: those that the retrievers lose to BM25 most, by their mean nDCG@10; a column a system."""
+    """Of each file with scores of every query: those that the retrievers lose to BM25 most, by their mean nDCG@10; a column a system."""
     tables = []
-    for collection, systems in merge(scores).items():
-        by_query = {name: values["queries"] for name, values in systems.items() if isinstance(values.get("queries"), dict)}
-        own = [name for name in by_query if name != "BM25" and " + BM25" not in name]
-        shared = [q for q in next(iter(by_query.values()), {}) if all(q in queries for queries in by_query.values())]
-        found = {q: {name: float(queries[q]["ndcg@10"]) for name, queries in by_query.items()} for q in shared} if own else {}
-        lost = {q: values.get("BM25", 1.0) - fmean(values[name] for name in own) for q, values in found.items()}
-        rows = [
-            (str(by_query[own[0]][q].get("text", q)), _marked(found[q].values()))
-            for q in sorted(lost, key=lambda q: -lost[q])[:count]
-            if lost[q] > 0
-        ]
-        if rows:
-            tables.append(Table(collection, ["nDCG@10 of a query", *by_query], rows))
+    for source, content in scores.items():
+        for collection, systems in merge({source: content}).items():
+            by_query = {name: values["queries"] for name, values in systems.items() if values.get("queries")}
+            own = [name for name in by_query if name != "BM25" and not name.endswith(" + BM25")]
+            if "BM25" not in by_query or not own:
+                continue
+            shared = [q for q in by_query["BM25"] if all(q in queries for queries in by_query.values())]
+            found = {q: {name: float(queries[q]["ndcg@10"]) for name, queries in by_query.items()} for q in shared}
+            lost = {q: values["BM25"] - fmean(values[name] for name in own) for q, values in found.items()}
+            most = [q for q in sorted(lost, key=lambda q: -lost[q])[:count] if lost[q] > 0]
+            rows = [(str(by_query[own[0]][q].get("text", q)), _marked(found[q].values())) for q in most]
+            if rows:
+                caption = f"{collection} ({source})" if len(scores) > 1 else collection
+                tables.append(Table(caption, ["nDCG@10 of a query", *by_query], rows))
     return tables
 
 
