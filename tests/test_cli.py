@@ -78,6 +78,17 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     assert code == 0, err
     scores = json.loads((tmp_path / "scores.json").read_text())["beir"]
     assert set(scores) == {"BM25", "model", "model + BM25"} and scores["BM25"]["ndcg@10"] == 1.0
+    (tmp_path / "scores.json").rename(model / "scores.json")
+    code, out, err = run(monkeypatch, capsys, "report", model, "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert code == 0 and "runs: 1, files of scores: 1" in out and f"--out {model}" in page and page.count("<svg") >= 2, err
+    code, out, err = run(monkeypatch, capsys, "report", tmp_path / "none", "--out", tmp_path / "page.html")
+    assert (
+        code == 2
+        and err
+        == f"revela: {tmp_path / 'none'} does not exist: give folders of revela train or compare, or JSON files of revela eval or probe\n"
+    )
+    assert (tmp_path / "page.html").read_text() == page
     code, out, err = run(monkeypatch, capsys, "index", corpus_file, "--model", model, "--out", index)
     assert code == 0, err
     for mode in ("hybrid", "dense", "lexical"):

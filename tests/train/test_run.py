@@ -193,6 +193,21 @@ def test_checkpoints_go_when_a_run_ends_and_stay_whole_until_then(recipe, docume
     assert "revela" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(recipe, documents, tmp_path):
+    recipe = dataclasses.replace(recipe, save_every=1)
+    told = {"corpus": "a folder", "bm25": {"task": 0.4}, "say": lambda _: None}
+    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
+        train(recipe, documents, tmp_path / "out", command="revela train once", **told)
+    train(recipe, documents, tmp_path / "out", command="revela train twice", resume=True, **told)
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    about = run.pop("about")
+    assert run == dataclasses.asdict(recipe)
+    assert about["command"] == "revela train once" and about["corpus"] == "a folder"
+    assert (about["documents"], about["bm25"]) == (len(documents), {"task": 0.4}) and about["chunks"] > about["groups"] > 0
+    assert about["versions"]["torch"] == torch.__version__ and about["hardware"]["threads"] == torch.get_num_threads()
+
+
 def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path):
     out = tmp_path / "out"
     flags = [

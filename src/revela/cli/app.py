@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
@@ -26,26 +29,50 @@ Several = Parameter(negative=(), consume_multiple=True)
 RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
 
 
-def sources(verb: str, preset: str, recipe_file: Path | None) -> list[Dict]:
-    """Where a setting comes from when no flag gives it: the recipe file, then the preset."""
+def sources(verb: str, preset: str, recipe_file: Path | None, variant: str = "") -> list[Dict]:
+    """Where a setting comes from when no flag gives it: the recipe file, one of its variants over the rest of it, then the preset."""
     sources = [Dict({verb: PRESETS.get(preset, {})})]
     if recipe_file is not None:
-        if not recipe_file.is_file():
-            raise RevelaError(f"{recipe_file} does not exist: give a TOML file of settings as --recipe")
-        try:
-            settings = tomllib.loads(recipe_file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RevelaError(f"{recipe_file} is not TOML ({error}): mend it, or give another --recipe") from error
-        sources.insert(0, Dict({verb: settings}, source=str(recipe_file)))
+        settings, variants = read_recipe(recipe_file)
+        if variants and verb != "compare":
+            raise RevelaError(f"{recipe_file} holds {len(variants)} variants ({', '.join(variants)}): train them by revela compare")
+        sources.insert(0, Dict({verb: settings | variants.get(variant, {})}, source=str(recipe_file)))
     return sources
 
 
-def over(preset: str, recipe_file: Path | None) -> Recipe:
+def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings of a TOML file, and its tables: a variant each, by name."""
+    if not file.is_file():
+        raise RevelaError(f"{file} does not exist: give a TOML file of settings as --recipe")
+    try:
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RevelaError(f"{file} is not TOML ({error}): mend it, or give another --recipe") from error
+    variants = {name: settings.pop(name) for name, value in list(settings.items()) if isinstance(value, dict)}
+    if odd := [name for name in variants if not re.fullmatch(r"[\w-]+", name)]:
+        raise RevelaError(f"{file}: a variant is called {odd[0]!r}, but names a folder: use letters, digits, - and _")
+    return settings, variants
+
+
+def over(preset: str, recipe_file: Path | None, variant: str = "") -> Recipe:
     """The recipe that this command line makes of a preset: read once more, as the recipe alone does not tell which flags were given."""
-    app.config = sources("compare", preset, recipe_file)
+    app.config = sources("compare", preset, recipe_file, variant)
     _, given, _ = app.parse_args(sys.argv[1:], exit_on_error=False)
     recipe: Recipe = given.arguments["recipe"]
     return recipe
+
+
+def each_over(presets: Sequence[str], recipe_file: Path | None) -> dict[str, Recipe]:
+    """``over`` for every preset, and every variant of the recipe file, by the name that the run gets."""
+    variants = list(read_recipe(recipe_file)[1]) if recipe_file is not None else []
+    recipes: dict[str, Recipe] = {}
+    for preset, variant in product(presets, variants or [""]):
+        name = "-".join(part for part in (preset if len(presets) > 1 or not variant else "", variant) if part)
+        recipe = over(preset, recipe_file, variant)
+        if same := next((other for other, made in recipes.items() if made == recipe), None):
+            raise RevelaError(f"{same} and {name} come out the same: leave away the flag or setting that levels them")
+        recipes[name] = recipe
+    return recipes
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from revela.cli.app import DEFAULTS, Corpus, Flat, Preset, RecipeFile, Several, app, over
+from revela.cli.app import DEFAULTS, Corpus, Flat, Preset, RecipeFile, Several, app, each_over
 from revela.config import Recipe
 from revela.errors import RevelaError
 from revela.terminal import print_group, print_scores, print_table, snippet
@@ -146,7 +146,7 @@ def compare(
     recipe_file: RecipeFile = None,
     recipe: Annotated[Recipe, Flat] = DEFAULTS,
 ) -> None:
-    """Train several objectives from the same start for the same time, and plot nDCG@10 against it.
+    """Train several objectives, or variants of one, from the same start for the same time, and plot nDCG@10 against it.
 
     Bounded by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here hold for every run. What is done
     already is kept: run it again to add presets or seeds.
@@ -166,13 +166,14 @@ def compare(
     points:
         A run is scored at its start and after each of so many equal parts.
     recipe_file:
-        A TOML file of settings; flags win over it, and it wins over every preset.
+        A TOML file of settings; flags win over it, and it wins over every preset. Each [table] in it is a variant, run beside the
+        others: see recipes/ablations.
     """
     from revela.compare import compare as run
 
     documents, check = divided(corpus, recipe)
     curves, lexical = run(
-        {preset: over(preset, recipe_file) for preset in presets},
+        each_over(presets, recipe_file),
         documents,
         on,
         out,

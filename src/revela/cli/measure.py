@@ -1,4 +1,4 @@
-"""Verbs that tell how good a retriever is: eval."""
+"""Verbs that tell how good a retriever is: eval, report."""
 
 from __future__ import annotations
 
@@ -53,3 +53,22 @@ def evaluate(
     if json_file is not None:
         with whole(json_file) as temporary:
             temporary.write_text(json.dumps(results, indent=1) + "\n")
+
+
+@app.command
+def report(runs: Annotated[list[Path], Parameter(negative=())], *, out: Path = Path("report.html")) -> None:
+    """Put runs side by side on one HTML page: curves, scores, probes, recipes, and how to repeat them.
+
+    The page stands alone, without a network or scripts, and can be printed.
+
+    Parameters
+    ----------
+    runs:
+        Folders of revela train or compare, with scores.json or probe.json if these are there; or such files themselves.
+    out:
+        The page.
+    """
+    from revela.evaluate.report import report as write
+
+    found = write(runs, out)
+    print(f"saved to {out} (runs: {len(found.runs)}, files of scores: {len(found.scores)}, probes: {len(found.probes)})")

@@ -23,11 +23,13 @@ from revela.data.groups import Groups
 from revela.data.shards import GroupFolder
 from revela.data.store import Stored
 from revela.errors import RevelaError
+from revela.files import whole
 from revela.models import corpus_fit
 from revela.models import retriever as retrievers
 from revela.models.export import model_card, save_retriever
 from revela.models.quiet import quieten
 from revela.models.weights import find_weights
+from revela.train.environment import environment
 from revela.train.objectives import Materials, build_objective
 from revela.train.order import IterativeGroups, order_of_groups, similar_groups, stored_order
 from revela.train.rows import ASKING, training_chunks, training_rows
@@ -140,7 +142,9 @@ def train(
     )
     objective, collate = build_objective(Materials(recipe, documents, rows, model, device, bf16, watch.count, say))
     out.mkdir(parents=True, exist_ok=True)
-    (out / RUN_FILE).write_text(json.dumps(dataclasses.asdict(recipe), indent=1))
+    made = {"documents": made_of, "chunks": len(chunks), "rows": len(rows), "groups": per_epoch}
+    about = {"corpus": corpus, "command": command, **made, "bm25": bm25, "untrained": untrained, **environment()}
+    _record(recipe, about, out / RUN_FILE)
     best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
     if recipe.keep == "best":
         watch.offer = best.offer
@@ -250,6 +254,14 @@ def _trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     return trainer
+
+
+def _record(recipe: Recipe, about: dict[str, Any], path: Path) -> None:
+    """run.json: every setting, and under ``about`` what the run began with; a resumed run keeps what its first part wrote there."""
+    if path.is_file():
+        about = json.loads(path.read_text()).get("about", about)
+    with whole(path) as temporary:
+        temporary.write_text(json.dumps({**dataclasses.asdict(recipe), "about": about}, indent=1))
 
 
 def _why_no_group(recipe: Recipe, rows: Stored[Chunk]) -> str:
