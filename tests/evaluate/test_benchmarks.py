@@ -110,6 +110,25 @@ def test_no_network_is_one_sentence_and_finished_tasks_stay(folder, encoder, tmp
     assert (tmp_path / "out" / "results" / "local__m" / "r1" / "Judged.json").is_file()
 
 
+def test_a_task_made_of_tasks_is_their_mean_and_keeps_them(folder, encoder, tmp_path):
+    from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
+    from mteb.abstasks.aggregated_task import AbsTaskAggregate
+
+    parts = [find_tasks([str(f)], print)[str(f)][0] for f in (folder, write(tmp_path / "Second", grade=5))]
+
+    class Both(AbsTaskAggregate):
+        metadata = AggregateTaskMetadata(
+            name="Both", description="two", tasks=parts, main_score="ndcg_at_10", type="Retrieval", eval_splits=["test"]
+        )
+
+    models, out = {"m": Contender(encoder, "local/m", "r1")}, tmp_path / "out"
+    single = run_tasks(parts, models, out, print)
+    said: list[str] = []
+    both = run_tasks([Both()], models, out, said.append)["Both"]["m"].main
+    assert both == pytest.approx(np.mean([single[name]["m"].main for name in ("Judged", "Second")]), abs=1e-4)
+    assert [line.split(" (")[0] for line in said] == ["Judged, m: finished before", "Second, m: finished before"]
+
+
 def test_unknown_names_get_the_nearest():
     with pytest.raises(RevelaError, match=r"scifat is neither a benchmark nor a task of mteb .*did you mean SciFact"):
         find_tasks(["scifat"], print)

@@ -23,9 +23,9 @@ def on_folders(models: Sequence[str], folders: Sequence[Path], show: int, max_to
     from revela.models.weights import resolve
     from revela.search.metrics import METRICS
 
+    encoders = {label: load_encoder(resolve(name), precision, max_tokens) for label, name in zip(labels(models), models, strict=True)}
     # All are read before the first is scored, so that a bad one costs nothing.
     collections = dict(zip(labels([str(folder) for folder in folders]), map(load_collection, folders), strict=True))
-    encoders = {label: load_encoder(resolve(name), precision, max_tokens) for label, name in zip(labels(models), models, strict=True)}
     first, *others = encoders
     references = ["BM25", first] if others else ["BM25"]
     results: dict[str, Any] = {}
