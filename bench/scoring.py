@@ -56,7 +56,7 @@ def main() -> None:
     print(f"{len(collection.documents):,} documents, {len(collection.queries):,} queries, at most {arguments.max_tokens} tokens")
     print(f"encoding {encoder.seconds:.1f} s, with BM25, fusion, metrics and tests {seconds:.1f} s: {seconds / encoder.seconds:.3f} times")
     for row in rows:
-        print(f"{row.system}: nDCG@10 {row.means['ndcg@10']:.4f}")
+        print(f"{row.system}: " + ", ".join(f"{metric} {value:.5f}" for metric, value in row.means.items()))
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder,
     for expected in ("judged, a", "judged, a: finished before"):
         code, printed, err = run(monkeypatch, capsys, *benchmark)
         assert code == 0 and expected in printed, err
-    assert json.loads(scores.read_text())["judged"]["a"]["ndcg@10"] == pytest.approx(local["a"]["ndcg@10"], abs=1e-4)
+    assert json.loads(scores.read_text())["judged (mteb)"]["a"]["ndcg@10"] == pytest.approx(local["a"]["ndcg@10"], abs=1e-4)
     assert [file.name for file in out.rglob("judged.json")] == ["judged.json"]
     for arguments, message in (
         ((), "nothing to score on"),

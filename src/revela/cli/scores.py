@@ -51,7 +51,7 @@ def on_folders(models: Sequence[str], folders: Sequence[Path], show: int, max_to
 
 
 def on_benchmarks(models: Sequence[str], names: Sequence[str], out: Path, max_tokens: int | None, precision: Precision) -> dict[str, Any]:
-    """Score models through mteb, with what others published beside them: {task: {system: scores}}."""
+    """Score models through mteb, with what others published beside them: {"TASK (mteb)": {system: scores}}."""
     from revela.evaluate.benchmarks import METRICS, contender, find_tasks, run_tasks
     from revela.evaluate.quoted import quotes_for_benchmark, quotes_for_task
     from revela.models.retriever import load_encoder
@@ -79,7 +79,7 @@ def on_benchmarks(models: Sequence[str], names: Sequence[str], out: Path, max_to
     print_quotes("task", quotes + [(name, quote) for name in tasks for quote in quotes_for_benchmark(name)])
     print(f"mteb's own files: {out / 'results'}")
     return {
-        task: {label: {**score.metrics, "main": score.main, "settings": score.settings} for label, score in systems.items()}
+        f"{task} (mteb)": {label: {**score.metrics, "main": score.main, "settings": score.settings} for label, score in systems.items()}
         for task, systems in scores.items()
     }
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from revela.data.sources.files import opened_text
 from revela.errors import RevelaError
@@ -19,7 +21,7 @@ from revela.search.dense import top_k
 from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import means, per_query
-from revela.types import Encoder
+from revela.types import Encoder, Vectors
 
 DEPTH = 1000  # of the dense and lexical runs, as MAP is computed at 1000 by custom
 
@@ -36,6 +38,11 @@ class Collection:
     query_ids: list[str]
     queries: list[str]
     qrels: dict[str, dict[str, int]]
+
+    @cached_property
+    def lexical(self) -> tuple[NDArray[np.int64], Vectors]:
+        """What BM25 finds for each query: indices and scores, (Q, at most 1000). Made once, however many runs are scored."""
+        return BM25(self.documents).top_k(self.queries, DEPTH)
 
 
 def load_collection(folder: Path, split: str = "test") -> Collection:
@@ -125,7 +132,7 @@ def outcomes(collection: Collection, encoders: Mapping[str, Encoder], progress: 
     Raises:
         RevelaError: an encoder gives vectors that are not finite.
     """
-    lexical, values = BM25(collection.documents).top_k(collection.queries, DEPTH)
+    lexical, values = collection.lexical
     found = {"BM25": _outcome(collection, lexical, values)}
     for name, encoder in encoders.items():
         passages = encoder.encode_passages(collection.documents, progress=progress)

@@ -4,7 +4,7 @@ The test is Fisher's, recommended for retrieval by Smucker, Allan & Carterette (
 difference could as well have the other sign. The interval is Student's t over the queries. Both speak of queries like these on this
 collection, not of other collections, and several comparisons are not corrected for one another.
 
-scipy's permutation_test gives the same numbers, for one pair at a time and fifteen times slower; here all pairs share the signs.
+scipy's permutation_test gives the same numbers, for one pair at a time; here all pairs share the signs, which is thirty times faster.
 """
 
 from __future__ import annotations
