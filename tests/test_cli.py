@@ -282,3 +282,41 @@ def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_fo
     written = (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns
     code, out, err = run(monkeypatch, capsys, *command)
     assert code == 0 and (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
+
+
+def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder, tmp_path):
+    pytest.importorskip("mteb")
+    from revela.models.retriever import build_retriever
+
+    for name, layers in (("a", 1), ("b", 2)):
+        build_retriever(
+            tiny_lm_folder, layers=layers, pooling="mean", max_tokens=64, lower_case=False, query_prompt="", passage_prompt=""
+        ).save(str(tmp_path / name))
+    folder = tmp_path / "judged"
+    (folder / "qrels").mkdir(parents=True)
+    rows = make_rows(20, seed=5)
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows))
+    scores, out = tmp_path / "scores.json", tmp_path / "mteb"
+    code, printed, err = run(
+        monkeypatch, capsys, "eval", tmp_path / "a", tmp_path / "b", "--on", folder, "--show", 2, "--json", scores, "--precision", "fp32"
+    )
+    assert code == 0, err
+    assert "judged: where a beats b most" in printed and "judged: where b beats a most" in printed and "p, BM25" in printed
+    local = json.loads(scores.read_text())["judged"]
+    assert set(local) == {"BM25", "a", "a + BM25", "b", "b + BM25"}
+    assert set(local["b"]["p"]) == {"BM25", "a"} and len(local["b"]["queries"]) == 20
+    benchmark = ("eval", tmp_path / "a", "--benchmark", folder, "--out", out, "--json", scores, "--precision", "fp32")
+    for expected in ("judged, a", "judged, a: finished before"):
+        code, printed, err = run(monkeypatch, capsys, *benchmark)
+        assert code == 0 and expected in printed, err
+    assert json.loads(scores.read_text())["judged (mteb)"]["a"]["ndcg@10"] == pytest.approx(local["a"]["ndcg@10"], abs=1e-4)
+    assert [file.name for file in out.rglob("judged.json")] == ["judged.json"]
+    for arguments, message in (
+        ((), "nothing to score on"),
+        (("--benchmark", "scifat"), "did you mean SciFact"),
+        (("--benchmark", "NanoSciFactRetrieval", "--out", out), "its data cannot be had"),
+    ):
+        code, _, err = run(monkeypatch, capsys, "eval", tmp_path / "a", *arguments)
+        assert code == 2 and message in err and len(err.strip().splitlines()) == 1 and "Traceback" not in err

@@ -26,7 +26,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
     table = Table(title=title or None, title_justify="left")
     for name, *cells in zip(header, *texts, strict=True):
         numeric = all(cell.replace(".", "", 1).isdigit() for cell in cells if cell)
-        table.add_column(name, justify="right" if numeric else "left")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in texts:
         table.add_row(*row)
     Console().print(table)

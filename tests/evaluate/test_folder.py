@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluate.folder import evaluate, evaluate_folders, load_collection
+from revela.evaluate.folder import evaluate, load_collection, outcomes
 
 
 class Oracle:
@@ -44,6 +44,15 @@ def test_reads_and_scores(tmp_path, packed):
     assert scores["oracle"] == {"ndcg@10": 1.0, "recall@100": 1.0, "mrr@10": 1.0, "map": 1.0}
 
 
+def test_outcomes_keep_every_query_and_what_is_found_first(tmp_path):
+    found = outcomes(load_collection(write(tmp_path / "c")), {"oracle": Oracle()})
+    assert found["oracle"].first == {"q0": "d0", "q1": "d1"}
+    assert found["oracle"].scores["q1"]["ndcg@10"] == 1.0
+    for outcome in found.values():
+        assert list(outcome.scores) == ["q0", "q1"]
+        assert outcome.means()["map"] == np.mean([metrics["map"] for metrics in outcome.scores.values()])
+
+
 def test_broken_model_is_refused(tmp_path):
     class Broken(Oracle):
         def encode_queries(self, texts, progress=False):
@@ -60,6 +69,7 @@ def test_broken_model_is_refused(tmp_path):
         ("nobody\td0\t1\n", r"names 1 query-ids that queries\.jsonl lacks"),
         ("q0 d0 1\n", r"test\.tsv:2 is not query-id"),
         ("", r"qrels/test\.tsv is empty"),
+        ("q0\td0\t0\n", "no query has a relevant document"),
     ],
 )
 def test_bad_qrels_are_one_sentence(tmp_path, qrels, message):
@@ -76,4 +86,16 @@ def test_missing_and_broken_files_are_one_sentence(tmp_path):
         load_collection(folder)
     (folder / "qrels" / "test.tsv").unlink()
     with pytest.raises(RevelaError, match=r"line 2|does not exist"):
-        evaluate_folders([folder], {}, print)
+        load_collection(folder)
+
+
+def test_an_empty_query_is_one_sentence_if_it_is_judged(tmp_path):
+    folder = write(tmp_path / "c")
+    for silent, refused in (("q2", False), ("q1", True)):
+        rows = [{"_id": f"q{i}", "text": " " if f"q{i}" == silent else f"query {i}"} for i in range(3)]
+        (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if refused:
+            with pytest.raises(RevelaError, match=r"1 judged queries of queries\.jsonl are empty \(first: q1\)"):
+                load_collection(folder)
+        else:
+            assert load_collection(folder).queries == ["query 0", "query 1"]

@@ -53,6 +53,12 @@ def test_bm25_finds_words_and_survives_nothing():
     assert BM25(["the", "a"]).top_k(["cat"], 5)[0].shape == (1, 2)
 
 
+def test_bm25_knows_inflections_and_words_of_one_letter():
+    index = BM25(["she banks her savings", "plot x against time", "plot y against time"])
+    assert index.top_k(["banking"], 1)[0][0, 0] == 0
+    assert [int(best[0]) for best in index.top_k(["plot of x", "plot of y"], 1)[0]] == [1, 2]
+
+
 def test_metrics_by_hand():
     qrels = {"q": {"a": 1, "b": 1}, "unanswered": {"a": 1}}
     run = {"q": {"x": 3.0, "a": 2.0, "y": 1.0}}

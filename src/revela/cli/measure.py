@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from revela.cli.app import Several, app
 from revela.config import Precision
+from revela.errors import RevelaError
 from revela.files import whole
-from revela.terminal import print_table
 
 
 @app.command(name="eval")
 def evaluate(
     model: list[str],
     *,
-    on: Annotated[list[Path], Several],
+    on: Annotated[list[Path], Several] = [],  # noqa: B006
+    benchmark: Annotated[list[str], Several] = [],  # noqa: B006
+    out: Path = Path("mteb-results"),
+    show: int = 0,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     max_tokens: int | None = None,
     precision: Precision = "auto",
 ) -> None:
-    """Score models on BEIR-layout folders, beside BM25 and the fusion of both.
+    """Score models: on your own folders beside BM25 and the fusion of both, or on public benchmarks beside what others published.
 
     Parameters
     ----------
@@ -31,25 +34,28 @@ def evaluate(
         Sentence-Transformers folders, hub ids or embedded:minilm-l6.
     on:
         Folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (the first two may be .gz).
+    benchmark:
+        BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, its tasks by name, or folders as for --on.
+    out:
+        Where results of --benchmark are kept, in mteb's layout; what is finished there is not run again.
+    show:
+        Print as many queries on which the first model beats the second (BM25 if it is alone) most, and as many the other way round.
     json_file:
-        Write all scores here too.
+        Write all scores here too, those of each query included.
     max_tokens:
         Read no more of a text than this.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.evaluate.folder import evaluate_folders, table
-    from revela.models.retriever import load_encoder
-    from revela.models.weights import resolve
-    from revela.search.metrics import METRICS
+    from revela.cli import scores
 
-    short = [Path(name).name if "/" in name else name for name in model]
-    encoders = {
-        (brief if short.count(brief) == 1 else name): load_encoder(resolve(name), precision, max_tokens)
-        for brief, name in zip(short, model, strict=True)
-    }
-    results = evaluate_folders(on, encoders, print, progress=True)
-    print_table("", ["collection", "system", *METRICS], [[name, system, *values] for name, system, values in table(results)])
+    if not on and not benchmark:
+        raise RevelaError("nothing to score on: give folders with --on, or --benchmark with names such as NanoBEIR or SciFact")
+    results: dict[str, Any] = {}
+    if on:
+        results |= scores.on_folders(model, on, show, max_tokens, precision)
+    if benchmark:
+        results |= scores.on_benchmarks(model, benchmark, out, max_tokens, precision)
     if json_file is not None:
         with whole(json_file) as temporary:
             temporary.write_text(json.dumps(results, indent=1) + "\n")

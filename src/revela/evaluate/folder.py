@@ -6,20 +6,22 @@ A folder holds corpus.jsonl, queries.jsonl (each also .gz) and qrels/test.tsv (q
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from revela.data.sources.files import opened_text
 from revela.errors import RevelaError
 from revela.search.dense import top_k
 from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
 from revela.search.lexical import BM25
-from revela.search.metrics import METRICS, mean_scores
-from revela.types import Encoder, Say
+from revela.search.metrics import means, per_query
+from revela.types import Encoder, Vectors
 
 DEPTH = 1000  # of the dense and lexical runs, as MAP is computed at 1000 by custom
 
@@ -36,6 +38,11 @@ class Collection:
     query_ids: list[str]
     queries: list[str]
     qrels: dict[str, dict[str, int]]
+
+    @cached_property
+    def lexical(self) -> tuple[NDArray[np.int64], Vectors]:
+        """What BM25 finds for each query: indices and scores, (Q, at most 1000). Made once, however many runs are scored."""
+        return BM25(self.documents).top_k(self.queries, DEPTH)
 
 
 def load_collection(folder: Path, split: str = "test") -> Collection:
@@ -60,6 +67,12 @@ def load_collection(folder: Path, split: str = "test") -> Collection:
                 "mend the one or the other"
             )
     judged = [q for q in qrels if any(score > 0 for score in qrels[q].values())]
+    if not judged:
+        raise RevelaError(f"{folder}: no query has a relevant document in qrels/{split}.tsv: give scores above 0 to what should be found")
+    if empty := [q for q in judged if not queries[q].strip()]:
+        raise RevelaError(
+            f"{folder}: {len(empty)} judged queries of queries.jsonl are empty (first: {empty[0]}): write them, or drop them from the qrels"
+        )
     return Collection(folder.name, list(corpus), list(corpus.values()), judged, [queries[q] for q in judged], {q: qrels[q] for q in judged})
 
 
@@ -96,46 +109,51 @@ def _read_qrels(path: Path) -> dict[str, dict[str, int]]:
     return qrels
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What one system found: each judged query's metrics, and the id of the document it puts first."""
+
+    scores: dict[str, dict[str, float]]
+    first: dict[str, str]
+
+    def means(self) -> dict[str, float]:
+        """Metrics averaged over the queries."""
+        return means(self.scores)
+
+
 def evaluate(collection: Collection, encoders: Mapping[str, Encoder], progress: bool = False) -> Scores:
-    """Metrics of BM25, and of each encoder alone and fused with BM25 (RRF, k 60, top 200): {system: {metric: score}}."""
-    lexical, values = BM25(collection.documents).top_k(collection.queries, DEPTH)
-    scores = {"BM25": _score(collection, lexical, values)}
+    """Metrics of BM25, and of each encoder alone and fused with BM25: {system: {metric: score}}."""
+    return {name: outcome.means() for name, outcome in outcomes(collection, encoders, progress).items()}
+
+
+def outcomes(collection: Collection, encoders: Mapping[str, Encoder], progress: bool = False) -> dict[str, Outcome]:
+    """What BM25 finds, and each encoder alone and fused with BM25 (RRF, k 60, top 200), by system.
+
+    Raises:
+        RevelaError: an encoder gives vectors that are not finite.
+    """
+    lexical, values = collection.lexical
+    found = {"BM25": _outcome(collection, lexical, values)}
     for name, encoder in encoders.items():
         passages = encoder.encode_passages(collection.documents, progress=progress)
         queries = encoder.encode_queries(collection.queries)
         if not (np.isfinite(passages).all() and np.isfinite(queries).all()):
             raise RevelaError(f"{name} gives vectors that are not finite on {collection.name}: the model is broken")
         dense, cosines = top_k(queries, passages, DEPTH)
-        scores[name] = _score(collection, dense, cosines)
+        found[name] = _outcome(collection, dense, cosines)
         fused = [
             reciprocal_rank_fusion([list(a[:RRF_DEPTH]), [d for d, s in zip(b[:RRF_DEPTH], v, strict=False) if s > 0]])
             for a, b, v in zip(dense, lexical, values, strict=True)
         ]
-        run = {
-            q: {collection.document_ids[d]: s for d, s in ranking.items()} for q, ranking in zip(collection.query_ids, fused, strict=True)
-        }
-        scores[f"{name} + BM25"] = mean_scores(collection.qrels, run)
-    return scores
+        found[f"{name} + BM25"] = _outcome(collection, fused, [list(ranking.values()) for ranking in fused])
+    return found
 
 
-def _score(collection: Collection, indices: Any, values: Any) -> dict[str, float]:
+def _outcome(collection: Collection, indices: Iterable[Iterable[int]], values: Iterable[Iterable[float]]) -> Outcome:
+    """Metrics of rankings, best first: for each query the documents' indices and their scores."""
+    ids = collection.document_ids
     run = {
-        query: {collection.document_ids[d]: float(s) for d, s in zip(row, score, strict=True)}
-        for query, row, score in zip(collection.query_ids, indices, values, strict=True)
+        query: {ids[d]: float(s) for d, s in zip(row, scores, strict=True)}
+        for query, row, scores in zip(collection.query_ids, indices, values, strict=True)
     }
-    return mean_scores(collection.qrels, run)
-
-
-def table(results: Mapping[str, Scores]) -> list[tuple[str, str, list[float]]]:
-    """Rows (collection, system, metrics in the order of METRICS) for whoever prints them."""
-    return [(name, system, [values[m] for m in METRICS]) for name, scores in results.items() for system, values in scores.items()]
-
-
-def evaluate_folders(folders: Sequence[Path], encoders: Mapping[str, Encoder], say: Say, progress: bool = False) -> dict[str, Scores]:
-    """``evaluate`` on several folders; all are read before the first is scored, so that a bad one costs nothing."""
-    collections = [load_collection(folder) for folder in folders]
-    results = {}
-    for collection in collections:
-        say(f"{collection.name}: {len(collection.documents):,} documents, {len(collection.queries):,} queries")
-        results[collection.name] = evaluate(collection, encoders, progress)
-    return results
+    return Outcome(per_query(collection.qrels, run), {query: next(iter(ranking)) for query, ranking in run.items()})

@@ -31,8 +31,12 @@ def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
 
 def mean_scores(qrels: Qrels, run: Run) -> dict[str, float]:
     """Metrics averaged over the judged queries."""
-    scores = list(per_query(qrels, run).values())
-    return {name: sum(s[name] for s in scores) / max(1, len(scores)) for name in METRICS}
+    return means(per_query(qrels, run))
+
+
+def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Averages of what ``per_query`` gives."""
+    return {name: sum(s[name] for s in scores.values()) / max(1, len(scores)) for name in METRICS}
 
 
 def _reciprocal_rank(judged: Mapping[str, int], ranked: Mapping[str, float], depth: int) -> float:
