@@ -120,8 +120,8 @@ class Recipe:
     "Divide each row's cosines by their standard deviation, so that the loss cannot fall by vectors that merely run together."
     sim_dtype: Literal["fp32", "bf16"] = "fp32"
     "Precision of the similarities; the published run's was bf16."
-    query_side: Literal["first-half", "whole"] = "first-half"
-    "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
+    query_side: Literal["first-half", "random-span", "whole"] = "first-half"
+    "What of a chunk is its query; random-span: any half in one piece. Code always uses the whole chunk in the paper; here all do the same."
 
     # Objectives: dream, attention, and infonce on the same queries
     queries: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"

@@ -73,7 +73,7 @@ def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:
         retriever_batch=recipe.retriever_batch,
         kernel=recipe.kernel,
     )
-    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side)
+    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed)
 
 
 def _replug(m: Materials) -> tuple[nn.Module, ChunkCollator]:
@@ -92,7 +92,7 @@ def _replug(m: Materials) -> tuple[nn.Module, ChunkCollator]:
         lm_batch=recipe.lm_batch,
         learn_tau=recipe.learn_tau,
     )
-    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side)
+    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed)
 
 
 def _infonce(m: Materials) -> tuple[nn.Module, QueryCollator]:
