@@ -21,7 +21,7 @@ from quality import MINILM, PLAIN, SMOL, save_untrained
 OUT = Path(__file__).parent / "out" / "position"
 RESULTS = Path(__file__).parent / "results" / "position"
 TRAIN = ["--model", SMOL, "--lm", SMOL, "--max-steps", "60", "--max-minutes", "0", "--keep", "last", "--threads", "1"]
-TRAIN += ["--check-queries", "100", "--check-passages", "300", "--check-every", "1000"]
+TRAIN += ["--check-queries", "60", "--check-passages", "200", "--check-every", "1000"]
 UNFITTED = ["--token-weighting", "0", "--whitening", "0", "--lexical", "0", "--learning-rate", "3e-4"]
 EOS, MEAN = [*UNFITTED, "--pooling", "eos"], [*UNFITTED, "--pooling", "mean"]
 MODELS: dict[str, dict[str, Any]] = {  # what is made of SmolLM2's 6 lower layers, and how
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True, help="folder with text/ and collections/")
     parser.add_argument("--tokens", type=int, nargs="*", default=[256, 64], help="lengths to probe; answers are moved from 256 on")
-    parser.add_argument("--documents", type=int, default=100, help="documents, answers and pairs")
+    parser.add_argument("--documents", type=int, default=60, help="documents, answers and pairs")
     parser.add_argument("--only", nargs="*", default=[*MODELS, LM], help="models")
     parser.add_argument("--make", action="store_true", help="make the models, probe none")
     parser.add_argument("--show", action="store_true", help="make nothing, show what there is")

@@ -1,4 +1,4 @@
-"""Move the passage: the answer of a query at ten places of its document; does the document still rank (Coelho et al., ACL 2024, section 3)?
+"""Move the passage: the answer of a query at ten places of its document; does the document still rank (Coelho et al., ACL 2024)?
 
 Each answer is taken out of its document, what remains is cut so that both fit into what the model reads, and the answer is put back at the
 start, at eight places between, and at the end. All documents have their answer at the same place in one ranking; ten rankings in all.
