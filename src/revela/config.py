@@ -122,8 +122,8 @@ class Recipe:
     "Precision of the similarities; the published run's was bf16."
     siblings: float = 0.0
     "Weight of a contrastive loss on the same vectors beside the LM's: chunks of one document are positives."
-    query_side: Literal["first-half", "whole"] = "first-half"
-    "What of a chunk is its query. Code always uses the whole chunk in the paper; here it is the same for all."
+    query_side: Literal["first-half", "random-span", "whole"] = "first-half"
+    "What of a chunk is its query; random-span: any half in one piece. Code always uses the whole chunk in the paper; here all do the same."
 
     # Objectives: dream, attention, and infonce on the same queries
     queries: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"

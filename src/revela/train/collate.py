@@ -48,7 +48,8 @@ class Collator:
 class ChunkCollator(Collator):
     """For Revela and REPLUG: a group's chunks as queries, as passages, and as the LM reads them.
 
-    A query is the first half of the chunk's tokens (Revela, section 4; "first-half") or the whole chunk.
+    A query is the first half of the chunk's tokens (Revela, section 4; "first-half"), as many of them from a random place on
+    ("random-span"; the same whenever the same batch comes again), or the whole chunk.
     """
 
     def __init__(
@@ -58,25 +59,56 @@ class ChunkCollator(Collator):
         lm_tokenizer: PreTrainedTokenizerBase,
         lm_tokens: int,
         query_side: str,
+        seed: int,
     ) -> None:
         super().__init__(model, count)
-        self.lm_tokenizer, self.lm_tokens, self.query_side = lm_tokenizer, lm_tokens, query_side
+        self.lm_tokenizer, self.lm_tokens, self.query_side, self.seed = lm_tokenizer, lm_tokens, query_side, seed
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         texts = [row["text"] for row in rows]
-        queries = texts if self.query_side == "whole" else [first_half(t, self.model.tokenizer, self.lm_tokens) for t in texts]
         chunk = self.lm_tokenizer(
             texts, truncation=True, max_length=self.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
         )
         read = {f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")}
-        return {**self.sides(queries, texts), **read, "chunk_document": torch.tensor([row["document"] for row in rows])}
+        documents = torch.tensor([row["document"] for row in rows])
+        return {**self.sides(self._queries(texts), texts), **read, "chunk_document": documents}
+
+    def _queries(self, texts: Sequence[str]) -> Sequence[str]:
+        tokenizer = self.model.tokenizer
+        if self.query_side == "first-half":
+            return [first_half(text, tokenizer, self.lm_tokens) for text in texts]
+        if self.query_side == "random-span":
+            rng = seeded_by(texts, self.seed)
+            return [random_half(text, tokenizer, self.lm_tokens, rng) for text in texts]
+        return texts
+
+
+def seeded_by(texts: Sequence[str], seed: int) -> random.Random:
+    """Random numbers that are the same whenever the same batch comes again: a resumed run goes on as an unbroken one."""
+    return random.Random(zlib.crc32("\0".join(texts).encode(), seed))
 
 
 def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:
     """The text up to the middle of its tokens, after truncation to ``max_tokens``."""
-    spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=True, max_length=max_tokens)
-    offsets = spans["offset_mapping"]
+    offsets = _offsets(text, tokenizer, max_tokens)
     return text[: offsets[len(offsets) // 2 - 1][1]] if len(offsets) > 1 else text
+
+
+def random_half(text: str, tokenizer: Any, max_tokens: int, rng: random.Random) -> str:
+    """As many tokens as ``first_half`` has, in one piece, from any place on."""
+    offsets = _offsets(text, tokenizer, max_tokens)
+    if len(offsets) < 2:
+        return text
+    length = len(offsets) // 2
+    start = rng.randint(0, len(offsets) - length)
+    return text[offsets[start][0] : offsets[start + length - 1][1]]
+
+
+def _offsets(text: str, tokenizer: Any, max_tokens: int) -> list[tuple[int, int]]:
+    """Where each token begins and ends in the text."""
+    spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=True, max_length=max_tokens)
+    offsets: list[tuple[int, int]] = spans["offset_mapping"]
+    return offsets
 
 
 class PairCollator(Collator):
@@ -120,7 +152,7 @@ class CropCollator(PairCollator):
         self.settings, self.seed = (least, most, deletion), seed
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        rng = random.Random(zlib.crc32("\0".join(row["text"] for row in rows).encode(), self.seed))
+        rng = seeded_by([row["text"] for row in rows], self.seed)
         first, second = ([crop(row["text"], *self.settings, rng) for row in rows] for _ in range(2))
         return {**self.sides(first, second), "query_target": torch.arange(len(rows))}
 

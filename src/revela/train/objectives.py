@@ -74,7 +74,7 @@ def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:
         kernel=recipe.kernel,
         siblings=recipe.siblings,
     )
-    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side)
+    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed)
 
 
 def _replug(m: Materials) -> tuple[nn.Module, ChunkCollator]:
@@ -93,7 +93,7 @@ def _replug(m: Materials) -> tuple[nn.Module, ChunkCollator]:
         lm_batch=recipe.lm_batch,
         learn_tau=recipe.learn_tau,
     )
-    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side)
+    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed)
 
 
 def _infonce(m: Materials) -> tuple[nn.Module, QueryCollator]:
