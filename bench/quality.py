@@ -27,6 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from revela.search.metrics import METRICS
+
 OUT = Path(__file__).parent / "out" / "quality"  # plots, and models while they are scored
 RESULTS = Path(__file__).parent / "results" / "quality"
 COLLECTIONS = ["scifact", "cosqa", "cranfield", "med", "npl_vaswani"]
@@ -104,7 +106,8 @@ def row(
         )
         scores = json.loads(Path(scratch, "scores.json").read_text())[folder.name]
         system = next(s for s in scores if s != "BM25" and not s.endswith("+ BM25"))
-        result |= {"scores": scores[system], "hybrid": scores[f"{system} + BM25"], "bm25": scores["BM25"]}
+        kinds = {"scores": system, "hybrid": f"{system} + BM25", "bm25": "BM25"}
+        result |= {kind: {metric: scores[it][metric] for metric in METRICS} for kind, it in kinds.items()}
     path.write_text(json.dumps(result, indent=1))
     return result
 
@@ -201,7 +204,7 @@ def main() -> None:
     print("\n| collection | system | nDCG@10 | recall@100 | MRR@10 | MAP | with BM25 (RRF) | BM25 alone | updates | peak GB |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, label, result in sorted(table, key=lambda r: COLLECTIONS.index(r[0])):
-        numbers = " | ".join(f"{result['scores'][m]:.3f}" for m in ("ndcg@10", "recall@100", "mrr@10", "map"))
+        numbers = " | ".join(f"{result['scores'][m]:.3f}" for m in METRICS)
         peak = f"{result['peak_gb']:.1f}" if "peak_gb" in result else ""
         hybrid, bm25 = result["hybrid"]["ndcg@10"], result["bm25"]["ndcg@10"]
         print(f"| {name} | {label} | {numbers} | {hybrid:.3f} | {bm25:.3f} | {result.get('steps', '')} | {peak} |")
