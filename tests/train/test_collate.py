@@ -39,7 +39,7 @@ def test_a_random_half_lies_in_what_is_left_after_truncation(tiny_tokenizer):
 def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer, side):
     prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
     model = build_retriever(tiny_lm_folder, layers=2, pooling="mean", max_tokens=64, lower_case=False, **prompts)
-    rows = [{"text": text} for text in TEXTS]
+    rows = [{"text": text, "document": 0} for text in TEXTS]
 
     def queries(seed, rows=rows):
         batch = ChunkCollator(model, lambda _: None, tiny_tokenizer, 64, side, seed)(rows)
@@ -58,5 +58,5 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
         assert first == [prompt + first_half(text, tiny_tokenizer, 64) for text in TEXTS]
     if side == "random-span":
         assert all(query.removeprefix(prompt).strip() in text for query, text in zip(first, TEXTS, strict=True))
-        spans = {tuple(queries(0, [{"text": TEXTS[0]}, {"text": str(other)}])[:1]) for other in range(12)}
+        spans = {tuple(queries(0, [{"text": TEXTS[0], "document": 0}, {"text": str(other), "document": 1}])[:1]) for other in range(12)}
         assert len(spans) > 3  # the chunk in another batch, as in another epoch, is asked for otherwise
