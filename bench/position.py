@@ -76,7 +76,7 @@ def cell(interval: dict[str, float], digits: int) -> str:
 
 def profile_of(found: dict[str, Any]) -> Any:
     """A profile as the package has it, of what was written down."""
-    from revela.evaluate.profile import Interval, Profile
+    from revela.evaluate.probe.profile import Interval, Profile
 
     single = {k: Interval(**found[k]) for k in ("slope", "drop", "first_wins")}
     return Profile(**{**found, **single, "places": [Interval(**place) for place in found["places"]]})
@@ -96,7 +96,7 @@ def main() -> None:
         for name in arguments.only:
             made(name, arguments.data)
         return
-    from revela.evaluate.position_plot import plot_profiles
+    from revela.evaluate.probe.plot import plot_profiles
 
     for tokens in arguments.tokens:
         names = [n for n in arguments.only if not arguments.show or (RESULTS / f"{slug(n)}-{tokens}.json").exists()]

@@ -74,7 +74,7 @@ def report(runs: Annotated[list[Path], Parameter(negative=())], *, out: Path = P
     out:
         The page.
     """
-    from revela.evaluate.report import report as write
+    from revela.evaluate.report.page import report as write
 
     found = write(runs, out)
     print(f"saved to {out} (runs: {len(found.runs)}, files of scores: {len(found.scores)}, probes: {len(found.probes)})")

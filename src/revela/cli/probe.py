@@ -16,8 +16,8 @@ from revela.files import whole
 from revela.terminal import print_table
 
 if TYPE_CHECKING:
-    from revela.evaluate.geometry import Geometry
-    from revela.evaluate.profile import Interval, Profile
+    from revela.evaluate.probe.geometry import Geometry
+    from revela.evaluate.probe.profile import Interval, Profile
 
 
 @app.command
@@ -81,7 +81,7 @@ def probe(
     if documents < 2:
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
     from revela.data.text import read_corpus
-    from revela.evaluate.probe import probe_language_model, probe_retriever
+    from revela.evaluate.probe.probe import probe_language_model, probe_retriever
     from revela.models.weights import resolve
 
     folder = resolve(model)
@@ -115,7 +115,7 @@ def probe(
         with whole(json_file) as temporary:
             temporary.write_text(json.dumps({"model": model, "corpus": [str(c) for c in corpus], **found.as_json()}, indent=1) + "\n")
     if plot is not None:
-        from revela.evaluate.position_plot import plot_profiles
+        from revela.evaluate.probe.plot import plot_profiles
 
         plot_profiles({model: found.profiles}, plot, f"{Path(model).name}, {found.tokens} tokens")
 

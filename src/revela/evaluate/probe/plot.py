@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from revela.evaluate.profile import Profile
+from revela.evaluate.probe.profile import Profile
 from revela.files import whole
 
 COLUMNS, WIDTH, HEIGHT = 2, 4.6, 3.2  # boxes in a row, and inches of a box

@@ -8,9 +8,9 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
-from test_report import HOSTILE, SCORES, a_comparison, a_probe, write_run
+from test_page import HOSTILE, SCORES, a_comparison, a_probe, write_run
 
-from revela.evaluate.report import report
+from revela.evaluate.report.page import report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver")

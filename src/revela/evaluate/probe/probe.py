@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from revela.config import Precision
-from revela.evaluate.answers import load_answers
-from revela.evaluate.finite import Finite
 from revela.evaluate.folder import load_collection
-from revela.evaluate.geometry import Geometry, geometry, pairs_of_collection, pairs_of_text
-from revela.evaluate.moved_passage import Unit, move_all, moved_passage, untouched
-from revela.evaluate.position import SPARE, exact_match, long_texts, loss_by_place
-from revela.evaluate.profile import Profile
+from revela.evaluate.probe.answers import load_answers
+from revela.evaluate.probe.finite import Finite
+from revela.evaluate.probe.geometry import Geometry, geometry, pairs_of_collection, pairs_of_text
+from revela.evaluate.probe.moved_passage import Unit, move_all, moved_passage, untouched
+from revela.evaluate.probe.position import SPARE, exact_match, long_texts, loss_by_place
+from revela.evaluate.probe.profile import Profile
 from revela.models.language_model import load_language_model, load_tokenizer
 from revela.models.quiet import quieten
 from revela.models.retriever import RetrieverEncoder, load_retriever, uses_bf16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from revela.evaluate.profile import RESAMPLES, intervals, profile, slope_weights
+from revela.evaluate.probe.profile import RESAMPLES, intervals, profile, slope_weights
 
 TENTHS = [place + 0.5 for place in range(10)]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluate.answers import Answer, Answered, load_answers
-from revela.evaluate.moved_passage import Moved, inserted, move_all, moved_passage, places, scores_by_place, untouched
+from revela.evaluate.probe.answers import Answer, Answered, load_answers
+from revela.evaluate.probe.moved_passage import Moved, inserted, move_all, moved_passage, places, scores_by_place, untouched
 from revela.models.ruler import Ruler
 
 FILLER = [" ".join(f"{topic}{i % 6}" for i in range(60)) for topic in ("ocean", "engine", "garden", "planet")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from revela.evaluate.curves import Line, draw
-from revela.evaluate.runs import Probe
-from revela.evaluate.tables import Cell, Table
+from revela.evaluate.report.curves import Line, draw
+from revela.evaluate.report.runs import Probe
+from revela.evaluate.report.tables import Cell, Table
 
 SUMMARIES = {"slope": "slope a tenth", "drop": "first place less the last", "first_wins": "share whose first place beats the last"}
 

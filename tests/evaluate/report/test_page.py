@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluate.curves import Line, draw, smooth
-from revela.evaluate.report import report
-from revela.evaluate.tables import merge
+from revela.evaluate.report.curves import Line, draw, smooth
+from revela.evaluate.report.page import report
+from revela.evaluate.report.tables import merge
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror='alert(2)'>{{ 7 * 7 }}"
 ABOUT: dict[str, Any] = {
@@ -290,7 +290,7 @@ def damaged(folder: Path, file: str, content: str) -> Path:
     [
         (lambda p: p / "none", "none does not exist: give folders of revela train"),
         (lambda p: p, "holds no run: give folders of revela train"),
-        (lambda p: Path(__file__), "test_report.py is no run: give folders"),
+        (lambda p: Path(__file__), "test_page.py is no run: give folders"),
         (lambda p: damaged(p, "run.json", "{"), "run.json cannot be read (JSONDecodeError"),
         (lambda p: damaged(p, "run.json", "[]"), "run.json holds no JSON object"),
         (lambda p: damaged(p, "run.json", '{"about": {"bm25": {"title": "high"}}}'), "run.json is damaged (ValueError"),

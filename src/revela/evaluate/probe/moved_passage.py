@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.errors import RevelaError
-from revela.evaluate.answers import Answer, Answered
-from revela.evaluate.position import SPARE, between_words
-from revela.evaluate.profile import PLACES, Profile, Scores, profile
+from revela.evaluate.probe.answers import Answer, Answered
+from revela.evaluate.probe.position import SPARE, between_words
+from revela.evaluate.probe.profile import PLACES, Profile, Scores, profile
 from revela.models.ruler import Ruler
 from revela.types import Encoder, Vectors
 

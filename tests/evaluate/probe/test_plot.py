@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from revela.evaluate.position_plot import plot_profiles
-from revela.evaluate.profile import profile
+from revela.evaluate.probe.plot import plot_profiles
+from revela.evaluate.probe.profile import profile
 
 TENTHS = [place + 0.5 for place in range(10)]
 

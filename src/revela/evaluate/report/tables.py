@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from revela.evaluate.runs import Comparison, Run
+from revela.evaluate.report.runs import Comparison, Run
 from revela.search.metrics import METRICS
 
 MAIN = "main"  # what benchmarks of another kind than retrieval are scored by

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluate import geometry as g
 from revela.evaluate.folder import Collection
+from revela.evaluate.probe import geometry as g
 from revela.types import Document
 
 

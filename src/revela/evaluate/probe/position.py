@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from revela.errors import RevelaError
-from revela.evaluate.profile import PLACES, Profile, Scores, profile
+from revela.evaluate.probe.profile import PLACES, Profile, Scores, profile
 from revela.models.language_model import LanguageModel
 from revela.models.ruler import Ruler
 from revela.types import Document, Encoder

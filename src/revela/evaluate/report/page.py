@@ -1,6 +1,6 @@
 """One HTML page about runs: what was trained on, curves, scores, probes, and how to repeat it.
 
-The page stands alone: styles, drawings and pictures are inside, nothing is fetched and no script runs. The template (report.html)
+The page stands alone: styles, drawings and pictures are inside, nothing is fetched and no script runs. The template (page.html)
 escapes whatever comes from a corpus, a file name or a model.
 """
 
@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from revela.errors import RevelaError
-from revela.evaluate import descriptions, probe_tables, tables
-from revela.evaluate.curves import COLOURS, Line, draw, smooth
-from revela.evaluate.runs import Comparison, Found, Run, find
+from revela.evaluate.report import descriptions, probe_tables, tables
+from revela.evaluate.report.curves import COLOURS, Line, draw, smooth
+from revela.evaluate.report.runs import Comparison, Found, Run, find
 from revela.files import whole
 
 Point = tuple[float, float]
@@ -49,7 +49,7 @@ def render(found: Found, names: Sequence[str]) -> str:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     changed, others = descriptions.settings(found.runs)
-    return environment.get_template("report.html").render(
+    return environment.get_template("page.html").render(
         title=", ".join(names[:IN_TITLE]) + (f" and {len(names) - IN_TITLE} more" if len(names) > IN_TITLE else ""),
         runs=found.runs,
         legend=[(kind, number % COLOURS) for number, kind in enumerate(kinds)],

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from revela.config import Recipe
-from revela.evaluate.runs import Run
-from revela.evaluate.tables import Cell, Table
+from revela.evaluate.report.runs import Run
+from revela.evaluate.report.tables import Cell, Table
 
 
 def facts(runs: Sequence[Run]) -> Table:

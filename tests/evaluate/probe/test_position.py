@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from revela.errors import RevelaError
-from revela.evaluate.finite import Finite
-from revela.evaluate.position import SPARE, between_words, both_orders, exact_match, long_texts, loss_by_place, segments
+from revela.evaluate.probe.finite import Finite
+from revela.evaluate.probe.position import SPARE, between_words, both_orders, exact_match, long_texts, loss_by_place, segments
 from revela.models.language_model import load_language_model
 from revela.models.ruler import Ruler
 from revela.types import Document
