@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
 
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 RRF_DEPTH = 200  # ranks taken from each list
 
 
-def reciprocal_rank_fusion(rankings: Sequence[Sequence[int]], k: int = RRF_K) -> dict[int, float]:
-    """Fuse rankings of item indices, best first; ranks count from 1. An item missing from a list gets nothing from it."""
-    scores: dict[int, float] = {}
+def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:
+    """Fuse rankings of items, best first; ranks count from 1. An item missing from a list gets nothing from it."""
+    scores: dict[Item, float] = {}
     for ranking in rankings:
         for rank, item in enumerate(ranking, start=1):
             scores[item] = scores.get(item, 0.0) + 1.0 / (k + rank)
