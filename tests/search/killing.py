@@ -14,8 +14,9 @@ from pathlib import Path
 
 from letters import Letters, build, rows_of
 
+from revela.search.folder import writing
 from revela.search.indexing import add_documents
-from revela.search.store import Index, writing
+from revela.search.store import Index
 from revela.types import Document
 
 NAMES = 60

@@ -12,8 +12,10 @@ from letters import Letters, build, documents, extend, oracle, rows_of, wanted_r
 from revela.config import Indexing
 from revela.errors import RevelaError
 from revela.search import store
+from revela.search.folder import INFO, Info, writing
+from revela.search.fusion import reciprocal_rank_fusion
 from revela.search.indexing import add_documents, metadata_columns
-from revela.search.store import Index, Info, writing
+from revela.search.store import Index
 from revela.types import Document, Hit
 
 DOCS = documents(40)
@@ -52,7 +54,7 @@ def test_lexical_search_finds_the_words_and_nothing_else(index):
 def test_hybrid_search_is_the_fusion_of_both_over_documents(index, query):
     query = f"{query} {DOCS[3].text.split('.')[0]}"
     lists = [[h.id for h in index.search(query, Letters(), 200, mode)] for mode in ("dense", "lexical")]
-    fused = store.reciprocal_rank_fusion(lists)
+    fused = reciprocal_rank_fusion(lists)
     hits = index.search(query, Letters(), 10)
     assert [h.score for h in hits] == list(fused.values())[:10] and {h.id: h.score for h in hits}.items() <= fused.items()
 
@@ -195,10 +197,10 @@ def test_damaged_folders_are_one_sentence(tmp_path, index):
     with pytest.raises(RevelaError, match="is not an index"):
         Index.load(tmp_path)
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / store.INFO).write_text(json.dumps({"model": "m", "fingerprint": "0", "passages": 3}))
+    (tmp_path / "old" / INFO).write_text(json.dumps({"model": "m", "fingerprint": "0", "passages": 3}))
     with pytest.raises(RevelaError, match="another version of revela: make it again"):
         Index.load(tmp_path / "old")
-    (tmp_path / "old" / store.INFO).write_text("{")
+    (tmp_path / "old" / INFO).write_text("{")
     with pytest.raises(RevelaError, match="is damaged"):
         Index.load(tmp_path / "old")
     for part in ("data", "_versions", "_indices"):

@@ -67,7 +67,8 @@ def index(
     from revela.models.retriever import load_encoder
     from revela.models.weights import fingerprint, refuse_untrained_dimensions, resolve
     from revela.search import indexing
-    from revela.search.store import Index, begun_in
+    from revela.search.folder import begun_in
+    from revela.search.store import Index
 
     opened = Index.load(out) if append else None
     if opened is None:
@@ -113,7 +114,8 @@ def index(
 def _delete(out: Path, ids: list[str], corpus: list[Path] | None) -> None:
     if corpus:
         raise RevelaError("--delete takes ids and no corpus: first delete, then add with --append")
-    from revela.search.store import Index, writing
+    from revela.search.folder import writing
+    from revela.search.store import Index
 
     opened = Index.load(out)
     with writing(out):

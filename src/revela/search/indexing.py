@@ -18,7 +18,8 @@ from revela.data.batches import batches
 from revela.data.chunk import chunk
 from revela.data.store import Stored
 from revela.errors import RevelaError
-from revela.search.store import OWN, Index, Info, writing
+from revela.search.folder import Info, writing
+from revela.search.store import OWN, Index
 from revela.types import Document, Encoder, Value
 
 BATCH = 2**19  # characters in a commit: some hundred chunks, so that a kill costs seconds

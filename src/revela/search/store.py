@@ -10,29 +10,25 @@ Lance's BM25 has k1 1.2 and b 0.75 built in, where lexical.py has 0.9 and 0.4.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
-from revela.config import Indexing, VectorForm
+from revela.config import VectorForm
 from revela.errors import RevelaError
-from revela.files import whole
-from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
+from revela.search.folder import Info, begun_in, read_info
+from revela.search.fusion import RRF_DEPTH, Ranking, fuse_documents
 from revela.types import Encoder, Hit, Value, Vectors
 
 Mode = Literal["dense", "lexical", "hybrid"]
-Ranking = dict[int, tuple[str, float]]  # row -> (document, score), best first
-Key = TypeVar("Key")
-Found = TypeVar("Found")
-INFO, TABLE, LOCK, FORMAT = "index.json", "chunks", ".lock", 2
+TABLE = "chunks"
 SHOWN = ("id", "chunk", "title", "passage")  # columns; those of metadata follow
 OWN = (*SHOWN, "digest", "vector")
 EXACT_BELOW = 20_000  # chunks
@@ -40,23 +36,6 @@ CELLS, CANDIDATES = 20, 200  # of the approximate index: cells that a query read
 TOKENS: dict[str, Any] = dict(stem=False, ascii_folding=False, max_token_length=None)  # as lexical.py has it, but split at underscores
 KEPT = timedelta(days=1)  # how long what a change replaced stays, for readers that had opened it
 FILTER_LIMIT = 10_000  # characters
-
-
-@dataclass(frozen=True)
-class Info:
-    """What ``index.json`` holds. ``columns`` are the metadata fields and their Arrow types; ``width`` is that of the stored vectors."""
-
-    model: str
-    fingerprint: str
-    width: int
-    settings: Indexing
-    columns: Mapping[str, str] = field(default_factory=dict)
-    finished: bool = False
-    format: int = FORMAT
-
-    def save(self, folder: Path) -> None:
-        with whole(folder / INFO) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
 
 class Index:
@@ -101,7 +80,7 @@ class Index:
         Raises:
             RevelaError: the folder is no index, is not finished, or is damaged.
         """
-        info = _info(folder)
+        info = read_info(folder)
         if not info.finished:
             raise RevelaError(f"{folder} is not finished: run the same revela index again, and it goes on where it was")
         with _damage(folder):
@@ -142,16 +121,27 @@ class Index:
             vector = self.cut(encoder.encode_queries([query]))[0]
         depth = max(k, RRF_DEPTH) if mode == "hybrid" else 2 * k
         while True:
-            rankings = [self._near(vector, depth, where)] if vector is not None else []
-            rankings += [self._worded(query, depth, where)] if mode != "dense" else []
-            best, scores = _fused(rankings)
-            if len(scores) < k and any(len(ranking) >= depth for ranking in rankings):
-                depth *= 4  # a few long documents fill the lists
-                continue
-            rows = self._rows([best[document] for document in list(scores)[:k]])
-            if all(rows.get(best[document], {}).get("id") == document for document in list(scores)[:k]):
-                return [self._hit(rows[best[document]], scores[document]) for document in list(scores)[:k]]
-            # Otherwise another process has packed the table since the rows were ranked: rank them again.
+            version = self._table.version
+            try:
+                rankings = [self._near(vector, depth, where)] if vector is not None else []
+                rankings += [self._worded(query, depth, where)] if mode != "dense" else []
+                best, scores = fuse_documents(rankings)
+                if len(scores) < k and any(len(ranking) >= depth for ranking in rankings):
+                    depth *= 4  # a few long documents fill the lists
+                    continue
+                documents = list(scores)[:k]
+                rows = self._rows([best[document] for document in documents])
+                found = [self._hit(rows[best[document]], scores[document]) for document in documents]
+                if [hit.id for hit in found] == documents:
+                    return found
+            except KeyError:
+                pass
+            except RevelaError:
+                if self._table.version == version:
+                    raise
+            # Otherwise another process has packed the table meanwhile, so that its rows have other numbers: rank them again.
+            if self._table.version == version:
+                raise RevelaError(f"{self.folder} is damaged (rows that it names are not there): make it again with revela index")
 
     def _near(self, vector: Vectors, depth: int, where: str | None) -> Ranking:
         """The chunks nearest to a vector, by cosine."""
@@ -266,48 +256,6 @@ class Index:
             self.info.save(self.folder)
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Be the only one that changes this index.
-
-    Raises:
-        RevelaError: another process is at it.
-    """
-    from filelock import FileLock, Timeout
-
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / LOCK, blocking=False):
-            yield
-    except Timeout as error:
-        raise RevelaError(f"another process is writing to {folder}: wait until it is done") from error
-
-
-def begun_in(folder: Path) -> Info | None:
-    """What a run that was killed has begun in this folder; None where nothing is.
-
-    Raises:
-        RevelaError: the folder holds a finished index, or something else.
-    """
-    if not folder.exists() or (folder.is_dir() and all(entry.name == LOCK for entry in folder.iterdir())):
-        return None
-    if not (folder / INFO).is_file() or (info := _info(folder)).finished:
-        raise RevelaError(f"{folder} exists: choose another --out, or add to an index with --append")
-    return info
-
-
-def _info(folder: Path) -> Info:
-    if not (folder / INFO).is_file():
-        raise RevelaError(f"{folder} is not an index: it has no {INFO}; make one with revela index")
-    try:
-        found = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        if found.get("format") == FORMAT:
-            return Info(**{**found, "settings": Indexing(**found["settings"])})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RevelaError(f"{folder} is damaged ({INFO}: {error}): make it again with revela index") from error
-    raise RevelaError(f"{folder} was made by another version of revela: make it again with revela index")
-
-
 def _connect(folder: Path) -> Any:
     os.environ.setdefault("LANCEDB_LOG", "error")  # its warnings are for programmers; read when the library is loaded
     import lancedb
@@ -353,19 +301,3 @@ _PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Inv
 
 def _among(documents: Iterable[str]) -> str:
     return "id in ({})".format(", ".join("'{}'".format(name.replace("'", "''")) for name in documents))
-
-
-def _fused(rankings: Sequence[Ranking]) -> tuple[dict[str, int], dict[str, float]]:
-    """Each document's best row, and the documents' scores, best first."""
-    owners = {row: document for ranking in rankings for row, (document, _) in ranking.items()}
-    best = _first((owners[row], row) for row in reciprocal_rank_fusion([list(ranking) for ranking in rankings]))
-    scores = [_first(ranking.values()) for ranking in rankings]
-    return best, scores[0] if len(scores) == 1 else reciprocal_rank_fusion([list(documents) for documents in scores])
-
-
-def _first(pairs: Iterable[tuple[Key, Found]]) -> dict[Key, Found]:
-    """A dict in which the first of equal keys counts, not the last."""
-    found: dict[Key, Found] = {}
-    for key, value in pairs:
-        found.setdefault(key, value)
-    return found
