@@ -1,0 +1,108 @@
+"""Fixtures: a served index of tiny models, by a real server on a free port in a thread. (A second conftest would hide the first.)"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from conftest import make_rows
+from revela.config import Limits
+from revela.models.retriever import RetrieverEncoder, build_retriever
+from revela.models.token_counter import TokenCounter
+from revela.search.store import Index
+from revela.serve.app import Service
+from revela.serve.server import listen, server_of
+from revela.types import Hit
+
+
+@dataclass
+class Running:
+    url: str
+    service: Service
+    server: object
+    thread: threading.Thread
+
+
+@contextmanager
+def running(service: Service) -> Iterator[Running]:
+    listening = listen("127.0.0.1", 0)
+    server = server_of(service, service.limits)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    port = listening.getsockname()[1]
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield Running(f"http://127.0.0.1:{port}", service, server, thread)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def encoder(tiny_lm_folder) -> RetrieverEncoder:
+    model = build_retriever(
+        tiny_lm_folder, layers=2, pooling="mean", max_tokens=512, lower_case=False, query_prompt="query: ", passage_prompt="passage: "
+    )
+    return RetrieverEncoder(model, bf16=False)
+
+
+@pytest.fixture(scope="session")
+def index(encoder) -> Index:
+    passages = [Hit(row["_id"], 0.0, row["title"], row["text"]) for row in make_rows(40, sentences=2)]
+    return Index.build(passages, encoder, "/somewhere/secret/model", "0123")
+
+
+@pytest.fixture(scope="session")
+def make_service(encoder, index):
+    def make(token: str | None = None, local_only: bool = False, encoder=encoder, **limits) -> Service:
+        changed = dataclasses.replace(Limits(), **limits)
+        return Service(index, encoder, TokenCounter(encoder.model), "tiny", changed, token=token, local_only=local_only)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server(make_service) -> Iterator[Running]:
+    with running(make_service(client_seconds=60)) as up:
+        yield up
+
+
+class Slow:
+    """An encoder that notes what it is given at a time and stops before each batch until it may go on."""
+
+    def __init__(self, encoder: RetrieverEncoder) -> None:
+        self.model, self.encoder = encoder.model, encoder
+        self.open = threading.Event()
+        self.begun = threading.Event()
+        self.batches: list[tuple[str, list[str]]] = []
+        self.open.set()
+
+    def _encode(self, role, texts):
+        self.batches.append((role, list(texts)))
+        self.begun.set()
+        assert self.open.wait(120)
+        return (self.encoder.encode_queries if role == "query" else self.encoder.encode_passages)(texts)
+
+    def encode_queries(self, texts, progress=False):
+        return self._encode("query", texts)
+
+    def encode_passages(self, texts, progress=False):
+        return self._encode("passage", texts)
+
+    def stop(self) -> None:
+        self.open.clear()
+        self.begun.clear()
+        self.batches.clear()
+
+
+@pytest.fixture
+def slow(encoder) -> Slow:
+    return Slow(encoder)
