@@ -111,7 +111,7 @@ BAD = {
     "format": (EMBEDDINGS, embedding(encoding_format="hex"), 400, "encoding_format"),
     "dimensions": (EMBEDDINGS, embedding(dimensions=7), 400, "dimensions"),
     "dimensions of a wrong type": (EMBEDDINGS, embedding(dimensions=True), 400, "dimensions"),
-    "dimensions past every number": (EMBEDDINGS, embedding(dimensions=10**400), 400, None),
+    "dimensions past every number": (EMBEDDINGS, embedding(dimensions=10**400), 400, "dimensions"),
     "role": (EMBEDDINGS, embedding(input_type="title"), 400, "input_type"),
     "typo": (EMBEDDINGS, embedding(imput_type="query"), 400, "imput_type"),
     "no query": (SEARCH, b"{}", 400, "query"),
@@ -131,7 +131,7 @@ def test_bad_input_is_a_4xx_in_openais_shape(server, name):
     answer = post(server, path, content)
     error = answer.json()["error"]
     assert answer.status_code == status, error
-    assert set(error) == {"message", "type", "param", "code"} and error["param"] in (param, None) and error["param"] == param
+    assert set(error) == {"message", "type", "param", "code"} and error["param"] == param
     assert 5 < len(error["message"]) <= 300 and "secret" not in error["message"] and "Traceback" not in error["message"]
 
 
@@ -209,21 +209,6 @@ def all_of(connection: socket.socket) -> bytes:
             received += part
 
 
-def test_a_client_that_reads_slowly_is_waited_for_and_one_that_stops_is_left(make_service):
-    body = embedding(input=["a"] * 2048).encode()
-    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    with running(make_service(client_seconds=0.5)) as server:
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-        connection.sendall(head.encode() + body)
-        first = connection.recv(1)
-        deadline = time.monotonic() + 60
-        while server.server.server_state.connections and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert first == b"H" and not server.server.server_state.connections
-
-
 def test_a_server_with_a_token_answers_to_it_only(make_service):
     with running(make_service(token="sesame é")) as server:
         for path in ("/healthz", "/", "/openapi.json"):
@@ -251,11 +236,12 @@ def test_a_full_queue_is_429_with_retry_after(make_service, slow):
         slow.stop()
         first = pool.submit(post, server, EMBEDDINGS, embedding(input="first"))
         assert slow.begun.wait(60)
-        waits = pool.submit(post, server, EMBEDDINGS, embedding(input="word " * 150))
+        half = embedding(input="?" * 120)  # a token each
+        waits = pool.submit(post, server, EMBEDDINGS, half)
         searches = pool.submit(post, server, SEARCH, b'{"query": "a"}')
         while server.service.batcher.waiting_tokens["passage"] < 100 or not server.service.searching:
             time.sleep(0.01)
-        for path, body in ((EMBEDDINGS, embedding(input="word " * 150)), (SEARCH, b'{"query": "b"}')):
+        for path, body in ((EMBEDDINGS, half), (SEARCH, b'{"query": "b"}')):
             refused = post(server, path, body)
             assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
             assert refused.json()["error"]["code"] == "queue_full"

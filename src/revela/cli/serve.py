@@ -107,5 +107,5 @@ def name_of(folder: Path) -> str:
     """What a model is called: its hub id, or the name of its folder."""
     for part in reversed(folder.resolve().parts):
         if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/")
+            return part.removeprefix("models--").replace("--", "/", 1)
     return folder.resolve().name

@@ -153,6 +153,7 @@ class Service:
         return JSONResponse({"object": "list", "model": self.name, "mode": asked.mode, "milliseconds": milliseconds, "data": data})
 
     async def _search(self, asked: SearchRequest) -> list[Hit]:
+        self._refuse_long([asked.query], "query")
         encoder = None
         if asked.mode != "lexical":
             encoder = Known((await self.encode([asked.query], "query", False, "query"))[0])
@@ -168,9 +169,7 @@ class Service:
         limits = self.limits
         if len(texts) > limits.max_texts:
             raise Refused(400, f"{len(texts):,} texts in a request: send at most {limits.max_texts:,} at a time", param)
-        for i, text in enumerate(texts):
-            if len(text) > limits.max_characters:
-                raise Refused(400, f"text {i} has {len(text):,} characters: send at most {limits.max_characters:,}", param)
+        self._refuse_long(texts, param)
         tokens = await to_thread.run_sync(self.count[role], texts)
         cut_at = self.cut_at or max(tokens)
         for i, count in enumerate(tokens):
@@ -184,6 +183,12 @@ class Service:
             return await self.batcher.encode(texts, tokens, role), tokens
         except QueueFull as error:
             raise full("texts", error.seconds) from error
+
+    def _refuse_long(self, texts: Sequence[str], param: str) -> None:
+        """Before anything is done with them."""
+        for i, text in enumerate(texts):
+            if len(text) > self.limits.max_characters:
+                raise Refused(400, f"text {i} has {len(text):,} characters: send at most {self.limits.max_characters:,}", param)
 
     async def models(self, _: Request) -> Response:
         """OpenAI's GET /v1/models."""

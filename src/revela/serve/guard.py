@@ -47,7 +47,7 @@ class Guard:
         if self.token is None or path in OPEN:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode(), self.token.encode())
+        right = hmac.compare_digest(given.strip().encode("latin-1"), self.token.encode())  # headers are bytes to clients
         if scheme.lower() == "bearer" and right:
             return None
         sentence = "the token is missing or wrong: send it as Authorization: Bearer TOKEN"

@@ -23,6 +23,13 @@ def _several(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _integral(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]  # to JSON 3.0 is an integer
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -33,7 +40,7 @@ class EmbeddingRequest(_Strict):
     model: str = Field(description="A name of /v1/models; its end, :query or :passage, says what the texts are.")
     input: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_several), Field(min_length=1), WithJsonSchema(ONE_OR_MORE)]
     encoding_format: Literal["float", "base64"] | None = Field(None, description="float, or base64 of little-endian float32.")
-    dimensions: int | None = Field(None, ge=1, description="Numbers in a vector; only those that the model was trained for.")
+    dimensions: Integer | None = Field(None, ge=1, description="Numbers in a vector; only those that the model was trained for.")
     user: str | None = Field(None, description="Read by nobody.")
     input_type: Role | None = Field(None, description="Which prompt the texts get; wins over the model's end. Without either: passage.")
     truncate: bool | None = Field(None, description="Let the model cut texts that are longer than it reads, instead of refusing them.")
@@ -44,7 +51,7 @@ class SearchRequest(_Strict):
 
     query: str = Field(pattern=r"\S")
     mode: Literal["hybrid", "dense", "lexical"] = Field("hybrid", description="By meaning (dense), by words (lexical) or both.")
-    k: int = Field(10, ge=1, le=100, description="Most results.")
+    k: Integer = Field(10, ge=1, le=100, description="Most results.")
 
 
 async def read_body(request: Request, shape: type[Body], limits: Limits) -> Body:

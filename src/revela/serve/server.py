@@ -90,11 +90,13 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         RevelaError: it cannot be had.
     """
+    if not 0 <= port < 2**16:
+        raise RevelaError(f"--port {port} is no port: give one between 0 (any that is free) and 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise RevelaError(f"{host}:{port} cannot be listened on ({error}): choose another --host or --port") from error
     return listening
