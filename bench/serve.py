@@ -28,11 +28,13 @@ from pathlib import Path
 
 import torch
 
+from revela.config import Indexing
+from revela.data.store import stored
 from revela.data.text import read_corpus
 from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint, resolve
-from revela.search.store import Index
-from revela.types import Encoder, Hit
+from revela.search.indexing import build
+from revela.types import Document, Encoder
 
 OUT = Path(__file__).parent / "out"
 NAME = "model"
@@ -116,7 +118,8 @@ def main() -> None:
     bodies = [json.dumps({"model": NAME, "input": g, "encoding_format": "base64", "truncate": True}).encode() for g in groups]
     with tempfile.TemporaryDirectory() as temporary:
         index = Path(temporary) / "index"
-        Index.build([Hit(str(i), 0.0, "", t) for i, t in enumerate(texts[:8])], encoder, str(folder), fingerprint(folder)).save(index)
+        few = stored(Document, [Document(str(i), text) for i, text in enumerate(texts[:8])])
+        build(index, few, encoder, model=str(folder), fingerprint=fingerprint(folder), settings=Indexing())
         before = direct(encoder, texts, a.seconds / 3)
         command = [sys.executable, "-m", "revela.cli", "serve", str(index), "--port", "0", "--name", NAME, *(f"--{f}" for f in a.flags)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -8,17 +8,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from conftest import make_rows
-from revela.config import Limits
+from revela.config import Indexing, Limits
+from revela.data.store import stored
 from revela.models.retriever import RetrieverEncoder, build_retriever
 from revela.models.token_counter import TokenCounter
+from revela.search import indexing
 from revela.search.store import Index
 from revela.serve.app import Service
 from revela.serve.server import listen, server_of
-from revela.types import Hit
+from revela.types import Document
 
 
 @dataclass
@@ -54,17 +57,27 @@ def encoder(tiny_lm_folder) -> RetrieverEncoder:
     return RetrieverEncoder(model, bf16=False)
 
 
+def build(folder: Path, documents: list[Document], encoder, metadata=(), model="/somewhere/secret/model", fingerprint="0123") -> Index:
+    made = dict(model=model, fingerprint=fingerprint, settings=Indexing(), metadata=metadata)
+    return indexing.build(folder, stored(Document, documents), encoder, **made)[0]
+
+
+def documents(count: int, sentences: int) -> list[Document]:
+    rows = make_rows(count, sentences=sentences)
+    return [Document(row["_id"], row["text"], row["title"], metadata={"year": 2000 + i, "lang": "en"}) for i, row in enumerate(rows)]
+
+
 @pytest.fixture(scope="session")
-def index(encoder) -> Index:
-    passages = [Hit(row["_id"], 0.0, row["title"], row["text"]) for row in make_rows(40, sentences=2)]
-    return Index.build(passages, encoder, "/somewhere/secret/model", "0123")
+def index(encoder, tmp_path_factory) -> Index:
+    return build(tmp_path_factory.mktemp("served") / "secret", documents(40, 2), encoder, ("year", "lang"))
 
 
 @pytest.fixture(scope="session")
 def make_service(encoder, index):
-    def make(token: str | None = None, local_only: bool = False, encoder=encoder, **limits) -> Service:
+    def make(token: str | None = None, local_only: bool = False, dimensions=(), encoder=encoder, **limits) -> Service:
         changed = dataclasses.replace(Limits(), **limits)
-        return Service(index, encoder, TokenCounter(encoder.model), "tiny", changed, token=token, local_only=local_only)
+        counter = TokenCounter(encoder.model)
+        return Service(index, encoder, counter, "tiny", changed, dimensions=dimensions, token=token, local_only=local_only)
 
     return make
 

@@ -77,6 +77,27 @@ def test_search_is_the_indexs_own(server, index, encoder, mode):
     assert [hit["score"] for hit in answer["data"]] == pytest.approx([hit.score for hit in want], abs=1e-6)
 
 
+def test_search_takes_filters(server):
+    ask = {"query": "ocean01 ocean02", "k": 50, "mode": "dense"}
+    found = httpx.post(server.url + SEARCH, json={**ask, "where": "year >= 2030 and lang = 'en'"}).json()["data"]
+    assert sorted(hit["metadata"]["year"] for hit in found) == list(range(2030, 2040))
+    assert httpx.get(server.url + "/v1/index").json() == {
+        "object": "index",
+        "model": "tiny",
+        "passages": 40,
+        "columns": {"id": "string", "title": "string", "year": "int64", "lang": "string"},
+    }
+
+
+def test_vectors_are_cut_where_the_model_was_trained_for_it(make_service, encoder):
+    with running(make_service(dimensions=[8, 16])) as server:
+        short = np.array([row.embedding for row in client_of(server).embeddings.create(model="tiny", input=TEXTS, dimensions=8).data])
+        whole = encoder.encode_passages(TEXTS)
+        np.testing.assert_allclose(short, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True), atol=1e-6)
+        with pytest.raises(openai.BadRequestError, match="one of 8, 16, 32"):
+            client_of(server).embeddings.create(model="tiny", input=TEXTS, dimensions=12)
+
+
 def post(server, path, content, content_type="application/json", **headers):
     return httpx.post(server.url + path, content=content, headers={"content-type": content_type, **headers}, timeout=120)
 
@@ -121,6 +142,12 @@ BAD = {
     "mode": (SEARCH, b'{"query": "a", "mode": "best"}', 400, "mode"),
     "k": (SEARCH, b'{"query": "a", "k": 0}', 400, "k"),
     "k of a wrong type": (SEARCH, b'{"query": "a", "k": "3"}', 400, "k"),
+    "filter by no column": (SEARCH, b'{"query": "a", "where": "colour = 1"}', 400, "where"),
+    "filter by a function": (SEARCH, b'{"query": "a", "where": "length(repeat(\'a\', 2000000000)) > 1"}', 400, "where"),
+    "filter that ends the process": (SEARCH, json.dumps({"query": "a", "where": "1+" * 4900 + "1=1"}), 400, "where"),
+    "filter without sense": (SEARCH, b'{"query": "a", "where": "year year"}', 400, None),
+    "1 MB filter": (SEARCH, json.dumps({"query": "a", "where": "year = 1 or " * 80_000 + "year = 1"}), 400, "where"),
+    "filter of a wrong type": (SEARCH, b'{"query": "a", "where": {"year": 1}}', 400, "where"),
     "surrogate query": (SEARCH, b'{"query": "\\udfff"}', 400, None),
 }
 
@@ -288,8 +315,11 @@ def test_our_own_faults_say_nothing_of_this_machine(make_service, slow, monkeypa
         answer = post(server, EMBEDDINGS, embedding())
         assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
         assert "secret" not in answer.text and "File" not in answer.text
-        monkeypatch.setattr(type(server.service.index), "search", lambda *_, **__: (_ for _ in ()).throw(RevelaError("no such words")))
-        assert post(server, SEARCH, b'{"query": "a", "mode": "lexical"}').json()["error"]["message"] == "no such words"
+        for sentence, status in (("no such words", 400), (f"{server.service.index.folder} is damaged", 500)):
+            error = RevelaError(sentence)
+            monkeypatch.setattr(type(server.service.index), "search", lambda *_, error=error: (_ for _ in ()).throw(error))
+            answer = post(server, SEARCH, b'{"query": "a", "mode": "lexical"}')
+            assert answer.status_code == status and (sentence in answer.text) == (status == 400)
     assert "/home/secret/weights" in capfd.readouterr().err
 
 

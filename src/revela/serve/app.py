@@ -29,6 +29,7 @@ from revela.errors import RevelaError
 from revela.search.store import Index
 from revela.serve.batching import ROLES, Batcher, QueueFull, Role
 from revela.serve.errors import HANDLERS, Refused
+from revela.serve.filters import refuse_wild
 from revela.serve.guard import Guard
 from revela.serve.metrics import Measured, Metrics
 from revela.serve.openapi import describe
@@ -72,16 +73,26 @@ class Service:
         counter: of the same model.
         name: what clients call the model.
         limits: past which requests are refused.
+        dimensions: that the model's vectors may be cut to.
         token: clients must send it, if given.
         local_only: answer to loopback names only.
     """
 
     def __init__(
-        self, index: Index, encoder: Encoder, counter: Counts, name: str, limits: Limits, token: str | None = None, local_only: bool = False
+        self,
+        index: Index,
+        encoder: Encoder,
+        counter: Counts,
+        name: str,
+        limits: Limits,
+        dimensions: Sequence[int] = (),
+        token: str | None = None,
+        local_only: bool = False,
     ) -> None:
         self.index, self.name, self.limits, self.token, self.local_only = index, name, limits, token, local_only
         self.created = int(time.time())
         self.width = encoder.encode_passages(["warm"]).shape[1]
+        self.dimensions = [*(wanted for wanted in sorted(dimensions) if wanted < self.width), self.width]
         self.cut_at = counter.limit
         self.count: dict[Role, Callable[[Sequence[str]], list[int]]] = {"query": counter.count_queries, "passage": counter.count_passages}
         self.metrics = Metrics()
@@ -89,7 +100,12 @@ class Service:
         self.metrics.watch(self.batcher)
         self.searching = 0
         self.search_threads = CapacityLimiter(SEARCH_THREADS)
-        self.document = describe(name, self.width, limits, token is not None)
+        self.document = describe(name, self.dimensions, limits, token is not None)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that filters may name, and their Arrow types."""
+        return {"id": "string", "title": "string", **self.index.info.columns}
 
     @property
     def names(self) -> list[str]:
@@ -103,6 +119,7 @@ class Service:
             Route("/healthz", self.healthz, methods=["GET"]),
             Route("/metrics", self.prometheus, methods=["GET"]),
             Route("/openapi.json", self.openapi, methods=["GET"]),
+            Route("/v1/index", self.described_index, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
@@ -127,11 +144,12 @@ class Service:
         if asked.model not in self.names:
             sentence = f"this server has no such model: ask for one of {', '.join(self.names)}"
             raise Refused(404, sentence, "model", "model_not_found")
-        if asked.dimensions not in (None, self.width):
-            sentence = f"this model was not trained to be cut to other dimensions: leave dimensions away, or give {self.width}"
-            raise Refused(400, sentence, "dimensions")
+        if asked.dimensions not in (None, *self.dimensions):
+            trained = ", ".join(map(str, self.dimensions))
+            raise Refused(400, f"this model was trained for other dimensions: leave them away, or give one of {trained}", "dimensions")
         role: Role = asked.input_type or ("query" if asked.model.endswith(":query") else "passage")
         vectors, tokens = await unless_left(request, self.encode(asked.input, role, bool(asked.truncate), "input"))
+        vectors = cut(vectors, asked.dimensions or self.width)
         body = await to_thread.run_sync(partial(embeddings_json, vectors, asked.encoding_format or "float", self.name, sum(tokens)))
         return Response(body, media_type="application/json")
 
@@ -145,6 +163,8 @@ class Service:
         try:
             hits = await unless_left(request, self._search(asked))
         except RevelaError as error:
+            if str(self.index.folder) in str(error):
+                raise  # the index's fault, and it names a path
             raise Refused(400, str(error)) from error
         finally:
             self.searching -= 1
@@ -154,10 +174,12 @@ class Service:
 
     async def _search(self, asked: SearchRequest) -> list[Hit]:
         self._refuse_long([asked.query], "query")
+        if asked.where:
+            refuse_wild(asked.where, self.columns)
         encoder = None
         if asked.mode != "lexical":
             encoder = Known((await self.encode([asked.query], "query", False, "query"))[0])
-        run = partial(self.index.search, asked.query, encoder, asked.k, asked.mode)
+        run = partial(self.index.search, asked.query, encoder, asked.k, asked.mode, asked.where)
         return await to_thread.run_sync(run, limiter=self.search_threads, abandon_on_cancel=True)
 
     async def encode(self, texts: Sequence[str], role: Role, truncate: bool, param: str) -> tuple[Vectors, list[int]]:
@@ -190,6 +212,11 @@ class Service:
             if len(text) > self.limits.max_characters:
                 raise Refused(400, f"text {i} has {len(text):,} characters: send at most {self.limits.max_characters:,}", param)
 
+    async def described_index(self, _: Request) -> Response:
+        """GET /v1/index: what is searched, and the columns that filters may name."""
+        passages = await to_thread.run_sync(self.index.__len__)
+        return JSONResponse({"object": "index", "model": self.name, "passages": passages, "columns": self.columns})
+
     async def models(self, _: Request) -> Response:
         """OpenAI's GET /v1/models."""
         return JSONResponse({"object": "list", "data": [self._described(name) for name in self.names]})
@@ -217,6 +244,14 @@ class Service:
     async def openapi(self, _: Request) -> Response:
         """GET /openapi.json."""
         return JSONResponse(self.document)
+
+
+def cut(vectors: Vectors, dimensions: int) -> Vectors:
+    """The first dimensions of unit vectors, of length one again."""
+    if vectors.shape[1] == dimensions:
+        return vectors
+    shorter = vectors[:, :dimensions]
+    return shorter / np.maximum(np.linalg.norm(shorter, axis=1, keepdims=True), 1e-12)
 
 
 def full(what: str, seconds: int) -> Refused:

@@ -17,19 +17,19 @@ INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 
 
-def describe(model: str, width: int, limits: Limits, with_token: bool) -> Schema:
+def describe(model: str, dimensions: list[int], limits: Limits, with_token: bool) -> Schema:
     """The document.
 
     Args:
         model: its name.
-        width: numbers in a vector.
+        dimensions: that vectors may have, the model's own last.
         limits: of the server.
         with_token: whether clients must send one.
     """
     models = [model, *(f"{model}:{role}" for role in ROLES)]
     embedding_request, search_request = _schema_of(EmbeddingRequest), _schema_of(SearchRequest)
     embedding_request["properties"]["model"]["enum"] = models
-    embedding_request["properties"]["dimensions"] = {"enum": [None, width], "description": "Numbers in a vector."}
+    embedding_request["properties"]["dimensions"] = {"enum": [None, *dimensions], "description": "Numbers in a vector."}
     text, texts = embedding_request["properties"]["input"]["anyOf"]
     texts["maxItems"] = limits.max_texts
     text["maxLength"] = texts["items"]["maxLength"] = search_request["properties"]["query"]["maxLength"] = limits.max_characters
@@ -56,6 +56,14 @@ def describe(model: str, width: int, limits: Limits, with_token: bool) -> Schema
                 "summary": "The best documents, each with its best passage",
                 "requestBody": _body(search_request),
                 "responses": _answers(_json("Results, best first", "Results"), {**sent, **busy, **strangers}),
+                **guarded,
+            }
+        },
+        "/v1/index": {
+            "get": {
+                "operationId": "index",
+                "summary": "What is searched, and the columns that filters may name, with their types",
+                "responses": _answers(_json("It", "Index"), strangers),
                 **guarded,
             }
         },
@@ -93,7 +101,7 @@ def describe(model: str, width: int, limits: Limits, with_token: bool) -> Schema
         },
         "/": {"get": {"operationId": "page", "summary": "A page to try it on", "responses": _answers(_text("The page", "text/html"), {})}},
     }
-    components: Schema = {"schemas": _shapes(models, width)}
+    components: Schema = {"schemas": _shapes(models, dimensions)}
     if with_token:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
@@ -104,16 +112,28 @@ def describe(model: str, width: int, limits: Limits, with_token: bool) -> Schema
     }
 
 
-def _shapes(models: list[str], width: int) -> Schema:
-    model = _object(id={"enum": models}, object={"const": "model"}, created=INTEGER, owned_by=STRING, dimensions={"const": width})
-    numbers = {"type": "array", "items": NUMBER, "minItems": width, "maxItems": width}
+def _shapes(models: list[str], dimensions: list[int]) -> Schema:
+    model = _object(id={"enum": models}, object={"const": "model"}, created=INTEGER, owned_by=STRING, dimensions={"const": dimensions[-1]})
+    numbers = {"type": "array", "items": NUMBER, "minItems": dimensions[0], "maxItems": dimensions[-1]}
     embedding = _object(object={"const": "embedding"}, index=INTEGER, embedding={"anyOf": [numbers, STRING]})
-    result = _object(object={"const": "search.result"}, rank=INTEGER, id=STRING, score=NUMBER, title=STRING, text=STRING)
+    result = _object(
+        object={"const": "search.result"},
+        rank=INTEGER,
+        id=STRING,
+        score=NUMBER,
+        title=STRING,
+        text=STRING,
+        chunk=INTEGER,
+        metadata={"type": "object"},
+    )
     return {
         "Embeddings": _object(
             object={"const": "list"}, data=_list(embedding), model=STRING, usage=_object(prompt_tokens=INTEGER, total_tokens=INTEGER)
         ),
         "Results": _object(object={"const": "list"}, model=STRING, mode=STRING, milliseconds=NUMBER, data=_list(result)),
+        "Index": _object(
+            object={"const": "index"}, model=STRING, passages=INTEGER, columns={"type": "object", "additionalProperties": STRING}
+        ),
         "Models": _object(object={"const": "list"}, data=_list(model)),
         "Model": model,
         "Health": _object(status={"const": "ok"}),
