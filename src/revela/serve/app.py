@@ -251,7 +251,8 @@ def cut(vectors: Vectors, dimensions: int) -> Vectors:
     if vectors.shape[1] == dimensions:
         return vectors
     shorter = vectors[:, :dimensions]
-    return shorter / np.maximum(np.linalg.norm(shorter, axis=1, keepdims=True), 1e-12)
+    cut_vectors: Vectors = shorter / np.maximum(np.linalg.norm(shorter, axis=1, keepdims=True), 1e-12)
+    return cut_vectors
 
 
 def full(what: str, seconds: int) -> Refused:

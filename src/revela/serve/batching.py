@@ -160,7 +160,8 @@ class Batcher:
 
     def _take(self, role: Role) -> tuple[list[tuple[_Job, list[str]]], int]:
         self._drop_done(role)
-        jobs, shares, used = self._jobs[role], [], 0
+        jobs, used = self._jobs[role], 0
+        shares: list[tuple[_Job, list[str]]] = []
         while jobs:
             job = jobs.popleft()
             some, tokens = job.take(self._batch_tokens - used, at_least_one=not shares)
