@@ -91,18 +91,21 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
-    """Refuse to cut a model's vectors where it was not trained to be cut; 0 cuts nothing.
+def trained_dimensions(folder: Path) -> list[int]:
+    """Where a model was trained to have its vectors cut.
 
-    A model says so in its ``config_sentence_transformers.json``, as "matryoshka_dims": [64, 128, ...].
+    It says so in its ``config_sentence_transformers.json``, as "matryoshka_dims": [64, 128, ...].
     """
-    if not dimensions:
-        return
     try:
-        listed = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8")).get("matryoshka_dims") or []
+        return json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8")).get("matryoshka_dims") or []
     except (OSError, ValueError):
-        listed = []
-    if dimensions not in listed:
+        return []
+
+
+def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
+    """Refuse to cut a model's vectors where it was not trained to be cut; 0 cuts nothing."""
+    listed = trained_dimensions(folder)
+    if dimensions and dimensions not in listed:
         trained = f"{', '.join(map(str, listed))} only" if listed else "no fewer dimensions than it has"
         raise RevelaError(f"--dimensions {dimensions}: {folder} was trained for {trained}; give one of those, or leave the flag away")
 

@@ -1,0 +1,92 @@
+"""What clients may send: bodies read within their limits, and their fields. The OpenAPI document is made of the same classes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from starlette.requests import Request
+
+from revela.config import Limits
+from revela.serve.batching import Role
+from revela.serve.errors import Refused
+
+Body = TypeVar("Body", bound=BaseModel)
+ONE_OR_MORE = {
+    "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}],
+    "description": "A text, or texts. Lists of token ids are refused: they belong to one tokenizer.",
+}
+
+
+def _several(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _integral(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]  # to JSON 3.0 is an integer
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class EmbeddingRequest(_Strict):
+    """OpenAI's request for embeddings, with two fields more: ``input_type`` and ``truncate``."""
+
+    model: str = Field(description="A name of /v1/models; its end, :query or :passage, says what the texts are.")
+    input: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_several), Field(min_length=1), WithJsonSchema(ONE_OR_MORE)]
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="float, or base64 of little-endian float32.")
+    dimensions: Integer | None = Field(None, ge=1, description="Numbers in a vector; only those that the model was trained for.")
+    user: str | None = Field(None, description="Read by nobody.")
+    input_type: Role | None = Field(None, description="Which prompt the texts get; wins over the model's end. Without either: passage.")
+    truncate: bool | None = Field(None, description="Let the model cut texts that are longer than it reads, instead of refusing them.")
+
+
+class SearchRequest(_Strict):
+    """What to look for in the index."""
+
+    query: str = Field(pattern=r"\S")
+    mode: Literal["hybrid", "dense", "lexical"] = Field("hybrid", description="By meaning (dense), by words (lexical) or both.")
+    where: str | None = Field(None, description="Only documents of which this holds: year > 2020 and lang in ('en', 'de'). See /v1/index.")
+    k: Integer = Field(10, ge=1, le=100, description="Most results.")
+
+
+async def read_body(request: Request, shape: type[Body], limits: Limits) -> Body:
+    """The body of a POST, read within the limits.
+
+    Raises:
+        Refused: 408, 413, 415, or 400 with the field that is wrong.
+    """
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "the body must be JSON: send it with content-type application/json")
+    try:
+        async with asyncio.timeout(limits.client_seconds):
+            body = await _whole_body(request, limits.max_body_bytes)
+    except TimeoutError:
+        slow = f"the body took longer than {limits.client_seconds:g} s to arrive: send it faster, or less of it"
+        raise Refused(408, slow, headers={"connection": "close"}) from None
+    try:
+        return shape.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = [str(part) for part in first["loc"]]
+        message = f"{'.'.join(place) or 'the body'}: {first['msg'].lower()}"
+        raise Refused(400, message[:300], param=place[0][:100] if place else None) from None
+
+
+async def _whole_body(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+            body += part
+        elif size > 2 * limit:
+            break  # a body that is a little too long is read to its end, as many clients only listen after they have sent it
+    if size > limit:
+        raise Refused(413, f"the body is longer than {limit:,} bytes: send less at a time", headers={"connection": "close"})
+    return bytes(body)
