@@ -25,7 +25,7 @@ from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.models import corpus_fit
 from revela.models import retriever as retrievers
-from revela.models.export import model_card, save_retriever
+from revela.models.saved import model_card, save_retriever
 from revela.models.quiet import quieten
 from revela.models.weights import find_weights
 from revela.train.objectives import Materials, build_objective
