@@ -99,7 +99,7 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
             _quantise(temporary / MODEL, width=int(model[0].get_embedding_dimension()))
             check = _check(model, temporary)
             if check.cosine < LEAST_COSINE:
-                raise RevelaError(f"8 bits are too few for this model (cosine {check.cosine:.3f} with its own vectors): export without --int8")
+                raise RevelaError(f"8 bits are too few for this model (cosine with its vectors: {check.cosine:.3f}): export without --int8")
     return check
 
 
@@ -175,6 +175,7 @@ def _write_graph(model: SentenceTransformer, file: Path) -> None:
     except RuntimeError as error:  # the exporter's own errors, whose causes are legion, are among them
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise RevelaError(f"{type(model[0].model).__name__} cannot be exported to ONNX ({reason}): serve it with torch") from error
+    assert program is not None  # as it is where dynamo is
     program.save(file)
 
 

@@ -25,8 +25,8 @@ from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.models import corpus_fit
 from revela.models import retriever as retrievers
-from revela.models.saved import model_card, save_retriever
 from revela.models.quiet import quieten
+from revela.models.saved import model_card, save_retriever
 from revela.models.weights import find_weights
 from revela.train.objectives import Materials, build_objective
 from revela.train.order import IterativeGroups, order_of_groups, similar_groups, stored_order
