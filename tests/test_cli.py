@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import revela.cli as cli
 from conftest import make_rows
@@ -95,6 +96,54 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     assert code == 0 and "layer" in out
 
 
+def test_an_index_grows_shrinks_and_filters(monkeypatch, capsys, tmp_path):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate(["[UNK]", "mars", "red", "planet", "engine", "piston", "violin"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    for name, seed in (("model", 0), ("other", 1)):
+        torch.manual_seed(seed)
+        SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(str(tmp_path / name))
+    settings = tmp_path / "model" / "config_sentence_transformers.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"matryoshka_dims": [4, 8]}))
+    corpus, more, out = tmp_path / "corpus.csv", tmp_path / "more.csv", tmp_path / "index"
+    corpus.write_text("id,text,year,lang\na,red planet mars,2019,en\nb,engine piston,2021,en\nc,violin,,de\n")
+    more.write_text("id,text,year,lang\nb,violin violin,2022,en\nd,mars mars,2023,de\n")
+
+    def do(*arguments):
+        code, said, err = run(monkeypatch, capsys, *arguments)
+        return code, said, err.strip().splitlines()[-1] if err.strip() else ""
+
+    made = ("index", corpus, "--model", tmp_path / "model", "--out", out, "--metadata", "year", "lang")
+    code, said, err = do(*made, "--dimensions", 5)
+    assert code == 2 and "was trained for 4, 8 only" in err and not out.exists()
+    code, said, err = do(*made, "--dimensions", 4)
+    assert code == 0 and f"3 documents are new, 0 replaced, 0 unchanged; {out} holds 3 passages" in said, err
+    code, said, err = do(*made)
+    assert code == 2 and "exists: choose another --out, or add to an index with --append" in err
+    code, said, err = do("index", more, "--out", out, "--append")
+    assert code == 0 and f"1 documents are new, 1 replaced, 0 unchanged; {out} holds 4 passages" in said, err
+    code, said, err = do("index", more, "--out", out, "--append", "--model", tmp_path / "other")
+    assert code == 2 and "is not the model that made" in err
+    code, said, err = do("index", more, "--out", out, "--append", "--chunk-words", 9)
+    assert code == 2 and "made with other settings" in err
+    code, said, err = do("search", out, "violin", "--json", "--where", "year > 2020 and lang = 'en'")
+    assert [(h["id"], h["text"], h["metadata"]) for h in json.loads(said)] == [("b", "violin violin", {"year": 2022, "lang": "en"})], err
+    code, said, err = do("search", out, "violin", "--where", "yaer > 2020")
+    assert code == 2 and "No field named yaer" in err and "id, chunk, title, passage, year, lang" in err
+    code, said, err = do("search", out, " ")
+    assert code == 2 and "the query is empty" in err
+    code, said, err = do("index", "--out", out, "--delete", "c", "nobody")
+    assert code == 2 and "has no document nobody: nothing was deleted" in err
+    code, said, err = do("index", "--out", out, "--delete", "c", "a")
+    assert code == 0 and f"deleted 2 documents, 2 passages; {out} holds 2" in said, err
+    code, said, err = do("search", out, "violin", "--mode", "lexical")
+    assert said.splitlines()[0].startswith("1. b  [") and said.splitlines()[1] == "   violin violin"
+
+
 def test_queries_of_a_hub_dataset_are_kept_in_this_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert cli.learn.queries_file([Path("hub:owner/name:en")], Recipe()) == tmp_path / "owner-name-en.queries.jsonl"
@@ -141,7 +190,12 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(monkeypatch, capsys, tmp
     [
         (["eval", "{tmp}", "--on", "{tmp}"], "neither config.json nor modules.json"),
         (["index", "{tmp}", "--model", "{tmp}/none/at/all", "--out", "{tmp}/index"], "no document found"),
-        (["index", "{tmp}", "--model", "x", "--out", "{tmp}"], "exists: choose another --out"),
+        (["index", "{tmp}", "--model", "x", "--out", "{tmp}/../"], "exists: choose another --out"),
+        (["index", "{tmp}", "--out", "{tmp}/index"], "give the retriever that makes the vectors as --model"),
+        (["index", "--out", "{tmp}/index"], "give a corpus to index"),
+        (["index", "{tmp}", "--out", "{tmp}", "--append"], "is not an index"),
+        (["index", "{tmp}", "--out", "{tmp}", "--delete", "d1"], "--delete takes ids and no corpus"),
+        (["search", "{tmp}", "query", "--top", "0"], "--top 0 is no number of results"),
         (["search", "{tmp}", "query"], "is not an index"),
         (["train", "{tmp}", "--out", "{tmp}/out", "--recipe", "{tmp}/none.toml"], "none.toml"),
     ],

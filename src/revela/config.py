@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
 Precision = Literal["auto", "fp32", "bf16"]
+VectorForm = Literal["float32", "int8", "binary"]
 Objective = Literal["revela", "dream", "attention", "replug", "infonce", "crop"]
 
 
@@ -199,6 +200,18 @@ class Recipe:
     "CPU threads; 0: all cores."
     precision: Precision = "auto"
     "Arithmetic of the models; auto is bf16 where the hardware has it."
+
+
+@dataclass(frozen=True)
+class Indexing:
+    """What an index is made with; it keeps to that when documents are added."""
+
+    chunk_words: int = 120
+    "Most words in a chunk."
+    dimensions: int = 0
+    "Keep this many dimensions of each vector, of those the model was trained for; 0: all."
+    vectors: VectorForm = "binary"
+    "How a large index holds the vectors that it looks through; what it finds is scored again by the whole ones."
 
 
 PAPER: dict[str, Any] = dict(

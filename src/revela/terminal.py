@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,10 +34,16 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
     Console().print(table)
 
 
-def print_hits(hits: Sequence[Hit]) -> None:
-    """Best first, with the beginning of each."""
+def print_hits(hits: Sequence[Hit], query: str) -> None:
+    """Best first, with the best passage of each from shortly before the query's words on; those are bold on a terminal."""
+    words = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in re.findall(r"\w{3,}", query)) or r"(?!)", re.IGNORECASE)
     for rank, hit in enumerate(hits, 1):
-        print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {snippet(hit.text)}")
+        line = " ".join(hit.text.split())
+        found = words.search(line)
+        start = line.rfind(" ", 0, found.start() - SNIPPET // 3) + 1 if found and found.start() > SNIPPET // 2 else 0
+        shown = ("... " if start else "") + snippet(line[start:])
+        marked = words.sub(lambda word: f"\033[1m{word.group()}\033[0m", shown) if sys.stdout.isatty() else shown
+        print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {marked}")
     if not hits:
         print("nothing found")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -11,18 +11,24 @@ from numpy.typing import NDArray
 
 Kind = Literal["prose", "code"]
 Vectors = NDArray[np.float32]
+Value = str | int | float | bool
+"""What a metadata field may hold."""
 Say = Callable[[str], None]
 """Prints a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a corpus: what a search returns, and what chunks are cut from."""
+    """One document of a corpus: what a search returns, and what chunks are cut from.
+
+    ``metadata`` holds other fields of its row, where they were asked for.
+    """
 
     id: str
     text: str
     title: str = ""
     kind: Kind = "prose"
+    metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
     @property
     def full_text(self) -> str:
@@ -44,12 +50,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One search result. ``score`` is comparable within one query and one mode only."""
+    """One document found, with the chunk of it that suits the query best. ``score`` is comparable within one query and one mode only.
+
+    ``id`` and ``title`` are the document's, ``text`` and ``chunk`` (its number, from 0) the chunk's.
+    """
 
     id: str
     score: float
     title: str
     text: str
+    chunk: int = 0
+    metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
 
 class Encoder(Protocol):

@@ -1,4 +1,4 @@
-"""Dense, lexical and fused search against definitions; the index folder is whole or not there."""
+"""Dense and lexical search, fusion and metrics against definitions."""
 
 from __future__ import annotations
 
@@ -7,26 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.errors import RevelaError
 from revela.search.dense import top_k
 from revela.search.fusion import reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores, per_query
-from revela.search.store import Index
-from revela.types import Hit
-
-
-class Letters:
-    """An encoder by letter counts."""
-
-    def encode_passages(self, texts, progress=False):
-        counts = np.array([[t.count(c) for c in "abcdefgh"] for t in texts], dtype=np.float32) + 1e-3
-        return counts / np.linalg.norm(counts, axis=1, keepdims=True)
-
-    encode_queries = encode_passages
-
-
-PASSAGES = [Hit(str(i), 0.0, f"title {i}", text) for i, text in enumerate(["aaa bbb", "ccc ddd", "eee fff", "aaa ccc", "ggg hhh"])]
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10))
@@ -62,38 +46,3 @@ def test_metrics_by_hand():
     assert scores["q"]["map"] == pytest.approx(0.25)
     assert scores["q"]["ndcg@10"] == pytest.approx((1 / np.log2(3)) / (1 + 1 / np.log2(3)))
     assert mean_scores(qrels, run)["mrr@10"] == 0.25
-
-
-@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
-def test_index_survives_the_disk(tmp_path, mode):
-    index = Index.build(PASSAGES, Letters(), "model", "0123")
-    index.save(tmp_path / "index")
-    again = Index.load(tmp_path / "index")
-    assert again.fingerprint == "0123" and again.model == "model"
-    hits = again.search("ccc", Letters(), k=2, mode=mode)
-    assert hits == index.search("ccc", Letters(), k=2, mode=mode)
-    assert {h.text for h in hits} == {"ccc ddd", "aaa ccc"}
-    assert [p.name for p in tmp_path.iterdir()] == ["index"]
-
-
-def test_hybrid_is_the_fusion_of_both(tmp_path):
-    index = Index.build(PASSAGES, Letters(), "model", "0123")
-    dense = [int(h.id) for h in index.search("aaa", Letters(), k=5, mode="dense")]
-    lexical = [int(h.id) for h in index.search("aaa", None, k=5, mode="lexical")]
-    fused = reciprocal_rank_fusion([dense, lexical])
-    assert [int(h.id) for h in index.search("aaa", Letters(), k=5)] == list(fused)
-    assert [h.score for h in index.search("aaa", Letters(), k=5)] == list(fused.values())
-
-
-def test_bad_folders_and_queries_are_one_sentence(tmp_path):
-    with pytest.raises(RevelaError, match="is not an index"):
-        Index.load(tmp_path)
-    index = Index.build(PASSAGES, Letters(), "model", "0123")
-    with pytest.raises(RevelaError, match="exists: choose another"):
-        index.save(tmp_path)
-    index.save(tmp_path / "index")
-    with pytest.raises(RevelaError, match="query is empty"):
-        index.search("  ", Letters())
-    (tmp_path / "index" / "vectors.npy").write_bytes(b"broken")
-    with pytest.raises(RevelaError, match="damaged"):
-        Index.load(tmp_path / "index")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
-from revela.config import PRESETS, Recipe
+from revela.config import PRESETS, Indexing, Recipe
 from revela.errors import RevelaError
 
 app = App(
@@ -21,6 +21,7 @@ app = App(
 Flat = Parameter(name="*")
 Preset = Literal["gated", "paper", "dream", "attention", "replug", "infonce", "pairs", "crop"]
 DEFAULTS = Recipe()
+INDEXING = Indexing()
 Corpus = Annotated[list[Path], Parameter(negative=())]
 Several = Parameter(negative=(), consume_multiple=True)
 RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]

@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.app import DEFAULTS, Corpus, app
-from revela.config import Precision
+from revela.cli.app import DEFAULTS, INDEXING, Flat, Several, app
+from revela.config import Indexing, Precision
 from revela.errors import RevelaError
 from revela.terminal import print_hits
 
 
 @app.command
 def index(
-    corpus: Corpus,
+    corpus: Annotated[list[Path] | None, Parameter(negative=())] = None,
     *,
-    model: str,
     out: Path,
-    chunk_words: int = 120,
+    model: str | None = None,
+    append: Annotated[bool, Parameter(negative=())] = False,
+    delete: Annotated[list[str] | None, Several] = None,
+    metadata: Annotated[list[str] | None, Several] = None,
+    settings: Annotated[Indexing, Flat] = INDEXING,
     text_field: str = DEFAULTS.text_field,
     title_field: str = DEFAULTS.title_field,
     join_titles: bool = DEFAULTS.join_titles,
     max_bad_share: float = DEFAULTS.max_bad_share,
     precision: Precision = "auto",
 ) -> None:
-    """Index a corpus for search.
+    """Index a corpus for search; add to an index, or remove documents from it. A run that was killed goes on when it is started again.
 
     Parameters
     ----------
     corpus:
         As for train.
-    model:
-        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
     out:
-        Folder for the index.
-    chunk_words:
-        Most words in a passage.
+        Folder of the index.
+    model:
+        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6. Where documents are added it is the index's own.
+    append:
+        Add to the index; documents whose id is there already are replaced.
+    delete:
+        Ids of documents to remove.
+    metadata:
+        Fields or columns to keep with each document, which revela search --where filters by.
     text_field:
         Field or column that holds the text.
     title_field:
@@ -50,13 +58,25 @@ def index(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
+    if delete:
+        _delete(out, delete, corpus)
+        return
+    if not corpus:
+        raise RevelaError("give a corpus to index, or ids of documents to --delete")
     from revela.data.text import read_corpus
     from revela.models.retriever import load_encoder
-    from revela.models.weights import fingerprint, resolve
-    from revela.search.store import Index, passages_of
+    from revela.models.weights import fingerprint, refuse_untrained_dimensions, resolve
+    from revela.search import indexing
+    from revela.search.folder import begun_in
+    from revela.search.store import Index
 
+    opened = Index.load(out) if append else None
+    if opened is None:
+        begun_in(out)  # refuses a folder that is taken, before much is read
+        if model is None:
+            raise RevelaError("give the retriever that makes the vectors as --model")
+    elif settings not in (INDEXING, opened.info.settings) or (metadata and set(metadata) != set(opened.info.columns)):
+        raise RevelaError(f"{out} was made with other settings or metadata: leave those flags away, or make a new index")
     documents, report = read_corpus(
         corpus,
         text_field=text_field,
@@ -65,13 +85,43 @@ def index(
         distinct=False,
         min_words=1,
         join_titles=join_titles,
+        metadata=list(opened.info.columns) if opened else metadata or (),
     )
     for line in report.lines():
         print(line)
-    passages, folder = passages_of(documents, chunk_words), resolve(model)
-    encoder = load_encoder(folder, precision)
-    Index.build(passages, encoder, str(folder.resolve()), fingerprint(folder), progress=True).save(out)
-    print(f"indexed {len(passages):,} passages into {out}")
+    folder = resolve(model or opened.model if opened else str(model))
+    made_by = fingerprint(folder)
+    refuse_untrained_dimensions(folder, settings.dimensions)
+    if opened:
+        opened.check_model(made_by, str(folder))
+        added = indexing.extend(opened, documents, load_encoder(folder, precision), progress=True)
+    else:
+        opened, added = indexing.build(
+            out,
+            documents,
+            load_encoder(folder, precision),
+            model=str(folder.resolve()),
+            fingerprint=made_by,
+            settings=settings,
+            metadata=metadata or (),
+            progress=True,
+        )
+    print(
+        f"{added.new:,} documents are new, {added.replaced:,} replaced, {added.unchanged:,} unchanged; {out} holds {len(opened):,} passages"
+    )
+
+
+def _delete(out: Path, ids: list[str], corpus: list[Path] | None) -> None:
+    if corpus:
+        raise RevelaError("--delete takes ids and no corpus: first delete, then add with --append")
+    from revela.search.folder import writing
+    from revela.search.store import Index
+
+    opened = Index.load(out)
+    with writing(out):
+        gone = opened.delete(list(dict.fromkeys(ids)))
+        opened.finish()
+    print(f"deleted {len(set(ids)):,} documents, {gone:,} passages; {out} holds {len(opened):,}")
 
 
 @app.command
@@ -81,6 +131,7 @@ def search(
     *,
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     top: int = 5,
+    where: str | None = None,
     model: str | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
@@ -95,12 +146,16 @@ def search(
     mode:
         By meaning (dense), by words (lexical) or both.
     top:
-        How many passages.
+        How many documents; each is shown by its best passage.
+    where:
+        Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
     model:
         The retriever, if it has moved since the index was made.
     as_json:
         Print JSON.
     """
+    if top < 1:
+        raise RevelaError(f"--top {top} is no number of results: give 1 or more")
     from revela.search.store import Index
 
     opened = Index.load(index_folder)
@@ -110,11 +165,10 @@ def search(
         from revela.models.weights import fingerprint, resolve
 
         folder = resolve(model or opened.model)
-        if fingerprint(folder) != opened.fingerprint:
-            raise RevelaError(f"{folder} is not the model that made {index_folder}: give that one as --model, or index again")
+        opened.check_model(fingerprint(folder), str(folder))
         encoder = load_encoder(folder, "auto")
-    hits = opened.search(query, encoder, top, mode)
+    hits = opened.search(query, encoder, top, mode, where)
     if as_json:
-        print(json.dumps([{"id": h.id, "score": h.score, "title": h.title, "text": h.text} for h in hits], ensure_ascii=False, indent=1))
+        print(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False, indent=1))
     else:
-        print_hits(hits)
+        print_hits(hits, query)

@@ -7,8 +7,9 @@ The file is a temporary one, and goes with the last view of it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -24,7 +25,7 @@ BATCH = 2**22  # characters written, and read back in order, at a time
 
 
 class Stored(Sequence[Kept], Generic[Kept]):
-    """Dataclass instances (of strings and whole numbers) in a file; ``stored`` writes one.
+    """Dataclass instances (of strings, whole numbers and mappings of plain values) in a file; ``stored`` writes one.
 
     Args:
         kind: the dataclass.
@@ -39,6 +40,7 @@ class Stored(Sequence[Kept], Generic[Kept]):
     ) -> None:
         self.paths = list(paths)
         self._kind, self._batches, self._folder = kind, batches, folder
+        self._mappings = [i for i, field in enumerate(dataclasses.fields(kind)) if field.default_factory is dict]  # type: ignore[arg-type]
         self._ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
         self._rows = rows
 
@@ -55,7 +57,13 @@ class Stored(Sequence[Kept], Generic[Kept]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         batch, row = self._place(index)
-        return self._kind(*(column[row].as_py() for column in batch.columns))
+        return self._item([column[row].as_py() for column in batch.columns])
+
+    def _item(self, values: list[Any]) -> Kept:
+        for place in self._mappings:
+            if place < len(values):  # files of earlier versions have fewer columns
+                values[place] = json.loads(values[place])
+        return self._kind(*values)
 
     def value(self, index: int, name: str) -> Any:
         """One field of one item."""
@@ -79,7 +87,7 @@ class Stored(Sequence[Kept], Generic[Kept]):
                 first, last = np.searchsorted(self._rows, (start, end))
                 batch = batch.take(self._rows[first:last] - start)
             start = end
-            yield from (self._kind(*row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            yield from (self._item(list(row)) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
     def column(self, name: str) -> NDArray[Any]:
         """One field of every item, as an array."""
@@ -162,12 +170,17 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
     writer = None
     with pa.OSFile(str(path), "wb") as sink:
         for some in batches(items, lambda item: sum(len(v) for n in names if isinstance(v := getattr(item, n), str)) + 64, BATCH):
-            batch = pa.RecordBatch.from_pydict({name: [getattr(item, name) for item in some] for name in names})
+            batch = pa.RecordBatch.from_pydict({name: [_flat(getattr(item, name)) for item in some] for name in names})
             if writer is None:
                 writer = pa.ipc.new_stream(sink, batch.schema)
             writer.write_batch(batch)
         if writer is not None:
             writer.close()
+
+
+def _flat(value: Any) -> Any:
+    """A mapping as JSON: its fields and their types differ from one batch to the next, which no column can."""
+    return json.dumps(value) if isinstance(value, Mapping) else value
 
 
 def read(kind: type[Item], paths: Sequence[Path], folder: Any = None) -> Stored[Item]:

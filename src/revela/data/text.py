@@ -32,6 +32,7 @@ def read_corpus(
     near: float = 0.0,
     join_titles: bool = False,
     min_words: int = MIN_WORDS,
+    metadata: Sequence[str] = (),
 ) -> tuple[Stored[Document], Report]:
     """Read every document of every source into a file of their own.
 
@@ -44,6 +45,7 @@ def read_corpus(
         near: drop documents that share this much of their wording with an earlier one (see ``near_duplicates``); 0 keeps them.
         join_titles: join neighbouring rows of one title into one document.
         min_words: documents with fewer words (title included) are skipped.
+        metadata: other fields or columns to keep with each document.
 
     Returns:
         The documents, in order of source, file name and row, and the report.
@@ -54,7 +56,7 @@ def read_corpus(
     if not 0 <= near <= 1:
         raise RevelaError(f"--near-duplicates {near} is no share: give a number from 0 (keep them) to 1")
     report = Report()
-    read = read_sources(sources, Fields(text_field, title_field), report)
+    read = read_sources(sources, Fields(text_field, title_field, tuple(metadata)), report)
     if join_titles:
         read = joined_by_title(read, report)
     documents = stored(Document, _wanted(read, distinct, min_words, report))

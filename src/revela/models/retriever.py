@@ -212,7 +212,8 @@ class RetrieverEncoder:
                         bar.update(len(indices))
                 return vectors_ND
         finally:
-            model.max_seq_length = limit
+            if self.max_tokens is not None:  # static embeddings have no such thing to set
+                model.max_seq_length = limit
             model.train(training)
 
 

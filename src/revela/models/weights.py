@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,22 @@ def fingerprint(folder: Path) -> str:
                 while block := handle.read(1 << 22):
                     digest.update(block)
     return digest.hexdigest()
+
+
+def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
+    """Refuse to cut a model's vectors where it was not trained to be cut; 0 cuts nothing.
+
+    A model says so in its ``config_sentence_transformers.json``, as "matryoshka_dims": [64, 128, ...].
+    """
+    if not dimensions:
+        return
+    try:
+        listed = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8")).get("matryoshka_dims") or []
+    except (OSError, ValueError):
+        listed = []
+    if dimensions not in listed:
+        trained = f"{', '.join(map(str, listed))} only" if listed else "no fewer dimensions than it has"
+        raise RevelaError(f"--dimensions {dimensions}: {folder} was trained for {trained}; give one of those, or leave the flag away")
 
 
 def cache_folder() -> Path:

@@ -1,99 +1,303 @@
-"""An index in one folder: passages, their vectors, BM25, and the fingerprint of the model that made the vectors. Exact search.
+"""An index in one folder: a LanceDB table of chunks, searched by meaning, by words, or by both. The only file that knows LanceDB.
 
-It is written under a temporary name and renamed when whole, so a folder that exists is a whole index.
+A row is a chunk: the id, title and metadata of its document, its number in it, what was embedded (title and text), and the vector.
+Documents are found, each once, by the chunk that suits best. ``index.json`` beside the table says which model made the vectors.
+
+Each change is one commit of the table, so a kill leaves all of it or nothing. Below ``EXACT_BELOW`` chunks search by meaning is an exact
+scan; above, an approximate index finds candidates and the stored vectors score them (docs/results.md has what that costs and loses).
+Lance's BM25 has k1 1.2 and b 0.75 built in, where lexical.py has 0.9 and 0.4.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from revela.data.chunk import chunk_all
+from revela.config import VectorForm
 from revela.errors import RevelaError
-from revela.files import whole
-from revela.search.dense import top_k
-from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
-from revela.search.lexical import BM25
-from revela.types import Document, Encoder, Hit, Vectors
+from revela.search.folder import Info, begun_in, read_info
+from revela.search.fusion import RRF_DEPTH, Ranking, fuse_documents
+from revela.types import Encoder, Hit, Value, Vectors
 
 Mode = Literal["dense", "lexical", "hybrid"]
-INFO, PASSAGES, VECTORS, LEXICAL = "index.json", "passages.jsonl", "vectors.npy", "bm25"
-
-
-def passages_of(documents: Sequence[Document], max_words: int) -> list[Hit]:
-    """What is found: the documents' chunks, under the id and the title of their document."""
-    return [Hit(documents[c.document].id, 0.0, documents[c.document].title, c.text) for c in chunk_all(documents, max_words)]
+TABLE = "chunks"
+SHOWN = ("id", "chunk", "title", "passage")  # columns; those of metadata follow
+OWN = (*SHOWN, "digest", "vector")
+EXACT_BELOW = 20_000  # chunks
+CELLS, CANDIDATES = 20, 200  # of the approximate index: cells that a query reads, candidates that it keeps at the least
+TOKENS: dict[str, Any] = dict(stem=False, ascii_folding=False, max_token_length=None)  # as lexical.py has it, but split at underscores
+KEPT = timedelta(days=1)  # how long what a change replaced stays, for readers that had opened it
+FILTER_LIMIT = 10_000  # characters
 
 
 class Index:
-    """Passages that can be searched by meaning, by words, or by both."""
+    """Chunks of documents that can be searched; ``load`` opens one, ``create`` begins one."""
 
-    def __init__(self, passages: list[Hit], vectors: Vectors, bm25: BM25, model: str, fingerprint: str) -> None:
-        self.passages, self.vectors, self.bm25, self.model, self.fingerprint = passages, vectors, bm25, model, fingerprint
+    def __init__(self, folder: Path, info: Info, table: Any) -> None:
+        self.folder, self.info, self._table = folder, info, table
+
+    @property
+    def model(self) -> str:
+        """The folder of the model that made the vectors."""
+        return self.info.model
+
+    @property
+    def fingerprint(self) -> str:
+        return self.info.fingerprint
+
+    def __len__(self) -> int:
+        """The number of chunks."""
+        return int(self._table.count_rows())
 
     @classmethod
-    def build(cls, passages: Sequence[Hit], encoder: Encoder, model: str, fingerprint: str, progress: bool = False) -> Index:
-        """Index passages (their score is ignored) with an encoder; ``model`` is the folder it came from."""
-        texts = [f"{p.title} {p.text}".strip() for p in passages]
-        return cls(list(passages), encoder.encode_passages(texts, progress=progress), BM25(texts), model, fingerprint)
+    def create(cls, folder: Path, info: Info) -> Index:
+        """A new and empty index; or what a run that was killed has left of one, if it was made with the same settings.
 
-    def save(self, folder: Path) -> None:
-        if folder.exists():
-            raise RevelaError(f"{folder} exists: choose another --out")
-        with whole(folder) as temporary:
-            temporary.mkdir()
-            np.save(temporary / VECTORS, self.vectors, allow_pickle=False)
-            with (temporary / PASSAGES).open("w", encoding="utf-8") as handle:
-                for p in self.passages:
-                    handle.write(json.dumps({"id": p.id, "title": p.title, "text": p.text}, ensure_ascii=False) + "\n")
-            if not self.bm25.empty:
-                self.bm25.save(temporary / LEXICAL)
-            (temporary / INFO).write_text(
-                json.dumps({"model": self.model, "fingerprint": self.fingerprint, "passages": len(self.passages)})
-            )
+        Raises:
+            RevelaError: the folder holds something else.
+        """
+        if (begun := begun_in(folder)) and begun != info:
+            raise RevelaError(f"{folder} was begun with another model or other settings: give those again, or remove it")
+        folder.mkdir(parents=True, exist_ok=True)
+        info.save(folder)
+        database = _connect(folder)
+        with _damage(folder):
+            names = database.list_tables().tables
+            return cls(folder, info, database.open_table(TABLE) if TABLE in names else database.create_table(TABLE, schema=_schema(info)))
 
     @classmethod
     def load(cls, folder: Path) -> Index:
-        """Open an index folder.
+        """Open an index folder. What others add to it later is found as well.
 
         Raises:
-            RevelaError: the folder is none, or is damaged.
+            RevelaError: the folder is no index, is not finished, or is damaged.
         """
-        if not (folder / INFO).is_file():
-            raise RevelaError(f"{folder} is not an index: it has no {INFO}; make one with revela index")
-        try:
-            info = json.loads((folder / INFO).read_text())
-            rows = [json.loads(line) for line in (folder / PASSAGES).read_text(encoding="utf-8").splitlines()]
-            passages = [Hit(r["id"], 0.0, r["title"], r["text"]) for r in rows]
-            vectors = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
-            bm25 = BM25.load(folder / LEXICAL, len(passages)) if (folder / LEXICAL).is_dir() else BM25([])
-        except (OSError, ValueError, KeyError) as error:
-            raise RevelaError(f"{folder} is damaged ({error}): make it again with revela index") from error
-        if len(vectors) != len(passages):
-            raise RevelaError(f"{folder} is damaged ({len(vectors)} vectors, {len(passages)} passages): make it again with revela index")
-        return cls(passages, vectors, bm25, info["model"], info["fingerprint"])
+        info = read_info(folder)
+        if not info.finished:
+            raise RevelaError(f"{folder} is not finished: run the same revela index again, and it goes on where it was")
+        with _damage(folder):
+            return cls(folder, info, _connect(folder).open_table(TABLE))
 
-    def search(self, query: str, encoder: Encoder | None, k: int = 10, mode: Mode = "hybrid") -> list[Hit]:
-        """The k best passages. ``encoder`` must be the index's own; lexical search needs none."""
+    def check_model(self, fingerprint: str, named: str) -> None:
+        """Refuse a model that did not make this index."""
+        if fingerprint != self.fingerprint:
+            raise RevelaError(f"{named} is not the model that made {self.folder}: give that one as --model, or index again")
+
+    # Search
+
+    def search(self, query: str, encoder: Encoder | None, k: int = 10, mode: Mode = "hybrid", where: str | None = None) -> list[Hit]:
+        """The k best documents, each with its best chunk.
+
+        Scores are cosines (dense), BM25 (lexical), or the reciprocal rank fusion of both lists of documents (hybrid); a document's chunk is
+        the first of its own in the fusion of both lists of chunks.
+
+        Args:
+            query: what to look for.
+            encoder: that of the index's own model; lexical search needs none.
+            k: how many.
+            mode: by meaning, by words, or both.
+            where: only rows that this holds for, as SQL: "year > 2020 and lang = 'en'".
+
+        Raises:
+            RevelaError: the query is empty, the filter is wrong, or the folder is damaged.
+        """
         if not query.strip():
             raise RevelaError("the query is empty: give some words to search for")
-        rankings: list[list[int]] = []
-        scores: dict[int, float] = {}
-        depth = max(k, RRF_DEPTH) if mode == "hybrid" else k
-        if mode in ("dense", "hybrid"):
+        if where and len(where) > FILTER_LIMIT:
+            raise RevelaError(f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one")
+        if any("\ud800" <= letter <= "\udfff" for letter in query + (where or "")):
+            raise RevelaError("the query or its filter is not Unicode (half of a surrogate pair): mend it")
+        vector = None
+        if mode != "lexical":
             assert encoder is not None
-            indices, values = top_k(encoder.encode_queries([query]), np.asarray(self.vectors), depth)
-            scores = {int(i): float(v) for i, v in zip(indices[0], values[0], strict=True)}
-            rankings.append(list(scores))
-        if mode in ("lexical", "hybrid"):
-            indices, values = self.bm25.top_k([query], depth)
-            scores = {int(i): float(v) for i, v in zip(indices[0], values[0], strict=True) if v > 0}
-            rankings.append(list(scores))
-        if mode == "hybrid":
-            scores = reciprocal_rank_fusion(rankings)
-        best = list(scores.items())[:k]
-        return [Hit(self.passages[i].id, score, self.passages[i].title, self.passages[i].text) for i, score in best]
+            vector = self.cut(encoder.encode_queries([query]))[0]
+        depth = max(k, RRF_DEPTH) if mode == "hybrid" else 2 * k
+        while True:
+            version = self._table.version
+            try:
+                rankings = [self._near(vector, depth, where)] if vector is not None else []
+                rankings += [self._worded(query, depth, where)] if mode != "dense" else []
+                best, scores = fuse_documents(rankings)
+                if len(scores) < k and any(len(ranking) >= depth for ranking in rankings):
+                    depth *= 4  # a few long documents fill the lists
+                    continue
+                documents = list(scores)[:k]
+                rows = self._rows([best[document] for document in documents])
+                found = [self._hit(rows[best[document]], scores[document]) for document in documents]
+                if [hit.id for hit in found] == documents:
+                    return found
+            except KeyError:
+                pass
+            except RevelaError:
+                if self._table.version == version:
+                    raise
+            # Otherwise another process has packed the table meanwhile, so that its rows have other numbers: rank them again.
+            if self._table.version == version:
+                raise RevelaError(f"{self.folder} is damaged (rows that it names are not there): make it again with revela index")
+
+    def _near(self, vector: Vectors, depth: int, where: str | None) -> Ranking:
+        """The chunks nearest to a vector, by cosine."""
+        query = self._table.search(vector, vector_column_name="vector", query_type="vector").distance_type("dot")
+        # More cells are read where a filter leaves too little in these; candidates are scored again by the stored vectors.
+        query = query.minimum_nprobes(CELLS).maximum_nprobes(0).refine_factor(-(-CANDIDATES // depth))
+        return self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
+
+    def _worded(self, text: str, depth: int, where: str | None) -> Ranking:
+        """The chunks that hold the query's words, by BM25."""
+        from lancedb.query import MatchQuery
+
+        return self._ranking(self._table.search(MatchQuery(text, "passage"), query_type="fts"), depth, where, "_score", float)
+
+    def _ranking(self, query: Any, depth: int, where: str | None, column: str, score: Callable[[float], float]) -> Ranking:
+        query = query.limit(depth).select(["id", column]).with_row_id(True)
+        with _damage(self.folder, where or "", self.info.columns):
+            found = (query.where(where) if where else query).to_arrow()
+        rows, documents, values = (found[name].to_pylist() for name in ("_rowid", "id", column))
+        return {row: (document, score(value)) for row, document, value in zip(rows, documents, values, strict=True)}
+
+    def _rows(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+        names = [*SHOWN, *self.info.columns]
+        with _damage(self.folder):
+            found = self._table.take_row_ids(list(numbers)).select(names).with_row_id().to_list() if numbers else []
+        return {row["_rowid"]: row for row in found}
+
+    def _hit(self, row: Mapping[str, Any], score: float) -> Hit:
+        metadata = {name: row[name] for name in self.info.columns if row[name] is not None}
+        text = row["passage"][len(row["title"]) + 1 :] if row["title"] else row["passage"]
+        return Hit(row["id"], score, row["title"], text, row["chunk"], metadata)
+
+    # Change
+
+    def cut(self, vectors: Vectors) -> Vectors:
+        """Vectors as they are stored: the first dimensions only, if the index was made so, and of length one again.
+
+        Raises:
+            RevelaError: they are not numbers, or of another width.
+        """
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        if not np.isfinite(vectors).all():
+            raise RevelaError(f"the model {self.model} gives vectors that are not numbers (NaN or infinite): check it with revela eval")
+        if (wanted := self.info.settings.dimensions) and vectors.shape[1] > wanted:
+            vectors = vectors[:, :wanted]
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        if vectors.shape[1] != self.info.width:
+            raise RevelaError(f"the model gives {vectors.shape[1]} dimensions and {self.folder} holds {self.info.width}: index again")
+        return vectors
+
+    def digests(self, documents: Sequence[str]) -> dict[str, str]:
+        """Of these documents, those that are here, with what ``put`` was told of their content."""
+        with _damage(self.folder):
+            query = self._table.search().where(f"{_among(documents)} and chunk = 0").select(["id", "digest"]).limit(len(documents))
+            return {row["id"]: row["digest"] for row in query.to_list()}
+
+    def put(self, columns: Mapping[str, Sequence[Value | None]], vectors: Vectors, replaced: Sequence[str]) -> None:
+        """Add whole documents, in one commit.
+
+        Args:
+            columns: a value a chunk, of "id", "chunk", "title", "passage", "digest" and the metadata.
+            vectors: (N, width), as the encoder gave them.
+            replaced: those of the documents that are here already; their former chunks go with the same commit.
+        """
+        import pyarrow as pa
+
+        vectors = self.cut(vectors)
+        schema = _schema(self.info)
+        arrays = {name: pa.array(columns[name], schema.field(name).type) for name in schema.names if name != "vector"}
+        arrays["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), self.info.width)
+        rows = pa.table(arrays, schema=schema)
+        with _damage(self.folder):
+            if not replaced:
+                self._table.add(rows)
+                return
+            merge = self._table.merge_insert(["id", "chunk"]).when_matched_update_all().when_not_matched_insert_all()
+            merge.when_not_matched_by_source_delete(_among(replaced)).execute(rows)
+
+    def delete(self, documents: Sequence[str]) -> int:
+        """Remove documents, in one commit; how many chunks went.
+
+        Raises:
+            RevelaError: one of them is not here.
+        """
+        known = self.digests(documents)
+        if missing := [name for name in documents if name not in known]:
+            raise RevelaError(
+                f"{self.folder} has no document {', '.join(missing[:3])}: nothing was deleted; give ids that revela search shows"
+            )
+        with _damage(self.folder):
+            before = len(self)
+            self._table.delete(_among(documents))
+            return before - len(self)
+
+    def finish(self) -> None:
+        """Pack the table, bring its indices up to date, make those that it lacks, and let it be searched."""
+        from lancedb.index import FTS, BTree
+
+        with _damage(self.folder):
+            new = not self.info.finished
+            # The lock keeps other writers away, so whatever no version holds is a killed run's.
+            self._table.optimize(cleanup_older_than=timedelta(milliseconds=1) if new else KEPT, delete_unverified=True)
+            present = {column for index in self._table.list_indices() for column in index.columns}
+            if "id" not in present:
+                self._table.create_index("id", config=BTree())
+            if "passage" not in present:
+                self._table.create_index("passage", config=FTS(**TOKENS))
+            if "vector" not in present and len(self) >= EXACT_BELOW:
+                self._table.create_index("vector", config=_vector_index(self.info.settings.vectors))
+        if new:
+            self.info = replace(self.info, finished=True)
+            self.info.save(self.folder)
+
+
+def _connect(folder: Path) -> Any:
+    os.environ.setdefault("LANCEDB_LOG", "error")  # its warnings are for programmers; read when the library is loaded
+    import lancedb
+
+    return lancedb.connect(folder, read_consistency_interval=timedelta(0))
+
+
+def _schema(info: Info) -> Any:
+    import pyarrow as pa
+
+    own = {"id": pa.string(), "chunk": pa.int32(), "title": pa.string(), "passage": pa.string(), "digest": pa.string()}
+    metadata = {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}
+    return pa.schema({**own, "vector": pa.list_(pa.float32(), info.width), **metadata})
+
+
+def _vector_index(form: VectorForm) -> Any:
+    """Inner products of unit vectors throughout, so that scores are cosines."""
+    from lancedb.index import HnswFlat, HnswSq, IvfRq
+
+    if form == "binary":
+        return IvfRq(distance_type="dot")
+    return {"float32": HnswFlat, "int8": HnswSq}[form](distance_type="dot")
+
+
+@contextmanager
+def _damage(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
+    """What LanceDB raises, as a sentence. With a filter it is the filter's fault, unless files are at fault."""
+    try:
+        yield
+    except (ValueError, RuntimeError, OSError) as error:
+        said = " ".join(re.sub(r",? ?/\S+\.rs:\d+:\d+.*", "", str(error), flags=re.DOTALL).split())[:300]
+        if where and not isinstance(error, OSError) and not re.search(r"\(IO\)|Not found:", said):
+            why = _PREAMBLE.split(said)[-1].split(". Valid fields")[0].rstrip(".)")
+            names = ", ".join([*SHOWN, *columns])
+            raise RevelaError(
+                f'the filter "{where[:80]}" cannot be used ({why}): compare columns of this index, which are {names}'
+            ) from error
+        raise RevelaError(f"{folder} is damaged or out of reach ({said}): mend that, or make it again with revela index") from error
+
+
+_PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
+
+
+def _among(documents: Iterable[str]) -> str:
+    return "id in ({})".format(", ".join("'{}'".format(name.replace("'", "''")) for name in documents))

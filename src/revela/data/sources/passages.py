@@ -35,4 +35,4 @@ def joined_by_title(documents: Iterable[Document], report: Report) -> Iterator[D
         report.passages += len(passages)
         report.articles += 1
         first = passages[0]
-        yield Document(first.id, " ".join(p.text for p in passages), title, first.kind) if len(passages) > 1 else first
+        yield Document(first.id, " ".join(p.text for p in passages), title, first.kind, first.metadata) if len(passages) > 1 else first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -9,17 +10,18 @@ from pathlib import Path
 
 from revela.data.report import Report
 from revela.data.sources.files import CODE, Unsuited
-from revela.types import Document, Kind
+from revela.types import Document, Kind, Value
 
 ID_FIELDS = ("_id", "id", "docid")
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What the fields of a row are called. The text is required; a row may have no title."""
+    """What the fields of a row are called. The text is required; a row may lack a title and any field of metadata."""
 
     text: str
     title: str
+    metadata: tuple[str, ...] = ()
 
 
 def document_of(row: Mapping[str, object], where: str, fields: Fields, report: Report) -> Document | None:
@@ -38,9 +40,10 @@ def document_of(row: Mapping[str, object], where: str, fields: Fields, report: R
         return None
     found = next((row[name] for name in ID_FIELDS if row.get(name) is not None), where)
     key = str(found)
-    document = Document(key, text, title if isinstance(title, str) else "", _kind_of(key, text))
+    metadata = {name: _plain(value) for name in fields.metadata if (value := row.get(name)) is not None}
+    document = Document(key, text, title if isinstance(title, str) else "", _kind_of(key, text), metadata)
     try:
-        f"{key}{document.full_text}".encode()
+        "".join((key, document.full_text, *map(str, metadata.values()))).encode()
     except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which is no character
         report.skip("not Unicode (half of a surrogate pair)", where, bad=True)
         return None
@@ -51,7 +54,14 @@ def columns_of(names: Collection[str], fields: Fields) -> list[str]:
     """The columns to read of a table that has these."""
     if fields.text not in names:
         raise Unsuited(f'no column "{fields.text}"; name one with --text-field', f"has {_listed(names)}")
-    return [name for name in dict.fromkeys((*ID_FIELDS, fields.title, fields.text)) if name in names]
+    return [name for name in dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata)) if name in names]
+
+
+def _plain(value: object) -> Value:
+    """Text and numbers as they are; lists and objects as JSON, anything else (a date, say) as it is written."""
+    if isinstance(value, str | int | float):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
 
 
 def _listed(names: Collection[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,10 +127,22 @@ def read_csv(path: Path, name: str, fields: Fields, report: Report) -> Iterator[
                     report.skip(f"row of {len(row)} fields under a header of {len(names)}", lines, bad=True)
                 elif any(map(_is_not_utf8, row)):
                     report.skip("not UTF-8", where, bad=True)
-                elif document := document_of(dict(zip(names, row, strict=True)), where, fields, report):
+                elif document := document_of(_typed(dict(zip(names, row, strict=True)), fields), where, fields, report):
                     yield document
         except csv.Error as error:
             raise Damaged("broken CSV, its rest lost", f"after line {reader.line_num:,}: {error}") from error
+
+
+def _typed(row: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """A row whose metadata are numbers where they look like them: CSV knows text only. An empty field is none."""
+    for name in fields.metadata:
+        if (value := row.get(name)) is not None:
+            row[name] = next((kind(value) for kind in (int, float) if _NUMBER[kind].fullmatch(value)), value or None)
+    return row
+
+
+# No leading zero: 007 is a code, not a count.
+_NUMBER = {int: re.compile(r"-?(0|[1-9]\d{0,17})"), float: re.compile(r"-?(0|[1-9]\d*)\.\d+(e-?\d+)?", re.IGNORECASE)}
 
 
 def _lines(header: str, rest: Iterable[str]) -> Iterator[str]:

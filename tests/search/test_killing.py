@@ -1,0 +1,10 @@
+"""A writer that is killed at random. bench/search.py kill does it twenty times."""
+
+from __future__ import annotations
+
+from killing import kill_while_appending
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(tmp_path):
+    found = kill_while_appending(tmp_path / "index", kills=3, seed=0)
+    assert found["kills"] == 3 and found["acknowledged"] > 0
