@@ -52,13 +52,22 @@ def test_texts_to_hits(retriever, tmp_path, mode):
     assert [h.id for h in again] == [h.id for h in hits]
 
 
-def test_documents_keep_their_ids_and_titles(retriever, tmp_path):
-    documents = [Document(f"note-{i}", text, title=f"Note {i}") for i, text in enumerate(TEXTS)]
-    (hit,) = retriever.index(documents, tmp_path / "index").search(TEXTS[2], k=1)
-    assert (hit.id, hit.title) == ("note-2", "Note 2") and hit.text in TEXTS[2]
+def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
+    documents = [Document(f"note-{i}", text, title=f"Note {i}", metadata={"year": 2000 + i}) for i, text in enumerate(TEXTS)]
+    index = retriever.index(documents, tmp_path / "index", metadata=["year"])
+    (hit,) = index.search(TEXTS[2], k=1)
+    assert (hit.id, hit.title, hit.metadata) == ("note-2", "Note 2", {"year": 2002}) and hit.text in TEXTS[2]
+    assert {found.id for found in index.search(TEXTS[2], k=20, where="year > 2009")} == {"note-10", "note-11"}
 
 
-def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder, saved_retriever):
+def test_an_index_grows(retriever, tmp_path):
+    index = retriever.index(TEXTS[:3], tmp_path / "index")
+    index.add([Document("new", TEXTS[7]), Document("1", TEXTS[8])])
+    assert index.search(TEXTS[7], k=1)[0].id == "new" and index.search(TEXTS[8], k=1)[0].id == "1"
+    assert len(index.search(TEXTS[7], k=9, mode="dense")) == 4
+
+
+def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder):
     with pytest.raises(RevelaError, match="neither a folder nor a hub id"):
         Retriever(tmp_path / "none")
     with pytest.raises(RevelaError, match="is not a Sentence-Transformers folder"):
@@ -66,7 +75,7 @@ def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder, saved_re
     with pytest.raises(RevelaError, match="nothing to index"):
         retriever.index(["", "  "], tmp_path / "index")
     retriever.index(TEXTS[:2], tmp_path / "index")
-    with pytest.raises(RevelaError, match="exists: open it"):
+    with pytest.raises(RevelaError, match="exists: choose another"):
         retriever.index(TEXTS, tmp_path / "index")
     with pytest.raises(RevelaError, match="is not an index"):
         retriever.open(tmp_path)

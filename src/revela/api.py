@@ -1,15 +1,17 @@
-"""The library in five lines: load a retriever, encode, index, search. Thin over models.retriever and search.store."""
+"""The library in five lines: load a retriever, encode, index, search. Thin over models.retriever and search/."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from revela.config import Precision
+from revela.config import Indexing, Precision
+from revela.data.store import Stored, stored
 from revela.errors import RevelaError
 from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint, resolve
-from revela.search.store import Index, Mode, passages_of
+from revela.search import indexing
+from revela.search.store import Index, Mode
 from revela.types import Document, Hit, Vectors
 
 
@@ -36,26 +38,36 @@ class Retriever:
         """(N, D) float32 vectors of length one of these texts as passages; a dot product with a query's vector is their cosine."""
         return self.encoder.encode_passages(texts)
 
-    def index(self, documents: Sequence[str | Document], folder: str | Path, chunk_words: int = 120) -> Searcher:
-        """Cut documents into passages, encode and index them in a new folder.
+    def index(
+        self,
+        documents: Iterable[str | Document],
+        folder: str | Path,
+        metadata: Sequence[str] = (),
+        chunk_words: int = Indexing.chunk_words,
+    ) -> Searcher:
+        """Cut documents into chunks, encode and index them in a new folder; a run that was killed goes on when it is called again.
 
         Args:
             documents: texts, whose ids are then their numbers from 0, or documents with ids and titles of your own.
-            folder: for the index; must not exist.
-            chunk_words: most words in a passage.
+            folder: for the index.
+            metadata: fields of the documents' ``metadata`` that results can be filtered by.
+            chunk_words: most words in a chunk.
 
         Raises:
-            RevelaError: there is nothing to index, or the folder exists.
+            RevelaError: there is nothing to index, the folder holds something else, or two documents share an id.
         """
-        folder = Path(folder)
-        if folder.exists():
-            raise RevelaError(f"{folder} exists: open it with Retriever(...).open, or choose another folder")
-        whole = [Document(str(i), document) if isinstance(document, str) else document for i, document in enumerate(documents)]
-        passages = passages_of(whole, chunk_words)
-        if not passages:
-            raise RevelaError("there is nothing to index: none of the documents has a word")
-        Index.build(passages, self.encoder, str(self.folder.resolve()), fingerprint(self.folder)).save(folder)
-        return self.open(folder)
+        if not (rows := _documents(documents)):
+            raise RevelaError("there is nothing to index: give texts or documents with words in them")
+        index, _ = indexing.build(
+            Path(folder),
+            rows,
+            self.encoder,
+            model=str(self.folder.resolve()),
+            fingerprint=fingerprint(self.folder),
+            settings=Indexing(chunk_words=chunk_words),
+            metadata=metadata,
+        )
+        return Searcher(self, index)
 
     def open(self, folder: str | Path) -> Searcher:
         """Open an index that this retriever has made, here or by ``revela index``.
@@ -75,10 +87,26 @@ class Searcher:
     def __init__(self, retriever: Retriever, index: Index) -> None:
         self._retriever, self._index = retriever, index
 
-    def search(self, question: str, k: int = 10, mode: Mode = "hybrid") -> list[Hit]:
-        """The k best passages, best first: by meaning ("dense"), by words ("lexical") or both.
+    def search(self, question: str, k: int = 10, mode: Mode = "hybrid", where: str | None = None) -> list[Hit]:
+        """The k best documents, best first, each with its best chunk: found by meaning ("dense"), by words ("lexical") or both.
+
+        Args:
+            question: what to look for.
+            k: how many.
+            mode: see above.
+            where: only documents whose metadata this holds for, as SQL: "year > 2020".
 
         Raises:
-            RevelaError: the question is empty.
+            RevelaError: the question is empty, or the filter is wrong.
         """
-        return self._index.search(question, self._retriever.encoder, k, mode)
+        return self._index.search(question, self._retriever.encoder, k, mode, where)
+
+    def add(self, documents: Iterable[Document]) -> None:
+        """Add documents; those whose id is there already are replaced."""
+        indexing.extend(self._index, _documents(documents), self._retriever.encoder)
+
+
+def _documents(documents: Iterable[str | Document]) -> Stored[Document]:
+    """On disk, as indexing reads them; texts get their numbers as ids, and what has no word is left out."""
+    whole = (Document(str(i), document) if isinstance(document, str) else document for i, document in enumerate(documents))
+    return stored(Document, (document for document in whole if document.full_text.strip()))
