@@ -50,9 +50,9 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
 
     from revela.config import Recipe
     from revela.data.text import read_corpus
-    from revela.models.export import save_retriever
     from revela.models.quiet import quieten
     from revela.models.retriever import has_fast_bf16
+    from revela.models.saved import save_retriever
     from revela.models.weights import resolve
     from revela.train.rows import training_chunks
     from revela.train.run import fit_to_chunks, untrained_retriever

@@ -109,6 +109,22 @@ def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> 
     return folder
 
 
+@pytest.fixture(scope="session")
+def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -> Path:
+    """The folder of a tiny retriever with all that a fit adds: token weights, the lexical half, whitening."""
+    from revela.models.corpus_fit import fit_to_corpus
+    from revela.models.retriever import build_retriever
+    from revela.models.saved import save_retriever
+
+    folder = tmp_path_factory.mktemp("saved-retriever")
+    model = build_retriever(
+        tiny_lm_folder, layers=2, pooling="mean", max_tokens=100, lower_case=True, query_prompt="query: ", passage_prompt="passage: "
+    )
+    fit_to_corpus(model, [row["text"] for row in make_rows(30)], token_weighting=3e-3, whitening=0.4, lexical=1.0, bf16=False)
+    save_retriever(model, folder, "")
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

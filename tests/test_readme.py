@@ -26,6 +26,16 @@ def test_commands_parse(command):
     assert function.__name__ in {"train", "evaluate", "probe", "index", "search", "compare", "report"} and bound.arguments
 
 
+def test_python_runs(tmp_path, monkeypatch, capsys, saved_retriever):
+    (tmp_path / "my-retriever").symlink_to(saved_retriever)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", README, re.S):
+        exec(block, found)
+    assert found["scores"].shape == (1, 2)
+    assert len(capsys.readouterr().out.splitlines()) == 2 and (tmp_path / "my-notes").is_dir()
+
+
 def test_both_kinds_of_command_were_found():
     assert sum(c.startswith("make ") for c in COMMANDS) == 2
     assert {c.split()[1] for c in COMMANDS if c.startswith("revela ")} == {"train", "eval", "probe", "index", "search", "compare", "report"}

@@ -13,7 +13,7 @@ from small import build, fit
 
 from revela.errors import RevelaError
 from revela.models import retriever as r
-from revela.models.export import save_retriever
+from revela.models.saved import save_retriever
 
 TEXTS = ["ocean1 ocean2 ocean3.", "A second, longer text about engine4 and garden5, with engine4 again.", "x", "planet0 " * 40]
 STOCK = """

@@ -1,6 +1,6 @@
 """The command line: one function a verb; nothing else knows the CLI library. Errors are one sentence, exit code 2."""
 
-from revela.cli import find, learn, measure, probe, serve
+from revela.cli import carry, find, learn, measure, probe, serve
 from revela.cli.app import app, main
 
-__all__ = ["app", "find", "learn", "main", "measure", "probe", "serve"]
+__all__ = ["app", "carry", "find", "learn", "main", "measure", "probe", "serve"]

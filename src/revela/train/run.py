@@ -26,8 +26,8 @@ from revela.errors import RevelaError
 from revela.files import whole
 from revela.models import corpus_fit
 from revela.models import retriever as retrievers
-from revela.models.export import model_card, save_retriever
 from revela.models.quiet import quieten
+from revela.models.saved import model_card, save_retriever
 from revela.models.weights import find_weights
 from revela.train.environment import environment
 from revela.train.objectives import Materials, build_objective

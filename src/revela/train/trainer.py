@@ -64,7 +64,7 @@ class GroupTrainer(SentenceTransformerTrainer):
         return self._sampler
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-        """The card is written once, by revela.models.export."""
+        """The card is written once, by revela.models.saved."""
 
     def _get_output_dir(self, trial: Any) -> str:
         return self._staging or super()._get_output_dir(trial)

@@ -1,0 +1,48 @@
+"""Verbs that carry a retriever elsewhere: export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from revela.cli.app import app
+from revela.errors import RevelaError
+
+
+@app.command
+def export(
+    model: str,
+    *,
+    out: Path,
+    onnx: Annotated[bool, Parameter(negative=())] = False,
+    int8: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Export a retriever to a form that other runtimes load, and check it against torch.
+
+    Parameters
+    ----------
+    model:
+        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
+    out:
+        Folder for the export.
+    onnx:
+        The form: an ONNX graph from token ids to unit vectors, with its tokenizer.json.
+    int8:
+        Quantise it: a third of the size, faster, and not quite the same vectors.
+    """
+    if not onnx:
+        raise RevelaError("there is one form to export to: say --onnx")
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    from revela.models.onnx import MODEL, export_onnx
+    from revela.models.quiet import quieten
+    from revela.models.retriever import load_retriever
+    from revela.models.weights import resolve
+
+    quieten()
+    check = export_onnx(load_retriever(resolve(model)), out, int8=int8)
+    size = sum(file.stat().st_size for file in out.glob(f"{MODEL}*")) / 1e6
+    agreement = f"least cosine {check.cosine:.4f}" if int8 else f"largest difference {check.difference:.0e}"
+    print(f"{out / MODEL}: {size:,.0f} MB; {agreement} from torch's vectors")

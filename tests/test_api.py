@@ -1,0 +1,86 @@
+"""The library's public names: lazy, few, and the whole way from texts to hits in five lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import revela
+from conftest import make_rows
+from revela import Document, Hit, Retriever, RevelaError
+
+TEXTS = [row["text"] for row in make_rows(12)]
+
+
+@pytest.fixture(scope="module")
+def retriever(saved_retriever):
+    return Retriever(saved_retriever, precision="fp32")
+
+
+def test_public_names_are_few_and_there():
+    assert len(revela.__all__) <= 10 and dir(revela) == sorted(revela.__all__)
+    assert all(getattr(revela, name) is not None for name in revela.__all__)
+    assert revela.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        revela.nothing  # noqa: B018
+
+
+def test_import_brings_nothing_heavy():
+    code = "import sys, revela; print(revela.__version__, [m for m in ('torch', 'numpy', 'transformers', 'lancedb') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip().endswith(" []")
+
+
+def test_vectors_have_length_one_and_prompts(retriever):
+    queries, passages = retriever.encode_queries(TEXTS[:3]), retriever.encode_passages(TEXTS[:3])
+    assert queries.shape == passages.shape == (3, 64) and queries.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(passages, axis=1), 1, atol=1e-5)
+    assert np.abs(queries - passages).max() > 1e-3
+    (prompted,) = retriever.encoder.model.encode(["passage: " + TEXTS[0]])
+    np.testing.assert_allclose(passages[0], prompted, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
+def test_texts_to_hits(retriever, tmp_path, mode):
+    index = retriever.index(TEXTS, tmp_path / "index")
+    hits = index.search(TEXTS[5], k=3, mode=mode)
+    assert len(hits) == (1 if mode == "lexical" else 3) and all(isinstance(hit, Hit) for hit in hits)
+    assert hits[0].id == "5" and [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
+    again = Retriever(retriever.folder, precision="fp32").open(tmp_path / "index").search(TEXTS[5], k=3, mode=mode)
+    assert [h.id for h in again] == [h.id for h in hits]
+
+
+def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
+    documents = [Document(f"note-{i}", text, title=f"Note {i}", metadata={"year": 2000 + i}) for i, text in enumerate(TEXTS)]
+    index = retriever.index(documents, tmp_path / "index", metadata=["year"])
+    (hit,) = index.search(TEXTS[2], k=1)
+    assert (hit.id, hit.title, hit.metadata) == ("note-2", "Note 2", {"year": 2002}) and hit.text in TEXTS[2]
+    assert {found.id for found in index.search(TEXTS[2], k=20, where="year > 2009")} == {"note-10", "note-11"}
+
+
+def test_an_index_grows(retriever, tmp_path):
+    index = retriever.index(TEXTS[:3], tmp_path / "index")
+    index.add([Document("new", TEXTS[7]), Document("1", TEXTS[8])])
+    assert index.search(TEXTS[7], k=1)[0].id == "new" and index.search(TEXTS[8], k=1)[0].id == "1"
+    assert len(index.search(TEXTS[7], k=9, mode="dense")) == 4
+
+
+def test_mistakes_are_one_sentence(retriever, tmp_path, tiny_lm_folder):
+    with pytest.raises(RevelaError, match="neither a folder nor a hub id"):
+        Retriever(tmp_path / "none")
+    with pytest.raises(RevelaError, match="is not a Sentence-Transformers folder"):
+        Retriever(tiny_lm_folder)
+    with pytest.raises(RevelaError, match="nothing to index"):
+        retriever.index(["", "  "], tmp_path / "index")
+    retriever.index(TEXTS[:2], tmp_path / "index")
+    with pytest.raises(RevelaError, match="exists: choose another"):
+        retriever.index(TEXTS, tmp_path / "index")
+    with pytest.raises(RevelaError, match="is not an index"):
+        retriever.open(tmp_path)
+    other = tmp_path / "other"
+    retriever.encoder.model.save(str(other), create_model_card=False)
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+    with pytest.raises(RevelaError, match="is not the model that made"):
+        Retriever(other).open(tmp_path / "index")
