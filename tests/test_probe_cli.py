@@ -7,9 +7,9 @@ from itertools import chain
 
 import pytest
 import torch
+from revela.models.export import save_retriever
 from safetensors.torch import load_file, save_file
 
-from revela.models.export import save_retriever
 from revela.models.retriever import build_retriever
 from test_cli import run
 
