@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from revela.config import Precision
 from revela.evaluate.folder import load_collection
 from revela.evaluate.probe.answers import load_answers
@@ -104,8 +106,6 @@ def probe_language_model(
     progress: bool = True,
 ) -> Found:
     """Next-token loss of a causal LM by place; the arguments are those of ``probe_retriever``."""
-    import torch
-
     quieten()
     ruler = Ruler(load_tokenizer(folder), max_tokens)
     texts = long_texts(documents, ruler, count, seed)
