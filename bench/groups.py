@@ -34,7 +34,8 @@ def copies(documents: Sequence[Document]) -> Iterator[Document]:
     """The documents again and again; no copy is an exact duplicate."""
     for turn in count():
         for document in documents:
-            yield Document(f"{turn}-{document.id}", f"{document.text}\nThis is copy {turn} of it." if turn else document.text, document.title)
+            last = f"\nThis is copy {turn} of it." if turn else ""
+            yield Document(f"{turn}-{document.id}", document.text + last, document.title)
 
 
 def up_to(documents: Iterable[Document], size_in_bytes: float) -> Iterator[Document]:

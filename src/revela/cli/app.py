@@ -18,7 +18,7 @@ app = App(
     help="Raw text in, a dense retriever out: trained without labels, measured beside BM25, ready to search.",
     version_flags=["--version"],
 )
-Flat = Parameter(name="*")
+Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
 Preset = Literal["gated", "paper", "dream", "attention", "replug", "infonce", "pairs", "crop"]
 DEFAULTS = Recipe()
 Corpus = Annotated[list[Path], Parameter(negative=())]
@@ -27,17 +27,17 @@ RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
 
 
 def sources(verb: str, preset: str, recipe_file: Path | None) -> list[Dict]:
-    """Where a setting comes from when no flag gives it: the recipe file, then the preset."""
-    sources = [Dict({verb: PRESETS.get(preset, {})})]
-    if recipe_file is not None:
-        if not recipe_file.is_file():
-            raise RevelaError(f"{recipe_file} does not exist: give a TOML file of settings as --recipe")
-        try:
-            settings = tomllib.loads(recipe_file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RevelaError(f"{recipe_file} is not TOML ({error}): mend it, or give another --recipe") from error
-        sources.insert(0, Dict({verb: settings}, source=str(recipe_file)))
-    return sources
+    """Where a setting comes from when no flag gives it: the recipe file, then the preset; if none is named, the file's objective's."""
+    if recipe_file is None:
+        return [Dict({verb: PRESETS.get(preset, {})})]
+    if not recipe_file.is_file():
+        raise RevelaError(f"{recipe_file} does not exist: give a TOML file of settings as --recipe")
+    try:
+        settings = tomllib.loads(recipe_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RevelaError(f"{recipe_file} is not TOML ({error}): mend it, or give another --recipe") from error
+    implied = preset or str(settings.get("objective", ""))
+    return [Dict({verb: settings}, source=str(recipe_file)), Dict({verb: PRESETS.get(implied, {})})]
 
 
 def over(preset: str, recipe_file: Path | None) -> Recipe:
@@ -56,7 +56,7 @@ def main() -> None:
         if flag in named:
             named[flag] = value or following
     try:
-        if arguments[:1] in (["train"], ["heads"], ["compare"], ["groups"]):
+        if arguments[:1] in (["train"], ["heads"], ["compare"], ["groups"], ["queries"]):
             file = Path(named["--recipe"]) if named["--recipe"] else None
             app.config = sources(arguments[0], named["--preset"] or named["--objective"], file)
         app(arguments, exit_on_error=False)
