@@ -250,6 +250,39 @@ def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
     assert plain == Recipe()
 
 
+@pytest.mark.parametrize("verb", ["train", "compare", "heads", "groups", "queries"])
+def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(monkeypatch, capsys, tmp_path, verb):
+    seen = []
+    monkeypatch.setattr("revela.data.text.read_for", stop_at(seen))
+    (tmp_path / "r.toml").write_text('objective = "dream"\ngate = 0.3\n')
+    more = {"heads": (), "queries": (), "compare": ("--on", tmp_path)}.get(verb, ())
+    rest = () if verb in ("heads", "queries") else ("--out", tmp_path / "o")
+    for flags in (("--objective", "dream", "--gate", "0.3"), ("--recipe", tmp_path / "r.toml")):
+        code, _, err = run(monkeypatch, capsys, verb, tmp_path, *rest, *more, *flags)
+        assert code == 2 and "stop" in err
+    by_flag, by_file = seen
+    assert by_flag == by_file and (by_file.objective, by_file.gate, by_file.learn_gates) == ("dream", 0.3, True)
+    run(monkeypatch, capsys, verb, tmp_path, *rest, *more, "--recipe", tmp_path / "r.toml", "--objective", "crop")
+    assert seen[2].objective == "crop" and seen[2].group_size == PRESETS["crop"]["group_size"] and not seen[2].learn_gates
+
+
+def test_a_named_preset_wins_over_the_one_that_a_recipe_implies(monkeypatch, capsys, tmp_path):
+    seen = []
+    monkeypatch.setattr("revela.data.text.read_for", stop_at(seen))
+    (tmp_path / "r.toml").write_text('objective = "infonce"\n')
+    run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", "--recipe", tmp_path / "r.toml", "--preset", "pairs")
+    assert (seen[0].objective, seen[0].queries, seen[0].group_size) == ("infonce", "authors-words", 32)
+
+
+def test_several_widths_after_one_flag(monkeypatch, capsys, tmp_path):
+    seen = []
+    monkeypatch.setattr("revela.data.text.read_for", stop_at(seen))
+    (tmp_path / "r.toml").write_text("matryoshka = [64, 128]\n")
+    for flags in (("--matryoshka", 64, 128, "--seed", 1), ("--recipe", tmp_path / "r.toml")):
+        run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", *flags)
+    assert [recipe.matryoshka for recipe in seen] == [(64, 128)] * 2 and seen[0].seed == 1
+
+
 def test_a_recipe_may_set_what_shares_its_name_with_a_verb(monkeypatch, capsys, tmp_path):
     seen = []
     monkeypatch.setattr(

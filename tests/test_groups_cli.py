@@ -72,6 +72,34 @@ def test_groups_of_the_hub_layout(monkeypatch, capsys, tiny_lm_folder, tmp_path)
     assert code == 2 and "ready.jsonl:1 has 8 texts, fewer than a group of 9" in err and len(err.strip().splitlines()) == 1
 
 
+def test_groups_of_the_hub_are_stored_and_asked_for_before_training(monkeypatch, capsys, tiny_lm_folder, tmp_path):
+    folder = tmp_path / "owner" / "name"
+    folder.mkdir(parents=True)
+    rows = [{"src": "posts", "text": [f"{row['text']} {i}" for i in range(8)]} for row in make_rows(30)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(monkeypatch, capsys, "train", f"hub:{folder}", "--out", tmp_path / "model", *models(tiny_lm_folder))
+    assert code == 2 and f"hub:{folder} holds groups: store them by revela groups" in err and len(err.strip().splitlines()) == 1
+    code, _, err = run(monkeypatch, capsys, "groups", f"hub:{folder}", "--out", tmp_path / "g", *BUILD)
+    assert code == 0, err
+    stored = GroupFolder(tmp_path / "g")
+    assert {frozenset(m.text for m in stored.members(g)) for g in stored.order(0)(0)} < {frozenset(row["text"]) for row in rows}
+    assert len(stored) == 24 and len(stored.held_out) == 6
+
+
+def test_a_run_on_groups_that_have_changed_is_not_resumed(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+    flags = (*BUILD, *models(tiny_lm_folder))
+    for name, seed in (("first", 0), ("second", 1)):
+        code, _, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path / name, "--seed", seed, *flags)
+        assert code == 0, err
+    more = ("--out", tmp_path / "model", *models(tiny_lm_folder), *TINY, "--group-size", 8)
+    code, _, err = run(monkeypatch, capsys, "train", tmp_path / "first", *more)
+    assert code == 0, err
+    code, _, err = run(monkeypatch, capsys, "train", tmp_path / "second", *more, "--resume")
+    assert code == 2 and "was begun on other groups" in err and len(err.strip().splitlines()) == 1
+    code, _, err = run(monkeypatch, capsys, "train", tmp_path / "first", *more, "--resume")
+    assert code == 2 and "has no checkpoint" in err  # it had ended
+
+
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [

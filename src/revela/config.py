@@ -107,6 +107,8 @@ class Recipe:
     "Pairs with no more weight than this are skipped; 0 computes all."
     kernel: Literal["torch", "triton"] = "torch"
     "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
+    matryoshka: tuple[int, ...] = ()
+    "Train vectors that may be cut to so many of their first numbers, 64 128 256 for example. Each batch trains one width, or the whole."
 
     # Objective: revela
     mix: Literal["gated", "sum"] = "gated"

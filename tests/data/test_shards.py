@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard
 
 from revela.data import shards
-from revela.data.shards import GroupFolder, group_documents, group_rows, holds_groups, is_group_folder, save_groups
+from revela.data.shards import GroupFolder, is_group_folder, save_groups
 from revela.data.store import stored
 from revela.errors import RevelaError
 from revela.train.trainer import GroupSampler
@@ -130,39 +128,3 @@ def test_what_is_interrupted_leaves_nothing(tmp_path):
     with pytest.raises(RevelaError, match="no group of 4 can be made of 40 chunks"):
         save_groups(tmp_path / "g", rows, [], documents, **settings)
     assert not list(tmp_path.iterdir())
-
-
-LINES = [["a", "b", "c"], {"src": "posts", "text": ["d", "e", "f", "g"]}, ["h", "i", "j"]]
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
-def test_the_hub_layout_is_read(tmp_path, ending):
-    path = tmp_path / f"corpus.{ending}"
-    text = ("\n".join(map(json.dumps, LINES)) + "\n\n").encode()
-    path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
-    assert holds_groups(path)
-    assert [d.id for d in group_documents(path, 3)] == [f"{path.name}:1", "posts:2", f"{path.name}:3"]
-    rows = list(group_rows(path, 3, frozenset({"posts:2"})))
-    assert [row.text for row in rows] == list("abchij") and [row.document for row in rows] == [0, 0, 0, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (["a", "b"], ":4 has 2 texts, fewer than a group of 3"),
-        (["a", "b", 3], ":4 is neither a list of texts"),
-        ({"text": ["a", "b", "c"]}, ":4 is neither"),
-        ("abc", ":4 is neither"),
-    ],
-)
-def test_lines_that_are_no_groups_are_named(tmp_path, line, message):
-    path = tmp_path / "c.jsonl"
-    path.write_text("\n".join(map(json.dumps, [*LINES, line])))
-    with pytest.raises(RevelaError, match=message):
-        list(group_documents(path, 3))
-
-
-@pytest.mark.parametrize("text", ["", '{"text": "a document"}\n', "{broken", "plain"])
-def test_files_of_documents_hold_no_groups(tmp_path, text):
-    (tmp_path / "c.jsonl").write_text(text)
-    assert not holds_groups(tmp_path / "c.jsonl") and not holds_groups(tmp_path) and not holds_groups(tmp_path / "none.jsonl")

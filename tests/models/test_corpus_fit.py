@@ -17,6 +17,12 @@ def some_texts(n=400):
     return [" ".join(rng.choice(words, 6)) for _ in range(n)]
 
 
+def without_its_last(model, count=1):
+    """Without the normalisation, and without the rotation before it if two are taken."""
+    for _ in range(count):
+        del model._modules[str(len(model) - 1)]
+
+
 def test_whitening_at_half_power_whitens_the_tokens(tiny_lm_folder):
     texts, model = some_texts(), build(tiny_lm_folder)
     fit(model, texts, whitening=0.5)
@@ -26,7 +32,7 @@ def test_whitening_at_half_power_whitens_the_tokens(tiny_lm_folder):
     whitened = features["token_embeddings"][kept] @ model[2].linear.weight.T
     eigenvalues = np.linalg.eigvalsh(np.cov(whitened.detach().numpy().T))
     assert eigenvalues[-1] / np.median(eigenvalues) < 1.5
-    del model._modules["3"]  # the normalisation
+    without_its_last(model)
     vectors = r.RetrieverEncoder(model, False).encode_passages(texts)
     assert abs(vectors.mean(0)).max() < 1e-3
     between = (vectors @ vectors.T)[~np.eye(len(texts), dtype=bool)]
@@ -47,6 +53,7 @@ def test_the_lexical_half_is_the_weighted_mean_of_whitened_unit_embeddings(tiny_
     for i in ids:
         vector = (embeddings[i] - mean) @ vectors @ torch.diag(values**-0.5)
         expected += 1e-2 / (1e-2 + occurrences.count(i) / len(occurrences)) * vector / vector.norm() @ vectors.T
+    without_its_last(model, 2)
     features = model(model.preprocess(["ocean1 garden5"]))
     both = features["sentence_embedding"][0].detach().double()
     lexical = both[len(both) // 2 :]
@@ -57,7 +64,7 @@ def test_the_lexical_half_is_the_weighted_mean_of_whitened_unit_embeddings(tiny_
 def test_the_lexical_weight_is_a_ratio_of_what_the_halves_add_to_dot_products(tiny_lm_folder):
     texts, model = some_texts(), build(tiny_lm_folder, passage_prompt="")
     fit(model, texts, token_weighting=1e-2, whitening=0.5, lexical=4.0)
-    del model._modules[str(len(model) - 1)]  # the normalisation
+    without_its_last(model, 2)
     vectors = r.RetrieverEncoder(model, False).encode_passages(texts)
     half, different = vectors.shape[1] // 2, ~np.eye(len(texts), dtype=bool)
     contextual, lexical = ((part @ part.T)[different].std() for part in (vectors[:, :half], vectors[:, half:]))
@@ -78,3 +85,19 @@ def test_rare_tokens_weigh_more(tiny_lm_folder):
     frequent, rare = (model.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" ocean1", " garden5"))
     assert weights[frequent].mean() < weights[rare].mean() <= 1.0
     assert all(weights[i] == 0 for i in model.tokenizer("query:", add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("lexical", [0.0, 1.0])
+def test_the_rotation_changes_no_cosine_and_puts_first_what_says_most(tiny_lm_folder, lexical):
+    texts, model = some_texts(), build(tiny_lm_folder, passage_prompt="")
+    fit(model, texts, token_weighting=1e-2, whitening=0.4, lexical=lexical)
+    rotated = r.RetrieverEncoder(model, False).encode_passages(texts)
+    rotation = model[len(model) - 2].linear.weight
+    torch.testing.assert_close(rotation @ rotation.T, torch.eye(len(rotation)), atol=1e-6, rtol=0)
+    without_its_last(model, 2)
+    plain = r.RetrieverEncoder(model, False).encode_passages(texts)
+    plain /= np.linalg.norm(plain, axis=1, keepdims=True)
+    np.testing.assert_allclose(rotated @ rotated.T, plain @ plain.T, atol=1e-6)
+    energy = (rotated**2).mean(0)
+    assert (np.diff(energy) < 1e-6).all()
+    np.testing.assert_allclose(energy, np.linalg.eigvalsh(plain.T @ plain / len(plain))[::-1], atol=1e-5)

@@ -65,7 +65,7 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
         {},
         {"learn_tau": True, "learn_gates": True, "groups": "iterative", "regroup_every": 2},
         {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2},
-        {**PRESETS["crop"], "group_size": 8, "crop_window": 30, "crop_deletion": 0.1},
+        {**PRESETS["crop"], "group_size": 8, "crop_window": 30, "crop_deletion": 0.1, "matryoshka": (4, 16)},
         {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
         {**PRESETS["attention"], "chunk_words": 30, "query_heads": 3, "groups_per_step": 2, "groups_per_batch": 2},
     ],
@@ -250,6 +250,8 @@ def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path)
         (dict(group_size=5000), "fewer than a group of 5000"),
         (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
         (dict(model="embedded:nothing"), "there are embedded:"),
+        (dict(max_steps=0), "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"),
+        (dict(matryoshka=(8, 64)), "--matryoshka 64: this retriever's vectors have 64 numbers, give from 1 to 63"),
     ],
 )
 def test_bad_settings_are_one_sentence(recipe, documents, tmp_path, change, message):
@@ -265,12 +267,6 @@ def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_
     with pytest.raises(RevelaError, match="no run to resume"):
         train(recipe, documents, tmp_path, resume=True, say=lambda _: None)
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
-
-
-def test_resuming_with_other_settings_is_refused(recipe, documents, tmp_path):
-    train(recipe, documents, tmp_path / "out", say=lambda _: None)
-    with pytest.raises(RevelaError, match=r"other settings \(tau\)"):
-        train(dataclasses.replace(recipe, tau=0.5), documents, tmp_path / "out", resume=True, say=lambda _: None)
 
 
 OBJECTIVES = {
@@ -401,7 +397,9 @@ def test_queries_by_a_language_model_are_written_once_and_counted(recipe, docume
 
     asked = []
 
-    def pretending(folder, prompting, tokens):
+    def pretending(folder, prompting, tokens, precision):
+        assert precision == "fp32"
+
         def write(prompts):
             asked.extend(prompts)
             return [f"Which {p.split()[0]} is it here?" if i % 2 else "no" for i, p in enumerate(prompts)]
@@ -418,23 +416,35 @@ def test_queries_by_a_language_model_are_written_once_and_counted(recipe, docume
     assert len(lines) == 2 and lines[0] == lines[1] and "not a question" in lines[0]
 
 
-def test_a_real_model_writes_what_it_would_write_alone(tiny_lm_folder):
-    """Padded, in a batch, after a beginning that was read once: the same words as plain generation of one text."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monkeypatch):
+    """transformers would wrap the model in DataParallel, and cut every group to pieces."""
+    from sentence_transformers import SentenceTransformerTrainingArguments
 
-    from revela.data.queries import Prompting
-    from revela.models import writer
+    original = SentenceTransformerTrainingArguments.__post_init__
 
-    passages = ["ocean1 ocean2.", "garden1 garden2 garden3 garden4 garden5."]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "has_fast_bf16", lambda _: False)
-        outputs = writer.writer(tiny_lm_folder, Prompting("Passage: engine1. ", " Question:", chat=False), 64)(passages)
-    tokenizer, model = AutoTokenizer.from_pretrained(tiny_lm_folder), AutoModelForCausalLM.from_pretrained(tiny_lm_folder)
-    for passage, output in zip(passages, outputs, strict=True):
-        parts = ("Passage: engine1. ", passage, " Question:")
-        ids = torch.tensor([[i for part in parts for i in tokenizer(part, add_special_tokens=False)["input_ids"]]])
-        alone = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=writer.NEW_TOKENS, do_sample=False, pad_token_id=0)
-        want = tokenizer.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)
-        assert output and want.startswith(output[:-1])  # it may stop earlier, at a question mark
-    with pytest.raises(RevelaError, match="no chat template"):
-        writer.writer(tiny_lm_folder, Prompting("", "", chat=True), 64)
+    def with_two(self):
+        original(self)
+        self._n_gpu = 2
+
+    def wrapped(*_args, **_kwargs):
+        raise AssertionError("the model was wrapped")
+
+    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "one", say=lambda _: None)
+    monkeypatch.setattr(SentenceTransformerTrainingArguments, "__post_init__", with_two)
+    monkeypatch.setattr(torch.nn, "DataParallel", wrapped)
+    said = []
+    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "two", say=said.append)
+    assert "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES" in said
+    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+
+
+@pytest.mark.parametrize("name", ["gated", "attention", "crop"])
+def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path, name):
+    settings = {**PRESETS[name], **OBJECTIVES.get(name, {}), "group_size": 8, "max_steps": 4, "matryoshka": (4, 16)}
+    out = tmp_path / "out"
+    train(dataclasses.replace(recipe, **settings), documents, out, say=lambda _: None)
+    model = load_retriever(out)
+    saved = json.loads((out / "config_sentence_transformers.json").read_text())
+    assert saved["matryoshka_dims"] == [4, 16, model.get_embedding_dimension()] and model.prompts["query"] == "query: "
+    assert "cut to their first numbers (`truncate_dim`): 4, 16." in (out / "README.md").read_text()
+    assert len(losses(out)) == 4

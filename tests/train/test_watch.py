@@ -42,6 +42,16 @@ def test_metrics_drop_what_a_resumed_run_will_write_again(tmp_path):
     )
 
 
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
+    metrics = Metrics(tmp_path / "m.jsonl")
+    for step in range(3):
+        metrics.write(step=step, minutes=0.1 * step, loss=5.0 - step)
+    whole = (tmp_path / "m.jsonl").read_text()
+    (tmp_path / "m.jsonl").write_text(whole + whole.splitlines()[-1][:9])
+    assert [row["step"] for row in Metrics(tmp_path / "m.jsonl", keep_until=9).rows] == [0, 1, 2]
+    assert (tmp_path / "m.jsonl").read_text() == whole and len(list(tmp_path.iterdir())) == 1
+
+
 def test_plot_is_a_png(tmp_path):
     metrics = Metrics(tmp_path / "m.jsonl")
     for step in range(20):

@@ -21,7 +21,7 @@ app = App(
     help="Raw text in, a dense retriever out: trained without labels, measured beside BM25, ready to search.",
     version_flags=["--version"],
 )
-Flat = Parameter(name="*")
+Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
 Preset = Literal["gated", "paper", "dream", "attention", "replug", "infonce", "pairs", "crop"]
 DEFAULTS = Recipe()
 INDEXING = Indexing()
@@ -31,14 +31,18 @@ RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
 
 
 def sources(verb: str, preset: str, recipe_file: Path | None, variant: str = "") -> list[Dict]:
-    """Where a setting comes from when no flag gives it: the recipe file, one of its variants over the rest of it, then the preset."""
-    sources = [Dict({verb: PRESETS.get(preset, {})})]
-    if recipe_file is not None:
-        settings, variants = read_recipe(recipe_file)
-        if variants and verb != "compare":
-            raise RevelaError(f"{recipe_file} holds {len(variants)} variants ({', '.join(variants)}): train them by revela compare")
-        sources.insert(0, Dict({verb: settings | variants.get(variant, {})}, source=str(recipe_file)))
-    return sources
+    """Where a setting comes from when no flag gives it: the recipe file, one of its variants over the rest of it, then the preset.
+
+    If no preset is named, it is that of the file's objective.
+    """
+    if recipe_file is None:
+        return [Dict({verb: PRESETS.get(preset, {})})]
+    settings, variants = read_recipe(recipe_file)
+    if variants and verb != "compare":
+        raise RevelaError(f"{recipe_file} holds {len(variants)} variants ({', '.join(variants)}): train them by revela compare")
+    settings |= variants.get(variant, {})
+    implied = preset or str(settings.get("objective", ""))
+    return [Dict({verb: settings}, source=str(recipe_file)), Dict({verb: PRESETS.get(implied, {})})]
 
 
 def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -84,7 +88,7 @@ def main() -> None:
         if flag in named:
             named[flag] = value or following
     try:
-        if arguments[:1] in (["train"], ["heads"], ["compare"], ["groups"]):
+        if arguments[:1] in (["train"], ["heads"], ["compare"], ["groups"], ["queries"]):
             file = Path(named["--recipe"]) if named["--recipe"] else None
             app.config = sources(arguments[0], named["--preset"] or named["--objective"], file)
         app(arguments, exit_on_error=False)

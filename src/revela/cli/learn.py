@@ -70,6 +70,8 @@ def queries(
     corpus: Corpus,
     *,
     show: int = 5,
+    preset: Preset = "gated",
+    recipe_file: RecipeFile = None,
     recipe: Annotated[Recipe, Flat] = DEFAULTS,
 ) -> None:
     """Have a language model write queries for a corpus, as the objectives dream and infonce need them.
@@ -82,6 +84,10 @@ def queries(
         As for train.
     show:
         Print this many of them.
+    preset:
+        The settings to start from, as for train.
+    recipe_file:
+        A TOML file of settings, as for train.
     """
     import dataclasses
 
@@ -104,6 +110,8 @@ def groups(
     out: Path | None = None,
     show: int = 0,
     shares: Annotated[list[float], Several] = [],  # noqa: B006
+    preset: Preset = "gated",
+    recipe_file: RecipeFile = None,
     recipe: Annotated[Recipe, Flat] = DEFAULTS,
 ) -> None:
     """Build the groups of chunks that training compares with one another, look at them, and keep them for train.
@@ -111,13 +119,18 @@ def groups(
     Parameters
     ----------
     corpus:
-        As for train; or JSONL of groups, a line being a list of texts or {"src": ..., "text": [...]}; or a folder of groups, to look at.
+        As for train; or rows that are groups already, lists of texts or {"src": ..., "text": [...]}, in JSONL or hub:owner/name; or a
+        folder of groups, to look at.
     out:
         Folder for the groups.
     show:
         Print so many groups.
     shares:
         What share of the groups each corpus has, as weights; none: all groups of all.
+    preset:
+        The settings to start from, as for train.
+    recipe_file:
+        A TOML file of settings, as for train.
     """
     from revela.data.shards import GroupFolder, is_group_folder
     from revela.train.grouping import build_groups
@@ -196,6 +209,8 @@ def heads(
     *,
     top: int = 32,
     out: Path | None = None,
+    preset: Preset = "gated",
+    recipe_file: RecipeFile = None,
     recipe: Annotated[Recipe, Flat] = DEFAULTS,
 ) -> None:
     """Show which heads of a language model look to a related document, or with --objective dream from a question to its answer.
@@ -210,6 +225,10 @@ def heads(
         How many heads to list.
     out:
         Write the whole ranking here, for train --heads.
+    preset:
+        The settings to start from, as for train.
+    recipe_file:
+        A TOML file of settings, as for train.
     """
     from revela.data.text import read_for
     from revela.models.quiet import quieten
@@ -234,6 +253,7 @@ def queries_file(corpus: Sequence[Path], recipe: Recipe) -> Path:
 
 def divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     """Documents to train on, and the label-free check by those that are held out; says what was read."""
+    from revela.data.ready import holds_groups
     from revela.data.shards import GroupFolder, is_group_folder
     from revela.data.text import read_for
     from revela.evaluate.heldout import check_by, hold_out
@@ -241,6 +261,8 @@ def divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     if len(corpus) == 1 and is_group_folder(corpus[0]):
         folder = GroupFolder(corpus[0])
         return folder, check_by(folder.held_out, recipe)
+    if ready := next((source for source in corpus if holds_groups(source)), None):
+        raise RevelaError(f"{ready} holds groups: store them by revela groups {ready} --out DIR, and give that folder")
     documents, report = read_for(recipe, corpus)
     rest, check = hold_out(documents, recipe)
     for line in report.lines():

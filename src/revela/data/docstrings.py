@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from revela.data.code import parsed
+from revela.data.code import parsed, split_lines
 
 MIN_WORDS = 3  # of a docstring's first paragraph
 
@@ -15,7 +15,7 @@ def documented_functions(source: str) -> Iterator[tuple[str, str]]:
     tree = parsed(source)
     if tree is None:
         return
-    lines = source.splitlines()
+    lines = [line.rstrip("\r\n") for line in split_lines(source)]  # counted as ast counts them
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
             continue

@@ -7,10 +7,11 @@ says how long every shard is; the folder gets its name when it is whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.data.groups import Groups
-from revela.data.sources.files import opened_text
 from revela.data.store import Stored, read, write
 from revela.errors import RevelaError
 from revela.files import whole
@@ -49,6 +49,7 @@ class GroupFolder:
         documents: a sample of the documents that the groups were made of.
         held_out: documents that were held out of them.
         settings: what the groups were made by.
+        fingerprint: of the groups themselves.
 
     Raises:
         RevelaError: it is none, or not as it was written.
@@ -62,6 +63,7 @@ class GroupFolder:
                 found = f"has {file.stat().st_size:,} bytes of {shard['bytes']:,}" if file.is_file() else "is missing"
                 raise RevelaError(f"{file} {found}: build the groups again with revela groups --out")
         self.folder, self.size, self.settings = folder, int(manifest["size"]), dict[str, Any](manifest["settings"])
+        self.fingerprint = hashlib.blake2b(json.dumps(manifest["shards"]).encode(), digest_size=8).hexdigest()
         self._counts = [int(shard["groups"]) for shard in manifest["shards"]]
         try:
             self.rows = read(Member, files)
@@ -155,10 +157,17 @@ def save_groups(
         write(Document, documents.chosen(sample), folder / SAMPLE)
         write(Document, held_out, folder / HELD_OUT)
         files = sorted(folder.glob("shard-*.arrow"))
-        shards = [{"file": f.name, "groups": n, "bytes": f.stat().st_size} for f, n in zip(files, counts, strict=True)]
+        shards = [
+            {"file": f.name, "groups": n, "bytes": f.stat().st_size, "digest": _digest(f)} for f, n in zip(files, counts, strict=True)
+        ]
         manifest = {"format": FORMAT, "size": size, "groups": dealt, "settings": settings, "shards": shards}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return GroupFolder(out)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
 
 
 def _members(rows: Stored[Chunk], indices: NDArray[np.int64], documents: Stored[Document]) -> Any:
@@ -185,52 +194,3 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise RevelaError(f"{file} is damaged: build the groups again with revela groups --out") from error
     return dict(manifest)
-
-
-def holds_groups(path: Path) -> bool:
-    """Whether a JSONL file's lines are groups, as in the hub's trumancai/revela_training_corpus, and not documents."""
-    if not path.is_file() or not {".jsonl", ".ndjson", ".json"} & set(path.suffixes):
-        return False
-    try:
-        with opened_text(path) as lines:
-            first = json.loads(next((line for line in lines if line.strip()), "null"))
-    except (OSError, EOFError, ValueError):
-        return False  # whoever reads documents says what is wrong
-    return isinstance(first, list) or (isinstance(first, dict) and isinstance(first.get("text"), list))
-
-
-def read_groups(path: Path, size: int) -> Iterator[tuple[str, list[str]]]:
-    """Groups of a file that ``holds_groups``, each with its name: the first ``size`` texts of every line.
-
-    A line is a list of texts, or {"src": where they come from, "text": such a list}.
-
-    Raises:
-        RevelaError: a line is neither, or has fewer texts.
-    """
-    with opened_text(path) as lines:
-        number = 0
-        try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    row = json.loads(line)
-                    source, texts = (row["src"], row["text"]) if isinstance(row, dict) else (path.name, row)
-                    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                        raise TypeError
-                    if len(texts) < size:
-                        raise RevelaError(f"{path}:{number} has {len(texts)} texts, fewer than a group of {size}: lower --group-size")
-                    yield f"{source}:{number}", texts[:size]
-        except (KeyError, TypeError, ValueError) as error:
-            raise RevelaError(f'{path}:{number} is neither a list of texts nor {{"src": ..., "text": [...]}}: mend that line') from error
-        except (OSError, EOFError) as error:
-            raise RevelaError(f"{path} cannot be read after line {number} ({error}): get a whole copy of it") from error
-
-
-def group_rows(path: Path, size: int, leave_out: frozenset[str]) -> Iterator[Chunk]:
-    """The chunks of a file that ``holds_groups``, as of one document a line; those of the named lines are left out."""
-    kept = (texts for name, texts in read_groups(path, size) if name not in leave_out)
-    return chain.from_iterable((Chunk(i, text) for text in texts) for i, texts in enumerate(kept))
-
-
-def group_documents(path: Path, size: int) -> Iterator[Document]:
-    """A document for each line of a file that ``holds_groups``."""
-    return (Document(name, "\n\n".join(texts)) for name, texts in read_groups(path, size))

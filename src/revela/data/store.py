@@ -1,13 +1,15 @@
 """Documents and chunks on disk, read as a sequence: a corpus may be larger than memory.
 
-They are written batch by batch into an Arrow file and mapped back into memory, of which the operating system keeps what is in use.
-The file is a temporary one, and goes with the last view of it.
+They are written batch by batch into an Arrow file and mapped back into memory. What has been read is given back at once: the operating
+system would take it when it needs it, but until then every page counts as this process's, and a limit on its memory may end it. The
+file is a temporary one, and goes with the last view of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,16 +32,23 @@ class Stored(Sequence[Kept], Generic[Kept]):
     Args:
         kind: the dataclass.
         paths: the files, each an Arrow stream.
+        maps: what maps each file into memory.
         batches: their record batches.
         folder: what to delete when nobody needs it any more.
         rows: which items, in this order; None: all.
     """
 
     def __init__(
-        self, kind: type[Kept], paths: Sequence[Path], batches: Sequence[Any], folder: Any, rows: NDArray[np.int64] | None = None
+        self,
+        kind: type[Kept],
+        paths: Sequence[Path],
+        maps: Sequence[mmap.mmap],
+        batches: Sequence[Any],
+        folder: Any,
+        rows: NDArray[np.int64] | None = None,
     ) -> None:
         self.paths = list(paths)
-        self._kind, self._batches, self._folder = kind, batches, folder
+        self._kind, self._maps, self._batches, self._folder = kind, maps, batches, folder
         self._mappings = [i for i, field in enumerate(dataclasses.fields(kind)) if field.default_factory is dict]  # type: ignore[arg-type]
         self._ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
         self._rows = rows
@@ -55,7 +64,9 @@ class Stored(Sequence[Kept], Generic[Kept]):
     def __getitem__(self, index: slice) -> Sequence[Kept]: ...
     def __getitem__(self, index: int | slice) -> Kept | Sequence[Kept]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            found = [self[i] for i in range(*index.indices(len(self)))]
+            self._give_back()
+            return found
         batch, row = self._place(index)
         return self._item([column[row].as_py() for column in batch.columns])
 
@@ -77,12 +88,24 @@ class Stored(Sequence[Kept], Generic[Kept]):
         batch = int(np.searchsorted(self._ends, row, side="right"))
         return self._batches[batch], row - (int(self._ends[batch - 1]) if batch else 0)
 
+    def _read(self) -> Iterator[Any]:
+        """All batches, one after another."""
+        for batch in self._batches:
+            yield batch
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Let go of the pages that were read; whoever reads them again finds them again."""
+        for mapped in self._maps:
+            if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+                mapped.madvise(mmap.MADV_DONTNEED)
+
     def __iter__(self) -> Iterator[Kept]:
         if self._rows is not None and (np.diff(self._rows) <= 0).any():
             yield from (self[i] for i in range(len(self)))
             return
         start = 0
-        for batch, end in zip(self._batches, self._ends.tolist(), strict=True):
+        for batch, end in zip(self._read(), self._ends.tolist(), strict=True):
             if self._rows is not None:  # in the file's order, so that each batch is read once
                 first, last = np.searchsorted(self._rows, (start, end))
                 batch = batch.take(self._rows[first:last] - start)
@@ -91,7 +114,7 @@ class Stored(Sequence[Kept], Generic[Kept]):
 
     def column(self, name: str) -> NDArray[Any]:
         """One field of every item, as an array."""
-        parts = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._batches]
+        parts = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._read()]
         whole = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return whole if self._rows is None else whole[self._rows]
 
@@ -99,7 +122,7 @@ class Stored(Sequence[Kept], Generic[Kept]):
         """One field of every item as Arrow arrays, batch by batch and without a copy; not of a view."""
         if self._rows is not None:
             raise ValueError("a view has no arrays of its own")
-        for batch in self._batches:
+        for batch in self._read():
             yield batch.column(name)
 
     def take(self, indices: NDArray[np.int64], names: Sequence[str]) -> Any:
@@ -110,7 +133,7 @@ class Stored(Sequence[Kept], Generic[Kept]):
         order = np.argsort(rows, kind="stable")
         bounds = np.searchsorted(rows[order], [0, *self._ends])
         parts = [self._batches[0].select(names).slice(0, 0)] if self._batches else []
-        for i, batch in enumerate(self._batches):
+        for i, batch in enumerate(self._read()):
             some = rows[order[bounds[i] : bounds[i + 1]]]
             if len(some):
                 parts.append(batch.select(names).take(pa.array(some - (self._ends[i - 1] if i else 0))))
@@ -119,7 +142,7 @@ class Stored(Sequence[Kept], Generic[Kept]):
     def chosen(self, rows: Iterable[int]) -> Stored[Kept]:
         """A view of these items, in this order."""
         mine = np.fromiter(rows, dtype=np.int64)
-        return Stored(self._kind, self.paths, self._batches, self._folder, mine if self._rows is None else self._rows[mine])
+        return Stored(self._kind, self.paths, self._maps, self._batches, self._folder, mine if self._rows is None else self._rows[mine])
 
 
 class Texts(Sequence[str]):
@@ -187,5 +210,10 @@ def read(kind: type[Item], paths: Sequence[Path], folder: Any = None) -> Stored[
     """The items in these files, one file after another; see ``Stored``."""
     import pyarrow as pa
 
-    full = [path for path in paths if path.stat().st_size]
-    return Stored(kind, paths, [batch for path in full for batch in pa.ipc.open_stream(pa.memory_map(str(path)))], folder)
+    maps = [_mapped(path) for path in paths if path.stat().st_size]
+    return Stored(kind, paths, maps, [batch for mapped in maps for batch in pa.ipc.open_stream(pa.py_buffer(mapped))], folder)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

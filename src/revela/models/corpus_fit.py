@@ -4,10 +4,12 @@
 - whitening x -> (x - mean) C^-p (Su et al., 2021), with C taken over tokens: the vectors of a raw LM share a few huge
   directions that say nothing about the text, and pooled vectors are too few and too alike to tell which;
 - beside the mean of the contextual vectors, the mean of the tokens' own input embeddings, whitened over the corpus's tokens
-  and each of unit length, so that a rare word can still be found by its name.
+  and each of unit length, so that a rare word can still be found by its name;
+- a rotation of the whole vector to its principal axes over the corpus, so that the first numbers say most and a vector can be cut
+  short. It changes no cosine of whole vectors.
 Together they are worth more than most training (docs/log.md), and give the retriever a start from which cosines already mean something.
 
-Shapes: N texts, T tokens, D width of the contextual vectors, V vocabulary.
+Shapes: N texts, T tokens, D width of the contextual vectors, W of the whole ones, V vocabulary.
 """
 
 from __future__ import annotations
@@ -62,13 +64,17 @@ def fit_to_corpus(
         model.append(normalize)
         return
 
-    weight_DD, bias_D = _whitening(model, texts, whitening, bf16)
+    pooled_ND, token_moments = _read_sample(model, texts, bf16)
+    weight_DD, bias_D = _whitening(model, pooled_ND, token_moments, whitening)
     width = len(bias_D)
+    parts_of_vector = [pooled_ND @ weight_DD.double().T + bias_D]
     dense = modules.Dense(width, width, activation_function=nn.Identity(), init_weight=weight_DD, init_bias=bias_D)
     if lexical:
         table_VD = _lexical_table(model, counts_V, weight_V)
         sums_ND, weights_N = _sums_of_rows(tokenizer, texts, table_VD, weight_V)
-        scale = lexical**0.5 * _to_unit_spread(sums_ND / weights_N.clamp(min=1e-9)[:, None])
+        means_ND = sums_ND / weights_N.clamp(min=1e-9)[:, None]
+        scale = lexical**0.5 * _to_unit_spread(means_ND)
+        parts_of_vector.append(scale * means_ND.double())
         # Pooling joins what lies under "cls_token_embeddings" to the mean of "token_embeddings": stock modules, no code of ours.
         dense.module_output_name = "cls_token_embeddings"
         model.append(modules.WordEmbeddings(tokenizer, table_VD * scale))
@@ -76,6 +82,8 @@ def fit_to_corpus(
         model.append(modules.Pooling(width, pooling_mode=("cls", "mean")))
     else:
         model.append(dense)
+    axes_WW = _principal_axes(F.normalize(torch.cat(parts_of_vector, dim=1), dim=1)).float()
+    model.append(modules.Dense(len(axes_WW), len(axes_WW), bias=False, activation_function=nn.Identity(), init_weight=axes_WW))
     model.append(normalize)
     model.to(model.device)
 
@@ -139,10 +147,9 @@ class _Moments:
         return self.outer_DD / self.count - torch.outer(mean_D, mean_D)
 
 
-def _whitening(model: SentenceTransformer, texts: Sequence[str], power: float, bf16: bool) -> tuple[Tensor, Tensor]:
+def _whitening(model: SentenceTransformer, pooled_ND: Tensor, token_moments: _Moments, power: float) -> tuple[Tensor, Tensor]:
     """Weight (D, D) and bias (D,) of the linear layer that centres and whitens pooled vectors, to unit spread."""
     pooling = next(m for m in model if isinstance(m, modules.Pooling))
-    pooled_ND, token_moments = _read_sample(model, texts, bf16)
     over_tokens = pooling.pooling_mode != "lasttoken"  # else the pooled token is of its own kind, unlike the others
     weight_DD = _inverse_power(token_moments.covariance() if over_tokens else torch.cov(pooled_ND.T), power)
     mean_D = pooled_ND.mean(dim=0)
@@ -173,17 +180,24 @@ def _read_sample(model: SentenceTransformer, texts: Sequence[str], bf16: bool) -
     prompt_ids = torch.tensor(_prompt_ids(model), device=model.device)
     parts = list(model)
     transformer, *rest = parts[: 1 + next(i for i, m in enumerate(parts) if isinstance(m, modules.Pooling))]
-    pooled, moments = [], _Moments(transformer.get_embedding_dimension())
-    for _, features in token_batches(model, texts, passage_prompt_of(model)):
+    width = transformer.get_embedding_dimension()
+    pooled_ND, moments = torch.empty(len(texts), width).double(), _Moments(width)
+    for indices, features in token_batches(model, texts, passage_prompt_of(model)):
         with autocast(model.device, bf16), without_padding(model):
             features = transformer(features)
             kept_NT = features["attention_mask"].bool() & ~torch.isin(features["input_ids"], prompt_ids)
             moments.add(features["token_embeddings"][kept_NT].cpu())
             for module in rest:
                 features = module(features)
-        pooled.append(features["sentence_embedding"].cpu().double())
+        pooled_ND[indices] = features["sentence_embedding"].cpu().double()
     model.train(training)
-    return torch.cat(pooled), moments
+    return pooled_ND, moments
+
+
+def _principal_axes(vectors_NW: Tensor) -> Tensor:
+    """(W, W): orthonormal rows, first the one along which the dot products of these vectors are greatest."""
+    axes_WW: Tensor = torch.linalg.eigh(vectors_NW.T @ vectors_NW)[1].T  # ascending
+    return axes_WW.flip(0).contiguous()
 
 
 def _inverse_power(covariance_DD: Tensor, power: float) -> Tensor:

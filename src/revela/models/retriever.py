@@ -255,6 +255,11 @@ def autocast(device: torch.device, bf16: bool) -> Iterator[None]:
         yield
 
 
+def compute_device() -> torch.device:
+    """The first GPU, or the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products are native here; where they are not they are emulated and slow."""
     if device.type == "cuda":

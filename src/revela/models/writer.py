@@ -8,26 +8,28 @@ from pathlib import Path
 
 import torch
 
+from revela.config import Precision
 from revela.data.prompts import in_chat, plain_ids, start_ids
 from revela.data.queries import CLOSING, OPENING, Prompting, Writer
 from revela.models.language_model import load_tokenizer, open_causal_lm
-from revela.models.retriever import has_fast_bf16
+from revela.models.retriever import compute_device, uses_bf16
 
 NEW_TOKENS = 40
 
 
-def writer(folder: Path, prompting: Prompting, passage_tokens: int) -> Writer:
+def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: Precision) -> Writer:
     """Greedy answers of the LM in this folder. What comes before every passage is read once.
 
     Args:
         folder: of transformers.
         prompting: how to ask.
         passage_tokens: longest passage; the rest is cut off.
+        precision: arithmetic of the LM.
     """
     from transformers import DynamicCache
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = open_causal_lm(folder, torch.bfloat16 if has_fast_bf16(device) else torch.float32).to(device)
+    device = compute_device()
+    model = open_causal_lm(folder, torch.bfloat16 if uses_bf16(precision, device) else torch.float32).to(device)
     tokenizer = load_tokenizer(folder)
     if prompting.chat:
         before, after = in_chat(tokenizer, prompting.before, prompting.after, "--query-prompting examples")

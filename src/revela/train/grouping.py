@@ -14,7 +14,8 @@ from sentence_transformers import SentenceTransformer
 from revela.config import Recipe
 from revela.data.groups import mixed_groups
 from revela.data.heldout import split_held_out
-from revela.data.shards import GroupFolder, group_documents, group_rows, holds_groups, save_groups
+from revela.data.ready import group_documents, group_rows, holds_groups
+from revela.data.shards import GroupFolder, save_groups
 from revela.data.store import Stored, stored
 from revela.data.text import read_for
 from revela.errors import RevelaError
@@ -63,7 +64,10 @@ def build_groups(
         raise RevelaError(f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one above 0")
     ready = [source for source in sources if holds_groups(source)]
     apart = bool(shares or ready or recipe.groups == "cluster")  # no group has chunks of two corpora
-    domains = [_domain(recipe, some, queries_file, say) for some in ([[s] for s in sources] if apart else [list(sources)])]
+    domains = [
+        _ready(recipe, some[0], say) if some[0] in ready else _domain(recipe, some, queries_file, say)
+        for some in ([[s] for s in sources] if apart else [list(sources)])
+    ]
     rows, documents = _joined(domains)
     parts = [_moved(domain.groups, sum(len(d.rows) for d in domains[:i])) for i, domain in enumerate(domains)]
     settings = {
@@ -90,8 +94,6 @@ def build_groups(
 
 
 def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None, say: Say) -> Domain:
-    if holds_groups(sources[0]):
-        return _ready(recipe, sources[0], say)
     read, report = read_for(recipe, sources)
     for line in report.lines():
         say(line)
@@ -115,7 +117,7 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None, 
 
 
 def _ready(recipe: Recipe, source: Path, say: Say) -> Domain:
-    """A file of groups: a line is a group, and counts as a document."""
+    """Groups that are ready: a row is a group, and counts as a document."""
     documents, held = split_held_out(stored(Document, group_documents(source, recipe.group_size)), recipe.held_out, recipe.held_out_at_most)
     rows = stored(Chunk, group_rows(source, recipe.group_size, frozenset(document.id for document in held)))
     say(f"read {len(documents) + len(held):,} groups from {source}; {len(held):,} of them held out")

@@ -21,7 +21,7 @@ from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.files import whole
 from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
-from revela.models.retriever import uses_bf16
+from revela.models.retriever import compute_device, uses_bf16
 from revela.models.weights import cache_folder, find_weights, fingerprint
 from revela.objectives.head_probe import probe_heads, ranked_heads
 from revela.objectives.query_heads import score_query_heads
@@ -40,7 +40,8 @@ Head = tuple[int, int, float]
 def rank_heads(recipe: Recipe, documents: Sequence[Document], queries_file: Path | None, say: Say) -> tuple[Path, list[Head]]:
     """The LM's folder, and the ranking of its heads that this objective goes by."""
     folder = find_weights(recipe.lm, recipe.offline_model, say)
-    lm = load_language_model(folder, bf16=uses_bf16(recipe.precision, torch.device("cpu")), name=recipe.lm)
+    device = compute_device()
+    lm = load_language_model(folder, bf16=uses_bf16(recipe.precision, device), name=recipe.lm).to(device)
     tokenizer = load_tokenizer(folder)
     if recipe.objective not in ("dream", "attention"):
         return folder, sibling_heads(recipe, lm, tokenizer, folder, documents, say)

@@ -25,6 +25,7 @@ from revela.models.weights import find_weights
 from revela.objectives.attention import AttentionDistillation
 from revela.objectives.contrastive import Contrastive
 from revela.objectives.dream import Dream
+from revela.objectives.matryoshka import Matryoshka
 from revela.objectives.replug import Replug
 from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
 from revela.train.collate import QUESTION_TOKENS, Batch, ChunkCollator, CropCollator, PromptCollator, PromptMaker, QueryCollator, Row
@@ -52,7 +53,11 @@ def build_objective(materials: Materials) -> tuple[nn.Module, Collate]:
     """The module that the trainer hosts, and what makes its batches."""
     build: dict[str, Callable[[Materials], tuple[nn.Module, Collate]]]
     build = {"revela": _revela, "dream": _dream, "replug": _replug, "infonce": _infonce, "crop": _crop, "attention": _attention}
-    return build[materials.recipe.objective](materials)
+    widths, whole = materials.recipe.matryoshka, materials.model.get_embedding_dimension()
+    if bad := [width for width in widths if not 0 < width < whole]:
+        raise RevelaError(f"--matryoshka {bad[0]}: this retriever's vectors have {whole} numbers, give from 1 to {whole - 1}")
+    objective, collate = build[materials.recipe.objective](materials)
+    return (Matryoshka(objective, [*widths, whole]) if widths else objective), collate
 
 
 def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:

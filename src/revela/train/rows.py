@@ -66,7 +66,7 @@ def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say)
     texts = [c.text for c in mine]
     if missing := len({t for t in texts if file.get(t) is None}):
         say(f"{name} writes {missing:,} queries into {path}")
-        write = writer(folder, queries.PROMPTINGS[recipe.query_prompting], recipe.lm_tokens)
+        write = writer(folder, queries.PROMPTINGS[recipe.query_prompting], recipe.lm_tokens, recipe.precision)
         with tqdm(total=missing, unit="query") as bar:
             queries.write_queries(texts, file, write, WRITING_BATCH, bar.update)
     answers = queries.without_repeats([file.get(t) or queries.Answer() for t in texts])

@@ -6,7 +6,6 @@ The arguments say what is trained on and how; checks come in as a function, so t
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import random
 import shutil
@@ -23,7 +22,6 @@ from revela.data.groups import Groups
 from revela.data.shards import GroupFolder
 from revela.data.store import Stored
 from revela.errors import RevelaError
-from revela.files import whole
 from revela.models import corpus_fit
 from revela.models import retriever as retrievers
 from revela.models.quiet import quieten
@@ -32,15 +30,15 @@ from revela.models.weights import find_weights
 from revela.train.environment import environment
 from revela.train.objectives import Materials, build_objective
 from revela.train.order import IterativeGroups, order_of_groups, similar_groups, stored_order
+from revela.train.record import checkpoint_to_resume, settings_of, write_record
 from revela.train.rows import ASKING, training_chunks, training_rows
-from revela.train.trainer import Best, GroupSampler, GroupTrainer, saved_checkpoints
+from revela.train.trainer import Best, GroupSampler, GroupTrainer
 from revela.train.watch import Clock, Metrics, Watch, plot
 from revela.types import Chunk, Document, Encoder, Say
 
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
 FITTING_SAMPLE = 1500  # chunks
-RUN_FILE = "run.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +89,12 @@ def train(
     if recipe.groups_per_step % recipe.groups_per_batch:
         raise RevelaError(f"--groups-per-step {recipe.groups_per_step} is no multiple of --groups-per-batch {recipe.groups_per_batch}")
     bm25 = bm25 or {}
-    checkpoint = _prepare_folder(recipe, out, resume)
+    if not (recipe.max_steps or recipe.max_minutes or recipe.max_tokens_read):
+        raise RevelaError("a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read")
+    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
+    settings, group_folder = settings_of(recipe), documents.fingerprint if isinstance(documents, GroupFolder) else ""
+    checkpoint = checkpoint_to_resume(settings, group_folder, out) if resume else None
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
     rows: Stored[Chunk]
@@ -110,7 +113,7 @@ def train(
     pieces = "" if len(rows) == len(chunks) else f" -> {len(rows):,} to train on"
     say(f"{made_of:,} documents -> {len(chunks):,} chunks{pieces} -> {per_epoch:,} groups of {recipe.group_size} an epoch")
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = retrievers.compute_device()
     bf16 = retrievers.uses_bf16(recipe.precision, device)
     folder = find_weights(recipe.model, recipe.offline_model, say)
     model = untrained_retriever(recipe, folder, documents, say)
@@ -143,12 +146,13 @@ def train(
     objective, collate = build_objective(Materials(recipe, documents, rows, model, device, bf16, watch.count, say))
     out.mkdir(parents=True, exist_ok=True)
     made = {"documents": made_of, "chunks": len(chunks), "rows": len(rows), "groups": per_epoch}
-    about = {"corpus": corpus, "command": command, **made, "bm25": bm25, "untrained": untrained, **environment()}
-    _record(recipe, about, out / RUN_FILE)
+    about = {"corpus": corpus, "command": command, **made, "group_folder": group_folder, "bm25": bm25, "untrained": untrained}
+    about |= environment()
+    write_record(settings, about, out)
     best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
     if recipe.keep == "best":
         watch.offer = best.offer
-    trainer = _trainer(recipe, objective, model, collate, rows, groups, out, clock, watch, bf16)
+    trainer = _trainer(recipe, objective, model, collate, rows, groups, out, clock, watch, bf16, say)
     before: dict[str, float] = next((r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {})
     if check and not before:
         before = watch.record_check(0)
@@ -164,15 +168,16 @@ def train(
     metrics.write(step=steps, minutes=round(clock.seconds / 60, 3), kept=kept)
     label = f"after {steps} updates" if kept == steps else f"after {kept} of {steps} updates"
     table = {"BM25": bm25, "untrained": untrained, "before training": before, label: after}
-    settings = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
+    listed = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
     corpus = f"{corpus} ({made_of:,} documents)"
-    card = model_card(out.name, recipe.model, recipe.lm, corpus, command, settings, table if check else {}, clock.seconds / 60, steps)
+    scores, minutes = table if check else {}, clock.seconds / 60
+    card = model_card(out.name, recipe.model, recipe.lm, corpus, command, listed, scores, minutes, steps, recipe.matryoshka)
     model.max_seq_length = full_length
-    save_retriever(model, out, card)
+    save_retriever(model, out, card, recipe.matryoshka)
     plot(metrics, bm25, out / "training.png")
     if not watch.interrupted:
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    return Outcome(untrained, before, after, steps, kept, clock.seconds / 60, watch.interrupted)
+    return Outcome(untrained, before, after, steps, kept, minutes, watch.interrupted)
 
 
 def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Document], say: Say) -> SentenceTransformer:
@@ -216,6 +221,7 @@ def _trainer(
     clock: Clock,
     watch: Watch,
     bf16: bool,
+    say: Say,
 ) -> GroupTrainer:
     from datasets import Dataset, concatenate_datasets
     from sentence_transformers import SentenceTransformerTrainingArguments
@@ -232,11 +238,14 @@ def _trainer(
         save_steps=recipe.save_every,
         seed=recipe.seed,
         bf16=bf16,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=retrievers.compute_device().type == "cpu",
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
+    if arguments.n_gpu > 1:  # transformers would divide each group among them by DataParallel
+        say(f"there are {arguments.n_gpu} GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES")
+        arguments._n_gpu = 1
     optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=recipe.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: clock.learning_rate_factor(step, recipe.warmup_steps))
     trainer = GroupTrainer(
@@ -256,14 +265,6 @@ def _trainer(
     return trainer
 
 
-def _record(recipe: Recipe, about: dict[str, Any], path: Path) -> None:
-    """run.json: every setting, and under ``about`` what the run began with; a resumed run keeps what its first part wrote there."""
-    if path.is_file():
-        about = json.loads(path.read_text()).get("about", about)
-    with whole(path) as temporary:
-        temporary.write_text(json.dumps({**dataclasses.asdict(recipe), "about": about}, indent=1))
-
-
 def _why_no_group(recipe: Recipe, rows: Stored[Chunk]) -> str:
     if recipe.objective in ASKING and len(rows) >= recipe.group_size and not any(rows.column("query")):
         return f"no chunk has a query: try another --queries than {recipe.queries}, or another --query-lm"
@@ -276,26 +277,6 @@ def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
     letters = sum(c.isalpha() for c in sample)
     capitals = sum(c.isupper() for c in sample)
     return letters > 0 and min(capitals, letters - capitals) < share * letters
-
-
-def _prepare_folder(recipe: Recipe, out: Path, resume: bool) -> Path | None:
-    """Create the output folder, or find the checkpoint to resume from."""
-    settings = dataclasses.asdict(recipe)
-    if not resume:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
-        return None
-    if not (out / RUN_FILE).is_file():
-        raise RevelaError(f"{out} holds no run to resume: it has no {RUN_FILE}")
-    begun = json.loads((out / RUN_FILE).read_text())
-    free = {"max_steps", "max_minutes", "max_tokens_read", "check_every", "checks", "save_every", "log_every", "threads"}
-    changed = sorted(k for k in settings if k not in free and begun.get(k) != settings[k])
-    if changed:
-        raise RevelaError(f"{out} was begun with other settings ({', '.join(changed)}): resume with the same")
-    checkpoints = saved_checkpoints(out / "checkpoints")
-    if not checkpoints:
-        raise RevelaError(f"{out} has no checkpoint to resume from: start again with another --out")
-    return checkpoints[-1]
 
 
 def _describe(scores: dict[str, float], bm25: dict[str, float]) -> str:

@@ -51,15 +51,17 @@ class Clock:
 
 
 class Metrics:
-    """metrics.jsonl: one JSON object a line, in order of step. A resumed run drops what came after its checkpoint."""
+    """metrics.jsonl: one JSON object a line, in order of step. A resumed run drops what came after its checkpoint, and a line cut short."""
 
     def __init__(self, path: Path, keep_until: int | None = None) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
         if keep_until is not None and path.exists():
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            written = path.read_text()
+            rows = [json.loads(line) for line in written[: written.rfind("\n") + 1].splitlines()]
             self.rows = [row for row in rows if row["step"] <= keep_until]
-            path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+            with whole(path) as temporary:
+                temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
     def write(self, **row: Any) -> None:
         self.rows.append(row)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from revela.data.report import Report
 from revela.data.sources.files import Unsuited
@@ -28,6 +30,22 @@ def read_hub(source: str, fields: Fields, report: Report) -> Iterator[Document]:
     Raises:
         RevelaError: there is no such dataset, configuration, split or column, or the hub is out of reach.
     """
+    with _one_sentence(source):
+        stream = _stream(source)
+        if stream.column_names:
+            stream = stream.select_columns(columns_of(stream.column_names, fields))
+        yield from documents_of(
+            stream.with_format("arrow").iter(batch_size=BATCH), source.removeprefix(PREFIX).split(":")[0], fields, report
+        )
+
+
+def hub_rows(source: str) -> Iterator[dict[str, Any]]:
+    """The rows of one split as they are; ``source`` and what is raised as for ``read_hub``."""
+    with _one_sentence(source):
+        yield from _stream(source)
+
+
+def _stream(source: str) -> Any:
     name, configuration, split, *more = [*source.removeprefix(PREFIX).split(":"), "", ""]
     if not name or any(more):
         raise RevelaError(
@@ -38,11 +56,16 @@ def read_hub(source: str, fields: Fields, report: Report) -> Iterator[Document]:
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub", "httpx"):
         logging.getLogger(library).setLevel(logging.ERROR)
+    return datasets.load_dataset(name, configuration or None, split=split or "train", streaming=True)
+
+
+@contextmanager
+def _one_sentence(source: str) -> Iterator[None]:
+    """Whatever goes wrong with a dataset, said to the user."""
     try:
-        stream = datasets.load_dataset(name, configuration or None, split=split or "train", streaming=True)
-        if stream.column_names:
-            stream = stream.select_columns(columns_of(stream.column_names, fields))
-        yield from documents_of(stream.with_format("arrow").iter(batch_size=BATCH), name, fields, report)
+        yield
+    except RevelaError:
+        raise
     except Unsuited as error:
         raise RevelaError(f"{source}: {error}") from error
     except Exception as error:  # whatever datasets, the hub client or its HTTP library raise
