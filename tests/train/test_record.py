@@ -11,7 +11,7 @@ from revela.config import Recipe
 from revela.data.shards import save_groups
 from revela.data.store import stored
 from revela.errors import RevelaError
-from revela.train.record import RUN_FILE, checkpoint_to_resume, record_of, write_record
+from revela.train.record import RUN_FILE, checkpoint_to_resume, settings_of, write_record
 from revela.types import Chunk, Document
 
 
@@ -20,13 +20,13 @@ def begun(tmp_path):
     """A run that got as far as its first checkpoint."""
     out = tmp_path / "out"
     (out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
-    write_record(record_of(Recipe(matryoshka=(8,)), "groups-1"), out)
+    write_record(settings_of(Recipe(matryoshka=(8,))), {"group_folder": "groups-1", "bm25": {}}, out)
     return out
 
 
 def test_the_same_goes_on_whatever_its_limits(begun):
     for recipe in (Recipe(matryoshka=(8,)), Recipe(matryoshka=(8,), max_minutes=1.0, threads=3)):
-        assert checkpoint_to_resume(record_of(recipe, "groups-1"), begun).name == "checkpoint-5"
+        assert checkpoint_to_resume(settings_of(recipe), "groups-1", begun).name == "checkpoint-5"
 
 
 @pytest.mark.parametrize(
@@ -40,20 +40,26 @@ def test_the_same_goes_on_whatever_its_limits(begun):
 )
 def test_something_else_is_refused(begun, recipe, groups, message):
     with pytest.raises(RevelaError, match=message):
-        checkpoint_to_resume(record_of(recipe, groups), begun)
+        checkpoint_to_resume(settings_of(recipe), groups, begun)
 
 
 def test_a_record_of_a_time_without_groups_is_one_of_text(begun):
     written = json.loads((begun / RUN_FILE).read_text())
-    (begun / RUN_FILE).write_text(json.dumps({k: v for k, v in written.items() if k != "group_folder"}))
-    assert checkpoint_to_resume(record_of(Recipe(matryoshka=(8,)), ""), begun)
+    (begun / RUN_FILE).write_text(json.dumps({k: v for k, v in written.items() if k != "about"}))
+    assert checkpoint_to_resume(settings_of(Recipe(matryoshka=(8,))), "", begun)
+
+
+def test_what_a_run_began_with_stays(begun):
+    write_record(settings_of(Recipe(matryoshka=(8,), threads=3)), {"group_folder": "groups-1", "bm25": {"title": 0.5}}, begun)
+    written = json.loads((begun / RUN_FILE).read_text())
+    assert written["threads"] == 3 and written["about"] == {"group_folder": "groups-1", "bm25": {}}
 
 
 def test_a_record_is_whole_or_not_there(begun, monkeypatch):
     before = (begun / RUN_FILE).read_text()
     monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_record({}, begun)
+        write_record({}, {}, begun)
     assert (begun / RUN_FILE).read_text() == before and not [p for p in begun.iterdir() if p.name.startswith(".")]
 
 
