@@ -7,10 +7,10 @@ from itertools import chain
 
 import pytest
 import torch
-from revela.models.export import save_retriever
 from safetensors.torch import load_file, save_file
 
 from revela.models.retriever import build_retriever
+from revela.models.saved import save_retriever
 from test_cli import run
 
 FLAGS = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")

@@ -6,7 +6,6 @@ Chosen among fifteen settings on ten collections (docs/results.md), code among t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,17 +38,6 @@ class BM25:
         tokens = _tokenize(queries, return_ids=False)
         indices, scores = self._index.retrieve(tokens, k=k, show_progress=False, n_threads=1)
         return np.asarray(indices, dtype=np.int64), np.asarray(scores, dtype=np.float32)
-
-    def save(self, folder: Path) -> None:
-        self._index.save(str(folder))
-
-    @classmethod
-    def load(cls, folder: Path, size: int) -> BM25:
-        import bm25s
-
-        self = cls.__new__(cls)
-        self._index, self.size, self.empty = bm25s.BM25.load(str(folder)), size, False
-        return self
 
 
 def _tokenize(texts: Sequence[str], return_ids: bool = True) -> Any:

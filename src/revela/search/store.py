@@ -5,7 +5,7 @@ Documents are found, each once, by the chunk that suits best. ``index.json`` bes
 
 Each change is one commit of the table, so a kill leaves all of it or nothing. Below ``EXACT_BELOW`` chunks search by meaning is an exact
 scan; above, an approximate index finds candidates and the stored vectors score them (docs/results.md has what that costs and loses).
-Lance's BM25 has k1 1.2 and b 0.75 built in, where lexical.py has 0.9 and 0.4.
+Lance's BM25 has lexical.py's k1 and b, stemmer and stop words (its own list of them), and splits at underscores too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHOWN = ("id", "chunk", "title", "passage")  # columns; those of metadata follow
 OWN = (*SHOWN, "digest", "vector")
 EXACT_BELOW = 20_000  # chunks
 CELLS, CANDIDATES = 20, 200  # of the approximate index: cells that a query reads, candidates that it keeps at the least
-TOKENS: dict[str, Any] = dict(stem=False, ascii_folding=False, max_token_length=None)  # as lexical.py has it, but split at underscores
+TOKENS: dict[str, Any] = dict(language="English", stem=True, remove_stop_words=True, ascii_folding=False, max_token_length=None)
 KEPT = timedelta(days=1)  # how long what a change replaced stays, for readers that had opened it
 FILTER_LIMIT = 10_000  # characters
 

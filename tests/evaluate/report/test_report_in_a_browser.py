@@ -8,7 +8,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
-from test_page import HOSTILE, SCORES, a_comparison, a_probe, write_run
+from test_report import HOSTILE, SCORES, a_comparison, a_probe, write_run
 
 from revela.evaluate.report.page import report
 

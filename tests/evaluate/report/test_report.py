@@ -290,7 +290,7 @@ def damaged(folder: Path, file: str, content: str) -> Path:
     [
         (lambda p: p / "none", "none does not exist: give folders of revela train"),
         (lambda p: p, "holds no run: give folders of revela train"),
-        (lambda p: Path(__file__), "test_page.py is no run: give folders"),
+        (lambda p: Path(__file__), "test_report.py is no run: give folders"),
         (lambda p: damaged(p, "run.json", "{"), "run.json cannot be read (JSONDecodeError"),
         (lambda p: damaged(p, "run.json", "[]"), "run.json holds no JSON object"),
         (lambda p: damaged(p, "run.json", '{"about": {"bm25": {"title": "high"}}}'), "run.json is damaged (ValueError"),
