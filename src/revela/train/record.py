@@ -23,6 +23,7 @@ def record_of(recipe: Recipe, group_folder: str) -> dict[str, Any]:
 
 
 def write_record(record: dict[str, Any], out: Path) -> None:
+    """Write a record into the folder of its run."""
     with whole(out / RUN_FILE) as temporary:
         temporary.write_text(json.dumps(record, indent=1))
 
