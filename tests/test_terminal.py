@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from revela.terminal import SNIPPET, print_hits
-from revela.types import Hit
+from revela.terminal import SNIPPET, print_group, print_hits
+from revela.types import Chunk, Hit
 
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
 
@@ -20,3 +20,21 @@ def test_hits_are_shown_from_shortly_before_the_words_looked_for(capsys, monkeyp
     assert "\033[1mcamshaft\033[0m" in capsys.readouterr().out
     print_hits([], "?")
     assert capsys.readouterr().out == "nothing found\n"
+
+
+def test_a_group_is_shown_document_by_document_with_each_title_once(capsys):
+    bees, more = Chunk(7, "On bees\n\nBees dance."), Chunk(7, "They find flowers.", "What do bees find?")
+    members = [bees, more, Chunk(3, "d3 begins"), Chunk(9, "Wax\n\n")]
+    print_group("group 1", members, ["On bees", "On bees", "d3", "Wax"])
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "group 1: 4 chunks of 3 documents",
+        "  d3",
+        "    - d3 begins",
+        "  On bees",
+        "    - Bees dance.",
+        "    - They find flowers.",
+        "      asked for by: What do bees find?",
+        "  Wax",
+        "    - (nothing but the title)",
+    ]

@@ -49,14 +49,16 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
 
 
 def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> None:
-    """A group as a person would read it: each document once, its chunks under it, in the order of the corpus's documents."""
+    """A group as a person would read it: each document once, its chunks under it, the first of them without the title before its text."""
     owners = list(dict.fromkeys(sorted(member.document for member in members)))
     print(f"\n{title}: {len(members)} chunks of {len(owners)} document{'s' if len(owners) > 1 else ''}")
     for owner in owners:
-        print(f"  {next(name for member, name in zip(members, names, strict=True) if member.document == owner)}")
+        title = next(name for member, name in zip(members, names, strict=True) if member.document == owner)
+        print(f"  {snippet(title)}")
         for member in members:
             if member.document == owner:
-                print(f"    - {snippet(member.text)}" + (f"\n      asked for by: {member.query}" if member.query else ""))
+                said = snippet(member.text.removeprefix(f"{title}\n")) or "(nothing but the title)"
+                print(f"    - {said}" + (f"\n      asked for by: {member.query}" if member.query else ""))
 
 
 def snippet(text: str) -> str:

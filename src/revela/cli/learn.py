@@ -143,7 +143,7 @@ def groups(
         folder = build_groups(recipe, corpus, out, shares, queries_file(corpus, recipe), print)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
     for group in islice(folder.order(recipe.seed)(0), show):
-        members = folder.members(group)
+        members = folder.members(sorted(group))
         print_group(f"group {group[0] // folder.size + 1:,}", members, [member.name for member in members])
 
 

@@ -45,7 +45,7 @@ class GroupFolder:
 
     Attributes:
         size: chunks a group.
-        rows: all chunks; group g is rows g * size up to (g + 1) * size.
+        rows: all chunks; group g is rows g * size up to (g + 1) * size, in the order of the corpus.
         documents: a sample of the documents that the groups were made of.
         held_out: documents that were held out of them.
         settings: what the groups were made by.
@@ -139,7 +139,7 @@ def save_groups(
         counts: list[int] = []
         dealt = 0
         while some := list(islice(stream, max(1, BLOCK // size))):
-            table = _members(rows, np.array(some, dtype=np.int64).ravel(), documents)
+            table = _members(rows, np.sort(np.array(some, dtype=np.int64)).ravel(), documents)
             if not writers:
                 number = max(1, min(SHARDS, len(some) // FEWEST))
                 writers = [pa.ipc.new_stream(folder / f"shard-{i:02}.arrow", table.schema) for i in range(number)]
