@@ -23,9 +23,9 @@ def test_make_targets_exist(command):
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("revela ")])
 def test_commands_parse(command):
     function, bound, _ = app.parse_args(shlex.split(command)[1:], exit_on_error=False)
-    assert function.__name__ in {"train", "evaluate", "index", "search", "compare"} and bound.arguments
+    assert function.__name__ in {"train", "evaluate", "index", "search", "serve", "compare"} and bound.arguments
 
 
 def test_both_kinds_of_command_were_found():
     assert sum(c.startswith("make ") for c in COMMANDS) == 2
-    assert {c.split()[1] for c in COMMANDS if c.startswith("revela ")} == {"train", "eval", "index", "search", "compare"}
+    assert {c.split()[1] for c in COMMANDS if c.startswith("revela ")} == {"train", "eval", "index", "search", "serve", "compare"}
