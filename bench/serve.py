@@ -125,11 +125,13 @@ def main() -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             port = int(re.search(r":(\d+)/", server.stdout.readline())[1])
-            asyncio.run(saturate(port, bodies, a.texts, 4, 2))
-            begun, theirs, ours = time.monotonic(), processor_seconds(server.pid), time.process_time()
-            load = asyncio.run(saturate(port, bodies, a.texts, a.clients, a.seconds))
-            wall, theirs, ours = time.monotonic() - begun, processor_seconds(server.pid) - theirs, time.process_time() - ours
-            server.terminate()
+            try:
+                asyncio.run(saturate(port, bodies, a.texts, 4, 2))
+                begun, theirs, ours = time.monotonic(), processor_seconds(server.pid), time.process_time()
+                load = asyncio.run(saturate(port, bodies, a.texts, a.clients, a.seconds))
+                wall, theirs, ours = time.monotonic() - begun, processor_seconds(server.pid) - theirs, time.process_time() - ours
+            finally:
+                server.terminate()
         after = direct(encoder, texts, a.seconds / 3)
     by_wall, by_processor = ((x + y) / 2 for x, y in zip(before, after, strict=True))
     cuts = statistics.quantiles(load.seconds, n=100)

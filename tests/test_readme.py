@@ -23,7 +23,7 @@ def test_make_targets_exist(command):
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("revela ")])
 def test_commands_parse(command):
     function, bound, _ = app.parse_args(shlex.split(command)[1:], exit_on_error=False)
-    assert function.__name__ in {"train", "evaluate", "probe", "index", "search", "compare", "report"} and bound.arguments
+    assert function.__name__ in {"train", "evaluate", "probe", "index", "search", "serve", "compare", "report"} and bound.arguments
 
 
 def test_python_runs(tmp_path, monkeypatch, capsys, saved_retriever):
@@ -38,4 +38,13 @@ def test_python_runs(tmp_path, monkeypatch, capsys, saved_retriever):
 
 def test_both_kinds_of_command_were_found():
     assert sum(c.startswith("make ") for c in COMMANDS) == 2
-    assert {c.split()[1] for c in COMMANDS if c.startswith("revela ")} == {"train", "eval", "probe", "index", "search", "compare", "report"}
+    assert {c.split()[1] for c in COMMANDS if c.startswith("revela ")} == {
+        "train",
+        "eval",
+        "probe",
+        "index",
+        "search",
+        "serve",
+        "compare",
+        "report",
+    }

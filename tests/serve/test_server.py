@@ -74,7 +74,7 @@ def test_the_verb_serves_until_it_is_told_to_stop(encoder, tmp_path):
         line = process.stdout.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
         assert "as my-model" in line
-        client = httpx.Client(headers={"authorization": "Bearer sesame"}, transport=httpx.HTTPTransport(retries=8), timeout=60)
+        client = httpx.Client(headers={"authorization": "Bearer sesame"}, timeout=60)
         found = client.post(url + "v1/search", json={"query": "violin", "mode": "lexical"}).json()
         assert [hit["id"] for hit in found["data"]] == ["2"] and found["model"] == "my-model"
         refused = client.post(url + "v1/embeddings", json={"model": "my-model", "input": ["a"] * 4})
@@ -113,6 +113,7 @@ def test_a_models_name_is_its_hub_id_or_its_folders(tmp_path):
         (["--port", "0"], "is not an index"),
         (["--port", "99999"], "99999 is no port"),
         (["--port", "0", "--token-env", "NONE"], "empty or not set"),
+        (["--port", "0", "--max-texts", "0"], "give numbers above 0"),
     ],
 )
 def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments, message):
@@ -122,3 +123,14 @@ def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments
         cli.main()
     errors = capsys.readouterr().err
     assert stop.value.code == 2 and message in errors and len(errors.strip().splitlines()) == 1
+
+
+def test_without_its_libraries_the_verb_says_what_to_install(monkeypatch, capsys, tmp_path):
+    for module in [name for name in sys.modules if name.startswith("revela.serve.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.h11_impl", None)
+    monkeypatch.setattr(sys, "argv", ["revela", "serve", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2 and "pip install 'revela[serve]'" in capsys.readouterr().err

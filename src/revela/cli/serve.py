@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import astuple
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,8 @@ def serve(
         Arithmetic; auto is bf16 where the hardware has it.
     """
     token = token_of(token_env, token_file)
+    if min(astuple(limits)) <= 0:
+        raise RevelaError("a limit of revela serve is 0 or less: give numbers above 0")
     try:
         from revela.serve.app import Service
         from revela.serve.guard import is_loopback
@@ -79,6 +82,7 @@ def serve(
         local_only=local and token is None,
     )
     server = server_of(service, limits)
+    listening.listen()  # from here on clients are kept waiting for some moments, and no longer refused
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {index_folder} at http://{shown}:{listening.getsockname()[1]}/ as {service.name}; stop with Ctrl-C", flush=True)
     if token is None and not local:

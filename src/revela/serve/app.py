@@ -119,7 +119,7 @@ class Service:
             Route("/healthz", self.healthz, methods=["GET"]),
             Route("/metrics", self.prometheus, methods=["GET"]),
             Route("/openapi.json", self.openapi, methods=["GET"]),
-            Route("/v1/index", self.described_index, methods=["GET"]),
+            Route("/v1/index", self.index_info, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
@@ -212,7 +212,7 @@ class Service:
             if len(text) > self.limits.max_characters:
                 raise Refused(400, f"text {i} has {len(text):,} characters: send at most {self.limits.max_characters:,}", param)
 
-    async def described_index(self, _: Request) -> Response:
+    async def index_info(self, _: Request) -> Response:
         """GET /v1/index: what is searched, and the columns that filters may name."""
         passages = await to_thread.run_sync(self.index.__len__)
         return JSONResponse({"object": "index", "model": self.name, "passages": passages, "columns": self.columns})
