@@ -134,7 +134,7 @@ def at_least(documents: Sequence[Document], chunks: int) -> Iterator[Document]:
             return
         document = documents[int(row)]
         count += len(chunk(document, 0, CHUNK_WORDS))
-        yield Document(f"{row}", document.text, document.title)
+        yield Document(f"{row}", document.text, document.title, metadata={"year": 1990 + int(row) % 36})
 
 
 def scale(arguments: argparse.Namespace) -> None:
@@ -204,12 +204,14 @@ def ours(arguments: argparse.Namespace) -> None:
         corpus, _ = read_corpus(arguments.text, distinct=False)
         documents = stored(Document, at_least(corpus, arguments.chunks))
         settings = Indexing(chunk_words=CHUNK_WORDS, vectors=arguments.vectors)
-        facts = clocked(lambda: indexing.build(out, documents, made, model=MODEL, fingerprint="0", settings=settings))
+        made_with = dict(model=MODEL, fingerprint="0", settings=settings, metadata=["year"])
+        facts = clocked(lambda: indexing.build(out, documents, made, **made_with))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         built = {"build": facts | {"of_which_making_vectors": made.seconds, "peak_gb": peak, "documents": len(documents)}}
     index, known = Index.load(out), Known(words, vectors)
     modes = {m: latencies(lambda row, m=m: index.search(words[row], known, 10, m)) for m in ("hybrid", "dense", "lexical")}
-    modes["filtered"] = latencies(lambda row: index.search(words[row], known, 10, "hybrid", "chunk = 0"))
+    filters = {"filtered, a quarter": "year >= 2017", "filtered, a 36th": "year = 2017"}
+    modes |= {f: latencies(lambda row, w=w: index.search(words[row], known, 10, "hybrid", w)) for f, w in filters.items()}
     near = [list(index._near(vector, RRF_DEPTH, None).values()) for vector in vectors]
     few = [list(index._near(vector, 20, None).values()) for vector in vectors]
     exact = exact_best(out, vectors, 10)

@@ -36,6 +36,13 @@ def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
     assert list(some) == [CHUNKS[40], CHUNKS[4]] and some[0] == CHUNKS[40] and some.column("document").tolist() == [13, 1]
 
 
+def test_metadata_may_differ_from_one_to_the_next(monkeypatch):
+    monkeypatch.setattr(store, "BATCH", 1)
+    documents = [Document(f"d{i}", "text", metadata=m) for i, m in enumerate([{}, {"year": 1}, {"year": "x", "b": True}, {"share": 0.5}])]
+    kept = stored(Document, documents)
+    assert list(kept) == documents and kept[2] == documents[2] and list(kept.chosen([3, 1])) == [documents[3], documents[1]]
+
+
 def test_nothing_is_a_sequence_too():
     kept = stored(Document, [])
     assert len(kept) == 0 and list(kept) == [] and not kept

@@ -114,13 +114,15 @@ def test_documents_are_added_replaced_passed_over_and_deleted(tmp_path):
 def test_approximate_search_above_a_size(tmp_path, monkeypatch, form):
     monkeypatch.setattr(store, "EXACT_BELOW", 500)
     docs = documents(600, seed=1)
-    made = build(tmp_path / "index", docs, vectors=form)
-    assert "vector" in {column for found in made._table.list_indices() for column in found.columns}
+    made = build(tmp_path / "index", docs, metadata=["year"], vectors=form)
+    assert {"vector", "year"} <= {column for found in made._table.list_indices() for column in found.columns}
     found = total = 0
     for query in [d.text for d in docs[:40]]:
         wanted = {round(score, 5) for *_, score in oracle(docs, query, "dense", 10)}
         hits = made.search(query, Letters(), 10, "dense")
         found, total = found + sum(round(h.score, 5) in wanted for h in hits), total + 10
+        some = made.search(query, Letters(), 5, "dense", "year >= 2027")
+        assert len(some) == 5 and min(hit.metadata["year"] for hit in some) >= 2027
     assert found / total > 0.95
     extend(made, [Document("new", "abcdefgh.")])
     assert made.search("abcdefgh", Letters(), 1)[0].id == "new"

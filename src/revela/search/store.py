@@ -238,7 +238,7 @@ class Index:
 
     def finish(self) -> None:
         """Pack the table, bring its indices up to date, make those that it lacks, and let it be searched."""
-        from lancedb.index import FTS, BTree
+        from lancedb.index import FTS, Bitmap, BTree
 
         with _damage(self.folder):
             new = not self.info.finished
@@ -250,6 +250,8 @@ class Index:
             if "passage" not in present:
                 self._table.create_index("passage", config=FTS(**TOKENS))
             if "vector" not in present and len(self) >= EXACT_BELOW:
+                for name, kind in self.info.columns.items():
+                    self._table.create_index(name, config=Bitmap() if kind == "bool" else BTree())
                 self._table.create_index("vector", config=_vector_index(self.info.settings.vectors))
         if new:
             self.info = replace(self.info, finished=True)

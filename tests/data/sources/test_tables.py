@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import gzip
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -188,3 +190,23 @@ def test_a_row_group_may_be_larger_than_memory(tmp_path):
         subprocess.run(arguments, check=True)
         peaks.append(int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout))
     assert peaks[1] < peaks[0] + 60, f"{peaks[0]} MB -> {peaks[1]} MB"
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "a.jsonl"])
+def test_metadata_comes_along_when_it_is_asked_for(tmp_path, name):
+    rows = [{"text": SENTENCE, "year": 2020 + i, "share": i / 8, "lang": "en" if i else None, "code": "007"} for i in range(3)]
+    if name == "a.jsonl":
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        WRITERS[name](tmp_path / name, pa.Table.from_pylist(rows))
+    documents, _ = read_corpus([tmp_path], distinct=False, metadata=["year", "lang", "share", "code", "none"])
+    assert [d.metadata for d in documents] == [{k: v for k, v in row.items() if k != "text" and v is not None} for row in rows]
+    assert [type(d.metadata["year"]) for d in documents] == [int] * 3
+    documents, _ = read_corpus([tmp_path], distinct=False)
+    assert [d.metadata for d in documents] == [{}] * 3
+
+
+def test_metadata_of_other_kinds_are_kept_as_text(tmp_path):
+    row = {"text": SENTENCE, "tags": ["a", "b"], "day": datetime.date(2026, 1, 2)}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    assert read_corpus([tmp_path], metadata=["tags", "day"])[0][0].metadata == {"tags": '["a", "b"]', "day": "2026-01-02"}
