@@ -40,12 +40,3 @@ def test_both_kinds_of_command_were_found():
     assert sum(c.startswith("make ") for c in COMMANDS) == 2
     verbs = {"train", "eval", "probe", "index", "search", "serve", "compare", "report"}
     assert {c.split()[1] for c in COMMANDS if c.startswith("revela ")} == verbs
-        "train",
-        "eval",
-        "probe",
-        "index",
-        "search",
-        "serve",
-        "compare",
-        "report",
-    }

@@ -84,6 +84,16 @@ def test_layers_are_cut_and_all_kept_at_zero(tiny_lm_folder):
     assert len(build(tiny_lm_folder, layers=0)[0].model.layers) == 4
 
 
+def test_the_saved_tokenizer_cuts_nothing_by_itself(tiny_lm_folder, tmp_path):
+    """Other software reads tokenizer.json alone; training reads shorter texts than the saved model may."""
+    model = build(tiny_lm_folder)
+    model.max_seq_length = 8
+    model.encode(["ocean " * 30, "ocean"])
+    save_retriever(model, tmp_path / "out", "card")
+    saved = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
+    assert saved["truncation"] is None and saved["padding"] is None
+
+
 def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
     model = build(tiny_lm_folder, lower_case=True)
     save_retriever(model, tmp_path / "out", "card")

@@ -26,6 +26,9 @@ def save_retriever(model: SentenceTransformer, folder: Path, card: str, matryosh
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden:
         temporary = Path(hidden)
+        if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
+            tokenizer.no_truncation()  # what was last read in training cut texts shorter than the model may read
+            tokenizer.no_padding()
         merged(model).save_pretrained(hidden, create_model_card=False)
         (temporary / "README.md").write_text(card)
         if matryoshka:
