@@ -1,7 +1,7 @@
 """Micro-batches: one thread owns the model, and encodes together what waits, from as many requests as a batch holds.
 
 It never waits for a batch to fill: whatever is there when the model is free goes next. Queries and passages take turns, so that a
-search waits for one batch of somebody's passages at most; requests that do not fit into a batch take turns as well.
+search waits for one batch of somebody's passages at most; a request that fills a batch alone lets the others go before its next.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class Batcher:
                 shares.append((job, some))
                 used += tokens
             if job.taken < len(job.texts):
-                if some:
-                    jobs.append(job)  # the others' turn
+                if some and len(shares) == 1:
+                    jobs.append(job)  # it has had a batch of its own: the others' turn
                 else:
                     jobs.appendleft(job)
                 break
