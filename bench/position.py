@@ -23,16 +23,13 @@ RESULTS = Path(__file__).parent / "results" / "position"
 TRAIN = ["--model", SMOL, "--lm", SMOL, "--max-steps", "60", "--max-minutes", "0", "--keep", "last", "--threads", "1"]
 TRAIN += ["--check-queries", "60", "--check-passages", "200", "--check-every", "1000"]
 UNFITTED = ["--token-weighting", "0", "--whitening", "0", "--lexical", "0", "--learning-rate", "3e-4"]
-EOS, MEAN = [*UNFITTED, "--pooling", "eos"], [*UNFITTED, "--pooling", "mean"]
+EOS = [*UNFITTED, "--pooling", "eos"]
 MODELS: dict[str, dict[str, Any]] = {  # what is made of SmolLM2's 6 lower layers, and how
     "untrained, mean": dict(untrained=dict(layers=6, pooling="mean", **PLAIN)),
     "untrained, EOS": dict(untrained=dict(layers=6, pooling="eos")),
     "fitted, mean": dict(untrained=dict(fit=True)),
     "EOS, gated, first half": dict(train=[*EOS, "--query-side", "first-half"]),
     "EOS, gated, random span": dict(train=[*EOS, "--query-side", "random-span"]),
-    "fitted, gated, first half": dict(train=["--query-side", "first-half"]),
-    "mean, gated, first half": dict(train=[*MEAN, "--query-side", "first-half"]),
-    "mean, gated, random span": dict(train=[*MEAN, "--query-side", "random-span"]),
     "MiniLM-L6 (supervised)": dict(model=MINILM),
 }
 LM = "SmolLM2-135M, language model"
@@ -85,7 +82,7 @@ def profile_of(found: dict[str, Any]) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True, help="folder with text/ and collections/")
-    parser.add_argument("--tokens", type=int, nargs="*", default=[256, 64], help="lengths to probe; answers are moved from 256 on")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[256], help="lengths to probe; answers are moved from 256 on")
     parser.add_argument("--documents", type=int, default=60, help="documents, answers and pairs")
     parser.add_argument("--only", nargs="*", default=[*MODELS, LM], help="models")
     parser.add_argument("--make", action="store_true", help="make the models, probe none")
