@@ -253,7 +253,8 @@ def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("verb", ["train", "compare", "heads", "groups", "queries"])
 def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(monkeypatch, capsys, tmp_path, verb):
     seen = []
-    monkeypatch.setattr("revela.data.text.read_for", stop_at(seen))
+    for place in ("revela.train.grouping", "revela.data.text"):  # the one that keeps a name of its own first
+        monkeypatch.setattr(f"{place}.read_for", stop_at(seen))
     (tmp_path / "r.toml").write_text('objective = "dream"\ngate = 0.3\n')
     more = {"heads": (), "queries": (), "compare": ("--on", tmp_path)}.get(verb, ())
     rest = () if verb in ("heads", "queries") else ("--out", tmp_path / "o")

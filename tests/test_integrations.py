@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 PAGE = (Path(__file__).parents[1] / "docs" / "integrations.md").read_text()
-SNIPPETS = dict(re.findall(r"^## (\S+).*?```python\n(.*?)```", PAGE, re.S | re.M))
+SNIPPETS = dict(re.findall(r"^## (\S+)(?:(?!^## ).)*?```python\n(.*?)```", PAGE, re.S | re.M))
 PACKAGES = {
     "LangChain": "langchain_huggingface",
     "LlamaIndex": "llama_index.embeddings.huggingface",

@@ -21,6 +21,7 @@ from revela.data.text import read_corpus
 from revela.errors import RevelaError
 from revela.models.retriever import load_retriever
 from revela.train.collate import ChunkCollator
+from revela.train.record import settings_of
 from revela.train.run import train
 from revela.types import Document
 
@@ -202,7 +203,7 @@ def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(recipe,
     train(recipe, documents, tmp_path / "out", command="revela train twice", resume=True, **told)
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     about = run.pop("about")
-    assert run == dataclasses.asdict(recipe)
+    assert run == settings_of(recipe)
     assert about["command"] == "revela train once" and about["corpus"] == "a folder"
     assert (about["documents"], about["bm25"]) == (len(documents), {"task": 0.4}) and about["chunks"] > about["groups"] > 0
     assert about["versions"]["torch"] == torch.__version__ and about["hardware"]["threads"] == torch.get_num_threads()
@@ -426,12 +427,13 @@ def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monke
         original(self)
         self._n_gpu = 2
 
-    def wrapped(*_args, **_kwargs):
-        raise AssertionError("the model was wrapped")
+    class Wrapped(torch.nn.DataParallel):
+        def __init__(self, *_args, **_kwargs):
+            raise AssertionError("the model was wrapped")
 
     train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "one", say=lambda _: None)
     monkeypatch.setattr(SentenceTransformerTrainingArguments, "__post_init__", with_two)
-    monkeypatch.setattr(torch.nn, "DataParallel", wrapped)
+    monkeypatch.setattr(torch.nn, "DataParallel", Wrapped)
     said = []
     train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "two", say=said.append)
     assert "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES" in said
