@@ -61,14 +61,24 @@ def test_joined_requests_get_the_vectors_that_they_would_get_alone(slow, encoder
 
 def test_a_query_waits_for_one_batch_of_passages_and_a_small_request_for_a_share_of_a_large_one(slow, batcher):
     async def run():
-        large = batcher.encode(["p"] * 10, [20] * 10, "passage")
+        large = batcher.encode(["p"] * 20, [20] * 20, "passage")
         small = batcher.encode(["s"], [20], "passage")
         return await behind_a_batch(slow, batcher, large, small, batcher.encode(["q"], [5], "query"))
 
     large, small, query = asyncio.run(run())
-    assert len(large) == 10 and len(small) == len(query) == 1
+    assert len(large) == 20 and len(small) == len(query) == 1
     batches = [(role, "".join(texts)) for role, texts in slow.batches[1:]]
-    assert batches[:3] == [("query", "q"), ("passage", "pp"), ("passage", "sp")]
+    assert batches[0] == ("query", "q") and [batch for _, batch in batches[1:7]] == ["pp", "pp", "pp", "pp", "sp", "pp"]
+
+
+def test_texts_of_like_length_go_together(slow, batcher, encoder):
+    texts = [" ".join(["word"] * count) for count in (20, 2, 19, 1, 18, 3, 17, 4)]
+
+    async def run():
+        return await behind_a_batch(slow, batcher, *(batcher.encode([text], tokens_of([text]), "passage") for text in texts))
+
+    np.testing.assert_allclose(np.concatenate(asyncio.run(run())), encoder.encode_passages(texts), atol=2e-6)
+    assert [tokens_of(batch) for _, batch in slow.batches[1:]] == [[1, 2, 3, 4, 17], [18, 19], [20]]
 
 
 def test_a_text_longer_than_a_batch_is_a_batch(slow, batcher):
@@ -76,7 +86,7 @@ def test_a_text_longer_than_a_batch_is_a_batch(slow, batcher):
         return await behind_a_batch(slow, batcher, batcher.encode(["a", "b", "c"], [30, 90, 10], "passage"))
 
     assert len(asyncio.run(run())[0]) == 3
-    assert [texts for _, texts in slow.batches[1:]] == [["a"], ["b"], ["c"]]
+    assert [texts for _, texts in slow.batches[1:]] == [["c", "a"], ["b"]]
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(slow, batcher):

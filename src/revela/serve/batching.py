@@ -1,7 +1,8 @@
 """Micro-batches: one thread owns the model, and encodes together what waits, from as many requests as a batch holds.
 
-It never waits for a batch to fill: whatever is there when the model is free goes next. Queries and passages take turns, so that a
-search waits for one batch of somebody's passages at most; a request that fills a batch alone lets the others go before its next.
+It never waits for a batch to fill: whatever is there when the model is free goes next. Of a long queue some batches are cut at a time,
+so that texts of like length go together, which costs the model less. Queries and passages take turns, so that a search waits for one
+batch of somebody's passages at most; a request that is too large to be cut at once lets the others go before its rest.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from revela.types import Encoder, Vectors
 
 Role = Literal["query", "passage"]
 ROLES: tuple[Role, ...] = ("query", "passage")
+CUT_AHEAD = 4  # batches that are cut at a time
 
 
 class QueueFull(Exception):
@@ -34,30 +36,29 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class _Job:
-    """The texts of one request; those before ``taken`` have been given to the model."""
+    """The texts of one request; those before ``cut`` are in a batch, and ``left`` of them all have no vector yet."""
 
     texts: Sequence[str]
     tokens: Sequence[int]
+    left: int
+    cut: int = 0
+    vectors: Vectors | None = None
     future: Future[Vectors] = field(default_factory=Future)
-    taken: int = 0
-    parts: list[Vectors] = field(default_factory=list)
 
-    def take(self, room: int, at_least_one: bool) -> tuple[list[str], int]:
-        """The next texts that fit into this many tokens, and their tokens."""
-        start, used = self.taken, 0
-        while self.taken < len(self.texts) and (used + self.tokens[self.taken] <= room or (at_least_one and self.taken == start)):
-            used += self.tokens[self.taken]
-            self.taken += 1
-        return list(self.texts[start : self.taken]), used
-
-    def receive(self, vectors: Vectors) -> None:
-        self.parts.append(vectors)
-        if sum(map(len, self.parts)) == len(self.texts) and self.future.set_running_or_notify_cancel():
-            self.future.set_result(self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts))
+    def receive(self, place: int, vector: Vectors) -> None:
+        if self.vectors is None:
+            self.vectors = np.empty((len(self.texts), len(vector)), dtype=np.float32)
+        self.vectors[place] = vector
+        self.left -= 1
+        if not self.left and self.future.set_running_or_notify_cancel():
+            self.future.set_result(self.vectors)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+
+
+_Batch = list[tuple[_Job, int]]  # texts, as places in requests
 
 
 class Batcher:
@@ -76,6 +77,7 @@ class Batcher:
         self._encode = {"query": encoder.encode_queries, "passage": encoder.encode_passages}
         self._batch_tokens, self._max_tokens, self._observe = batch_tokens, max_tokens, observe
         self._jobs: dict[Role, deque[_Job]] = {role: deque() for role in ROLES}
+        self._batches: dict[Role, deque[_Batch]] = {role: deque() for role in ROLES}
         self.waiting_tokens: dict[Role, int] = dict.fromkeys(ROLES, 0)
         self._last: Role = "passage"
         self._closing = False
@@ -95,7 +97,7 @@ class Batcher:
         Raises:
             QueueFull: nothing was queued.
         """
-        job = _Job(texts, tokens)
+        job = _Job(texts, tokens, left=len(texts))
         with self._change:
             self._drop_done(role)
             waiting = self.waiting_tokens[role]
@@ -124,62 +126,81 @@ class Batcher:
         return max(1, math.ceil(tokens / speed))
 
     def _work(self) -> None:
-        while batch := self._next_batch():
-            role, shares, tokens = batch
-            texts = [text for _, some in shares for text in some]
+        while found := self._next_batch():
+            role, batch = found
+            tokens = sum(job.tokens[place] for job, place in batch)
             begun = time.perf_counter()
             try:
-                vectors = self._encode[role](texts)
+                vectors = self._encode[role]([job.texts[place] for job, place in batch])
                 if not np.isfinite(vectors).all():
                     raise FloatingPointError("the model gave vectors that are not finite")
             except Exception as error:  # the requests of this batch fail; the next may not
-                for job, _ in shares:
+                for job, _ in batch:
                     job.fail(error)
                 continue
-            finally:
-                seconds = time.perf_counter() - begun
-            start = 0
-            for job, some in shares:
-                job.receive(vectors[start : start + len(some)])
-                start += len(some)
+            seconds = time.perf_counter() - begun
+            for (job, place), vector in zip(batch, vectors, strict=True):
+                job.receive(place, vector)
             self._tokens_done, self._seconds_busy = self._tokens_done + tokens, self._seconds_busy + seconds
-            self._observe(role, len(texts), tokens, seconds)
+            self._observe(role, len(batch), tokens, seconds)
 
-    def _next_batch(self) -> tuple[Role, list[tuple[_Job, list[str]]], int] | None:
+    def _next_batch(self) -> tuple[Role, _Batch] | None:
         """Wait for texts; None once the batcher closes and nothing is left."""
         with self._change:
             while True:
                 for role in sorted(ROLES, key=lambda role: role == self._last):
-                    shares, tokens = self._take(role)
-                    if shares:
+                    if batch := self._take(role):
                         self._last = role
-                        return role, shares, tokens
+                        return role, batch
                 if self._closing:
                     return None
                 self._change.wait()
 
-    def _take(self, role: Role) -> tuple[list[tuple[_Job, list[str]]], int]:
+    def _take(self, role: Role) -> _Batch:
         self._drop_done(role)
-        jobs, used = self._jobs[role], 0
-        shares: list[tuple[_Job, list[str]]] = []
-        while jobs:
+        if not self._batches[role]:
+            self._cut(role)
+        batch = self._batches[role].popleft() if self._batches[role] else []
+        self.waiting_tokens[role] -= sum(job.tokens[place] for job, place in batch)
+        return batch
+
+    def _cut(self, role: Role) -> None:
+        """The first texts of the queue into batches, by length."""
+        jobs, room = self._jobs[role], CUT_AHEAD * self._batch_tokens
+        texts: _Batch = []
+        while jobs and (not texts or room > 0):
             job = jobs.popleft()
-            some, tokens = job.take(self._batch_tokens - used, at_least_one=not shares)
-            if some:
-                shares.append((job, some))
-                used += tokens
-            if job.taken < len(job.texts):
-                if some and len(shares) == 1:
-                    jobs.append(job)  # it has had a batch of its own: the others' turn
+            while job.cut < len(job.texts) and (not texts or job.tokens[job.cut] <= room):
+                room -= job.tokens[job.cut]
+                texts.append((job, job.cut))
+                job.cut += 1
+            if job.cut < len(job.texts):
+                alone = texts[0][0] is job
+                if alone:
+                    jobs.append(job)
                 else:
                     jobs.appendleft(job)
                 break
-        self.waiting_tokens[role] -= used
-        return shares, used
+        texts.sort(key=lambda text: text[0].tokens[text[1]])
+        batch: _Batch = []
+        used = 0
+        for job, place in texts:
+            if batch and used + job.tokens[place] > self._batch_tokens:
+                self._batches[role].append(batch)
+                batch, used = [], 0
+            batch.append((job, place))
+            used += job.tokens[place]
+        if batch:
+            self._batches[role].append(batch)
 
     def _drop_done(self, role: Role) -> None:
-        """Forget jobs that were cancelled, or failed in an earlier batch."""
-        done = [job for job in self._jobs[role] if job.future.done()]
-        for job in done:
+        """Forget texts of requests that were cancelled, or failed in an earlier batch."""
+        for job in [job for job in self._jobs[role] if job.future.done()]:
             self._jobs[role].remove(job)
-            self.waiting_tokens[role] -= sum(job.tokens[job.taken :])
+            self.waiting_tokens[role] -= sum(job.tokens[job.cut :])
+        kept: deque[_Batch] = deque()
+        for batch in self._batches[role]:
+            self.waiting_tokens[role] -= sum(job.tokens[place] for job, place in batch if job.future.done())
+            if still := [(job, place) for job, place in batch if not job.future.done()]:
+                kept.append(still)
+        self._batches[role] = kept
