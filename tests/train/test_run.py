@@ -287,6 +287,9 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
 
         calls = 0
 
+        def encode_queries(self, texts, progress=False):
+            raise AssertionError("nothing is asked here")
+
         def encode_passages(self, texts, progress=False):
             ByWord.calls += 1
             topics = [
@@ -399,12 +402,13 @@ def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monke
         original(self)
         self._n_gpu = 2
 
-    def wrapped(*_args, **_kwargs):
-        raise AssertionError("the model was wrapped")
+    class Wrapped(torch.nn.DataParallel):
+        def __init__(self, *_args, **_kwargs):
+            raise AssertionError("the model was wrapped")
 
     train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "one", say=lambda _: None)
     monkeypatch.setattr(SentenceTransformerTrainingArguments, "__post_init__", with_two)
-    monkeypatch.setattr(torch.nn, "DataParallel", wrapped)
+    monkeypatch.setattr(torch.nn, "DataParallel", Wrapped)
     said = []
     train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "two", say=said.append)
     assert "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES" in said
