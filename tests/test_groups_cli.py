@@ -9,6 +9,7 @@ import pytest
 
 from conftest import make_rows
 from revela.data.shards import GroupFolder
+from revela.models.retriever import build_retriever
 from test_cli import TINY, run
 
 CUT = ("--chunk-words", "12", "--threads", "1", "--held-out", "0.2")
@@ -40,6 +41,19 @@ def test_groups_are_built_shown_stored_and_trained_on(monkeypatch, capsys, corpu
     code, said, err = run(monkeypatch, capsys, "train", out, *train, "--group-size", 8)
     assert code == 0, err
     assert f"64 documents -> {len(folder.rows)} chunks -> {len(folder)} groups of 8 an epoch" in said and "sibling" in said
+
+
+def test_clusters_of_what_a_surrogate_finds_similar(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+    model = build_retriever(
+        tiny_lm_folder, layers=1, pooling="mean", max_tokens=64, lower_case=False, query_prompt="", passage_prompt="passage: "
+    )
+    model.save(str(tmp_path / "surrogate"))
+    flags = (*BUILD, *models(tiny_lm_folder), "--groups", "cluster", "--surrogate", tmp_path / "surrogate")
+    for objective in ("revela", "dream"):
+        asked = ("--objective", objective, "--queries", "title")
+        code, said, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path / objective, *flags, *asked)
+        assert code == 0 and "embedded in" in said, err
+        assert len(GroupFolder(tmp_path / objective)) > 10
 
 
 def test_several_corpora_in_given_shares(monkeypatch, capsys, tiny_lm_folder, tmp_path):

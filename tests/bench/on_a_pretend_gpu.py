@@ -77,16 +77,17 @@ def probes(device: torch.device) -> list[Any]:
 
 
 def fit(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Where the retriever is after the fit, and a vector of it."""
+    """Where the retriever is after the fit, and cosines of what it gives (axes of like strength are anyone's choice)."""
     settings = dict(layers=2, pooling="mean", max_tokens=32, lower_case=False, query_prompt="query: ", passage_prompt="passage: ")
     model = build_retriever(folder, **settings).eval()
     texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
     with pretending(), torch.no_grad():
         model.to(device)
         fit_to_corpus(model, texts, token_weighting=1e-2, whitening=0.4, lexical=1.0, bf16=False)
-        features = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in model.preprocess(texts[:1]).items()}
-        vector = numbers(model(features)["sentence_embedding"])
-    return {"devices": sorted({p.device.type for p in model.parameters()}), "vector": vector}
+        features = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in model.preprocess(texts[:5]).items()}
+        vectors_ND = model(features)["sentence_embedding"]
+        cosines = numbers(vectors_ND @ vectors_ND.T)
+    return {"devices": sorted({p.device.type for p in model.parameters()}), "cosines": cosines}
 
 
 def bench(device: torch.device) -> list[str]:

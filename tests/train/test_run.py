@@ -313,6 +313,9 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
 
         calls = 0
 
+        def encode_queries(self, texts, progress=False):
+            raise AssertionError("nothing is asked here")
+
         def encode_passages(self, texts, progress=False):
             ByWord.calls += 1
             topics = [
@@ -330,8 +333,6 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
                 "harbour",
             ]
             return np.array([[text.lower().count(topic) for topic in topics] for text in texts], dtype=np.float32)
-
-        encode_queries = encode_passages
 
     rows = training_chunks(recipe, documents)
     recipe = dataclasses.replace(recipe, groups="iterative", regroup_every=10)

@@ -87,9 +87,7 @@ def chunk_tour(recipe: Recipe, rows: Stored[Chunk], model: Model, say: Say) -> N
     began = time.monotonic()
     if recipe.surrogate:
         encoder = load_encoder(find_weights(recipe.surrogate, "", say), recipe.precision, recipe.surrogate_tokens)
-        vectors = _vectors(
-            recipe, rows, _in_parts(encoder.encode_queries, progress=True), _in_parts(encoder.encode_passages, progress=True)
-        )
+        sides: tuple[Encode, Encode] = _in_parts(encoder.encode_queries, progress=True), _in_parts(encoder.encode_passages, progress=True)
     else:
         words = functools.partial(lexical_vectors, model(), token_weighting=recipe.token_weighting)
         sides = words, words
