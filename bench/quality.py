@@ -87,6 +87,8 @@ def row(
     with tempfile.TemporaryDirectory(dir=OUT) as scratch:
         target = model or f"{scratch}/model"
         if train is not None:
+            if "--heads" in train:
+                find_heads(folder)
             began = time.time()
             peak = run_and_weigh(["revela", "train", str(corpus_of(folder)), "--out", target, *train])
             rows = [json.loads(line) for line in Path(target, "metrics.jsonl").read_text().splitlines()]
@@ -150,19 +152,33 @@ def plan(minutes: float, other_minutes: float) -> Iterator[tuple[str, str, dict[
 
 def plan_objectives(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The same for every objective: one core, one seed after another, what is quick to learn from first."""
-    written = OUT / "written"
-    written.mkdir(exist_ok=True)
     for seed in seeds:
         for name in ("cosqa", "scifact"):
             common = ["--model", SMOL, "--lm", SMOL, "--threads", "1", "--clock", "cpu", "--seed", str(seed), "--keep", "last"]
-            asked = ["--max-queries", "1000", "--queries-file", str(written / f"{name}.jsonl")]
+            asked = ["--max-queries", "1000", "--queries-file", str(OUT / "written" / f"{name}.jsonl")]
             still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
             for words in (48, 80):
                 yield name, f"start, chunks of {words} words, seed {seed}", {"train": [*common, *still, "--chunk-words", str(words)]}
-            for preset in ("pairs", "attention", "crop", "infonce", "dream", "gated", "replug"):
-                written_for = asked if preset in ("infonce", "dream") else []
-                flags = [*common, "--preset", preset, "--max-minutes", f"{minutes:g}", *written_for]
+            for preset in ("pairs", "infonce", "crop", "dream", "attention", "replug", "gated"):
+                flags = [*common, "--preset", preset, "--max-minutes", f"{minutes:g}", *(asked if preset in ("infonce", "dream") else [])]
                 yield name, f"{preset}, {minutes:g} min of one core, seed {seed}", {"train": flags}
+            for title, more in {
+                "gated with siblings": ["--siblings", "1"],
+                "gated, DREAM's heads": ["--heads", str(OUT / "heads" / f"{name}.json")],
+                "attention, written questions": ["--preset", "attention", "--queries", "lm", *asked],
+                "attention, authors' words": ["--preset", "attention", "--queries", "authors-words"],
+            }.items():
+                flags = [*common, *more, "--max-minutes", f"{minutes:g}"]
+                yield name, f"{title}, {minutes:g} min of one core, seed {seed}", {"train": flags}
+
+
+def find_heads(folder: Path) -> None:
+    """The ranking of the LM's heads by how they look from a question to its answer, for gates."""
+    out = OUT / "heads" / f"{folder.name}.json"
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        flags = ["--preset", "attention", "--lm", SMOL, "--threads", "1", "--out", str(out)]
+        subprocess.run(["revela", "heads", str(corpus_of(folder)), *flags], check=True)
 
 
 def plan_groups(steps: int, seeds: Sequence[int]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -189,7 +205,7 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="make nothing, print the rows that there are")
     arguments = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "written").mkdir(parents=True, exist_ok=True)
     table = []
     rows = {
         "systems": plan(arguments.minutes, arguments.other_minutes),

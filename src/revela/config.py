@@ -64,7 +64,7 @@ class Recipe:
     pooling: Pooling = "mean"
     "How a decoder's token vectors become one vector."
     token_weighting: float = 3e-3
-    "Weight each token in the mean by a / (a + its share of the corpus's tokens), a being this (SIF); 0: all alike."
+    "Weight each token in the mean by a / (a + its share of the corpus's tokens), a being this (SIF); punctuation by 0. 0: all alike."
     whitening: float = 0.4
     "Whiten the pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a linear layer; 0: off, 0.5: fully."
     lexical: float = 1.0

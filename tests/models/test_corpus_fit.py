@@ -87,6 +87,17 @@ def test_rare_tokens_weigh_more(tiny_lm_folder):
     assert all(weights[i] == 0 for i in model.tokenizer("query:", add_special_tokens=False)["input_ids"])
 
 
+def test_punctuation_weighs_nothing(tiny_lm_folder):
+    texts, model = some_texts(), build(tiny_lm_folder, passage_prompt="")
+    fit(model, texts, token_weighting=1e-2)
+    weights = model[1].emb_layer.weight[:, 0]
+    marks = model.tokenizer(" (=) , é", add_special_tokens=False)["input_ids"]
+    by_text = {model.tokenizer.decode([i]).strip(): weights[i].item() for i in marks}
+    assert {mark: by_text[mark] for mark in "(=),"} == dict.fromkeys("(=),", 0.0)
+    parts_of_a_letter = model.tokenizer("é", add_special_tokens=False)["input_ids"]
+    assert all(weights[i] > 0 for i in parts_of_a_letter)
+
+
 @pytest.mark.parametrize("lexical", [0.0, 1.0])
 def test_the_rotation_changes_no_cosine_and_puts_first_what_says_most(tiny_lm_folder, lexical):
     texts, model = some_texts(), build(tiny_lm_folder, passage_prompt="")

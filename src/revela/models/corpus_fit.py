@@ -1,6 +1,7 @@
 """What a decoder's pooling learns from the raw corpus before the first update, without labels, as stock modules:
-- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent tokens count less. The
-  prompts' own tokens weigh nothing: a decoder turns its first tokens into attention sinks, and so no word of the text is one;
+- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent tokens count less. Tokens
+  without a letter or digit weigh nothing, as BM25 has no words for them either: in code every other token is one. Nor do the
+  prompts' own: a decoder turns its first tokens into attention sinks, and so no word of the text is one;
 - whitening x -> (x - mean) C^-p (Su et al., 2021), with C taken over tokens: the vectors of a raw LM share a few huge
   directions that say nothing about the text, and pooled vectors are too few and too alike to tell which;
 - beside the mean of the contextual vectors, the mean of the tokens' own input embeddings, whitened over the corpus's tokens
@@ -52,7 +53,7 @@ def fit_to_corpus(
     transformer, pooling, normalize = model
     tokenizer = transformer.tokenizer
     counts_V = _token_counts(tokenizer, texts)
-    weight_V = _token_weights(counts_V, token_weighting)
+    weight_V = _token_weights(tokenizer, counts_V, token_weighting)
     weight_V[_prompt_ids(model)] = 0.0
     parts: list[nn.Module] = [transformer, pooling]
     if token_weighting:
@@ -98,7 +99,7 @@ def lexical_vectors(model: SentenceTransformer, texts: Sequence[str], token_weig
         token_weighting: a of a / (a + p); 0: all tokens weigh the same.
     """
     counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
-    weight_V = _token_weights(counts_V, token_weighting)
+    weight_V = _token_weights(model.tokenizer, counts_V, token_weighting)
     table_VD = _lexical_table(model, counts_V, weight_V)
     vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
     for start in range(0, len(texts), TEXTS):
@@ -125,9 +126,14 @@ def _token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> T
     return counts_V.float()
 
 
-def _token_weights(counts_V: Tensor, a: float) -> Tensor:
-    """SIF (Arora, Liang & Ma, ICLR 2017): a / (a + share of the tokens); all 1 if a is 0."""
-    return a / (a + counts_V / counts_V.sum()) if a else torch.ones(len(counts_V))
+def _token_weights(tokenizer: PreTrainedTokenizerFast, counts_V: Tensor, a: float) -> Tensor:
+    """SIF (Arora, Liang & Ma, ICLR 2017): a / (a + share of the tokens), 0 without a letter or digit; all 1 if a is 0."""
+    if not a:
+        return torch.ones(len(counts_V))
+    texts = tokenizer.batch_decode([[i] for i in range(len(counts_V))])
+    # A token that is a part of a letter's bytes alone is decoded as a replacement character.
+    word_V = torch.tensor([any(c.isalnum() or c == "\N{REPLACEMENT CHARACTER}" for c in text) for text in texts])
+    return torch.where(word_V, a / (a + counts_V / counts_V.sum()), 0.0)
 
 
 class _Moments:
