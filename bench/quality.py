@@ -159,7 +159,7 @@ def plan_objectives(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str,
             still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
             for words in (48, 80):
                 yield name, f"start, chunks of {words} words, seed {seed}", {"train": [*common, *still, "--chunk-words", str(words)]}
-            for preset in ("pairs", "infonce", "crop", "dream", "attention", "replug", "gated"):
+            for preset in ("pairs", "gains", "infonce", "crop", "dream", "attention", "replug", "gated"):
                 flags = [*common, "--preset", preset, "--max-minutes", f"{minutes:g}", *(asked if preset in ("infonce", "dream") else [])]
                 yield name, f"{preset}, {minutes:g} min of one core, seed {seed}", {"train": flags}
             for title, more in {
@@ -167,6 +167,12 @@ def plan_objectives(minutes: float, seeds: Sequence[int]) -> Iterator[tuple[str,
                 "gated, DREAM's heads": ["--heads", str(OUT / "heads" / f"{name}.json")],
                 "attention, written questions": ["--preset", "attention", "--queries", "lm", *asked],
                 "attention, authors' words": ["--preset", "attention", "--queries", "authors-words"],
+                "gains, no prior": ["--preset", "gains", "--prior", "0"],
+                "gains, by document": ["--preset", "gains", "--groups", "document"],
+                "pairs, clusters": ["--preset", "pairs", "--groups", "cluster"],
+                "pairs, iterative": ["--preset", "pairs", "--groups", "iterative", "--regroup-every", "100"],
+                "gated, iterative": ["--groups", "iterative", "--regroup-every", "50"],
+                "attention, iterative": ["--preset", "attention", "--groups", "iterative", "--regroup-every", "75"],
             }.items():
                 flags = [*common, *more, "--max-minutes", f"{minutes:g}"]
                 yield name, f"{title}, {minutes:g} min of one core, seed {seed}", {"train": flags}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 Pooling = Literal["eos", "mean", "weighted-mean"]
 Precision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
-Objective = Literal["revela", "dream", "attention", "replug", "infonce", "crop"]
+Objective = Literal["revela", "gains", "dream", "attention", "replug", "infonce", "crop"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Recipe:
 
     # Objective
     objective: Objective = "revela"
-    "What is learned from: an LM's next tokens (revela, dream), attention, its likelihoods (replug), queries (infonce) or crops (crop)."
+    "What is learned from: an LM's next tokens (revela, gains, dream), attention, likelihoods (replug), queries (infonce) or crops (crop)."
     tau: float = 1.0
     "Temperature of the similarities: of the standard scores, or of the cosines."
     learn_tau: bool = False
@@ -110,7 +110,7 @@ class Recipe:
     matryoshka: tuple[int, ...] = ()
     "Train vectors that may be cut to so many of their first numbers, 64 128 256 for example. Each batch trains one width, or the whole."
 
-    # Objective: revela
+    # Objective: revela, gains
     mix: Literal["gated", "sum"] = "gated"
     "How the in-batch output joins the LM's own attention: (1-g) s + g b, or the paper's s + b."
     gate_heads: int = 24
@@ -146,9 +146,11 @@ class Recipe:
     lm_prompt: Literal["plain", "chat"] = "plain"
     "What the LM reads around passages and questions; chat: its own chat template."
 
-    # Objective: attention
+    # Objective: attention, gains
     sharpness: float = 2.0
-    "Factor of the standard scores that the LM's attention and the retriever's start give together, before their soft-max."
+    "Factor of the standard scores that the LM and the retriever's start give together, before their soft-max."
+    prior: float = 1.0
+    "Weight of the retriever's start in them."
 
     # Objective: infonce, crop
     drop_false_negatives: bool = False
@@ -245,6 +247,7 @@ PAPER: dict[str, Any] = dict(
     keep="last",
 )
 
+GAINS: dict[str, Any] = dict(objective="gains", groups="cluster", tau=0.05)
 # Ours: tau, gate, and the learning rate that goes with this start.
 DREAM: dict[str, Any] = dict(objective="dream", tau=0.05, learn_tau=True, gate=0.5, learn_gates=True)
 ATTENTION: dict[str, Any] = dict(objective="attention", queries="telling-sentence", chunk_words=80, query_heads=4, tau=0.05)
@@ -256,6 +259,7 @@ CROP: dict[str, Any] = dict(objective="crop", tau=0.05, group_size=32, neighbour
 PRESETS: dict[str, dict[str, Any]] = {
     "gated": {},
     "paper": PAPER,
+    "gains": GAINS,
     "dream": DREAM,
     "attention": ATTENTION,
     "replug": REPLUG,

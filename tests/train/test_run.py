@@ -69,6 +69,7 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
         {**PRESETS["crop"], "group_size": 8, "crop_window": 30, "crop_deletion": 0.1, "matryoshka": (4, 16)},
         {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
         {**PRESETS["attention"], "chunk_words": 30, "query_heads": 3, "groups_per_step": 2, "groups_per_batch": 2},
+        {**PRESETS["gains"], "groups_per_step": 2, "groups_per_batch": 2},
     ],
 )
 def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
@@ -271,6 +272,7 @@ def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_
 
 
 OBJECTIVES = {
+    "gains": {},
     "dream": {"queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
     "attention": {"chunk_words": 30, "query_heads": 3},
     "replug": {"tau": 0.1, "tau_lm": 0.1},

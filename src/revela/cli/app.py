@@ -22,7 +22,7 @@ app = App(
     version_flags=["--version"],
 )
 Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
-Preset = Literal["gated", "paper", "dream", "attention", "replug", "infonce", "pairs", "crop"]
+Preset = Literal["gated", "paper", "gains", "dream", "attention", "replug", "infonce", "pairs", "crop"]
 DEFAULTS = Recipe()
 INDEXING = Indexing()
 Corpus = Annotated[list[Path], Parameter(negative=())]

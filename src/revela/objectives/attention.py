@@ -4,7 +4,7 @@ The LM reads candidates and a question. What its query-focused heads (query_head
 fitted retriever does, and best together with it (docs/log.md); so that is the target, in the manner of Izacard & Grave (ICLR 2021),
 whose reader was trained on answers, where this LM is trained on nothing:
 
-    t_i = z( z(sum_k z(a_ki)) + z(cos_0(q, d_i)) )        a_ki: head k's score of candidate i; cos_0: the retriever's before training
+    t_i = z( z(sum_k z(a_ki)) + prior * z(cos_0(q, d_i)) )    a_ki: head k's score of candidate i; cos_0: the retriever's at the start
     L   = KL( softmax(sharpness * t) || softmax_i(cos(q, d_i) / tau) )
 
 z takes the mean off and divides by the standard deviation, over the candidates of a question. No gradient enters the LM, and it runs
@@ -38,6 +38,7 @@ class AttentionDistillation(nn.Module):
         as_it_began: a context inside which ``model`` is what it was before training.
         tau: temperature of the cosines.
         sharpness: factor of the target's standard scores.
+        prior: weight of the retriever's own start in the target.
         group_size: candidates a group; a batch may hold several groups.
         retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
     """
@@ -51,12 +52,14 @@ class AttentionDistillation(nn.Module):
         *,
         tau: float,
         sharpness: float,
+        prior: float = 1.0,
         group_size: int,
         retriever_batch: int = 0,
     ) -> None:
         super().__init__()
         self.model, self.lm, self.heads, self.as_it_began = model, lm, list(heads), as_it_began
-        self.tau, self.sharpness, self.group_size, self.retriever_batch = tau, sharpness, group_size, retriever_batch
+        self.tau, self.sharpness, self.prior = tau, sharpness, prior
+        self.group_size, self.retriever_batch = group_size, retriever_batch
 
     def forward(self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Loss (nats a question); ``features`` as for ``Dream``, but no answers, and each group's last question is "N/A"."""
@@ -69,7 +72,7 @@ class AttentionDistillation(nn.Module):
             if not len(cosine_QB):
                 continue
             attended_QB = standard(candidate_scores(self.lm, *of_group(prompt, tail, i), self.heads)).sum(dim=0)
-            target_QB = self.sharpness * standard(standard(attended_QB) + standard(began_QB))
+            target_QB = self.sharpness * standard(standard(attended_QB) + self.prior * standard(began_QB))
             with torch.autocast(cosine_QB.device.type, enabled=False):
                 log_probability_QB = (cosine_QB / self.tau).log_softmax(dim=-1)
                 losses.append(F.kl_div(log_probability_QB, target_QB.softmax(dim=-1), reduction="batchmean"))

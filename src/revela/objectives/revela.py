@@ -71,10 +71,14 @@ def in_batch_weights(
         size = len(scores_BB)
         diagonal_BB = torch.eye(size, dtype=torch.bool, device=scores_BB.device)
         if standardise:
-            # All but the diagonal, without asking a GPU how many there are.
-            others_BB = scores_BB.flatten()[1:].view(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
-            scores_BB = scores_BB / (others_BB.var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
+            scores_BB = scores_BB / (others(scores_BB).var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
         return (scores_BB / tau).masked_fill(diagonal_BB, -torch.inf).softmax(dim=-1)
+
+
+def others(scores_BB: Tensor) -> Tensor:
+    """(B, B - 1): the rows without their diagonal, and without asking a GPU how many numbers there are."""
+    size = len(scores_BB)
+    return scores_BB.flatten()[1:].view(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
 
 
 def sibling_loss(weights_BB: Tensor, document_B: Tensor) -> Tensor:

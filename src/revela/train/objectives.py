@@ -25,6 +25,7 @@ from revela.models.weights import find_weights
 from revela.objectives.attention import AttentionDistillation
 from revela.objectives.contrastive import Contrastive
 from revela.objectives.dream import Dream
+from revela.objectives.gains import GainDistillation
 from revela.objectives.matryoshka import Matryoshka
 from revela.objectives.replug import Replug
 from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
@@ -52,7 +53,15 @@ class Materials:
 def build_objective(materials: Materials) -> tuple[nn.Module, Collate]:
     """The module that the trainer hosts, and what makes its batches."""
     build: dict[str, Callable[[Materials], tuple[nn.Module, Collate]]]
-    build = {"revela": _revela, "dream": _dream, "replug": _replug, "infonce": _infonce, "crop": _crop, "attention": _attention}
+    build = {
+        "revela": _revela,
+        "gains": _revela,
+        "dream": _dream,
+        "attention": _attention,
+        "replug": _replug,
+        "infonce": _infonce,
+        "crop": _crop,
+    }
     widths, whole = materials.recipe.matryoshka, materials.model.get_embedding_dimension()
     if bad := [width for width in widths if not 0 < width < whole]:
         raise RevelaError(f"--matryoshka {bad[0]}: this retriever's vectors have {whole} numbers, give from 1 to {whole - 1}")
@@ -63,9 +72,7 @@ def build_objective(materials: Materials) -> tuple[nn.Module, Collate]:
 def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:
     recipe = m.recipe
     lm, tokenizer, folder = _language_model(m)
-    objective = Revela(
-        m.model,
-        lm,
+    settings: dict[str, Any] = dict(
         tau=recipe.tau,
         gates_LH=_gates(m, lm, folder, tokenizer),
         v_norm=recipe.v_norm,
@@ -79,6 +86,11 @@ def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:
         kernel=recipe.kernel,
         siblings=recipe.siblings,
     )
+    if recipe.objective == "gains":
+        began = functools.partial(without_lora, m.model)
+        objective: Revela = GainDistillation(m.model, lm, as_it_began=began, sharpness=recipe.sharpness, prior=recipe.prior, **settings)
+    else:
+        objective = Revela(m.model, lm, **settings)
     return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed)
 
 
@@ -164,6 +176,7 @@ def _attention(m: Materials) -> tuple[nn.Module, PromptCollator]:
         functools.partial(without_lora, m.model),
         tau=recipe.tau,
         sharpness=recipe.sharpness,
+        prior=recipe.prior,
         group_size=recipe.group_size,
         retriever_batch=recipe.retriever_batch,
     )

@@ -1,0 +1,181 @@
+"""What is Revela's signal worth, pair by pair?
+
+    python bench/signals.py --text TEXT/wikipedia_small.jsonl.gz --what siblings
+    python bench/signals.py --text TEXT/wikipedia_small.jsonl.gz --what duplicates
+
+Groups of 16 chunks, four each of four documents. The signal on a pair is minus the derivative of the LM's loss by the pair's score,
+before the soft-max that makes Sim of it: what the retriever is told about them. Taken at two places: where all scores are equal, and
+where the fitted retriever has them. A signal is as good as it tells siblings, chunks of one document, from strangers (AUC, mean over rows).
+
+``siblings``: documents that the fitted retriever finds alike; beside the signal at either place, the retriever's own cosines.
+``duplicates``: documents at random, and one chunk of another document replaced by a near-copy of a chunk (the same words but for one in
+twenty); of the row of the chunk that has a copy, the part of the signal that is on the copy, and how good the rest is, with and
+without the copy.
+
+Intervals (95 %) are Student's t over groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import t as student
+from torch import Tensor
+
+from revela.config import Recipe
+from revela.data.chunk import chunk
+from revela.data.text import read_corpus
+from revela.models.language_model import load_language_model, load_tokenizer
+from revela.models.quiet import quieten
+from revela.models.retriever import RetrieverEncoder, autocast, compute_device, uses_bf16
+from revela.models.weights import resolve
+from revela.objectives.revela import Revela, gates_on_heads
+from revela.train.collate import first_half
+from revela.train.heads import sibling_heads
+from revela.train.rows import training_chunks
+from revela.train.run import fit_to_chunks, untrained_retriever
+
+DOCUMENTS, PIECES = 4, 4  # of a group
+OWNER = np.repeat(np.arange(DOCUMENTS), PIECES)
+COPIED, REPLACED = 0, DOCUMENTS * PIECES - 1  # the copy of the first chunk takes the last one's place
+CHANGED = 0.05  # of a copy's words
+SOME = 600  # documents that groups of like ones are taken from
+
+
+def near_copy(text: str, rng: random.Random) -> str:
+    """The same words, but some are other words of the text."""
+    words = text.split(" ")
+    for place in rng.sample(range(len(words)), max(1, int(CHANGED * len(words)))):
+        words[place] = rng.choice(words)
+    return " ".join(words)
+
+
+def auc(signal_B: np.ndarray, keep_B: np.ndarray, row: int) -> float:
+    """Chance that a sibling of the row's chunk has more signal than a stranger, among those that are kept."""
+    sibling_B = np.isin(OWNER, OWNER[row])
+    siblings, strangers = signal_B[keep_B & sibling_B], signal_B[keep_B & ~sibling_B]
+    return float((siblings[:, None] > strangers).mean())
+
+
+def mean_auc(signal_BB: np.ndarray) -> float:
+    rows = range(len(signal_BB))
+    return float(np.mean([auc(signal_BB[row], np.arange(len(signal_BB)) != row, row) for row in rows]))
+
+
+def told(values: Sequence[float]) -> str:
+    margin = student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{np.mean(values):.3f} ± {margin:.3f}"
+
+
+class Signal:
+    """What an LM with gates says about each pair of a group."""
+
+    def __init__(self, recipe: Recipe, corpus: Path) -> None:
+        documents, _ = read_corpus([corpus])
+        self.recipe, self.device, folder = recipe, compute_device(), resolve("embedded:smollm2-135m")
+        self.bf16 = uses_bf16(recipe.precision, self.device)
+        self.lm, self.tokenizer = load_language_model(folder, bf16=self.bf16).to(self.device), load_tokenizer(folder)
+        ranking = sibling_heads(recipe, self.lm, self.tokenizer, folder, documents, print)
+        first = int(recipe.gate_first_layer * self.lm.n_layers)
+        heads = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
+        model = untrained_retriever(recipe, folder, documents, print)
+        fit_to_chunks(recipe, model, training_chunks(recipe, documents), self.bf16, print)
+        self.encoder, gates_LH = RetrieverEncoder(model, self.bf16), gates_on_heads(self.lm, recipe.gate, heads)
+        self.objective = Revela(model, self.lm, tau=recipe.tau, gates_LH=gates_LH, v_norm=False)
+        self.documents = documents
+
+    def equal(self, texts: Sequence[str]) -> Tensor:
+        """Zeros (B, B)."""
+        return torch.zeros(len(texts), len(texts))
+
+    def fitted(self, texts: Sequence[str]) -> Tensor:
+        """Standardised cosines (B, B) of the fitted retriever, first halves as queries."""
+        halves = [first_half(text, self.tokenizer, self.recipe.lm_tokens) for text in texts]
+        cosine_BB = torch.tensor(self.encoder.encode_queries(halves) @ self.encoder.encode_passages(texts).T)
+        others_BB = cosine_BB.masked_fill(torch.eye(len(texts), dtype=torch.bool), torch.nan)
+        mean_B1 = others_BB.nanmean(dim=1, keepdim=True)
+        return (cosine_BB - mean_B1) / (others_BB - mean_B1).square().nanmean(dim=1, keepdim=True).sqrt()
+
+    def __call__(self, texts: Sequence[str], scores_BB: Tensor) -> np.ndarray:
+        """(B, B): minus d loss / d score."""
+        side = self.tokenizer(
+            list(texts), truncation=True, max_length=self.recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
+        ).to(self.device)
+        scores_BB = scores_BB.to(self.device).clone().requires_grad_()
+        diagonal_BB = torch.eye(len(texts), dtype=torch.bool, device=self.device)
+        with autocast(self.device, self.bf16):
+            weights_BB = scores_BB.masked_fill(diagonal_BB, -torch.inf).softmax(dim=1)
+            packed = self.lm.pack(side["input_ids"], side["attention_mask"])
+            self.objective.lm_loss(packed, weights_BB, self.objective.gates_LH).backward()
+        assert scores_BB.grad is not None
+        return -scores_BB.grad.cpu().numpy()
+
+
+def duplicates(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
+    """Of each group, what a near-copy does."""
+    kept = np.isin(np.arange(len(OWNER)), (COPIED, REPLACED), invert=True)
+    for start in range(0, DOCUMENTS * groups, DOCUMENTS):
+        plain = [text for texts in pieces[start : start + DOCUMENTS] for text in texts]
+        copied = [*plain[:REPLACED], near_copy(plain[COPIED], rng)]
+        found = {}
+        for place, scores in (("equal scores", signal.equal), ("fitted scores", signal.fitted)):
+            rows = {kind: signal(texts, scores(texts)) for kind, texts in (("plain", plain), ("copied", copied))}
+            for kind, row_BB in rows.items():
+                row_B = row_BB[COPIED]
+                found[f"{place}, {kind}: AUC of siblings, the replaced chunk left out"] = auc(row_B, kept, COPIED)
+                share = np.abs(row_B[REPLACED]) / np.abs(row_B).sum()
+                found[f"{place}, {kind}: part of the row's signal on the replaced chunk"] = float(share)
+            with_, without = rows["copied"], rows["plain"]
+            size = np.abs(with_[COPIED][kept]).sum() / np.abs(without[COPIED][kept]).sum()
+            found[f"{place}: signal on the others, with the copy over without"] = float(size)
+            unmoved = [np.corrcoef(with_[row][:REPLACED], without[row][:REPLACED])[0, 1] for row in range(1, REPLACED)]
+            found[f"{place}: correlation of the other rows with themselves, without and with"] = float(np.mean(unmoved))
+        yield found
+
+
+def siblings(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
+    """Of each group, how well the retriever and its teachers tell siblings from strangers."""
+    vectors = signal.encoder.encode_passages([" ".join(texts) for texts in pieces])
+    for _ in range(groups):
+        first = rng.randrange(len(pieces))
+        nearest = np.argsort(-(vectors @ vectors[first]))[:DOCUMENTS]  # the first is itself
+        texts = [text for i in nearest for text in pieces[i]]
+        fitted = signal.fitted(texts)
+        equal_BB, fitted_BB = signal(texts, signal.equal(texts)), signal(texts, fitted)
+        yield {
+            "fitted retriever: cosines": mean_auc(fitted.numpy()),
+            "LM: signal at fitted scores (what gated training uses)": mean_auc(fitted_BB),
+            "LM: signal at equal scores": mean_auc(equal_BB),
+            "LM: signal at equal scores, both ways": mean_auc(equal_BB + equal_BB.T),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, required=True, help="documents")
+    parser.add_argument("--what", choices=["siblings", "duplicates"], default="siblings")
+    parser.add_argument("--groups", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=0)
+    arguments = parser.parse_args()
+    quieten()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    rng = random.Random(0)
+    recipe = Recipe()
+    signal = Signal(recipe, arguments.text)
+    cut = ([c.text for c in chunk(document, 0, recipe.chunk_words)] for document in signal.documents)
+    long_enough = [texts[:PIECES] for texts in cut if len(texts) >= PIECES]
+    measure = siblings if arguments.what == "siblings" else duplicates
+    pieces = rng.sample(long_enough, min(len(long_enough), max(SOME, DOCUMENTS * arguments.groups)))
+    found = list(measure(signal, pieces, arguments.groups, rng))
+    for name in sorted(found[0]):
+        print(f"{name}: {told([row[name] for row in found])}")
+
+
+if __name__ == "__main__":
+    main()
