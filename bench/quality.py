@@ -192,7 +192,7 @@ def plan_groups(steps: int, seeds: Sequence[int]) -> Iterator[tuple[str, str, di
     blank = ["--pooling", "eos", "--token-weighting", "0", "--whitening", "0", "--lexical", "0", "--learning-rate", "5e-4"]
     common = ["--model", SMOL, "--lm", SMOL, "--threads", "1", "--keep", "last", "--max-minutes", "0", "--max-steps", str(steps), *blank]
     for seed in seeds:
-        for name in ("cosqa", "scifact"):
+        for name in ("cosqa", "conala", "scifact"):
             for groups in ("random", "document", "cluster", "iterative"):
                 flags = [*common, "--seed", str(seed), "--groups", groups, "--regroup-every", str(steps // 3)]
                 yield name, f"groups {groups}, {steps} updates, seed {seed}", {"train": flags}
@@ -225,7 +225,7 @@ def main() -> None:
             table.append((name, label, row(label, arguments.data / name, **how)))
     print("\n| collection | system | nDCG@10 | recall@100 | MRR@10 | MAP | with BM25 (RRF) | BM25 alone | updates | peak GB |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for name, label, result in sorted(table, key=lambda r: COLLECTIONS.index(r[0])):
+    for name, label, result in sorted(table, key=lambda r: [*COLLECTIONS, "conala"].index(r[0])):
         numbers = " | ".join(f"{result['scores'][m]:.3f}" for m in METRICS)
         peak = f"{result['peak_gb']:.1f}" if "peak_gb" in result else ""
         hybrid, bm25 = result["hybrid"]["ndcg@10"], result["bm25"]["ndcg@10"]
