@@ -87,8 +87,7 @@ def main() -> None:
     print(f"{trained:,} source files to train on; {held:,} files of {len(HELD_OUT)} packages held out")
     save_untrained(UNTRAINED["mean, 6 layers"], out / "train.jsonl", out / "untrained")
     save_untrained(UNTRAINED["mean, 6 layers, fitted"], out / "train.jsonl", out / "fitted")
-    limit = ("--max-minutes", f"{arguments.minutes:g}")  # it is code: the preset that was found best for it
-    run("train", f"{out}/train.jsonl", "--out", f"{out}/model", "--preset", "pairs", "--model", SMOL, "--lm", SMOL, *limit)
+    run("train", f"{out}/train.jsonl", "--out", f"{out}/model", "--model", SMOL, "--lm", SMOL, "--max-minutes", f"{arguments.minutes:g}")
     run("eval", f"{out}/untrained", f"{out}/fitted", f"{out}/model", "--on", f"{out}/docstrings", "--json", f"{out}/scores.json")
     run("index", f"{out}/held_out.jsonl", "--model", f"{out}/model", "--out", f"{out}/index")
     for question in QUESTIONS:
