@@ -8,7 +8,8 @@ For each collection, trained on its own raw text: BM25, the backbone untrained w
 (token weights and whitening), the gated preset, MiniLM, and every hybrid; on SciFact also a second seed and the paper preset
 for the same time. ``--what objectives``: every objective from the same start for the same minutes of one core's time, on SciFact
 and cosqa, its last state, beside that start. ``--what groups``: the gated preset's first updates with groups by document, at
-random, by clusters and iterative, from a start that knows nothing (the EOS vector), so that what is learned is the groups' doing.
+random, by clusters and iterative, on conala too, from a start that knows nothing (the EOS vector), so that what is learned is the
+groups' doing.
 Each row is kept in bench/results/quality and made only once; delete a row to make it again.
 """
 
@@ -225,7 +226,8 @@ def main() -> None:
             table.append((name, label, row(label, arguments.data / name, **how)))
     print("\n| collection | system | nDCG@10 | recall@100 | MRR@10 | MAP | with BM25 (RRF) | BM25 alone | updates | peak GB |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for name, label, result in sorted(table, key=lambda r: [*COLLECTIONS, "conala"].index(r[0])):
+    collections = list(dict.fromkeys(name for name, *_ in table))
+    for name, label, result in sorted(table, key=lambda r: collections.index(r[0])):
         numbers = " | ".join(f"{result['scores'][m]:.3f}" for m in METRICS)
         peak = f"{result['peak_gb']:.1f}" if "peak_gb" in result else ""
         hybrid, bm25 = result["hybrid"]["ndcg@10"], result["bm25"]["ndcg@10"]

@@ -34,7 +34,7 @@ from revela.models.language_model import load_language_model, load_tokenizer
 from revela.models.quiet import quieten
 from revela.models.retriever import RetrieverEncoder, autocast, compute_device, uses_bf16
 from revela.models.weights import resolve
-from revela.objectives.revela import Revela, gates_on_heads
+from revela.objectives.revela import Revela, gates_on_heads, others
 from revela.train.collate import first_half
 from revela.train.heads import sibling_heads
 from revela.train.rows import training_chunks
@@ -94,26 +94,20 @@ class Signal:
         return torch.zeros(len(texts), len(texts))
 
     def fitted(self, texts: Sequence[str]) -> Tensor:
-        """Standardised cosines (B, B) of the fitted retriever, first halves as queries."""
+        """Cosines (B, B), over the standard deviation of their row, of the fitted retriever, first halves as queries."""
         halves = [first_half(text, self.tokenizer, self.recipe.lm_tokens) for text in texts]
         cosine_BB = torch.tensor(self.encoder.encode_queries(halves) @ self.encoder.encode_passages(texts).T)
-        others_BB = cosine_BB.masked_fill(torch.eye(len(texts), dtype=torch.bool), torch.nan)
-        mean_B1 = others_BB.nanmean(dim=1, keepdim=True)
-        return (cosine_BB - mean_B1) / (others_BB - mean_B1).square().nanmean(dim=1, keepdim=True).sqrt()
+        return cosine_BB / others(cosine_BB).std(dim=1, correction=0, keepdim=True)
 
     def __call__(self, texts: Sequence[str], scores_BB: Tensor) -> np.ndarray:
-        """(B, B): minus d loss / d score."""
+        """(B, B)."""
         side = self.tokenizer(
             list(texts), truncation=True, max_length=self.recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
         ).to(self.device)
-        scores_BB = scores_BB.to(self.device).clone().requires_grad_()
-        diagonal_BB = torch.eye(len(texts), dtype=torch.bool, device=self.device)
         with autocast(self.device, self.bf16):
-            weights_BB = scores_BB.masked_fill(diagonal_BB, -torch.inf).softmax(dim=1)
             packed = self.lm.pack(side["input_ids"], side["attention_mask"])
-            self.objective.lm_loss(packed, weights_BB, self.objective.gates_LH).backward()
-        assert scores_BB.grad is not None
-        return -scores_BB.grad.cpu().numpy()
+            signal_BB: np.ndarray = self.objective.signal(packed, [scores_BB.to(self.device)]).cpu().numpy()
+        return signal_BB
 
 
 def duplicates(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,22 @@ class Embed(torch.nn.Module):
 
     def forward(self, features):
         return {"sentence_embedding": self.table(features["input_ids"]).mean(1)}
+
+
+def moved_since_it_began() -> tuple[Embed, Embed, Callable[[], AbstractContextManager[None]]]:
+    """A retriever, what it was at another time, and a context inside which it is that."""
+    model, began = Embed().double(), Embed().double()
+    with torch.no_grad():
+        began.table.weight.add_(0.3 * torch.randn(began.table.weight.shape, generator=torch.Generator().manual_seed(9)))
+    now = model.table.weight.data.clone()
+
+    @contextlib.contextmanager
+    def as_it_began():
+        model.table.weight.data.copy_(began.table.weight)
+        yield
+        model.table.weight.data.copy_(now)
+
+    return model, began, as_it_began
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from conftest import Embed, tiny_config
+from conftest import Embed, moved_since_it_began, tiny_config
 from revela.data.prompts import QUESTION
 from revela.models.language_model import LanguageModel
 from revela.objectives.attention import AttentionDistillation, standard
@@ -80,17 +80,7 @@ def sides():
 def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
     prompt, tail = texts()
     question, passage = sides()
-    model, began = Embed().double(), Embed().double()
-    with torch.no_grad():
-        began.table.weight.add_(0.3 * torch.randn(began.table.weight.shape, generator=torch.Generator().manual_seed(9)))
-    now = model.table.weight.data.clone()
-
-    @contextlib.contextmanager
-    def as_it_began():
-        model.table.weight.data.copy_(began.table.weight)
-        yield
-        model.table.weight.data.copy_(now)
-
+    model, began, as_it_began = moved_since_it_began()
     objective = AttentionDistillation(
         model, LanguageModel(build("sdpa")), HEADS, as_it_began, tau=0.2, sharpness=1.5, group_size=3, retriever_batch=retriever_batch
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from conftest import Embed, tiny_config
+from conftest import Embed, moved_since_it_began, tiny_config
 from revela.models.language_model import LanguageModel
 from revela.objectives.gains import GainDistillation
 from revela.objectives.revela import InBatchAttention, gates_in_upper_layers
@@ -67,17 +67,7 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
 @pytest.mark.parametrize("retriever_batch", [0, 2])
 def test_loss_and_gradient_equal_the_naive_loop(lm, prior, retriever_batch):
     query, passage, chunk = sides()
-    model, began = Embed().double(), Embed().double()
-    with torch.no_grad():
-        began.table.weight.add_(0.3 * torch.randn(began.table.weight.shape, generator=torch.Generator().manual_seed(9)))
-    now = model.table.weight.data.clone()
-
-    @contextlib.contextmanager
-    def as_it_began():
-        model.table.weight.data.copy_(began.table.weight)
-        yield
-        model.table.weight.data.copy_(now)
-
+    model, began, as_it_began = moved_since_it_began()
     objective = build(lm, model, as_it_began, prior=prior, retriever_batch=retriever_batch)
     loss = objective([query, passage, chunk])
     fast = torch.autograd.grad(loss, model.table.weight)[0]

@@ -72,10 +72,7 @@ class AttentionDistillation(nn.Module):
             if not len(cosine_QB):
                 continue
             attended_QB = standard(candidate_scores(self.lm, *of_group(prompt, tail, i), self.heads)).sum(dim=0)
-            target_QB = self.sharpness * standard(standard(attended_QB) + self.prior * standard(began_QB))
-            with torch.autocast(cosine_QB.device.type, enabled=False):
-                log_probability_QB = (cosine_QB / self.tau).log_softmax(dim=-1)
-                losses.append(F.kl_div(log_probability_QB, target_QB.softmax(dim=-1), reduction="batchmean"))
+            losses.append(ranking_loss(cosine_QB, self.tau, attended_QB, began_QB, self.prior, self.sharpness))
         return torch.stack(losses).mean()
 
     def _cosines(self, question: dict[str, Tensor], passage: dict[str, Tensor], group_Q: Tensor) -> list[Tensor]:
@@ -85,6 +82,22 @@ class AttentionDistillation(nn.Module):
         counts = [max(0, n - 1) for n in group_Q.bincount(minlength=len(passages)).tolist()]  # without "N/A"
         with torch.autocast(question_QD.device.type, enabled=False):
             return [question @ passage.T for question, passage in zip(torch.split(question_QD, counts), passages, strict=True)]
+
+
+def ranking_loss(cosine_QB: Tensor, tau: float | Tensor, said_QB: Tensor, began_QB: Tensor, prior: float, sharpness: float) -> Tensor:
+    """KL of the retriever's ranking from what an LM said of it and its own start, mean over rows (nats).
+
+    Args:
+        cosine_QB: the retriever's cosines, now.
+        tau: their temperature.
+        said_QB: the LM's scores of the same pairs.
+        began_QB: the cosines before training.
+        prior: weight of these beside the LM's.
+        sharpness: factor of the target's standard scores.
+    """
+    with torch.autocast(cosine_QB.device.type, enabled=False):
+        target_QB = sharpness * standard(standard(said_QB) + prior * standard(began_QB))
+        return F.kl_div((cosine_QB / tau).log_softmax(dim=-1), target_QB.softmax(dim=-1), reduction="batchmean")
 
 
 def standard(scores: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from revela.objectives.attention import standard
+from revela.objectives.attention import ranking_loss
 from revela.objectives.gradcache import embed
 from revela.objectives.revela import Revela, others
 
@@ -66,32 +66,18 @@ class GainDistillation(Revela):
         for cosine, cosine_0 in zip(cosines, began, strict=True):
             group = slice(start, start := start + len(cosine))
             gain = gains_BB[group, group]
-            with torch.autocast(cosine.device.type, enabled=False):
-                target = standard(standard(others(gain + gain.T)) + self.prior * standard(others(cosine_0)))
-                log_probability = (others(cosine) / self.log_tau.exp()).log_softmax(dim=-1)
-                losses.append(F.kl_div(log_probability, (self.sharpness * target).softmax(dim=-1), reduction="batchmean"))
+            said, was, now = others(gain + gain.T), others(cosine_0), others(cosine)
+            losses.append(ranking_loss(now, self.log_tau.exp(), said, was, self.prior, self.sharpness))
         return torch.stack(losses).mean()
 
     def gains(self, packed: Any) -> Tensor:
-        """g, (B, B): 0 between groups and on the diagonal, and in sum over a row."""
+        """g, (B, B): ``signal`` where all scores are equal."""
         device = next(self.model.parameters()).device
-        with torch.enable_grad():
-            scores_BB = torch.zeros(len(packed.lengths), len(packed.lengths), device=device, requires_grad=True)
-            size = self.group_size or len(scores_BB)
-            blocks = (scores_BB[i : i + size, i : i + size] for i in range(0, len(scores_BB), size))
-            weights_BB = torch.block_diag(*(_softmax_of_others(block) for block in blocks))  # type: ignore[no-untyped-call]
-            loss = self.lm_loss(packed, weights_BB, None if self.gates_LH is None else self.gates_LH.detach())
-        (gradient_BB,) = torch.autograd.grad(loss, scores_BB)
-        return -gradient_BB
+        sizes = [len(rows) for rows in self.groups(torch.arange(len(packed.lengths)))]
+        return self.signal(packed, [torch.zeros(size, size, device=device) for size in sizes])
 
     def _cosines(self, query: dict[str, Tensor], passage: dict[str, Tensor]) -> list[Tensor]:
         """(n, n) of each group."""
         query_BD, passage_BD = (F.normalize(embed(self.model, side, self.retriever_batch), dim=-1) for side in (query, passage))
-        size = self.group_size or len(query_BD)
         with torch.autocast(query_BD.device.type, enabled=False):
-            return [q @ p.T for q, p in zip(torch.split(query_BD, size), torch.split(passage_BD, size), strict=True)]
-
-
-def _softmax_of_others(scores: Tensor) -> Tensor:
-    diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    return scores.masked_fill(diagonal, -torch.inf).softmax(dim=-1)
+            return [q @ p.T for q, p in zip(self.groups(query_BD), self.groups(passage_BD), strict=True)]

@@ -17,7 +17,7 @@ Shapes: B chunks of a group, T tokens in all, L layers, H heads, G key-value hea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -68,11 +68,15 @@ def in_batch_weights(
         query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
     with torch.autocast(query_BD.device.type, enabled=False):
         scores_BB = query_BD @ passage_BD.T
-        size = len(scores_BB)
-        diagonal_BB = torch.eye(size, dtype=torch.bool, device=scores_BB.device)
         if standardise:
             scores_BB = scores_BB / (others(scores_BB).var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
-        return (scores_BB / tau).masked_fill(diagonal_BB, -torch.inf).softmax(dim=-1)
+        return softmax_of_others(scores_BB / tau)
+
+
+def softmax_of_others(scores_BB: Tensor) -> Tensor:
+    """Each row's soft-max over j != i; zero diagonal, rows sum to 1."""
+    diagonal_BB = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
+    return scores_BB.masked_fill(diagonal_BB, -torch.inf).softmax(dim=-1)
 
 
 def others(scores_BB: Tensor) -> Tensor:
@@ -194,21 +198,36 @@ class Revela(nn.Module):
             return self.lm_loss(packed, weights_BB, self.gates_LH) + of_siblings
         return cut(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
 
+    def groups(self, rows_B: Tensor) -> tuple[Tensor, ...]:
+        """The rows of each group of the batch."""
+        return torch.split(rows_B, self.group_size or len(rows_B))
+
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """Sim within each group of the batch, 0 between groups."""
-        size = self.group_size or len(query_BD)
-        blocks = (
+        return _block_diagonal(
             in_batch_weights(query, passage, self.log_tau.exp(), standardise=self.standardise, dtype=self.sim_dtype).float()
-            for query, passage in zip(torch.split(query_BD, size), torch.split(passage_BD, size), strict=True)
+            for query, passage in zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
         )
-        weights_BB: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-        return weights_BB
+
+    def signal(self, packed: Any, scores: Sequence[Tensor]) -> Tensor:
+        """Minus the derivative of the LM's loss by the scores of each group whose soft-max is Sim: (B, B), 0 between groups and on
+        the diagonal, and in sum over a row. It is what the retriever is told about each pair."""
+        with torch.enable_grad():
+            leaves = [group.detach().requires_grad_() for group in scores]
+            weights_BB = _block_diagonal(softmax_of_others(group) for group in leaves)
+            loss = self.lm_loss(packed, weights_BB, None if self.gates_LH is None else self.gates_LH.detach())
+        return _block_diagonal(-gradient for gradient in torch.autograd.grad(loss, leaves))
 
     def lm_loss(self, packed: Any, weights_BB: Tensor, gates_LH: Tensor | None) -> Tensor:
         """Next-token loss of stream h under these weights (Revela, eqs. 5-8)."""
         memory = self.lm.read(packed, self.layers)
         mix = InBatchAttention(weights_BB, packed.lengths, gates_LH, v_norm=self.v_norm, epsilon=self.epsilon, kernel=self.kernel)
         return self.lm.loss(packed, memory, mix)
+
+
+def _block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
+    whole: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+    return whole
 
 
 def gated_layers(gates_LH: Tensor | None, n_layers: int) -> list[int]:

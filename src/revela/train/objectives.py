@@ -55,7 +55,7 @@ def build_objective(materials: Materials) -> tuple[nn.Module, Collate]:
     build: dict[str, Callable[[Materials], tuple[nn.Module, Collate]]]
     build = {
         "revela": _revela,
-        "gains": _revela,
+        "gains": _gains,
         "dream": _dream,
         "attention": _attention,
         "replug": _replug,
@@ -70,6 +70,19 @@ def build_objective(materials: Materials) -> tuple[nn.Module, Collate]:
 
 
 def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:
+    lm, settings, collate = _in_batch(m)
+    return Revela(m.model, lm, **settings), collate
+
+
+def _gains(m: Materials) -> tuple[nn.Module, ChunkCollator]:
+    lm, settings, collate = _in_batch(m)
+    began = functools.partial(without_lora, m.model)
+    objective = GainDistillation(m.model, lm, as_it_began=began, sharpness=m.recipe.sharpness, prior=m.recipe.prior, **settings)
+    return objective, collate
+
+
+def _in_batch(m: Materials) -> tuple[LanguageModel, dict[str, Any], ChunkCollator]:
+    """The LM, the settings of its in-batch attention, and what makes its batches."""
     recipe = m.recipe
     lm, tokenizer, folder = _language_model(m)
     settings: dict[str, Any] = dict(
@@ -86,12 +99,7 @@ def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:
         kernel=recipe.kernel,
         siblings=recipe.siblings,
     )
-    if recipe.objective == "gains":
-        began = functools.partial(without_lora, m.model)
-        objective: Revela = GainDistillation(m.model, lm, as_it_began=began, sharpness=recipe.sharpness, prior=recipe.prior, **settings)
-    else:
-        objective = Revela(m.model, lm, **settings)
-    return objective, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed)
+    return lm, settings, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed)
 
 
 def _replug(m: Materials) -> tuple[nn.Module, ChunkCollator]:
