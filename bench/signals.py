@@ -87,7 +87,7 @@ class Signal:
         fit_to_chunks(recipe, model, training_chunks(recipe, documents), self.bf16, print)
         self.encoder, gates_LH = RetrieverEncoder(model, self.bf16), gates_on_heads(self.lm, recipe.gate, heads)
         self.objective = Revela(model, self.lm, tau=recipe.tau, gates_LH=gates_LH, v_norm=False)
-        self.documents = documents
+        self.documents, self.folder = documents, folder
 
     def equal(self, texts: Sequence[str]) -> Tensor:
         """Zeros (B, B)."""
@@ -108,6 +108,13 @@ class Signal:
             packed = self.lm.pack(side["input_ids"], side["attention_mask"])
             signal_BB: np.ndarray = self.objective.signal(packed, [scores_BB.to(self.device)]).cpu().numpy()
         return signal_BB
+
+
+def some_pieces(signal: Signal, count: int, rng: random.Random) -> list[list[str]]:
+    """The first chunks of so many documents that have enough of them."""
+    cut = ([c.text for c in chunk(document, 0, signal.recipe.chunk_words)] for document in signal.documents)
+    long_enough = [texts[:PIECES] for texts in cut if len(texts) >= PIECES]
+    return rng.sample(long_enough, min(len(long_enough), count))
 
 
 def duplicates(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
@@ -132,13 +139,18 @@ def duplicates(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: ra
         yield found
 
 
-def siblings(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
-    """Of each group, how well the retriever and its teachers tell siblings from strangers."""
+def like_documents(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[list[int]]:
+    """The documents of each group: one at random, and those that the fitted retriever finds most like it."""
     vectors = signal.encoder.encode_passages([" ".join(texts) for texts in pieces])
     for _ in range(groups):
         first = rng.randrange(len(pieces))
-        nearest = np.argsort(-(vectors @ vectors[first]))[:DOCUMENTS]  # the first is itself
-        texts = [text for i in nearest for text in pieces[i]]
+        yield np.argsort(-(vectors @ vectors[first]))[:DOCUMENTS].tolist()  # the first is itself
+
+
+def siblings(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
+    """Of each group, how well the retriever and its teachers tell siblings from strangers."""
+    for documents in like_documents(signal, pieces, groups, rng):
+        texts = [text for i in documents for text in pieces[i]]
         fitted = signal.fitted(texts)
         equal_BB, fitted_BB = signal(texts, signal.equal(texts)), signal(texts, fitted)
         yield {
@@ -162,10 +174,8 @@ def main() -> None:
     rng = random.Random(0)
     recipe = Recipe()
     signal = Signal(recipe, arguments.text)
-    cut = ([c.text for c in chunk(document, 0, recipe.chunk_words)] for document in signal.documents)
-    long_enough = [texts[:PIECES] for texts in cut if len(texts) >= PIECES]
     measure = siblings if arguments.what == "siblings" else duplicates
-    pieces = rng.sample(long_enough, min(len(long_enough), max(SOME, DOCUMENTS * arguments.groups)))
+    pieces = some_pieces(signal, max(SOME, DOCUMENTS * arguments.groups), rng)
     found = list(measure(signal, pieces, arguments.groups, rng))
     for name in sorted(found[0]):
         print(f"{name}: {told([row[name] for row in found])}")

@@ -143,6 +143,8 @@ class Recipe:
     "JSON file of such heads, made by revela heads --objective dream --out (for revela: of heads to gate); empty: find them."
     query_heads: int = 16
     "Inject into, or learn from, this many heads: the best that look from a question to its answer."
+    drop_outliers: bool = False
+    "Choose them without a candidate's tokens that are attended to far less than its mean, as QRHead does."
     lm_prompt: Literal["plain", "chat"] = "plain"
     "What the LM reads around passages and questions; chat: its own chat template."
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 
-from revela.config import Recipe
+from revela.config import PRESETS, Recipe
 from revela.data.text import read_corpus
 from revela.train import heads
 
@@ -24,3 +25,24 @@ def test_heads_are_probed_on_the_device_that_there_is(tiny_lm_folder, corpus_fil
     recipe = dataclasses.replace(Recipe(), model=str(tiny_lm_folder), lm=str(tiny_lm_folder), precision="fp32")
     _, ranking = heads.rank_heads(recipe, read_corpus([corpus_file])[0], None, print)
     assert found == [{"meta"}] and ranking == [(0, 0, 1.0)]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_outliers_are_dropped_if_the_recipe_says_so_and_either_ranking_is_kept(tiny_lm_folder, corpus_file, tmp_path, monkeypatch, drop):
+    asked = []
+
+    def scoring(lm, examples, drop_outliers):
+        asked.append(drop_outliers)
+        scores_LH = torch.zeros(lm.n_layers, lm.n_heads)
+        scores_LH[2, 3 if drop_outliers else 1] = 1
+        return scores_LH
+
+    monkeypatch.setattr(heads, "score_query_heads", scoring)
+    monkeypatch.setattr(heads, "cache_folder", lambda: tmp_path)
+    settings = PRESETS["dream"] | dict(model=str(tiny_lm_folder), lm=str(tiny_lm_folder), precision="fp32", queries="telling-sentence")
+    documents, _ = read_corpus([corpus_file])
+    best = {}
+    for this in (drop, not drop, drop):
+        _, ranking = heads.rank_heads(Recipe(**settings, drop_outliers=this), documents, None, print)
+        best[this] = ranking[0][:2]
+    assert best == {False: (2, 1), True: (2, 3)} and asked == [drop, not drop]

@@ -65,7 +65,8 @@ def sibling_heads(recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Pat
 def query_heads(recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: Stored[Chunk], say: Say) -> list[Head]:
     """Heads that look from a question to its answer; their score is nDCG@10."""
     questions = _questions(recipe, rows, PromptMaker(tokenizer, recipe))
-    return _cached_ranking("questions", lm, folder, lambda: score_query_heads(lm, questions), say)
+    kind = "questions-without-outliers" if recipe.drop_outliers else "questions"
+    return _cached_ranking(kind, lm, folder, lambda: score_query_heads(lm, questions, recipe.drop_outliers), say)
 
 
 def save_heads(path: Path, name: str, folder: Path, ranking: Sequence[Head]) -> None:
