@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -209,11 +210,27 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(monkeypatch, capsys, tmp
         (["search", "{tmp}", "query", "--top", "0"], "--top 0 is no number of results"),
         (["search", "{tmp}", "query"], "is not an index"),
         (["train", "{tmp}", "--out", "{tmp}/out", "--recipe", "{tmp}/none.toml"], "none.toml"),
+        (["train", "{tmp}", "--out", "{tmp}/out", "--group-size", "1"], "--group-size 1: give a number of 2 or more"),
+        (["train", "{tmp}", "--out", "{tmp}/out", "--tau", "0"], "--tau 0.0: give a number above 0"),
+        (["train", "{tmp}", "--out", "{tmp}/out", "--held-out", "1.5"], "--held-out 1.5: give a number from 0 to 1"),
+        (["train", "{tmp}", "--out", "{tmp}/out", "--learning-rate", "nan"], "--learning-rate nan: give a number of 0 or more"),
+        (["train", "{tmp}", "--out", "{tmp}/out", "--preset", "dream", "--gate", "1"], "--gate 1.0: DREAM's gate lies between 0 and 1"),
     ],
 )
 def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments, message):
     code, _, err = run(monkeypatch, capsys, *(a.format(tmp=tmp_path) for a in arguments))
     assert code == 2 and message in err and "Traceback" not in err
+
+
+def test_no_number_of_a_recipe_is_below_0_but_two():
+    refused, numbers = set(), {f.name for f in dataclasses.fields(Recipe) if type(f.default) in (int, float)}
+    for name in numbers:
+        try:
+            Recipe(**{name: -1})
+        except RevelaError as error:
+            refused.add(name)
+            assert str(error).startswith(f"--{name.replace('_', '-')} -1: give a number")
+    assert numbers - refused == {"prior", "margin"}
 
 
 def test_typos_are_refused(monkeypatch, capsys, tmp_path):

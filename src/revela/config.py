@@ -5,18 +5,34 @@ Values of the ``dream`` preset that its paper does not give are marked as ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
+
+from revela.errors import RevelaError
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
 Precision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
 Objective = Literal["revela", "gains", "dream", "attention", "replug", "infonce", "crop"]
 
+# What a number may be; any other one of a recipe is 0 or more.
+AT_LEAST = {"group_size": 2, "lm_tokens": 2, "crop_window": 2}
+AT_LEAST |= dict.fromkeys(("chunk_words", "surrogate_tokens", "check_queries", "check_passages", "max_tokens"), 1)
+AT_LEAST |= dict.fromkeys(("query_heads", "lora_rank", "groups_per_step", "groups_per_batch"), 1)
+AT_LEAST |= dict.fromkeys(("regroup_every", "save_every", "log_every"), 1)
+ABOVE_0 = {"tau", "tau_lm", "sharpness", "lora_alpha"}
+SHARES = {"near_duplicates", "max_bad_share", "held_out", "lora_dropout", "gate", "gate_first_layer"}
+SHARES |= {"crop_least", "crop_most", "crop_deletion"}
+ANY = {"prior", "margin"}
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a training run; the defaults are the ``gated`` preset."""
+    """All settings of a training run; the defaults are the ``gated`` preset.
+
+    Raises:
+        RevelaError: a number is none that its setting can be.
+    """
 
     # Corpus
     text_field: str = "text"
@@ -196,7 +212,7 @@ class Recipe:
     max_tokens_read: float = 0.0
     "Stop after the retriever has read this many million tokens; 0: no limit."
     check_every: int = 50
-    "Updates between label-free checks."
+    "Updates between label-free checks; 0: only at the end."
     checks: int = 0
     "Check after each of so many equal parts of the run, instead of every so many updates; 0: by --check-every."
     keep: Literal["best", "last"] = "best"
@@ -210,6 +226,18 @@ class Recipe:
     "CPU threads; 0: all cores."
     precision: Precision = "auto"
     "Arithmetic of the models; auto is bf16 where the hardware has it."
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or name in ANY:
+                continue
+            least = AT_LEAST.get(name, 0)
+            allowed = "above 0" if name in ABOVE_0 else "from 0 to 1" if name in SHARES else f"of {least} or more"
+            if not value >= least or (name in ABOVE_0 and value == 0) or (name in SHARES and value > 1):
+                raise RevelaError(f"--{name.replace('_', '-')} {value}: give a number {allowed}")
+        if self.objective == "dream" and self.gate in (0, 1):
+            raise RevelaError(f"--gate {self.gate}: DREAM's gate lies between 0 and 1")
 
 
 @dataclass(frozen=True)
