@@ -1,11 +1,12 @@
-"""What do InfoNCE, DREAM and REPLUG tell a fitted retriever, pair by pair, and at which temperatures and gates?
+"""What do InfoNCE, DREAM, REPLUG and attention distillation tell a fitted retriever, pair by pair, and with which settings?
 
     python bench/answers.py --text TEXT/wikipedia_small.jsonl.gz
+    python bench/answers.py --text scifact/corpus.jsonl.gz --queries lm --queries-file FILE --rows "cosines|InfoNCE|tau 0.2, gate 0.5"
 
-Groups of 16 chunks, four each of four documents that the fitted retriever finds alike. A question is a chunk's most telling sentence,
-taken out of it; what is left is its answer. REPLUG has no questions: a chunk's first half asks, the chunk itself is left out, and only
-its siblings count. The signal on a pair is minus the derivative of the loss by the pair's cosine, at the fitted retriever's cosines.
-Said of it:
+Groups of 16 chunks, four each of four documents that the fitted retriever finds alike. A question is the most telling sentence of a
+chunk, taken out of it, or was written by a language model; the chunk is its answer. REPLUG has no questions: a chunk's first half asks,
+the chunk itself is left out, and only its siblings count. The signal on a pair is minus the derivative of the loss by the pair's cosine,
+at the fitted retriever's cosines; for attention distillation, its target. Said of it:
 
 - answer: how often the answer is told to rise more than another chunk (mean over questions);
 - siblings: how often another chunk of the answer's document is told to rise more than a stranger;
@@ -17,11 +18,15 @@ Intervals (95 %) are Student's t over groups.
 from __future__ import annotations
 
 import argparse
+import functools
 import random
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,48 +34,58 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from revela.config import PRESETS, Recipe
-from revela.data.queries import with_telling_sentences
-from revela.data.store import stored
+from revela.data.store import Stored
+from revela.data.text import read_for
+from revela.evaluate.heldout import hold_out
 from revela.models.quiet import quieten
 from revela.models.retriever import autocast
+from revela.objectives.attention import standard
 from revela.objectives.dream import Dream
+from revela.objectives.query_heads import candidate_scores
 from revela.objectives.questions import of_group
 from revela.objectives.replug import likelihoods, ranking_divergence
 from revela.train.collate import PromptMaker, first_half
 from revela.train.heads import query_heads
+from revela.train.rows import training_chunks, training_rows
 from revela.types import Chunk
-from signals import DOCUMENTS, OWNER, PIECES, SOME, Signal, like_documents, some_pieces, told
+from signals import DOCUMENTS, OWNER, PIECES, SOME, Signal, like_documents, told
 
-TAUS, GATES = (0.05, 0.2, 1.0), (0.2, 0.5, 0.9)
+TAUS, GATES, HEADS = (0.05, 0.2, 1.0), (0.2, 0.5, 0.9), (4, 48)
 REPLUG = (0.001, 0.001), (0.1, 0.05), (0.1, 1.0)  # temperatures of the likelihoods and of the cosines
-TINY = 1e-30
 FEW = 8  # words of an answer
-
-Loss = Callable[[Tensor], Tensor]
-"""Of the cosines of questions and chunks."""
+Told = dict[str, dict[str, float]]
 
 
-class Answers:
-    """The losses of one group's questions, for a recipe of DREAM."""
+class Teachers:
+    """What each objective says of one group's pairs, for a recipe of DREAM."""
 
-    def __init__(self, signal: Signal, asking: list[Chunk]) -> None:
-        self.signal, self.recipe = signal, Recipe(**PRESETS["dream"])
-        self.make = PromptMaker(signal.tokenizer, self.recipe)
-        ranking = query_heads(self.recipe, signal.lm, signal.tokenizer, signal.folder, stored(Chunk, asking), print)
-        heads = [(layer, head) for layer, head, _ in ranking[: self.recipe.query_heads]]
-        self.dream = Dream(torch.nn.Identity(), signal.lm, heads, tau=1.0, gate=0.5, group_size=len(OWNER))
+    def __init__(self, signal: Signal, recipe: Recipe, rows: Stored[Chunk]) -> None:
+        self.signal, self.recipe, self.make = signal, recipe, PromptMaker(signal.tokenizer, recipe)
+        self.heads = [(a, b) for a, b, _ in query_heads(recipe, signal.lm, signal.tokenizer, signal.folder, rows, print)]
 
-    def of_dream(self, passages: list[str], questions: list[tuple[str, int]], tau: float, gate: float, words: int | None = None) -> Loss:
-        """Its loss; on the first ``words`` of an answer."""
+    def dream(
+        self,
+        passages: list[str],
+        questions: list[tuple[str, int]],
+        tau: float,
+        gate: float,
+        heads: int,
+        words: int | None,
+        cosine_QB: Tensor,
+    ) -> Tensor:
+        """Its signal; of the loss on the first ``words`` of an answer."""
         prompt, _ = self.make.with_answers(passages, questions)
         _, tail = self.make.with_answers([" ".join(passage.split()[:words]) for passage in passages], questions)
         texts = of_group(prompt, tail, 0)
+        objective = Dream(torch.nn.Identity(), self.signal.lm, self.heads[:heads], tau=tau, gate=gate, group_size=len(OWNER))
+        with autocast(self.signal.device, self.signal.bf16):
+            return minus_gradient(lambda c_QB: objective.answer_loss((c_QB / tau).softmax(dim=1), objective.gate_logit, *texts), cosine_QB)
 
-        def loss(cosine_QB: Tensor) -> Tensor:
-            with autocast(self.signal.device, self.signal.bf16):
-                return self.dream.answer_loss((cosine_QB / tau).softmax(dim=1), torch.tensor(gate).logit(), *texts)
-
-        return loss
+    def attention(self, passages: list[str], questions: list[tuple[str, int]], heads: int) -> Tensor:
+        """The heads' standard scores, added."""
+        texts = of_group(*self.make.with_nothing_asked(passages, questions), 0)
+        with autocast(self.signal.device, self.signal.bf16):
+            return standard(candidate_scores(self.signal.lm, *texts, self.heads[:heads])).sum(dim=0)
 
     def likelihoods(self, passages: list[str]) -> Tensor:
         """REPLUG's log P(D_i | D_j), (B, B)."""
@@ -78,20 +93,63 @@ class Answers:
             passages, truncation=True, max_length=self.recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
         )
         with autocast(self.signal.device, self.signal.bf16):
-            return likelihoods(self.signal.lm, side["input_ids"], side["attention_mask"], by_token=True)
+            return likelihoods(self.signal.lm, side["input_ids"], side["attention_mask"], by_token=True).double()
+
+    def __call__(self, members: Sequence[Chunk], whole: Sequence[str]) -> dict[str, Callable[[], dict[str, float]]]:
+        """Name -> what is told, for one group; ``whole`` are the chunks with the sentences that were taken out of them."""
+        encoder, recipe = self.signal.encoder, self.recipe
+        passages = [member.text for member in members]
+        questions = [(member.query, i) for i, member in enumerate(members) if member.query]
+        asked = [i for _, i in questions]
+        cosine_QB = torch.tensor(encoder.encode_queries([query for query, _ in questions]) @ encoder.encode_passages(passages).T)
+        target_Q = torch.tensor(asked)
+        signals: dict[str, Callable[[], Tensor]] = {"the fitted retriever's cosines": lambda: cosine_QB}
+        for tau in TAUS[:2]:
+            loss = partial(lambda c_QB, tau: F.cross_entropy(c_QB / tau, target_Q), tau=tau)
+            signals[f"InfoNCE, tau {tau}"] = partial(minus_gradient, loss, cosine_QB)
+        for heads in (4, recipe.query_heads):
+            said = functools.cache(partial(self.attention, passages, questions, heads))
+            signals[f"attention, {heads} heads"] = said
+            signals[f"attention, {heads} heads and the retriever"] = lambda said=said: standard(said()) + standard(cosine_QB)
+        dream = partial(self.dream, passages, questions)
+        for tau, gate in product(TAUS, GATES):
+            signals[f"DREAM, tau {tau}, gate {gate}"] = partial(dream, tau, gate, recipe.query_heads, None, cosine_QB)
+        usual = f"DREAM, tau {recipe.tau}, gate {recipe.gate}"
+        for heads in HEADS:
+            signals[f"{usual}, {heads} heads"] = partial(dream, recipe.tau, recipe.gate, heads, None, cosine_QB)
+        signals[f"{usual}, the answers' first {FEW} words"] = partial(dream, recipe.tau, recipe.gate, recipe.query_heads, FEW, cosine_QB)
+        found: dict[str, Callable[[], dict[str, float]]] = {}
+        found |= {name: partial(lambda get: told_of(get(), asked), signal) for name, signal in signals.items()}
+
+        halves = [first_half(text, self.signal.tokenizer, recipe.lm_tokens) for text in whole]
+        cosine_BB = torch.tensor(encoder.encode_queries(halves) @ encoder.encode_passages(whole).T).double()
+        likelihoods_BB = functools.cache(lambda: self.likelihoods(list(whole)))
+
+        def of_replug(tau_lm: float, tau: float) -> dict[str, float]:
+            signal_BB = minus_gradient(lambda c_BB: ranking_divergence(likelihoods_BB() / tau_lm, c_BB / tau), cosine_BB)
+            return {what: value for what, value in told_of(signal_BB, range(len(whole))).items() if what != "answer"}
+
+        for tau_lm, tau in REPLUG:
+            found[f"REPLUG, tau_lm {tau_lm}, tau {tau}"] = partial(of_replug, tau_lm, tau)
+        return found
 
 
-def told_of(signal_QB: np.ndarray, asked: Sequence[int]) -> dict[str, float]:
+def minus_gradient(loss: Callable[[Tensor], Tensor], cosine: Tensor) -> Tensor:
+    leaf = cosine.clone().requires_grad_()
+    return -torch.autograd.grad(loss(leaf), leaf)[0]
+
+
+def told_of(signal_QB: Tensor, asked: Sequence[int]) -> dict[str, float]:
     """What a signal tells of the answers and of their siblings, by the names at the head of this file."""
     rows = []
-    for signal_B, i in zip(signal_QB.astype(float), asked, strict=True):
+    for signal_B, i in zip(signal_QB.double().numpy(), asked, strict=True):
         others, siblings = np.arange(len(OWNER)) != i, np.isin(OWNER, OWNER[i])
-        shares = np.abs(signal_B) / max(np.abs(signal_B).sum(), TINY)
+        size = np.abs(signal_B).sum()
         rows.append(
             {
                 "answer": above(signal_B[[i]], signal_B[others]),
                 "siblings": above(signal_B[others & siblings], signal_B[~siblings]),
-                "pairs told": 1 / max((shares**2).sum(), TINY) if shares.any() else 0.0,
+                "pairs told": 1 / ((signal_B / size) ** 2).sum() if size else 0.0,
             }
         )
     return {what: float(np.mean([row[what] for row in rows])) for what in rows[0]}
@@ -102,65 +160,50 @@ def above(some: np.ndarray, others: np.ndarray) -> float:
     return float(((some[:, None] > others) + 0.5 * (some[:, None] == others)).mean())
 
 
-def measure(signal: Signal, groups: int, rng: random.Random) -> Iterator[dict[tuple[str, str], float]]:
-    """Of each group, (loss, what): what every loss tells."""
-    pieces = some_pieces(signal, max(SOME, DOCUMENTS * groups), rng)
-    whole = [Chunk(i, text) for i, texts in enumerate(pieces) for text in texts]
-    asking = list(with_telling_sentences(whole))
-    answers, encoder = Answers(signal, asking), signal.encoder
-    default = answers.recipe
-    for documents in like_documents(signal, pieces, groups, rng):
-        places = [PIECES * document + k for document in documents for k in range(PIECES)]
-        passages = [asking[place].text for place in places]
-        questions = [(asking[place].query, i) for i, place in enumerate(places) if asking[place].query]
-        asked = [i for _, i in questions]
-        cosine_QB = torch.tensor(encoder.encode_queries([query for query, _ in questions]) @ encoder.encode_passages(passages).T)
-        found = {"the fitted retriever's cosines": told_of(cosine_QB.numpy(), asked)}
-
-        def note(name: str, loss: Loss, cosine: Tensor, asked: Sequence[int], found: dict[str, dict[str, float]] = found) -> None:
-            leaf = cosine.clone().requires_grad_()
-            found[name] = told_of(-torch.autograd.grad(loss(leaf), leaf)[0].numpy(), asked)
-
-        for tau in TAUS:
-            note(f"InfoNCE, tau {tau}", partial(info_nce_of_cosines, target_Q=torch.tensor(asked), tau=tau), cosine_QB, asked)
-        for tau, gate in product(TAUS, GATES):
-            note(f"DREAM, tau {tau}, gate {gate}", answers.of_dream(passages, questions, tau, gate), cosine_QB, asked)
-        few = answers.of_dream(passages, questions, default.tau, default.gate, FEW)
-        note(f"DREAM, tau {default.tau}, gate {default.gate}, the answers' first {FEW} words", few, cosine_QB, asked)
-
-        chunks = [whole[place].text for place in places]
-        halves = [first_half(text, signal.tokenizer, default.lm_tokens) for text in chunks]
-        cosine_BB = torch.tensor(encoder.encode_queries(halves) @ encoder.encode_passages(chunks).T)
-        likelihoods_BB = answers.likelihoods(chunks)
-        for tau_lm, tau in REPLUG:
-            loss = partial(divergence_of_cosines, likelihoods_BB / tau_lm, tau)
-            note(f"REPLUG, tau_lm {tau_lm}, tau {tau}", loss, cosine_BB, range(len(chunks)))
-        yield {(name, what): value for name, told in found.items() for what, value in told.items()}
-
-
-def info_nce_of_cosines(cosine_QB: Tensor, target_Q: Tensor, tau: float) -> Tensor:
-    return F.cross_entropy(cosine_QB / tau, target_Q)
-
-
-def divergence_of_cosines(teacher_BB: Tensor, tau: float, cosine_BB: Tensor) -> Tensor:
-    return ranking_divergence(teacher_BB, cosine_BB / tau)
+def measure(recipe: Recipe, text: Path, queries_file: Path | None, groups: int, rows: str) -> Iterator[Told]:
+    """Of each group, what the losses tell whose names match ``rows``."""
+    signal = Signal(recipe, text)
+    documents, _ = hold_out(read_for(recipe, [text])[0], recipe)  # as in training, so that questions which were written for it are the ones
+    chunks = training_chunks(recipe, documents)
+    asking = training_rows(recipe, documents, chunks, queries_file, print)
+    teachers, rng = Teachers(signal, recipe, asking), random.Random(0)
+    whole: dict[int, list[str]] = defaultdict(list)
+    for chunk in chunks:
+        whole[chunk.document].append(chunk.text)
+    members: dict[int, list[Chunk]] = defaultdict(list)
+    for row in asking:
+        members[row.document].append(row)
+    long_enough = [document for document in members if len(members[document]) >= PIECES]
+    some = rng.sample(long_enough, min(len(long_enough), max(SOME, DOCUMENTS * groups)))
+    for like in like_documents(signal, [whole[document][:PIECES] for document in some], groups, rng):
+        group = [some[i] for i in like]
+        told = teachers(
+            [row for document in group for row in members[document][:PIECES]],
+            [text for document in group for text in whole[document][:PIECES]],
+        )
+        yield {name: tell() for name, tell in told.items() if re.search(rows, name)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True, help="documents")
+    parser.add_argument("--queries", default="telling-sentence", help="as of revela train")
+    parser.add_argument("--queries-file", type=Path, help="questions that a language model wrote")
     parser.add_argument("--groups", type=int, default=20)
+    parser.add_argument("--rows", default="", help="regular expression: only rows of such a name")
     parser.add_argument("--threads", type=int, default=0)
     arguments = parser.parse_args()
     quieten()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    found = list(measure(Signal(Recipe(), arguments.text), arguments.groups, random.Random(0)))
-    columns = list(dict.fromkeys(what for _, what in found[0]))
+    lm: dict[str, Any] = {"model": "embedded:smollm2-135m", "lm": "embedded:smollm2-135m"}
+    recipe = Recipe(**PRESETS["dream"], **lm, queries=arguments.queries, max_queries=1000, threads=arguments.threads)
+    found = list(measure(recipe, arguments.text, arguments.queries_file, arguments.groups, arguments.rows))
+    columns = list(dict.fromkeys(what for told_of_it in found[0].values() for what in told_of_it))
     print(f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-    for name in dict.fromkeys(name for name, _ in found[0]):
-        cells = (told([row[name, what] for row in found]) for what in columns)
-        print(f"| {name} | {' | '.join(cells)} |")
+    for name, first in found[0].items():
+        cells = (told([row[name][what] for row in found]) if what in first else "" for what in columns)
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -279,7 +279,7 @@ PAPER: dict[str, Any] = dict(
 
 GAINS: dict[str, Any] = dict(objective="gains", groups="cluster", tau=0.05)
 # Ours: tau, gate, and the learning rate that goes with this start.
-DREAM: dict[str, Any] = dict(objective="dream", tau=0.05, learn_tau=True, gate=0.5, learn_gates=True)
+DREAM: dict[str, Any] = dict(objective="dream", tau=0.2, learn_tau=True, gate=0.5, learn_gates=True)
 ATTENTION: dict[str, Any] = dict(objective="attention", queries="telling-sentence", chunk_words=80, query_heads=4, tau=0.05)
 REPLUG: dict[str, Any] = dict(objective="replug", tau=1e-3, learning_rate=5e-4)
 INFONCE: dict[str, Any] = dict(objective="infonce", tau=0.05)
