@@ -81,11 +81,12 @@ class Teachers:
         with autocast(self.signal.device, self.signal.bf16):
             return minus_gradient(lambda c_QB: objective.answer_loss((c_QB / tau).softmax(dim=1), objective.gate_logit, *texts), cosine_QB)
 
-    def attention(self, passages: list[str], questions: list[tuple[str, int]], heads: int) -> Tensor:
-        """The heads' standard scores, added."""
+    def attention(self, passages: list[str], questions: list[tuple[str, int]], heads: int, cosine_QB: Tensor | None = None) -> Tensor:
+        """The heads' standard scores, added; with cosines, both together as in its target."""
         texts = of_group(*self.make.with_nothing_asked(passages, questions), 0)
         with autocast(self.signal.device, self.signal.bf16):
-            return standard(candidate_scores(self.signal.lm, *texts, self.heads[:heads])).sum(dim=0)
+            said_QB = standard(candidate_scores(self.signal.lm, *texts, self.heads[:heads])).sum(dim=0)
+        return said_QB if cosine_QB is None else standard(said_QB) + standard(cosine_QB)
 
     def likelihoods(self, passages: list[str]) -> Tensor:
         """REPLUG's log P(D_i | D_j), (B, B)."""
@@ -108,9 +109,8 @@ class Teachers:
             loss = partial(lambda c_QB, tau: F.cross_entropy(c_QB / tau, target_Q), tau=tau)
             signals[f"InfoNCE, tau {tau}"] = partial(minus_gradient, loss, cosine_QB)
         for heads in (4, recipe.query_heads):
-            said = functools.cache(partial(self.attention, passages, questions, heads))
-            signals[f"attention, {heads} heads"] = said
-            signals[f"attention, {heads} heads and the retriever"] = lambda said=said: standard(said()) + standard(cosine_QB)
+            signals[f"attention, {heads} heads"] = partial(self.attention, passages, questions, heads)
+            signals[f"attention, {heads} heads and the retriever"] = partial(self.attention, passages, questions, heads, cosine_QB)
         dream = partial(self.dream, passages, questions)
         for tau, gate in product(TAUS, GATES):
             signals[f"DREAM, tau {tau}, gate {gate}"] = partial(dream, tau, gate, recipe.query_heads, None, cosine_QB)
