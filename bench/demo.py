@@ -1,7 +1,7 @@
 """`make demo`: the main job on text that every machine has, the Python packages installed beside it.
 
-Trains SmolLM2-135M on their source code, asks docstrings for functions of packages that it has not seen, indexes those
-packages and answers three questions. Every step is a command that you can run yourself; each is printed first.
+Trains SmolLM2-135M on their source code, where docstrings are the queries (preset pairs), asks docstrings for functions of packages
+that it has not seen, indexes those packages and answers three questions. Every step is a command that you can run yourself; each is printed first.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def main() -> None:
     print(f"{trained:,} source files to train on; {held:,} files of {len(HELD_OUT)} packages held out")
     save_untrained(UNTRAINED["mean, 6 layers"], out / "train.jsonl", out / "untrained")
     save_untrained(UNTRAINED["mean, 6 layers, fitted"], out / "train.jsonl", out / "fitted")
-    run("train", f"{out}/train.jsonl", "--out", f"{out}/model", "--model", SMOL, "--lm", SMOL, "--max-minutes", f"{arguments.minutes:g}")
+    limit = ["--max-minutes", f"{arguments.minutes:g}"]
+    run("train", f"{out}/train.jsonl", "--preset", "pairs", "--model", SMOL, "--lm", SMOL, *limit, "--out", f"{out}/model")
     run("eval", f"{out}/untrained", f"{out}/fitted", f"{out}/model", "--on", f"{out}/docstrings", "--json", f"{out}/scores.json")
     run("index", f"{out}/held_out.jsonl", "--model", f"{out}/model", "--out", f"{out}/index")
     for question in QUESTIONS:
