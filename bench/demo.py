@@ -1,7 +1,8 @@
 """`make demo`: the main job on text that every machine has, the Python packages installed beside it.
 
 Trains SmolLM2-135M on their source code, where docstrings are the queries (preset pairs), asks docstrings for functions of packages
-that it has not seen, indexes those packages and answers three questions. Every step is a command that you can run yourself; each is printed first.
+that it has not seen, indexes those packages and answers three questions. Every step is a command that you can run yourself; each is
+printed first.
 """
 
 from __future__ import annotations
