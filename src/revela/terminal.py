@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from revela.types import Chunk, Hit
 
 SNIPPET = 240  # characters
+FILE_WIDTH = 160  # columns of a table that goes to a file or a pipe
 
 
 def print_scores(title: str, tasks: Iterable[str], systems: Mapping[str, Mapping[str, float]]) -> None:
@@ -31,7 +32,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in texts:
         table.add_row(*row)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
 def print_hits(hits: Sequence[Hit], query: str) -> None:
