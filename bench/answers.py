@@ -39,16 +39,15 @@ from revela.data.text import read_for
 from revela.evaluate.heldout import hold_out
 from revela.models.quiet import quieten
 from revela.models.retriever import autocast
-from revela.objectives.attention import standard
+from revela.objectives.attention import attended, standard
 from revela.objectives.dream import Dream
-from revela.objectives.query_heads import candidate_scores
 from revela.objectives.questions import of_group
 from revela.objectives.replug import likelihoods, ranking_divergence
-from revela.train.collate import PromptMaker, first_half
+from revela.train.collate import PromptMaker
 from revela.train.heads import query_heads
 from revela.train.rows import training_chunks, training_rows
 from revela.types import Chunk
-from signals import DOCUMENTS, OWNER, PIECES, SOME, Signal, like_documents, told
+from signals import OWNER, PIECES, Signal, above, like_documents, some_pieces, told
 
 TAUS, GATES, HEADS = (0.05, 0.2, 1.0), (0.2, 0.5, 0.9), (4, 48)
 REPLUG = (0.001, 0.001), (0.1, 0.05), (0.1, 1.0)  # temperatures of the likelihoods and of the cosines
@@ -82,27 +81,24 @@ class Teachers:
             return minus_gradient(lambda c_QB: objective.answer_loss((c_QB / tau).softmax(dim=1), objective.gate_logit, *texts), cosine_QB)
 
     def attention(self, passages: list[str], questions: list[tuple[str, int]], heads: int, cosine_QB: Tensor | None = None) -> Tensor:
-        """The heads' standard scores, added; with cosines, both together as in its target."""
+        """What the heads say; with cosines, both together as in its target."""
         texts = of_group(*self.make.with_nothing_asked(passages, questions), 0)
         with autocast(self.signal.device, self.signal.bf16):
-            said_QB = standard(candidate_scores(self.signal.lm, *texts, self.heads[:heads])).sum(dim=0)
+            said_QB = attended(self.signal.lm, *texts, self.heads[:heads])
         return said_QB if cosine_QB is None else standard(said_QB) + standard(cosine_QB)
 
-    def likelihoods(self, passages: list[str]) -> Tensor:
+    def likelihoods(self, passages: Sequence[str]) -> Tensor:
         """REPLUG's log P(D_i | D_j), (B, B)."""
-        side = self.signal.tokenizer(
-            passages, truncation=True, max_length=self.recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
-        )
         with autocast(self.signal.device, self.signal.bf16):
-            return likelihoods(self.signal.lm, side["input_ids"], side["attention_mask"], by_token=True).double()
+            return likelihoods(self.signal.lm, *self.signal.tokens(passages), by_token=True).double()
 
     def __call__(self, members: Sequence[Chunk], whole: Sequence[str]) -> dict[str, Callable[[], dict[str, float]]]:
         """Name -> what is told, for one group; ``whole`` are the chunks with the sentences that were taken out of them."""
-        encoder, recipe = self.signal.encoder, self.recipe
+        recipe = self.recipe
         passages = [member.text for member in members]
         questions = [(member.query, i) for i, member in enumerate(members) if member.query]
         asked = [i for _, i in questions]
-        cosine_QB = torch.tensor(encoder.encode_queries([query for query, _ in questions]) @ encoder.encode_passages(passages).T)
+        cosine_QB = self.signal.cosines([query for query, _ in questions], passages)
         target_Q = torch.tensor(asked)
         signals: dict[str, Callable[[], Tensor]] = {"the fitted retriever's cosines": lambda: cosine_QB}
         for tau in TAUS[:2]:
@@ -121,9 +117,8 @@ class Teachers:
         found: dict[str, Callable[[], dict[str, float]]] = {}
         found |= {name: partial(lambda get: told_of(get(), asked), signal) for name, signal in signals.items()}
 
-        halves = [first_half(text, self.signal.tokenizer, recipe.lm_tokens) for text in whole]
-        cosine_BB = torch.tensor(encoder.encode_queries(halves) @ encoder.encode_passages(whole).T).double()
-        likelihoods_BB = functools.cache(lambda: self.likelihoods(list(whole)))
+        cosine_BB = self.signal.cosines(self.signal.halves(whole), whole).double()
+        likelihoods_BB = functools.cache(lambda: self.likelihoods(whole))
 
         def of_replug(tau_lm: float, tau: float) -> dict[str, float]:
             signal_BB = minus_gradient(lambda c_BB: ranking_divergence(likelihoods_BB() / tau_lm, c_BB / tau), cosine_BB)
@@ -155,11 +150,6 @@ def told_of(signal_QB: Tensor, asked: Sequence[int]) -> dict[str, float]:
     return {what: float(np.mean([row[what] for row in rows])) for what in rows[0]}
 
 
-def above(some: np.ndarray, others: np.ndarray) -> float:
-    """How often one of some is above one of the others; equal ones count half."""
-    return float(((some[:, None] > others) + 0.5 * (some[:, None] == others)).mean())
-
-
 def measure(recipe: Recipe, text: Path, queries_file: Path | None, groups: int, rows: str) -> Iterator[Told]:
     """Of each group, what the losses tell whose names match ``rows``."""
     signal = Signal(recipe, text)
@@ -167,20 +157,16 @@ def measure(recipe: Recipe, text: Path, queries_file: Path | None, groups: int, 
     chunks = training_chunks(recipe, documents)
     asking = training_rows(recipe, documents, chunks, queries_file, print)
     teachers, rng = Teachers(signal, recipe, asking), random.Random(0)
-    whole: dict[int, list[str]] = defaultdict(list)
+    whole: dict[int, list[Chunk]] = defaultdict(list)
     for chunk in chunks:
-        whole[chunk.document].append(chunk.text)
-    members: dict[int, list[Chunk]] = defaultdict(list)
+        whole[chunk.document].append(chunk)
+    asked: dict[int, list[Chunk]] = defaultdict(list)
     for row in asking:
-        members[row.document].append(row)
-    long_enough = [document for document in members if len(members[document]) >= PIECES]
-    some = rng.sample(long_enough, min(len(long_enough), max(SOME, DOCUMENTS * groups)))
-    for like in like_documents(signal, [whole[document][:PIECES] for document in some], groups, rng):
-        group = [some[i] for i in like]
-        told = teachers(
-            [row for document in group for row in members[document][:PIECES]],
-            [text for document in group for text in whole[document][:PIECES]],
-        )
+        asked[row.document].append(row)
+    pieces = some_pieces(asked.values(), groups, rng)
+    texts = [[chunk.text for chunk in whole[some[0].document][:PIECES]] for some in pieces]
+    for like in like_documents(signal, texts, groups, rng):
+        told = teachers([row for i in like for row in pieces[i]], [text for i in like for text in texts[i]])
         yield {name: tell() for name, tell in told.items() if re.search(rows, name)}
 
 

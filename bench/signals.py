@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -59,7 +60,12 @@ def auc(signal_B: np.ndarray, keep_B: np.ndarray, row: int) -> float:
     """Chance that a sibling of the row's chunk has more signal than a stranger, among those that are kept."""
     sibling_B = np.isin(OWNER, OWNER[row])
     siblings, strangers = signal_B[keep_B & sibling_B], signal_B[keep_B & ~sibling_B]
-    return float((siblings[:, None] > strangers).mean())
+    return above(siblings, strangers)
+
+
+def above(some: np.ndarray, others: np.ndarray) -> float:
+    """How often one of some is above one of the others; equal ones count half."""
+    return float(((some[:, None] > others) + 0.5 * (some[:, None] == others)).mean())
 
 
 def mean_auc(signal_BB: np.ndarray) -> float:
@@ -95,29 +101,41 @@ class Signal:
 
     def fitted(self, texts: Sequence[str]) -> Tensor:
         """Cosines (B, B), over the standard deviation of their row, of the fitted retriever, first halves as queries."""
-        halves = [first_half(text, self.tokenizer, self.recipe.lm_tokens) for text in texts]
-        cosine_BB = torch.tensor(self.encoder.encode_queries(halves) @ self.encoder.encode_passages(texts).T)
+        cosine_BB = self.cosines(self.halves(texts), texts)
         return cosine_BB / others(cosine_BB).std(dim=1, correction=0, keepdim=True)
 
-    def __call__(self, texts: Sequence[str], scores_BB: Tensor) -> np.ndarray:
-        """(B, B)."""
+    def halves(self, texts: Sequence[str]) -> list[str]:
+        return [first_half(text, self.tokenizer, self.recipe.lm_tokens) for text in texts]
+
+    def cosines(self, queries: Sequence[str], passages: Sequence[str]) -> Tensor:
+        """(Q, B), by the fitted retriever."""
+        return torch.tensor(self.encoder.encode_queries(queries) @ self.encoder.encode_passages(passages).T)
+
+    def tokens(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Ids and mask, (B, L), as the LM reads them."""
         side = self.tokenizer(
             list(texts), truncation=True, max_length=self.recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
         ).to(self.device)
+        return side["input_ids"], side["attention_mask"]
+
+    def __call__(self, texts: Sequence[str], scores_BB: Tensor) -> np.ndarray:
+        """(B, B)."""
         with autocast(self.device, self.bf16):
-            packed = self.lm.pack(side["input_ids"], side["attention_mask"])
+            packed = self.lm.pack(*self.tokens(texts))
             signal_BB: np.ndarray = self.objective.signal(packed, [scores_BB.to(self.device)]).cpu().numpy()
         return signal_BB
 
 
-def some_pieces(signal: Signal, count: int, rng: random.Random) -> list[list[str]]:
-    """The first chunks of so many documents that have enough of them."""
-    cut = ([c.text for c in chunk(document, 0, signal.recipe.chunk_words)] for document in signal.documents)
-    long_enough = [texts[:PIECES] for texts in cut if len(texts) >= PIECES]
-    return rng.sample(long_enough, min(len(long_enough), count))
+Piece = TypeVar("Piece")
 
 
-def duplicates(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
+def some_pieces(cut: Iterable[Sequence[Piece]], groups: int, rng: random.Random) -> list[Sequence[Piece]]:
+    """The first chunks of as many documents as so many groups may want, of those that have enough of them."""
+    long_enough = [pieces[:PIECES] for pieces in cut if len(pieces) >= PIECES]
+    return rng.sample(long_enough, min(len(long_enough), max(SOME, DOCUMENTS * groups)))
+
+
+def duplicates(signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
     """Of each group, what a near-copy does."""
     kept = np.isin(np.arange(len(OWNER)), (COPIED, REPLACED), invert=True)
     for start in range(0, DOCUMENTS * groups, DOCUMENTS):
@@ -139,7 +157,7 @@ def duplicates(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: ra
         yield found
 
 
-def like_documents(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[list[int]]:
+def like_documents(signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random) -> Iterator[list[int]]:
     """The documents of each group: one at random, and those that the fitted retriever finds most like it."""
     vectors = signal.encoder.encode_passages([" ".join(texts) for texts in pieces])
     for _ in range(groups):
@@ -147,7 +165,7 @@ def like_documents(signal: Signal, pieces: Sequence[list[str]], groups: int, rng
         yield np.argsort(-(vectors @ vectors[first]))[:DOCUMENTS].tolist()  # the first is itself
 
 
-def siblings(signal: Signal, pieces: Sequence[list[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
+def siblings(signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
     """Of each group, how well the retriever and its teachers tell siblings from strangers."""
     for documents in like_documents(signal, pieces, groups, rng):
         texts = [text for i in documents for text in pieces[i]]
@@ -175,7 +193,8 @@ def main() -> None:
     recipe = Recipe()
     signal = Signal(recipe, arguments.text)
     measure = siblings if arguments.what == "siblings" else duplicates
-    pieces = some_pieces(signal, max(SOME, DOCUMENTS * arguments.groups), rng)
+    cut = ([c.text for c in chunk(document, 0, recipe.chunk_words)] for document in signal.documents)
+    pieces = some_pieces(cut, arguments.groups, rng)
     found = list(measure(signal, pieces, arguments.groups, rng))
     for name in sorted(found[0]):
         print(f"{name}: {told([row[name] for row in found])}")

@@ -16,12 +16,14 @@ VectorForm = Literal["float32", "int8", "binary"]
 Objective = Literal["revela", "gains", "dream", "attention", "replug", "infonce", "crop"]
 
 # What a number may be; any other one of a recipe is 0 or more.
-AT_LEAST = {"group_size": 2, "lm_tokens": 2, "crop_window": 2}
-AT_LEAST |= dict.fromkeys(("chunk_words", "surrogate_tokens", "check_queries", "check_passages", "max_tokens"), 1)
-AT_LEAST |= dict.fromkeys(("query_heads", "lora_rank", "groups_per_step", "groups_per_batch"), 1)
-AT_LEAST |= dict.fromkeys(("regroup_every", "save_every", "log_every"), 1)
+AT_LEAST = {
+    **dict.fromkeys(("group_size", "lm_tokens", "crop_window"), 2),
+    **dict.fromkeys(("chunk_words", "surrogate_tokens", "max_tokens", "check_queries", "check_passages"), 1),
+    **dict.fromkeys(("query_heads", "lora_rank", "groups_per_step", "groups_per_batch"), 1),
+    **dict.fromkeys(("regroup_every", "save_every", "log_every"), 1),
+}
 ABOVE_0 = {"tau", "tau_lm", "sharpness", "lora_alpha"}
-SHARES = {"near_duplicates", "max_bad_share", "held_out", "lora_dropout", "gate", "gate_first_layer"}
+SHARES = {"near_duplicates", "max_bad_share", "held_out", "gate", "gate_first_layer", "lora_dropout"}
 SHARES |= {"crop_least", "crop_most", "crop_deletion"}
 ANY = {"prior", "margin"}
 

@@ -71,8 +71,8 @@ class AttentionDistillation(nn.Module):
         for i, (cosine_QB, began_QB) in enumerate(zip(cosines, began, strict=True)):
             if not len(cosine_QB):
                 continue
-            attended_QB = standard(candidate_scores(self.lm, *of_group(prompt, tail, i), self.heads)).sum(dim=0)
-            losses.append(ranking_loss(cosine_QB, self.tau, attended_QB, began_QB, self.prior, self.sharpness))
+            said_QB = attended(self.lm, *of_group(prompt, tail, i), self.heads)
+            losses.append(ranking_loss(cosine_QB, self.tau, said_QB, began_QB, self.prior, self.sharpness))
         return torch.stack(losses).mean()
 
     def _cosines(self, question: dict[str, Tensor], passage: dict[str, Tensor], group_Q: Tensor) -> list[Tensor]:
@@ -82,6 +82,11 @@ class AttentionDistillation(nn.Module):
         counts = [max(0, n - 1) for n in group_Q.bincount(minlength=len(passages)).tolist()]  # without "N/A"
         with torch.autocast(question_QD.device.type, enabled=False):
             return [question @ passage.T for question, passage in zip(torch.split(question_QD, counts), passages, strict=True)]
+
+
+def attended(lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor], heads: Sequence[tuple[int, int]]) -> Tensor:
+    """What the heads say of each candidate, (Q, B): their standard scores, added; arguments as of ``candidate_scores``."""
+    return standard(candidate_scores(lm, prompt, tail, heads)).sum(dim=0)
 
 
 def ranking_loss(cosine_QB: Tensor, tau: float | Tensor, said_QB: Tensor, began_QB: Tensor, prior: float, sharpness: float) -> Tensor:

@@ -128,7 +128,7 @@ def _infonce(m: Materials) -> tuple[nn.Module, QueryCollator]:
 
 def _crop(m: Materials) -> tuple[nn.Module, CropCollator]:
     recipe = m.recipe
-    if not 0 < recipe.crop_least <= recipe.crop_most <= 1:
+    if not 0 < recipe.crop_least <= recipe.crop_most:
         raise RevelaError(f"--crop-least {recipe.crop_least} and --crop-most {recipe.crop_most} must be shares, the first the smaller")
     crops = CropCollator(m.model, m.count, _surrogate(m), recipe.crop_least, recipe.crop_most, recipe.crop_deletion, recipe.seed)
     return _contrastive(recipe, m.model, group_size=0), crops
