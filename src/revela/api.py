@@ -11,6 +11,7 @@ from revela.errors import RevelaError
 from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint, resolve
 from revela.search import indexing
+from revela.search.fusion import Fusion
 from revela.search.store import Index, Mode
 from revela.types import Document, Hit, Vectors
 
@@ -87,7 +88,7 @@ class Searcher:
     def __init__(self, retriever: Retriever, index: Index) -> None:
         self._retriever, self._index = retriever, index
 
-    def search(self, question: str, k: int = 10, mode: Mode = "hybrid", where: str | None = None) -> list[Hit]:
+    def search(self, question: str, k: int = 10, mode: Mode = "hybrid", where: str | None = None, fusion: Fusion = "score") -> list[Hit]:
         """The k best documents, best first, each with its best chunk: found by meaning ("dense"), by words ("lexical") or both.
 
         Args:
@@ -95,11 +96,12 @@ class Searcher:
             k: how many.
             mode: see above.
             where: only documents whose metadata this holds for, as SQL: "year > 2020".
+            fusion: how both are joined, by score or by rank.
 
         Raises:
             RevelaError: the question is empty, or the filter is wrong.
         """
-        return self._index.search(question, self._retriever.encoder, k, mode, where)
+        return self._index.search(question, self._retriever.encoder, k, mode, where, fusion)
 
     def add(self, documents: Iterable[Document]) -> None:
         """Add documents; those whose id is there already are replaced."""

@@ -67,11 +67,12 @@ def kill_while_appending(folder: Path, kills: int, seed: int) -> dict[str, int]:
             if len(line) == 2:
                 safe[line[0]] = int(line[1])
                 acknowledged += 1
-        check(Index.load(folder), safe, turn)
+        safe |= check(Index.load(folder), safe, turn)  # what was made and not acknowledged stays
     return {"kills": kills, "while_packing": while_packing, "acknowledged": acknowledged, "documents": len(safe)}
 
 
-def check(index: Index, safe: dict[str, int], turn: int) -> None:
+def check(index: Index, safe: dict[str, int], turn: int) -> dict[str, int]:
+    """The versions that the index holds, once it is sure that nothing which was acknowledged is lost."""
     rows = rows_of(index)
     assert max(Counter((name, chunk) for name, chunk, _ in rows).values()) == 1, f"a row twice after kill {turn}"
     held: dict[str, list[str]] = {}
@@ -79,12 +80,14 @@ def check(index: Index, safe: dict[str, int], turn: int) -> None:
         held.setdefault(name, []).append(text)
     assert held.pop("first") == ["abba."]
     assert safe.keys() <= held.keys(), f"an acknowledged document is lost after kill {turn}"
+    versions = {name: int(texts[0].split()[0][1:]) for name, texts in held.items()}
     for name, texts in held.items():
-        version = int(texts[0].split()[0][1:])
+        version = versions[name]
         assert texts == [c for _, _, c in wanted_of(name, version)], f"{name} is not whole after kill {turn}"
         # The last commit may have been made and not acknowledged.
         assert name not in safe or version == safe[name] or newer(version, safe[name], turn), f"{name} is old after kill {turn}"
     assert len(index.search("abba", Letters(), NAMES + 1)) == len(held) + 1
+    return versions
 
 
 def newer(version: int, than: int, turn: int) -> bool:

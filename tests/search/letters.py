@@ -11,7 +11,7 @@ from revela.data.chunk import chunk
 from revela.data.store import stored
 from revela.search import indexing
 from revela.search.dense import top_k
-from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
+from revela.search.fusion import DEPTH, fuse_scores, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.store import Index
 from revela.types import Document
@@ -62,24 +62,28 @@ def wanted_rows(docs: list[Document]) -> list[tuple[str, int, str]]:
     return sorted((d.id, n, f"{d.title} {c.text}" if d.title else c.text) for d in docs for n, c in enumerate(chunk(d, 0, WORDS)))
 
 
-def oracle(docs: list[Document], query: str, mode: str, k: int) -> list[tuple[str, str, float]]:
+def oracle(docs: list[Document], query: str, mode: str, k: int, fusion: str = "score") -> list[tuple[str, str, float]]:
     """(document, best passage, score) by numpy and bm25s."""
     rows = [(d.id, passage) for d in docs for name, _, passage in wanted_rows([d])]
     texts = [passage for _, passage in rows]
-    rankings = []
-    if mode != "lexical":
-        indices, scores = top_k(Letters().encode_queries([query]), Letters().encode_passages(texts), RRF_DEPTH)
-        rankings.append([(int(i), float(s)) for i, s in zip(indices[0], scores[0], strict=True)])
-    if mode != "dense":
-        indices, scores = BM25(texts).top_k([query], RRF_DEPTH)
-        rankings.append([(int(i), float(s)) for i, s in zip(indices[0], scores[0], strict=True) if s > 0])
+    vectors, vector = Letters().encode_passages(texts), Letters().encode_queries([query])
+    dense = dict(zip(*(found[0].tolist() for found in top_k(vector, vectors, DEPTH)), strict=True))
+    bm25 = BM25(texts)
+    indices, scores = bm25.top_k([query], DEPTH)
+    lexical = {int(i): float(s) for i, s in zip(indices[0], scores[0], strict=True) if s > 0}
+    if mode == "hybrid" and fusion == "score":
+        cosines = {row: float(vectors[row] @ vector[0]) for row in {*dense, *lexical}}
+        shares = {row: score / bm25.best([query])[0] for row, score in lexical.items()}
+        rankings = [fuse_scores(cosines, shares, float(vectors.mean(axis=0) @ vector[0]))]
+    else:
+        rankings = [ranking for name, ranking in (("lexical", dense), ("dense", lexical)) if mode != name]
     best: dict[str, str] = {}
-    for row in reciprocal_rank_fusion([[row for row, _ in ranking] for ranking in rankings]):
+    for row in reciprocal_rank_fusion([list(ranking) for ranking in rankings]):
         best.setdefault(rows[row][0], rows[row][1])
     by_document: list[dict[str, float]] = []
     for ranking in rankings:
         scores: dict[str, float] = {}
-        for row, score in ranking:
+        for row, score in ranking.items():
             scores.setdefault(rows[row][0], score)
         by_document.append(scores)
     final = by_document[0] if len(by_document) == 1 else reciprocal_rank_fusion([list(scores) for scores in by_document])

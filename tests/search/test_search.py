@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.search.dense import top_k
-from revela.search.fusion import reciprocal_rank_fusion
+from revela.search.fusion import fuse_scores, reciprocal_rank_fusion, weight_of_words
 from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores, per_query
 
@@ -28,6 +28,39 @@ def test_fusion_by_hand():
     fused = reciprocal_rank_fusion([[5, 7], [7, 9]], k=60)
     assert list(fused) == [7, 5, 9]
     assert fused[7] == pytest.approx(1 / 62 + 1 / 61) and fused[5] == pytest.approx(1 / 61) and fused[9] == pytest.approx(1 / 62)
+
+
+def test_fusion_of_scores_by_hand():
+    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.1, "d": 0.3}, {"b": 0.5, "c": 0.3}
+    # Above the background of .2: nearest three .6, .4, .1; what the words find .4, -.1. Gaps: .5 - .2 of .5; .6 - .25 of .6.
+    weight = (0.15 / (1.1 / 3)) ** 3 * 0.6 / (0.35 / 0.6)
+    assert weight_of_words(cosines, shares, 0.2) == pytest.approx(weight)
+    fused = fuse_scores(cosines, shares, 0.2)
+    assert list(fused) == ["a", "b", "d", "c"] and weight_of_words(cosines, {"b": 0.5}, 0.2) > weight  # a word that one alone holds
+    assert fused == {d: pytest.approx((cosines[d] + weight * shares.get(d, 0)) / (1 + weight)) for d in fused}
+
+
+def test_words_weigh_as_the_vectors_agree_with_them_and_as_they_are_sure():
+    cosines = {i: 0.9 - i / 100 for i in range(40)}
+
+    def weight(first, gap=0.3, background=0.2):
+        return weight_of_words(cosines, {first: 0.5, **dict.fromkeys(range(first + 1, first + 10), 0.5 - gap)}, background)
+
+    agreed = [weight(first) for first in (0, 10, 30)]
+    assert agreed == sorted(agreed, reverse=True) and agreed[0] > 2 * agreed[2] > 0
+    assert weight(0, 0.4) > weight(0, 0.1) > weight(0, 0) == 0
+    assert weight(30, background=0.7) == 0 and weight_of_words(cosines, {}, 0.2) == 0 and weight_of_words(cosines, {0: 1}, 0.99) == 0
+    assert weight_of_words(dict.fromkeys(range(20), 0.5), {1: 0.9, 2: 0.1}, 0.2) == 3  # vectors that tell nothing apart
+    assert fuse_scores(cosines, {}, 0.2) == pytest.approx(cosines)
+
+
+def test_best_bm25_score_is_what_a_text_of_nothing_else_comes_near_to():
+    texts = ["heat flow", "flow of a gas", "a wing"]
+    index = BM25([*texts, "heat gas " * 10_000])
+    best, reached = index.best(["heat gas", "heat heat", "unseen", "the", ""]), index.top_k(["heat gas"], 1)[1][0, 0]
+    # Of four texts two hold each word; idf = log(1 + 2.5 / 2.5), k1 + 1 = 2.2; a word that none holds: log(1 + 4.5 / .5).
+    np.testing.assert_allclose(best, [2 * 2.2 * np.log(2), 2 * 2.2 * np.log(2), 2.2 * np.log(10), 0, 0], rtol=1e-6)
+    assert 0.99 * best[0] < reached < best[0]
 
 
 def test_bm25_finds_words_and_survives_nothing():

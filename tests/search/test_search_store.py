@@ -14,7 +14,9 @@ from revela.errors import RevelaError
 from revela.search import store
 from revela.search.folder import INFO, Info, writing
 from revela.search.fusion import reciprocal_rank_fusion
+from revela.search.lexical import BM25
 from revela.search.indexing import add_documents, metadata_columns
+from revela.search.statistics import FILE
 from revela.search.store import Index
 from revela.types import Document, Hit
 
@@ -50,13 +52,55 @@ def test_lexical_search_finds_the_words_and_nothing_else(index):
     assert not index.search("the", None, 40, "lexical")
 
 
+@pytest.mark.parametrize("query", [*QUERIES, "unseen words only"])
+def test_hybrid_search_is_the_sum_of_both_scores(index, query):
+    query = f"{query} {DOCS[3].text.split('.')[0]}" if query in QUERIES else query
+    hits, wanted = index.search(query, Letters(), 10), oracle(DOCS, query, "hybrid", 10)
+    np.testing.assert_allclose([hit.score for hit in hits], [score for *_, score in wanted], atol=1e-5)
+    assert all(0 <= hit.score <= 1 for hit in hits)
+
+
 @pytest.mark.parametrize("query", QUERIES)
-def test_hybrid_search_is_the_fusion_of_both_over_documents(index, query):
+def test_fusion_by_rank_is_that_of_both_lists_of_documents(index, query):
     query = f"{query} {DOCS[3].text.split('.')[0]}"
     lists = [[h.id for h in index.search(query, Letters(), 200, mode)] for mode in ("dense", "lexical")]
     fused = reciprocal_rank_fusion(lists)
-    hits = index.search(query, Letters(), 10)
+    hits = index.search(query, Letters(), 10, fusion="rank")
     assert [h.score for h in hits] == list(fused.values())[:10] and {h.id: h.score for h in hits}.items() <= fused.items()
+
+
+def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
+    build(tmp_path / "index", DOCS[:20])
+    reader = Index.load(tmp_path / "index")
+    changed = [Document("d3", "hhhh."), Document("d5", DOCS[5].text + " gggg.", DOCS[5].title)]
+    extend(Index.load(tmp_path / "index"), [*changed, *DOCS[20:30]])
+    made = Index.load(tmp_path / "index")
+    made.delete(["d7", "d9"])
+    made.finish()
+    now = [text for *_, text in wanted_rows([*changed, *(d for d in DOCS[:30] if d.id not in ("d3", "d5", "d7", "d9"))])]
+    queries = [DOCS[3].text.split(".")[0] + " abba", "gggg hhhh", "unseen abba", "title title", "the", DOCS[7].text]
+    for index in (made, reader, Index.load(tmp_path / "index")):
+        index.search("abba", Letters(), 1)  # which is when a reader looks whether another process has added to it
+        assert index._statistics.chunks == len(now)
+        np.testing.assert_allclose([index._statistics.best(q) for q in queries], BM25(now).best(queries), rtol=1e-6)
+        np.testing.assert_allclose(index._statistics.mean, Letters().encode_passages(now).mean(axis=0), atol=1e-6)
+
+
+def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):
+    """As after a kill between a commit and ``finish``."""
+    build(tmp_path / "index", DOCS[:20])
+    kept = (tmp_path / "index" / FILE).read_bytes()
+    wanted = [score for *_, score in oracle(DOCS[:25], "abba gggg", "hybrid", 5)]
+    for lost in (None, kept):
+        begun = Index.load(tmp_path / "index")
+        list(add_documents(begun, DOCS[20:23], Letters()))
+        (tmp_path / "index" / FILE).unlink() if lost is None else (tmp_path / "index" / FILE).write_bytes(lost)
+        extend(Index.load(tmp_path / "index"), DOCS[20:25])
+        hits = Index.load(tmp_path / "index").search("abba gggg", Letters(), 5)
+        np.testing.assert_allclose([hit.score for hit in hits], wanted, atol=1e-5)
+    (tmp_path / "index" / FILE).write_bytes(kept[:100])
+    with pytest.raises(RevelaError, match="is damaged .*made again by revela index --append"):
+        Index.load(tmp_path / "index")
 
 
 def test_one_hit_a_document_with_its_best_chunk(tmp_path):

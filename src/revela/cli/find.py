@@ -130,6 +130,7 @@ def search(
     query: str,
     *,
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
+    fusion: Literal["score", "rank"] = "score",
     top: int = 5,
     where: str | None = None,
     model: str | None = None,
@@ -145,6 +146,8 @@ def search(
         What to look for.
     mode:
         By meaning (dense), by words (lexical) or both.
+    fusion:
+        How both are joined: by score, or by rank (reciprocal rank fusion).
     top:
         How many documents; each is shown by its best passage.
     where:
@@ -167,7 +170,7 @@ def search(
         folder = resolve(model or opened.model)
         opened.check_model(fingerprint(folder), str(folder))
         encoder = load_encoder(folder, "auto")
-    hits = opened.search(query, encoder, top, mode, where)
+    hits = opened.search(query, encoder, top, mode, where, fusion)
     if as_json:
         print(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False, indent=1))
     else:

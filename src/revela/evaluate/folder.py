@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from revela.data.sources.files import opened_text
 from revela.errors import RevelaError
 from revela.search.dense import top_k
-from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
+from revela.search.fusion import DEPTH as FUSED
+from revela.search.fusion import fuse_scores, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import means, per_query
 from revela.types import Encoder, Vectors
@@ -42,7 +43,16 @@ class Collection:
     @cached_property
     def lexical(self) -> tuple[NDArray[np.int64], Vectors]:
         """What BM25 finds for each query: indices and scores, (Q, at most 1000). Made once, however many runs are scored."""
-        return BM25(self.documents).top_k(self.queries, DEPTH)
+        return self._bm25.top_k(self.queries, DEPTH)
+
+    @cached_property
+    def best_lexical(self) -> Vectors:
+        """(Q,): the best BM25 score that a document could have."""
+        return self._bm25.best(self.queries)
+
+    @cached_property
+    def _bm25(self) -> BM25:
+        return BM25(self.documents)
 
 
 def load_collection(folder: Path, split: str = "test") -> Collection:
@@ -127,13 +137,12 @@ def evaluate(collection: Collection, encoders: Mapping[str, Encoder], progress: 
 
 
 def outcomes(collection: Collection, encoders: Mapping[str, Encoder], progress: bool = False) -> dict[str, Outcome]:
-    """What BM25 finds, and each encoder alone and fused with BM25 (RRF, k 60, top 200), by system.
+    """What BM25 finds, and each encoder alone and fused with BM25 (by score, and by rank: RRF), by system.
 
     Raises:
         RevelaError: an encoder gives vectors that are not finite.
     """
-    lexical, values = collection.lexical
-    found = {"BM25": _outcome(collection, lexical, values)}
+    found = {"BM25": _outcome(collection, *collection.lexical)}
     for name, encoder in encoders.items():
         passages = encoder.encode_passages(collection.documents, progress=progress)
         queries = encoder.encode_queries(collection.queries)
@@ -141,12 +150,32 @@ def outcomes(collection: Collection, encoders: Mapping[str, Encoder], progress: 
             raise RevelaError(f"{name} gives vectors that are not finite on {collection.name}: the model is broken")
         dense, cosines = top_k(queries, passages, DEPTH)
         found[name] = _outcome(collection, dense, cosines)
-        fused = [
-            reciprocal_rank_fusion([list(a[:RRF_DEPTH]), [d for d, s in zip(b[:RRF_DEPTH], v, strict=False) if s > 0]])
-            for a, b, v in zip(dense, lexical, values, strict=True)
-        ]
-        found[f"{name} + BM25"] = _outcome(collection, fused, [list(ranking.values()) for ranking in fused])
+        by_score, by_rank = hybrid(collection, queries, passages, dense)
+        for label, fused in ((f"{name} + BM25", by_score), (f"{name} + BM25 (RRF)", by_rank)):
+            found[label] = _outcome(collection, fused, (ranking.values() for ranking in fused))
     return found
+
+
+def hybrid(
+    collection: Collection, queries: Vectors, passages: Vectors, dense: NDArray[np.int64]
+) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
+    """Both fusions of what the vectors find with what BM25 finds, by score and by rank: for each query, documents and scores, best first.
+
+    Args:
+        collection: documents and queries.
+        queries, passages: their vectors.
+        dense: the nearest documents of each query, best first.
+    """
+    by_score, by_rank = [], []
+    background = queries @ passages.mean(axis=0)
+    rows = zip(queries, background, dense, *collection.lexical, collection.best_lexical, strict=True)
+    for query, far, near, lexical, scores, best in rows:
+        shares = {int(d): float(s / best) for d, s in zip(lexical[:FUSED], scores, strict=False) if s > 0}
+        candidates = list(dict.fromkeys([*near[:FUSED].tolist(), *shares]))
+        cosines = dict(zip(candidates, (passages[candidates] @ query).tolist(), strict=True))
+        by_score.append(fuse_scores(cosines, shares, float(far)))
+        by_rank.append(reciprocal_rank_fusion([near[:FUSED].tolist(), list(shares)]))
+    return by_score, by_rank
 
 
 def _outcome(collection: Collection, indices: Iterable[Iterable[int]], values: Iterable[Iterable[float]]) -> Outcome:

@@ -12,7 +12,7 @@ from revela.config import Indexing
 from revela.errors import RevelaError
 from revela.files import whole
 
-INFO, LOCK, FORMAT = "index.json", ".lock", 2
+INFO, LOCK, FORMAT = "index.json", ".lock", 3
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,20 @@ from revela.types import Vectors
 
 K1, B = 1.2, 0.75
 WORD = r"(?u)\b\w+\b"  # one letter is a word too: x and i mean something in code
+STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
+).split()  # Lucene's
+
+
+def best_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
+    """The greatest BM25 score that any text could have for a query, sum over its words of idf (k1 + 1): as if it held nothing but them,
+    without end (Bruch, Gai & Ingber, TOIS 2023, section 3).
+
+    Args:
+        frequencies_T: how many passages hold each word of the query; 0 for one that none has, which counts most.
+        passages: how many there are.
+    """
+    return float((K1 + 1) * np.log1p((passages - frequencies_T + 0.5) / (frequencies_T + 0.5)).sum())
 
 
 class BM25:
@@ -23,10 +37,13 @@ class BM25:
     def __init__(self, passages: Sequence[str]) -> None:
         import bm25s
 
-        self._index = bm25s.BM25(k1=K1, b=B)
+        self._index = bm25s.BM25(k1=K1, b=B, method="atire", idf_method="lucene")  # Lucene's, times k1 + 1, as stores have it
         tokens = _tokenize(passages)
         self.empty = not tokens.vocab or not any(len(ids) for ids in tokens.ids)
         self.size = len(passages)
+        self._vocabulary = tokens.vocab
+        held = [token for ids in tokens.ids for token in set(ids)]
+        self._frequencies = np.bincount(np.array(held, np.int64), minlength=len(tokens.vocab))
         if not self.empty:
             self._index.index(tokens, show_progress=False)
 
@@ -39,10 +56,21 @@ class BM25:
         indices, scores = self._index.retrieve(tokens, k=k, show_progress=False, n_threads=1)
         return np.asarray(indices, dtype=np.int64), np.asarray(scores, dtype=np.float32)
 
+    def best(self, queries: Sequence[str]) -> Vectors:
+        """(Q,): the greatest score that a passage could have for each query; 0 where there is no word to look for."""
+        known = self._vocabulary
+        return np.array(
+            [
+                best_score(np.array([self._frequencies[known[t]] if t in known else 0 for t in words], np.int64), self.size)
+                for words in _tokenize(queries, return_ids=False)
+            ],
+            dtype=np.float32,
+        )
+
 
 def _tokenize(texts: Sequence[str], return_ids: bool = True) -> Any:
     import bm25s
     import Stemmer
 
     stemmer = Stemmer.Stemmer("english")  # a new one each time, as threads may not share one
-    return bm25s.tokenize(list(texts), token_pattern=WORD, stopwords="en", stemmer=stemmer, return_ids=return_ids, show_progress=False)
+    return bm25s.tokenize(list(texts), token_pattern=WORD, stopwords=STOP_WORDS, stemmer=stemmer, return_ids=return_ids, show_progress=False)

@@ -5,7 +5,7 @@ Documents are found, each once, by the chunk that suits best. ``index.json`` bes
 
 Each change is one commit of the table, so a kill leaves all of it or nothing. Below ``EXACT_BELOW`` chunks search by meaning is an exact
 scan; above, an approximate index finds candidates and the stored vectors score them (docs/results.md has what that costs and loses).
-Lance's BM25 has lexical.py's k1 and b, stemmer and stop words (its own list of them), and splits at underscores too.
+Lance's BM25 has lexical.py's k1 and b, stemmer and stop words, and splits at underscores too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import numpy as np
 from revela.config import VectorForm
 from revela.errors import RevelaError
 from revela.search.folder import Info, begun_in, read_info
-from revela.search.fusion import RRF_DEPTH, Ranking, fuse_documents
+from revela.search.fusion import DEPTH, Fusion, Ranking, best_chunks, fuse_ranks, fuse_scores
+from revela.search.lexical import STOP_WORDS
+from revela.search.statistics import Statistics
 from revela.types import Encoder, Hit, Value, Vectors
 
 Mode = Literal["dense", "lexical", "hybrid"]
@@ -33,7 +35,11 @@ SHOWN = ("id", "chunk", "title", "passage")  # columns; those of metadata follow
 OWN = (*SHOWN, "digest", "vector")
 EXACT_BELOW = 20_000  # chunks
 CELLS, CANDIDATES = 20, 200  # of the approximate index: cells that a query reads, candidates that it keeps at the least
-TOKENS: dict[str, Any] = dict(language="English", stem=True, remove_stop_words=True, ascii_folding=False, max_token_length=None)
+TOKENS: dict[str, Any] = dict(
+    language="English", stem=True, remove_stop_words=True, custom_stop_words=STOP_WORDS, ascii_folding=False, max_token_length=None
+)
+SAMPLE = 2000  # chunks whose vectors tell the mean of all
+COUNTED = 2**14  # chunks whose words are counted at a time, when all of a table's are
 KEPT = timedelta(days=1)  # how long what a change replaced stays, for readers that had opened it
 FILTER_LIMIT = 10_000  # characters
 
@@ -43,6 +49,8 @@ class Index:
 
     def __init__(self, folder: Path, info: Info, table: Any) -> None:
         self.folder, self.info, self._table = folder, info, table
+        self._statistics = Statistics(folder)
+        self._miscounted = False  # whether the words of all chunks have to be counted again
 
     @property
     def model(self) -> str:
@@ -93,11 +101,18 @@ class Index:
 
     # Search
 
-    def search(self, query: str, encoder: Encoder | None, k: int = 10, mode: Mode = "hybrid", where: str | None = None) -> list[Hit]:
+    def search(
+        self,
+        query: str,
+        encoder: Encoder | None,
+        k: int = 10,
+        mode: Mode = "hybrid",
+        where: str | None = None,
+        fusion: Fusion = "score",
+    ) -> list[Hit]:
         """The k best documents, each with its best chunk.
 
-        Scores are cosines (dense), BM25 (lexical), or the reciprocal rank fusion of both lists of documents (hybrid); a document's chunk is
-        the first of its own in the fusion of both lists of chunks.
+        Scores are cosines (dense), BM25 (lexical), or those of the fusion of both (hybrid; fusion.py): 1 is as good as can be, by score.
 
         Args:
             query: what to look for.
@@ -105,6 +120,7 @@ class Index:
             k: how many.
             mode: by meaning, by words, or both.
             where: only rows that this holds for, as SQL: "year > 2020 and lang = 'en'".
+            fusion: of both, by score or by rank.
 
         Raises:
             RevelaError: the query is empty, the filter is wrong, or the folder is damaged.
@@ -119,13 +135,15 @@ class Index:
         if mode != "lexical":
             assert encoder is not None
             vector = self.cut(encoder.encode_queries([query]))[0]
-        depth = max(k, RRF_DEPTH) if mode == "hybrid" else 2 * k
+        depth = max(k, DEPTH) if mode == "hybrid" else 2 * k
         while True:
             version = self._table.version
             try:
                 rankings = [self._near(vector, depth, where)] if vector is not None else []
                 rankings += [self._worded(query, depth, where)] if mode != "dense" else []
-                best, scores = fuse_documents(rankings)
+                if vector is not None and mode == "hybrid" and fusion == "score":
+                    rankings = [self._fused(query, vector, *rankings)]
+                best, scores = fuse_ranks(rankings) if len(rankings) > 1 else best_chunks(rankings[0])
                 if len(scores) < k and any(len(ranking) >= depth for ranking in rankings):
                     depth *= 4  # a few long documents fill the lists
                     continue
@@ -142,6 +160,30 @@ class Index:
             # Otherwise another process has packed the table meanwhile, so that its rows have other numbers: rank them again.
             if self._table.version == version:
                 raise RevelaError(f"{self.folder} is damaged (rows that it names are not there): make it again with revela index")
+
+    def _fused(self, query: str, vector: Vectors, near: Ranking, worded: Ranking) -> Ranking:
+        """Both rankings as one, by score. The cosines of chunks that only their words have found are made here."""
+        self._statistics.refresh()  # another process may have added to the index
+        best, mean = self._statistics.best(query), self._statistics.mean
+        cosines = {row: cosine for row, (_, cosine) in near.items()}
+        cosines |= self._cosines([row for row in worded if row not in near], vector)
+        shares = {row: score / best for row, (_, score) in worded.items()} if best else {}
+        owners = {row: document for ranking in (near, worded) for row, (document, _) in ranking.items()}
+        fused = fuse_scores(cosines, shares, float(mean @ vector) if len(mean) else 0.0)
+        return {row: (owners[row], score) for row, score in fused.items()}
+
+    def _cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
+        """The cosine of each of these rows with a vector.
+
+        Raises:
+            KeyError: one of them is not there any more.
+        """
+        if not numbers:
+            return {}
+        with _damage(self.folder):
+            found = self._table.take_row_ids(list(numbers)).select(["vector"]).with_row_id().to_arrow()
+        cosines = dict(zip(found["_rowid"].to_pylist(), (self._matrix(found) @ vector).tolist(), strict=True))
+        return {row: cosines[row] for row in numbers}
 
     def _near(self, vector: Vectors, depth: int, where: str | None) -> Ranking:
         """The chunks nearest to a vector, by cosine."""
@@ -214,6 +256,7 @@ class Index:
         arrays["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), self.info.width)
         rows = pa.table(arrays, schema=schema)
         with _damage(self.folder):
+            self._count(rows["passage"].to_pylist(), replaced)
             if not replaced:
                 self._table.add(rows)
                 return
@@ -232,15 +275,44 @@ class Index:
                 f"{self.folder} has no document {', '.join(missing[:3])}: nothing was deleted; give ids that revela search shows"
             )
         with _damage(self.folder):
+            self._count([], documents)
             before = len(self)
             self._table.delete(_among(documents))
             return before - len(self)
+
+    def _count(self, passages: Sequence[str], gone: Sequence[str]) -> None:
+        """Keep the table of words true: these passages come, and those of these documents go."""
+        self._check_count()
+        if gone:
+            self._statistics.add((row["passage"] for row in self._passages(_among(gone))), times=-1)
+        self._statistics.add(passages)
+
+    def _check_count(self) -> None:
+        if not self._statistics.changed and self._statistics.version != self._table.version and len(self):
+            self._miscounted = True  # a run was killed before it could save them, or their file was removed
+
+    def _mean(self) -> Vectors:
+        """The mean of the vectors, from some that lie evenly in the table."""
+        offsets = np.unique(np.linspace(0, max(0, len(self) - 1), SAMPLE).astype(int)).tolist() if len(self) else []
+        vectors = self._matrix(self._table.take_offsets(offsets).select(["vector"]).to_arrow()) if offsets else np.zeros((0, self.info.width))
+        return vectors.sum(axis=0, dtype=np.float32) / max(1, len(vectors))
+
+    def _matrix(self, found: Any) -> Vectors:
+        """The vectors of rows of the table, (N, width)."""
+        matrix: Vectors = found["vector"].combine_chunks().flatten().to_numpy().reshape(-1, self.info.width)
+        return matrix
+
+    def _passages(self, where: str | None = None) -> Iterator[dict[str, str]]:
+        query = self._table.search().select(["passage"])
+        for batch in (query.where(where) if where else query).to_batches(COUNTED):
+            yield from batch.to_pylist()
 
     def finish(self) -> None:
         """Pack the table, bring its indices up to date, make those that it lacks, and let it be searched."""
         from lancedb.index import FTS, Bitmap, BTree
 
         with _damage(self.folder):
+            self._check_count()
             new = not self.info.finished
             # The lock keeps other writers away, so whatever no version holds is a killed run's.
             self._table.optimize(cleanup_older_than=timedelta(milliseconds=1) if new else KEPT, delete_unverified=True)
@@ -253,6 +325,11 @@ class Index:
                 for name, kind in self.info.columns.items():
                     self._table.create_index(name, config=Bitmap() if kind == "bool" else BTree())
                 self._table.create_index("vector", config=_vector_index(self.info.settings.vectors))
+            if self._miscounted:
+                self._statistics.clear()
+                self._statistics.add(row["passage"] for row in self._passages())
+                self._miscounted = False
+            self._statistics.save(self._table.version, self._mean())
         if new:
             self.info = replace(self.info, finished=True)
             self.info.save(self.folder)

@@ -179,7 +179,7 @@ class Service:
         encoder = None
         if asked.mode != "lexical":
             encoder = Known((await self.encode([asked.query], "query", False, "query"))[0])
-        run = partial(self.index.search, asked.query, encoder, asked.k, asked.mode, asked.where)
+        run = partial(self.index.search, asked.query, encoder, asked.k, asked.mode, asked.where, asked.fusion)
         return await to_thread.run_sync(run, limiter=self.search_threads, abandon_on_cancel=True)
 
     async def encode(self, texts: Sequence[str], role: Role, truncate: bool, param: str) -> tuple[Vectors, list[int]]:

@@ -51,6 +51,7 @@ class SearchRequest(_Strict):
 
     query: str = Field(pattern=r"\S")
     mode: Literal["hybrid", "dense", "lexical"] = Field("hybrid", description="By meaning (dense), by words (lexical) or both.")
+    fusion: Literal["score", "rank"] = Field("score", description="How both are joined: by score, or by rank (RRF).")
     where: str | None = Field(None, description="Only documents of which this holds: year > 2020 and lang in ('en', 'de'). See /v1/index.")
     k: Integer = Field(10, ge=1, le=100, description="Most results.")
 

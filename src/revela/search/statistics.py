@@ -1,0 +1,125 @@
+"""What fusion has to know of an index as a whole, and the store does not tell: how many chunks hold each word, and the mean of the vectors.
+
+Words are hashed, so that ten million of them are two arrays in one file. They are counted as batches are written, and saved with the version
+of the table that they describe; where the two differ (a run was killed between them), they are counted again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from revela.errors import RevelaError
+from revela.files import whole
+from revela.search.lexical import STOP_WORDS, best_score
+from revela.types import Vectors
+
+FILE = "statistics.safetensors"
+WORD = re.compile(r"[^\W_]+")  # as the store cuts text
+PENDING = 2**20  # changes that wait before they are sorted in
+
+
+class Statistics:
+    """Document frequencies of the words of an index of ``chunks``, and the ``mean`` of its vectors; empty where its folder has none yet.
+
+    ``version`` is the table's when they were saved, ``changed`` whether there is something to save.
+
+    Raises:
+        RevelaError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / FILE
+        self._hash_of = _Hashes()
+        self.clear()
+        self.refresh()
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.chunks, self.version, self.changed = 0, -1, False
+        self._hashes, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._pending = Counter[int]()
+        self.mean = np.zeros(0, np.float32)
+        self._stamp = 0
+
+    def refresh(self) -> None:
+        """Read the file again if another process has written it, and there is nothing to save."""
+        from safetensors import SafetensorError, safe_open
+
+        stamp = self.file.stat().st_mtime_ns if self.file.is_file() else 0
+        if stamp == self._stamp or self.changed:
+            return
+        try:
+            with safe_open(self.file, "numpy") as file:
+                about = file.metadata()
+                chunks, version = int(about["chunks"]), int(about["version"])
+                hashes, counts, mean = (file.get_tensor(name) for name in ("hashes", "counts", "mean"))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise RevelaError(f"{self.file} is damaged ({error}): remove it, and it is made again by revela index --append") from error
+        self.chunks, self.version, self._stamp = chunks, version, stamp
+        self._hashes, self._counts, self.mean = hashes, counts, mean
+
+    def save(self, version: int, mean: Vectors) -> None:
+        """Write them, as what version ``version`` of the table holds; ``mean`` is that of its vectors."""
+        from safetensors.numpy import save_file
+
+        self._merge()
+        with whole(self.file) as temporary:
+            tensors = {"hashes": self._hashes, "counts": self._counts, "mean": mean}
+            save_file(tensors, temporary, {"chunks": str(self.chunks), "version": str(version)})
+        self.mean, self.version, self.changed, self._stamp = mean, version, False, self.file.stat().st_mtime_ns
+
+    def add(self, passages: Iterable[str], times: int = 1) -> None:
+        """Count these chunks; with ``times`` -1, those that go."""
+        self.changed = True
+        for passage in passages:
+            self.chunks += times
+            for word in {self._hash_of[word] for word in WORD.findall(passage.lower())}:
+                self._pending[word] += times
+        if len(self._pending) > PENDING:
+            self._merge()
+
+    def best(self, query: str) -> float:
+        """The greatest BM25 score that a chunk could have for this query; 0 if it has no word to look for."""
+        self._merge()
+        hashes = np.array([self._hash_of[word] for word in WORD.findall(query.lower()) if word not in STOP_WORDS], np.uint64)
+        places = np.searchsorted(self._hashes, hashes)
+        found = places < len(self._hashes)
+        found[found] = self._hashes[places[found]] == hashes[found]
+        frequencies = np.zeros(len(hashes), np.int64)
+        frequencies[found] = self._counts[places[found]]
+        return best_score(frequencies, self.chunks)
+
+    def _merge(self) -> None:
+        if not self._pending:
+            return
+        hashes = np.fromiter(self._pending.keys(), np.uint64, len(self._pending))
+        counts = np.fromiter(self._pending.values(), np.int64, len(self._pending))
+        hashes, places = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
+        totals = np.zeros(len(hashes), np.int64)
+        np.add.at(totals, places, np.concatenate([self._counts, counts]))
+        self._hashes, self._counts = hashes[totals > 0], totals[totals > 0]
+        self._pending.clear()
+
+
+class _Hashes(dict[str, int]):
+    """A word -> 64 bits of its stem, made when first asked for; forgets all when it holds too many."""
+
+    MOST = 2**18
+
+    def __init__(self) -> None:
+        import Stemmer
+
+        self._stem = Stemmer.Stemmer("english").stemWord
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= self.MOST:
+            self.clear()
+        digest = hashlib.blake2b(self._stem(word).encode(), digest_size=8).digest()
+        self[word] = hashed = int.from_bytes(digest, "little")
+        return hashed
