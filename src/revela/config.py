@@ -252,6 +252,8 @@ class Indexing:
     "Keep this many dimensions of each vector, of those the model was trained for; 0: all."
     vectors: VectorForm = "binary"
     "How a large index holds the vectors that it looks through; what it finds is scored again by the whole ones."
+    keep_tokens: bool = False
+    "Keep each token's vector too, at one bit a number, so that search --rerank tokens takes milliseconds: some 8 kB a chunk more."
 
 
 PAPER: dict[str, Any] = dict(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,6 +186,7 @@ class RetrieverEncoder:
 
     def __init__(self, model: SentenceTransformer, bf16: bool, max_tokens: int | None = None) -> None:
         self.model, self.bf16, self.max_tokens = model, bf16, max_tokens
+        self._lock = threading.Lock()  # reading changes the model for as long as it takes
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """(N, D) float32 vectors of these texts as queries."""
@@ -194,27 +196,79 @@ class RetrieverEncoder:
         """(N, D) float32 vectors of these texts as passages."""
         return self._encode(texts, passage_prompt_of(self.model), progress)
 
+    def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> tuple[Vectors, list[Vectors]]:
+        """What ``encode_passages`` gives, and each passage's token vectors, (T, W) float32 of length one, from the same reading.
+
+        Token vectors are those of the transformer's last layer, and, where the model has a linear layer after its pooling, what that makes of
+        them (the mean of a text's tokens goes through it too). Prompts and special tokens are left out.
+
+        Raises:
+            RevelaError: the model has no transformer, and so no tokens that know of one another.
+        """
+        tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
+        return self._encode(texts, passage_prompt_of(self.model), progress, tokens), tokens
+
+    def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]:
+        """A query's token vectors, as above, and where in the query each token stands, (first, past the last) character."""
+        tokens = [np.empty(0, np.float32)]
+        self._encode([query], query_prompt_of(self.model), False, tokens)
+        read = self.model.tokenizer(query, add_special_tokens=False, return_offsets_mapping=True)
+        return tokens[0], read["offset_mapping"][: len(tokens[0])]
+
     @torch.inference_mode()
-    def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
+    def _encode(self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None = None) -> Vectors:
+        model = self.model
+        with self._lock, self._reading(), autocast(model.device, self.bf16), without_padding(model):
+            if not isinstance(model[0], modules.Transformer):  # static embeddings and the like have their own features
+                if tokens is not None:
+                    raise RevelaError("this model has no transformer, and so no token vectors: search without --rerank and --keep-tokens")
+                return np.asarray(model.encode(list(texts), prompt=prompt, show_progress_bar=progress), dtype=np.float32)
+            width = model.get_embedding_dimension()
+            vectors_ND = np.empty((len(texts), width), dtype=np.float32)
+            with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
+                for indices, features in token_batches(model, texts, prompt):
+                    transformer, *rest = model
+                    features = transformer(features)
+                    if tokens is not None:
+                        for i, vectors_TW in zip(indices, _token_vectors(model, features, prompt), strict=True):
+                            tokens[i] = vectors_TW
+                    for module in rest:
+                        features = module(features)
+                    vectors_ND[indices] = features["sentence_embedding"][:, :width].float().cpu().numpy()
+                    bar.update(len(indices))
+            return vectors_ND
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """While open, texts are cut at ``max_tokens`` and nothing is dropped out."""
         model, training, limit = self.model, self.model.training, self.model.max_seq_length
         if self.max_tokens is not None:
             model.max_seq_length = min(self.max_tokens, limit or self.max_tokens)
         model.eval()
         try:
-            with autocast(model.device, self.bf16), without_padding(model):
-                if not isinstance(model[0], modules.Transformer):  # static embeddings and the like have their own features
-                    return np.asarray(model.encode(list(texts), prompt=prompt, show_progress_bar=progress), dtype=np.float32)
-                width = model.get_embedding_dimension()
-                vectors_ND = np.empty((len(texts), width), dtype=np.float32)
-                with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
-                    for indices, features in token_batches(model, texts, prompt):
-                        vectors_ND[indices] = model(features)["sentence_embedding"][:, :width].float().cpu().numpy()
-                        bar.update(len(indices))
-                return vectors_ND
+            yield
         finally:
             if self.max_tokens is not None:  # static embeddings have no such thing to set
                 model.max_seq_length = limit
             model.train(training)
+
+
+def _token_vectors(model: SentenceTransformer, features: dict[str, Any], prompt: str) -> list[Vectors]:
+    """The token vectors of each text of a batch that the transformer has read; see ``encode_with_tokens``."""
+    ids_BT, vectors_BTW = features["input_ids"], features["token_embeddings"]
+    special = torch.tensor(model.tokenizer.all_special_ids, device=ids_BT.device)
+    kept_BT = features["attention_mask"].bool() & ~torch.isin(ids_BT, special)
+    prompted = len(model.tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]) if prompt else 0
+    kept_BT &= kept_BT.cumsum(dim=1) > prompted
+    pooling = next((i for i, module in enumerate(model) if isinstance(module, modules.Pooling)), len(model))
+    linear = next((m.linear for m in list(model)[pooling:] if isinstance(m, modules.Dense)), None)
+    rows = []
+    for vectors_TW, kept_T in zip(vectors_BTW, kept_BT, strict=True):
+        found_TW = vectors_TW[kept_T]
+        if linear is not None and linear.in_features == found_TW.shape[1]:
+            found_TW = linear(found_TW)
+        rows.append(torch.nn.functional.normalize(found_TW.float(), dim=1).cpu().numpy())
+    return rows
 
 
 def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = None) -> RetrieverEncoder:

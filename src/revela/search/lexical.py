@@ -28,7 +28,13 @@ def best_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
         frequencies_T: how many passages hold each word of the query; 0 for one that none has, which counts most.
         passages: how many there are.
     """
-    return float((K1 + 1) * np.log1p((passages - frequencies_T + 0.5) / (frequencies_T + 0.5)).sum())
+    return float((K1 + 1) * idf(frequencies_T, passages).sum())
+
+
+def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
+    """Lucene's, (T,): log(1 + (N - df + 0.5) / (df + 0.5)). Arguments as above."""
+    weights_T: NDArray[np.float64] = np.log1p((passages - frequencies_T + 0.5) / (frequencies_T + 0.5))
+    return weights_T
 
 
 class BM25:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from revela.errors import RevelaError
 from revela.files import whole
-from revela.search.lexical import STOP_WORDS, best_score
+from revela.search.lexical import STOP_WORDS, best_score, idf
 from revela.types import Vectors
 
 FILE = "statistics.safetensors"
@@ -86,14 +87,21 @@ class Statistics:
 
     def best(self, query: str) -> float:
         """The greatest BM25 score that a chunk could have for this query; 0 if it has no word to look for."""
+        return best_score(self._frequencies([word for word in WORD.findall(query.lower()) if word not in STOP_WORDS]), self.chunks)
+
+    def idf(self, word: str) -> float:
+        """The BM25 idf of a word in lower case; 0 for a stop word."""
+        return 0.0 if word in STOP_WORDS else float(idf(self._frequencies([word]), self.chunks)[0])
+
+    def _frequencies(self, words: Sequence[str]) -> NDArray[np.int64]:
         self._merge()
-        hashes = np.array([self._hash_of[word] for word in WORD.findall(query.lower()) if word not in STOP_WORDS], np.uint64)
+        hashes = np.array([self._hash_of[word] for word in words], np.uint64)
         places = np.searchsorted(self._hashes, hashes)
         found = places < len(self._hashes)
         found[found] = self._hashes[places[found]] == hashes[found]
         frequencies = np.zeros(len(hashes), np.int64)
         frequencies[found] = self._counts[places[found]]
-        return best_score(frequencies, self.chunks)
+        return frequencies
 
     def _merge(self) -> None:
         if not self._pending:
