@@ -16,6 +16,7 @@ import revela.cli as cli
 from conftest import make_rows
 from revela.config import PRESETS, Recipe
 from revela.errors import RevelaError
+from revela.types import Document
 
 
 def run(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
@@ -387,6 +388,23 @@ def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_fo
     written = (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns
     code, out, err = run(monkeypatch, capsys, *command)
     assert code == 0 and (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
+    code, _, err = run(monkeypatch, capsys, *command, "--learning-rate", 0.5)
+    assert code == 2 and "gated-0 was begun with other settings (learning_rate): give the same, or another --out" in err
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(80, seed=9)))
+    code, _, err = run(monkeypatch, capsys, "compare", tmp_path / "other.jsonl", *command[2:])
+    assert code == 2 and "gated-0 was begun on another corpus" in err
+
+
+def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
+    from revela.compare import compare
+
+    mine = tmp_path / "gated-0" / "notes.md"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    told = dict(check=None, bm25={}, corpus="", command="", queries_file=tmp_path / "q", say=lambda _: None)
+    with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
+        compare({"gated": Recipe()}, [Document("d", "text")], [], tmp_path, seeds=[0], points=1, **told)
+    assert mine.read_text() == "mine"
 
 
 def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder, tmp_path):

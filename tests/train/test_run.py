@@ -266,7 +266,7 @@ def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_
     (tmp_path / "precious.txt").write_text("x")
     with pytest.raises(RevelaError, match="exists: choose another --out"):
         train(recipe, documents, tmp_path, say=lambda _: None)
-    with pytest.raises(RevelaError, match="no run to resume"):
+    with pytest.raises(RevelaError, match="holds no run of revela"):
         train(recipe, documents, tmp_path, resume=True, say=lambda _: None)
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 

@@ -30,7 +30,7 @@ from revela.models.weights import find_weights
 from revela.train.environment import environment
 from revela.train.objectives import Materials, build_objective
 from revela.train.order import IterativeGroups, order_of_groups, similar_groups, stored_order
-from revela.train.record import checkpoint_to_resume, settings_of, write_record
+from revela.train.record import checkpoint_to_resume, corpus_digest, settings_of, write_record
 from revela.train.rows import ASKING, training_chunks, training_rows
 from revela.train.trainer import Best, GroupSampler, GroupTrainer
 from revela.train.watch import Clock, Metrics, Watch, plot
@@ -93,8 +93,8 @@ def train(
         raise RevelaError("a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
-    settings, group_folder = settings_of(recipe), documents.fingerprint if isinstance(documents, GroupFolder) else ""
-    checkpoint = checkpoint_to_resume(settings, group_folder, out) if resume else None
+    settings, digest = settings_of(recipe), corpus_digest(documents)
+    checkpoint = checkpoint_to_resume(settings, digest, out) if resume else None
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
     rows: Stored[Chunk]
@@ -146,7 +146,7 @@ def train(
     objective, collate = build_objective(Materials(recipe, documents, rows, model, device, bf16, watch.count, say))
     out.mkdir(parents=True, exist_ok=True)
     made = {"documents": made_of, "chunks": len(chunks), "rows": len(rows), "groups": per_epoch}
-    about = {"corpus": corpus, "command": command, **made, "group_folder": group_folder, "bm25": bm25, "untrained": untrained}
+    about = {"corpus": corpus, "command": command, **made, "corpus_digest": digest, "bm25": bm25, "untrained": untrained}
     about |= environment()
     write_record(settings, about, out)
     best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
