@@ -13,9 +13,12 @@ import numpy as np
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 from served import encoder, index, make_service, running, server, slow
 
+from revela.config import Limits
 from revela.errors import RevelaError
+from revela.serve.requests import EmbeddingRequest
 from revela.serve.server import listen
 
 TEXTS = ["ocean1 ocean2", "engine3", "a longer text about the garden and the planet", "ocean1 ocean2"]
@@ -147,6 +150,7 @@ BAD = {
     "filter that ends the process": (SEARCH, json.dumps({"query": "a", "where": "1+" * 4900 + "1=1"}), 400, "where"),
     "filter without sense": (SEARCH, b'{"query": "a", "where": "year year"}', 400, None),
     "1 MB filter": (SEARCH, json.dumps({"query": "a", "where": "year = 1 or " * 80_000 + "year = 1"}), 400, "where"),
+    "8 MB of digits as a filter": (SEARCH, json.dumps({"query": "a", "where": "1" * 8_000_000 + "a"}), 400, "where"),
     "filter of a wrong type": (SEARCH, b'{"query": "a", "where": {"year": 1}}', 400, "where"),
     "surrogate query": (SEARCH, b'{"query": "\\udfff"}', 400, None),
 }
@@ -160,6 +164,12 @@ def test_bad_input_is_a_4xx_in_openais_shape(server, name):
     assert answer.status_code == status, error
     assert set(error) == {"message", "type", "param", "code"} and error["param"] == param
     assert 5 < len(error["message"]) <= 300 and "secret" not in error["message"] and "Traceback" not in error["message"]
+
+
+def test_of_many_items_that_are_no_text_only_the_first_is_looked_at():
+    with pytest.raises(ValidationError) as refused:
+        EmbeddingRequest.model_validate_json(embedding(input=[1] * 2000), context=Limits())
+    assert refused.value.error_count() == 1
 
 
 def test_texts_are_cut_when_the_request_says_so(server, encoder):

@@ -186,11 +186,9 @@ class Service:
         """Vectors, and the tokens that the model read of each text.
 
         Raises:
-            Refused: too many texts or tokens, or a text that is too long (400); the queue is full (429).
+            Refused: too many tokens, or a text that is too long (400); the queue is full (429).
         """
         limits = self.limits
-        if len(texts) > limits.max_texts:
-            raise Refused(400, f"{len(texts):,} texts in a request: send at most {limits.max_texts:,} at a time", param)
         self._refuse_long(texts, param)
         tokens = await to_thread.run_sync(self.count[role], texts)
         cut_at = self.cut_at or max(tokens)
