@@ -172,6 +172,21 @@ def test_of_many_items_that_are_no_text_only_the_first_is_looked_at():
     assert refused.value.error_count() == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "hint"),
+    [
+        (SEARCH, {"query": "a", "top_k": 3}, "there is no field top_k: send k"),
+        (SEARCH, {"query": "a", "qery": "a"}, "there is no field qery: send query"),
+        (SEARCH, {"query": "a", "dimensions": 3}, "there is no field dimensions: there are query, mode, where, k"),
+        (EMBEDDINGS, {"model": "tiny", "texts": ["a"]}, "there is no field texts: send input"),
+        (EMBEDDINGS, {"model": "tiny", "input": "a", "filter": "a"}, "there is no field filter: there are model, input,"),
+    ],
+)
+def test_an_unknown_field_names_the_one_that_is_meant(server, path, content, hint):
+    error = post(server, path, json.dumps(content)).json()["error"]
+    assert error["message"].startswith(hint) and error["param"] in content
+
+
 def test_texts_are_cut_when_the_request_says_so(server, encoder):
     answer = post(server, EMBEDDINGS, embedding(input="word " * 600, truncate=True)).json()
     assert answer["usage"]["prompt_tokens"] == 512

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from starlette.requests import Request
 
 from revela.config import Limits
@@ -14,6 +25,8 @@ from revela.serve.batching import Role
 from revela.serve.errors import Refused
 
 Body = TypeVar("Body", bound=BaseModel)
+# What others call our fields, where the spelling does not tell.
+ELSEWHERE = {"top_k": "k", "topk": "k", "top_n": "k", "limit": "k", "size": "k", "q": "query", "filter": "where", "texts": "input"}
 ONE_OR_MORE = {
     "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}],
     "description": "A text, or texts. Lists of token ids are refused: they belong to one tokenizer.",
@@ -22,8 +35,8 @@ ONE_OR_MORE = {
 
 def _several(value: Any, info: ValidationInfo) -> Any:
     """One text or a list of them as a list, refused if it is too long: before a look at its items, each of which costs."""
-    limits: Limits = info.context
-    if isinstance(value, list) and len(value) > limits.max_texts:
+    limits = info.context
+    if isinstance(limits, Limits) and isinstance(value, list) and len(value) > limits.max_texts:
         raise Refused(400, f"{len(value):,} texts in a request: send at most {limits.max_texts:,} at a time", "input")
     return [value] if isinstance(value, str) else value
 
@@ -37,6 +50,18 @@ Integer = Annotated[int, BeforeValidator(_integral)]  # to JSON 3.0 is an intege
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, body: Any) -> Any:
+        """Name the field that is meant; pydantic would collect an error for every unknown one."""
+        fields = list(cls.model_fields)
+        for name in body if isinstance(body, dict) else ():
+            if name not in fields:
+                meant = [ELSEWHERE.get(name, ""), *get_close_matches(name[:40], fields, 1)]
+                hint = next((f"send {field}" for field in meant if field in fields), f"there are {', '.join(fields)}")
+                raise Refused(400, f"there is no field {name[:40]}: {hint}", name[:100])
+        return body
 
 
 class EmbeddingRequest(_Strict):
