@@ -25,7 +25,7 @@ from revela.config import VectorForm
 from revela.errors import RevelaError
 from revela.search.folder import Info, begun_in, read_info
 from revela.search.fusion import RRF_DEPTH, Ranking, fuse_documents
-from revela.types import Encoder, Hit, Value, Vectors
+from revela.types import Encoder, Hit, Value, Vectors, is_missing
 
 Mode = Literal["dense", "lexical", "hybrid"]
 TABLE = "chunks"
@@ -170,7 +170,7 @@ class Index:
         return {row["_rowid"]: row for row in found}
 
     def _hit(self, row: Mapping[str, Any], score: float) -> Hit:
-        metadata = {name: row[name] for name in self.info.columns if row[name] is not None}
+        metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
         text = row["passage"][len(row["title"]) + 1 :] if row["title"] else row["passage"]
         return Hit(row["id"], score, row["title"], text, row["chunk"], metadata)
 
