@@ -177,9 +177,29 @@ def dying_after(calls, method):
     return wrapped
 
 
+def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, monkeypatch):
+    """Temperature, gates and the LM's LoRA too; the norm that is logged is theirs as well."""
+    from revela.objectives.revela import Revela
+    from revela.train.watch import Watch
+
+    original, norms = Revela.forward, []
+    monkeypatch.setattr(Revela, "forward", lambda self, *args: original(self, *args) + 1000 * self.log_tau + 500 * self.gates_LH.sum())
+
+    def clipped(self, args, state, control, optimizer, **kwargs):
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+
+    monkeypatch.setattr(Watch, "on_pre_optimizer_step", clipped)
+    recipe = dataclasses.replace(recipe, learn_tau=True, learn_gates=True, lm_lora=True, max_steps=2)
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    assert norms == pytest.approx([1, 1], abs=1e-3)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["grad_norm"] > 1000 for row in rows if "loss" in row)
+
+
 def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):
     recipe = dataclasses.replace(
-        recipe, **{**PAPER, "layers": 2, "groups_per_step": 1, "lora_rank": 4, "warmup_steps": 0, "learning_rate": 1e-2}
+        recipe, **{**PAPER, "layers": 2, "groups_per_step": 1, "lora_rank": 4, "warmup_steps": 0, "learning_rate": 3e-2}
     )
     train(recipe, documents, tmp_path / "out", say=lambda _: None)
     assert load_retriever(tmp_path / "out").prompts["query"] == "query: "
