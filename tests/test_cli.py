@@ -395,6 +395,15 @@ def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_fo
     assert code == 2 and "gated-0 was begun on another corpus" in err
 
 
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_one_of_several_processes_is_refused(monkeypatch, capsys, corpus_file, tmp_path, verb):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    more = ("--on", tmp_path) if verb == "compare" else ()
+    code, _, err = run(monkeypatch, capsys, verb, corpus_file, "--out", tmp_path / "out", *more)
+    assert code == 2 and "revela: a run takes one process and 2 were started (WORLD_SIZE): start revela without torchrun" in err
+    assert len(err.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
 def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     from revela.compare import compare
 

@@ -63,7 +63,7 @@ def over(preset: str, recipe_file: Path | None, variant: str = "") -> Recipe:
     """The recipe that this command line makes of a preset: read once more, as the recipe alone does not tell which flags were given."""
     app.config = sources("compare", preset, recipe_file, variant)
     _, given, _ = app.parse_args(sys.argv[1:], exit_on_error=False)
-    recipe: Recipe = given.arguments["recipe"]
+    recipe: Recipe = given.arguments.get("recipe", DEFAULTS)  # not there if nothing at all differs
     return recipe
 
 

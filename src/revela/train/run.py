@@ -27,7 +27,7 @@ from revela.models import retriever as retrievers
 from revela.models.quiet import quieten
 from revela.models.saved import model_card, save_retriever
 from revela.models.weights import find_weights
-from revela.train.environment import environment
+from revela.train.environment import environment, refuse_several_processes
 from revela.train.objectives import Materials, build_objective
 from revela.train.order import IterativeGroups, order_of_groups, similar_groups, stored_order
 from revela.train.record import checkpoint_to_resume, corpus_digest, settings_of, write_record
@@ -83,8 +83,9 @@ def train(
         say: prints a line.
 
     Raises:
-        RevelaError: the output folder is in the way, the corpus is too small, a model cannot be used.
+        RevelaError: the output folder is in the way, the corpus is too small, a model cannot be used, several processes were started.
     """
+    refuse_several_processes()
     quieten()
     if recipe.groups_per_step % recipe.groups_per_batch:
         raise RevelaError(f"--groups-per-step {recipe.groups_per_step} is no multiple of --groups-per-batch {recipe.groups_per_batch}")
