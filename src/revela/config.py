@@ -301,6 +301,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+_RANKING, _CONTRAST = "KL from the LM's ranking (nats)", "contrastive loss (nats)"
+LEARNED_FROM: dict[Objective, tuple[str, str]] = {
+    "revela": ("The next-token prediction of {lm} told {model} which text helps to predict which.", "next-token loss (nats)"),
+    "gains": ("{model} learned to rank texts by how much each helps {lm} to predict another.", _RANKING),
+    "dream": ("{lm}, which answers questions by what {model} finds, told it what to find.", "loss of the answers' tokens (nats)"),
+    "attention": ("{model} learned to rank texts as the attention of {lm} does when it reads a query.", _RANKING),
+    "replug": ("{model} learned to rank texts by how likely {lm} finds another text after each.", _RANKING),
+    "infonce": ("{model} learned to tell the text that a query was made for from others (queries: {queries}).", _CONTRAST),
+    "crop": ("{model} learned to tell another crop of the same text from crops of others.", _CONTRAST),
+}
+"By objective: what the retriever learned from, filled in from the recipe, and what its loss is."
+
+
 @dataclass(frozen=True)
 class Limits:
     """What ``revela serve`` takes, and for how long it waits; past these a request is refused, never queued without end."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import make_rows
-from revela.config import PAPER, PRESETS, Recipe
+from revela.config import LEARNED_FROM, PAPER, PRESETS, Objective, Recipe
 from revela.data.text import read_corpus
 from revela.errors import RevelaError
 from revela.models.retriever import load_retriever
@@ -324,6 +325,29 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught
         assert sum(found[-10:]) < sum(found[:10])
     model = load_retriever(out)
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence", "label"),
+    [
+        ("gated", "The next-token prediction of {0} told {0} which text helps to predict which.", "next-token loss (nats)"),
+        ("crop", "{0} learned to tell another crop of the same text from crops of others.", "contrastive loss (nats)"),
+    ],
+)
+def test_card_and_plot_say_what_was_learned_from(recipe, documents, tmp_path, monkeypatch, name, sentence, label):
+    labels = []
+    monkeypatch.setattr("revela.train.run.plot", lambda *arguments: labels.append(arguments[-1]))
+    recipe = dataclasses.replace(recipe, **{**PRESETS[name], "group_size": 8, "max_steps": 1})
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"\n{sentence.format(recipe.model)}\n" in card and labels == [label]
+    assert ("next-token" in card) == (name == "gated")
+
+
+def test_every_objective_says_what_it_learns_from():
+    assert set(LEARNED_FROM) == set(get_args(Objective))
+    for sentence, _ in LEARNED_FROM.values():
+        assert "{" not in sentence.format(**dataclasses.asdict(Recipe()))
 
 
 def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):

@@ -17,7 +17,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from revela.config import Recipe
+from revela.config import LEARNED_FROM, Recipe
 from revela.data.groups import Groups
 from revela.data.shards import GroupFolder
 from revela.data.store import Stored
@@ -172,10 +172,12 @@ def train(
     listed = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
     corpus = f"{corpus} ({made_of:,} documents)"
     scores, minutes = table if check else {}, clock.seconds / 60
-    card = model_card(out.name, recipe.model, recipe.lm, corpus, command, listed, scores, minutes, steps, recipe.matryoshka)
+    learned_from, loss = LEARNED_FROM[recipe.objective]
+    learned_from = learned_from.format(**dataclasses.asdict(recipe))
+    card = model_card(out.name, learned_from, corpus, command, listed, scores, minutes, steps, recipe.matryoshka)
     model.max_seq_length = full_length
     save_retriever(model, out, card, recipe.matryoshka)
-    plot(metrics, bm25, out / "training.png")
+    plot(metrics, bm25, out / "training.png", loss)
     if not watch.interrupted:
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
     return Outcome(untrained, before, after, steps, kept, minutes, watch.interrupted)
