@@ -5,6 +5,7 @@ Values of the ``dream`` preset that its paper does not give are marked as ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -299,6 +300,41 @@ PRESETS: dict[str, dict[str, Any]] = {
     "pairs": PAIRS,
     "crop": CROP,
 }
+
+
+READ_BY: dict[str, tuple[Objective, ...]] = {
+    **dict.fromkeys(("lm_lora", "standardise", "sim_dtype", "siblings"), ("revela",)),
+    **dict.fromkeys(("mix", "gate_heads", "gate_first_layer", "v_norm"), ("revela", "gains")),
+    **dict.fromkeys(("gate", "epsilon", "kernel"), ("revela", "gains", "dream")),
+    "learn_gates": ("revela", "dream"),
+    "learn_tau": ("revela", "gains", "dream", "replug", "infonce", "crop"),
+    "query_side": ("revela", "gains", "replug"),
+    "heads": ("revela", "gains", "dream", "attention"),
+    **dict.fromkeys(("query_heads", "drop_outliers", "lm_prompt"), ("dream", "attention")),
+    **dict.fromkeys(("queries", "query_lm", "query_prompting", "queries_file", "max_queries"), ("dream", "attention", "infonce")),
+    **dict.fromkeys(("sharpness", "prior"), ("gains", "attention")),
+    **dict.fromkeys(("drop_false_negatives", "margin"), ("infonce", "crop")),
+    **dict.fromkeys(("tau_lm", "likelihood", "lm_batch"), ("replug",)),
+    **dict.fromkeys(("crop_window", "crop_least", "crop_most", "crop_deletion"), ("crop",)),
+}
+"The objectives that read a setting; all read those that are not here, or may be given them with the rest, as --lm."
+
+
+def refuse_unread(made: Sequence[tuple[str, Recipe]]) -> None:
+    """Refuse a setting that was given and that none of the objectives reads.
+
+    Args:
+        made: recipes that are trained together, each with the name of the preset whose own settings pass.
+
+    Raises:
+        RevelaError: there is one.
+    """
+    objectives = list(dict.fromkeys(recipe.objective for _, recipe in made))
+    for name, readers in READ_BY.items():
+        unread = not set(readers) & set(objectives)
+        if unread and any(getattr(recipe, name) not in (getattr(Recipe, name), PRESETS[preset].get(name)) for preset, recipe in made):
+            ours, others = " and ".join(objectives), " or ".join(readers)
+            raise RevelaError(f"--{name.replace('_', '-')} says nothing to --objective {ours}: leave it away, or train {others}")
 
 
 _RANKING, _CONTRAST = "KL from the LM's ranking (nats)", "contrastive loss (nats)"

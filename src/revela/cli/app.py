@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
-from revela.config import PRESETS, Indexing, Recipe
+from revela.config import PRESETS, Indexing, Recipe, refuse_unread
 from revela.errors import RevelaError
 
 app = App(
@@ -68,15 +68,22 @@ def over(preset: str, recipe_file: Path | None, variant: str = "") -> Recipe:
 
 
 def each_over(presets: Sequence[str], recipe_file: Path | None) -> dict[str, Recipe]:
-    """``over`` for every preset, and every variant of the recipe file, by the name that the run gets."""
+    """``over`` for every preset, and every variant of the recipe file, by the name that the run gets.
+
+    Raises:
+        RevelaError: two come out the same, or a setting says nothing to any of them.
+    """
     variants = list(read_recipe(recipe_file)[1]) if recipe_file is not None else []
     recipes: dict[str, Recipe] = {}
+    made = []
     for preset, variant in product(presets, variants or [""]):
         name = "-".join(part for part in (preset if len(presets) > 1 or not variant else "", variant) if part)
         recipe = over(preset, recipe_file, variant)
         if same := next((other for other, made in recipes.items() if made == recipe), None):
             raise RevelaError(f"{same} and {name} come out the same: leave away the flag or setting that levels them")
         recipes[name] = recipe
+        made.append((preset, recipe))
+    refuse_unread(made)
     return recipes
 
 
