@@ -14,8 +14,9 @@ import torch
 
 import revela.cli as cli
 from conftest import make_rows
-from revela.config import PRESETS, Recipe
+from revela.config import PRESETS, READ_BY, Recipe, refuse_unread
 from revela.errors import RevelaError
+from revela.types import Document
 
 
 def run(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
@@ -280,6 +281,7 @@ def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(monkeypat
         assert code == 2 and "stop" in err
     by_flag, by_file = seen
     assert by_flag == by_file and (by_file.objective, by_file.gate, by_file.learn_gates) == ("dream", 0.3, True)
+    (tmp_path / "r.toml").write_text('objective = "dream"\n')
     run(monkeypatch, capsys, verb, tmp_path, *rest, *more, "--recipe", tmp_path / "r.toml", "--objective", "crop")
     assert seen[2].objective == "crop" and seen[2].group_size == PRESETS["crop"]["group_size"] and not seen[2].learn_gates
 
@@ -306,7 +308,7 @@ def test_a_recipe_may_set_what_shares_its_name_with_a_verb(monkeypatch, capsys, 
     monkeypatch.setattr(
         "revela.data.text.read_for", lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop"))
     )
-    (tmp_path / "r.toml").write_text('queries = "title"\nheads = "heads.json"\n')
+    (tmp_path / "r.toml").write_text('objective = "dream"\nqueries = "title"\nheads = "heads.json"\n')
     for flags in (("train", tmp_path, "--out", tmp_path / "o"), ("compare", tmp_path, "--out", tmp_path / "o", "--on", tmp_path)):
         run(monkeypatch, capsys, *flags, "--recipe", tmp_path / "r.toml")
     assert [(recipe.queries, recipe.heads) for recipe in seen] == [("title", "heads.json")] * 2
@@ -333,6 +335,40 @@ def test_compare_puts_flags_and_recipe_over_every_preset(monkeypatch, capsys, co
     for preset, recipe in seen.items():
         assert (recipe.tau, recipe.lora_rank, recipe.group_size, recipe.lm_lora) == (0.3, 9, Recipe.group_size, False)
         assert all(getattr(recipe, k) == v for k, v in PRESETS[preset].items() if k not in ("tau", "lora_rank", "group_size", "lm_lora"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "--preset", "crop", "--tau-lm", "0.1"), "--tau-lm says nothing to --objective crop: leave it away, or train replug"),
+        (("train", "--objective", "gains", "--siblings", "0.5"), "--siblings says nothing to --objective gains"),
+        (
+            ("train", "--recipe", "{tmp}/r.toml"),
+            "--sharpness says nothing to --objective revela: leave it away, or train gains or attention",
+        ),
+        (("train", "--preset", "paper", "--crop-window", "99"), "--crop-window says nothing to --objective revela"),
+        (("train", "--preset", "paper", "--objective", "crop"), "stop"),  # what the preset says nobody gave
+        (("train", "--preset", "attention", "--recipe", "{tmp}/r.toml"), "stop"),
+        (("train", "--preset", "pairs", "--lm", "x"), "stop"),
+        (("compare", "--presets", "crop", "pairs", "--v-norm"), "--v-norm says nothing to --objective crop and infonce: leave it away"),
+        (("compare", "--presets", "crop", "paper", "--no-v-norm", "--gate-heads", "3"), "stop"),
+        (("compare", "--presets", "gated", "gains", "--recipe", "{tmp}/r.toml"), "stop"),
+    ],
+)
+def test_a_setting_that_the_objective_does_not_read_is_refused(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.setattr("revela.data.text.read_for", stop_at([]))
+    (tmp_path / "r.toml").write_text("sharpness = 3.0\n")
+    verb, *flags = (part.format(tmp=tmp_path) for part in arguments)
+    more = ("--on", tmp_path) if verb == "compare" else ()
+    code, _, err = run(monkeypatch, capsys, verb, tmp_path, "--out", tmp_path / "o", *more, *flags)
+    assert code == 2 and message in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_set_what_their_objective_reads(preset):
+    recipe = Recipe(**PRESETS[preset])
+    refuse_unread([("gated", recipe)])
+    assert set(READ_BY) <= set(Recipe.__dataclass_fields__)
 
 
 def test_recipes_in_the_tree_are_the_presets():
@@ -387,6 +423,32 @@ def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_fo
     written = (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns
     code, out, err = run(monkeypatch, capsys, *command)
     assert code == 0 and (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
+    code, _, err = run(monkeypatch, capsys, *command, "--learning-rate", 0.5)
+    assert code == 2 and "gated-0 was begun with other settings (learning_rate): give the same, or another --out" in err
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(80, seed=9)))
+    code, _, err = run(monkeypatch, capsys, "compare", tmp_path / "other.jsonl", *command[2:])
+    assert code == 2 and "gated-0 was begun on another corpus" in err
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_one_of_several_processes_is_refused(monkeypatch, capsys, corpus_file, tmp_path, verb):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    more = ("--on", tmp_path) if verb == "compare" else ()
+    code, _, err = run(monkeypatch, capsys, verb, corpus_file, "--out", tmp_path / "out", *more)
+    assert code == 2 and "revela: a run takes one process and 2 were started (WORLD_SIZE): start revela without torchrun" in err
+    assert len(err.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
+    from revela.compare import compare
+
+    mine = tmp_path / "gated-0" / "notes.md"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    told = dict(check=None, bm25={}, corpus="", command="", queries_file=tmp_path / "q", say=lambda _: None)
+    with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
+        compare({"gated": Recipe()}, [Document("d", "text")], [], tmp_path, seeds=[0], points=1, **told)
+    assert mine.read_text() == "mine"
 
 
 def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder, tmp_path):

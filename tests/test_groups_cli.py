@@ -109,7 +109,7 @@ def test_a_run_on_groups_that_have_changed_is_not_resumed(monkeypatch, capsys, c
     code, _, err = run(monkeypatch, capsys, "train", tmp_path / "first", *more)
     assert code == 0, err
     code, _, err = run(monkeypatch, capsys, "train", tmp_path / "second", *more, "--resume")
-    assert code == 2 and "was begun on other groups" in err and len(err.strip().splitlines()) == 1
+    assert code == 2 and "was begun on another corpus" in err and len(err.strip().splitlines()) == 1
     code, _, err = run(monkeypatch, capsys, "train", tmp_path / "first", *more, "--resume")
     assert code == 2 and "has no checkpoint" in err  # it had ended
 

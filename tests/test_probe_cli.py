@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from conftest import make_rows
 from revela.models.retriever import build_retriever
 from revela.models.saved import save_retriever
 from test_cli import run
@@ -75,7 +76,6 @@ def test_a_language_model_is_probed(monkeypatch, capsys, tiny_lm_folder, corpus_
     ("flags", "message"),
     [
         (("--documents", 1), "--documents 1 is no sample"),
-        (("--documents", 500), "documents are long enough for 10 parts"),
         (("--max-tokens", 20), "too few to be cut in 10 parts: raise --max-tokens"),
         (("--move", "squad"), "squad has no answers.jsonl"),
         (("--move", "."), "is not a BEIR-layout folder"),
@@ -88,6 +88,15 @@ def test_what_cannot_be_probed_is_one_sentence(monkeypatch, capsys, retriever, c
     code, _, err = run(monkeypatch, capsys, "probe", retriever, corpus_file, *chain(*settings.items()), *outputs)
     assert code == 2 and message in err and err.startswith("revela: ") and len(err.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("count", "code"), [(35, 0), (29, 2)])
+def test_fewer_documents_than_asked_for_will_do_from_thirty_on(monkeypatch, capsys, tiny_lm_folder, tmp_path, count, code):
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(count)))
+    flags = ("--max-tokens", 64, "--precision", "fp32")  # --documents stands at 200
+    found, out, err = run(monkeypatch, capsys, "probe", tiny_lm_folder, tmp_path / "few.jsonl", *flags)
+    assert found == code and f"only {count} of {count} documents are long enough for 10 parts" in out + err
+    assert ("all of them are taken" in out, "and 30 are needed: lower --max-tokens or --documents" in err) == (code == 0, code == 2)
 
 
 def test_a_language_model_has_no_answers_to_move(monkeypatch, capsys, tiny_lm_folder, corpus_file, squad_like):

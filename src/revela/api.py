@@ -12,6 +12,7 @@ from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint, resolve
 from revela.search import indexing
 from revela.search.fusion import Fusion
+from revela.search.rerank import Rerank
 from revela.search.store import Index, Mode
 from revela.types import Document, Hit, Vectors
 
@@ -45,6 +46,7 @@ class Retriever:
         folder: str | Path,
         metadata: Sequence[str] = (),
         chunk_words: int = Indexing.chunk_words,
+        keep_tokens: bool = Indexing.keep_tokens,
     ) -> Searcher:
         """Cut documents into chunks, encode and index them in a new folder; a run that was killed goes on when it is called again.
 
@@ -53,6 +55,7 @@ class Retriever:
             folder: for the index.
             metadata: fields of the documents' ``metadata`` that results can be filtered by.
             chunk_words: most words in a chunk.
+            keep_tokens: keep token vectors, so that re-ranking takes milliseconds.
 
         Raises:
             RevelaError: there is nothing to index, the folder holds something else, or two documents share an id.
@@ -65,7 +68,7 @@ class Retriever:
             self.encoder,
             model=str(self.folder.resolve()),
             fingerprint=fingerprint(self.folder),
-            settings=Indexing(chunk_words=chunk_words),
+            settings=Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens),
             metadata=metadata,
         )
         return Searcher(self, index)
@@ -88,7 +91,15 @@ class Searcher:
     def __init__(self, retriever: Retriever, index: Index) -> None:
         self._retriever, self._index = retriever, index
 
-    def search(self, question: str, k: int = 10, mode: Mode = "hybrid", where: str | None = None, fusion: Fusion = "score") -> list[Hit]:
+    def search(
+        self,
+        question: str,
+        k: int = 10,
+        mode: Mode = "hybrid",
+        where: str | None = None,
+        fusion: Fusion = "score",
+        rerank: Rerank | None = None,
+    ) -> list[Hit]:
         """The k best documents, best first, each with its best chunk: found by meaning ("dense"), by words ("lexical") or both.
 
         Args:
@@ -97,11 +108,12 @@ class Searcher:
             mode: see above.
             where: only documents whose metadata this holds for, as SQL: "year > 2020".
             fusion: how both are joined, by score or by rank.
+            rerank: "tokens" orders the first 50 again by the vectors of single tokens.
 
         Raises:
             RevelaError: the question is empty, or the filter is wrong.
         """
-        return self._index.search(question, self._retriever.encoder, k, mode, where, fusion)
+        return self._index.search(question, self._retriever.encoder, k, mode, where, fusion, rerank)
 
     def add(self, documents: Iterable[Document]) -> None:
         """Add documents; those whose id is there already are replaced."""

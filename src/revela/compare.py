@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,6 +15,8 @@ from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.evaluate.folder import evaluate, load_collection
 from revela.files import whole
+from revela.train.environment import refuse_several_processes
+from revela.train.record import FREE_WHEN_DONE, corpus_digest, refuse_another, remove_begun, settings_of
 from revela.train.run import Check, train
 from revela.types import Document, Encoder, Say
 
@@ -39,7 +40,8 @@ def compare(
 ) -> tuple[dict[str, Curve], dict[str, float]]:
     """Train each recipe with each seed and score it at its start and after each of ``points`` equal parts.
 
-    A run that is whole is not made again; one that was stopped goes on. compare.json and compare.png are written after each run.
+    A run that is whole, and of these settings and documents, is not made again; one that was stopped goes on. compare.json and
+    compare.png are written after each run.
 
     Args:
         recipes: by name.
@@ -52,23 +54,31 @@ def compare(
 
     Returns:
         The curve of each run, "name, seed n", and BM25's nDCG@10 by collection.
+
+    Raises:
+        RevelaError: a run's folder holds something else, or a run of other settings or documents.
     """
+    refuse_several_processes()
     collections = [load_collection(folder) for folder in on]
     lexical = {c.name: evaluate(c, {})["BM25"]["ndcg@10"] for c in collections}
 
     def judge(encoder: Encoder) -> dict[str, float]:
         return {c.name: evaluate(c, {"it": encoder})["it"]["ndcg@10"] for c in collections}
 
+    digest = corpus_digest(documents)
     curves: dict[str, Curve] = {}
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
+        recipe = dataclasses.replace(recipe, seed=seed, checks=points)
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
-        if begun or not (folder / "modules.json").is_file():
+        if (folder / "modules.json").is_file() and not begun:
+            refuse_another(settings_of(recipe), digest, folder, FREE_WHEN_DONE)
+        else:
             say(f"== {name}, seed {seed}")
             if not begun:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_begun(folder)
             outcome = train(
-                dataclasses.replace(recipe, seed=seed, checks=points),
+                recipe,
                 documents,
                 folder,
                 check=check,

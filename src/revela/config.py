@@ -5,6 +5,7 @@ Values of the ``dream`` preset that its paper does not give are marked as ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -301,6 +302,54 @@ PRESETS: dict[str, dict[str, Any]] = {
     "pairs": PAIRS,
     "crop": CROP,
 }
+
+
+READ_BY: dict[str, tuple[Objective, ...]] = {
+    **dict.fromkeys(("lm_lora", "standardise", "sim_dtype", "siblings"), ("revela",)),
+    **dict.fromkeys(("mix", "gate_heads", "gate_first_layer", "v_norm"), ("revela", "gains")),
+    **dict.fromkeys(("gate", "epsilon", "kernel"), ("revela", "gains", "dream")),
+    "learn_gates": ("revela", "dream"),
+    "learn_tau": ("revela", "gains", "dream", "replug", "infonce", "crop"),
+    "query_side": ("revela", "gains", "replug"),
+    "heads": ("revela", "gains", "dream", "attention"),
+    **dict.fromkeys(("query_heads", "drop_outliers", "lm_prompt"), ("dream", "attention")),
+    **dict.fromkeys(("queries", "query_lm", "query_prompting", "queries_file", "max_queries"), ("dream", "attention", "infonce")),
+    **dict.fromkeys(("sharpness", "prior"), ("gains", "attention")),
+    **dict.fromkeys(("drop_false_negatives", "margin"), ("infonce", "crop")),
+    **dict.fromkeys(("tau_lm", "likelihood", "lm_batch"), ("replug",)),
+    **dict.fromkeys(("crop_window", "crop_least", "crop_most", "crop_deletion"), ("crop",)),
+}
+"The objectives that read a setting; all read those that are not here, or may be given them with the rest, as --lm."
+
+
+def refuse_unread(made: Sequence[tuple[str, Recipe]]) -> None:
+    """Refuse a setting that was given and that none of the objectives reads.
+
+    Args:
+        made: recipes that are trained together, each with the name of the preset whose own settings pass.
+
+    Raises:
+        RevelaError: there is one.
+    """
+    objectives = list(dict.fromkeys(recipe.objective for _, recipe in made))
+    for name, readers in READ_BY.items():
+        unread = not set(readers) & set(objectives)
+        if unread and any(getattr(recipe, name) not in (getattr(Recipe, name), PRESETS[preset].get(name)) for preset, recipe in made):
+            ours, others = " and ".join(objectives), " or ".join(readers)
+            raise RevelaError(f"--{name.replace('_', '-')} says nothing to --objective {ours}: leave it away, or train {others}")
+
+
+_RANKING, _CONTRAST = "KL from the LM's ranking (nats)", "contrastive loss (nats)"
+LEARNED_FROM: dict[Objective, tuple[str, str]] = {
+    "revela": ("The next-token prediction of {lm} told {model} which text helps to predict which.", "next-token loss (nats)"),
+    "gains": ("{model} learned to rank texts by how much each helps {lm} to predict another.", _RANKING),
+    "dream": ("{lm}, which answers questions by what {model} finds, told it what to find.", "loss of the answers' tokens (nats)"),
+    "attention": ("{model} learned to rank texts as the attention of {lm} does when it reads a query.", _RANKING),
+    "replug": ("{model} learned to rank texts by how likely {lm} finds another text after each.", _RANKING),
+    "infonce": ("{model} learned to tell the text that a query was made for from others (queries: {queries}).", _CONTRAST),
+    "crop": ("{model} learned to tell another crop of the same text from crops of others.", _CONTRAST),
+}
+"By objective: what the retriever learned from, filled in from the recipe, and what its loss is."
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -15,6 +16,11 @@ Value = str | int | float | bool
 """What a metadata field may hold."""
 Say = Callable[[str], None]
 """Prints a line."""
+
+
+def is_missing(value: object) -> bool:
+    """Whether a field has no value: a null, or NaN or infinity, which no JSON can say; pandas writes NaN for what is missing."""
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 @dataclass(frozen=True, slots=True)

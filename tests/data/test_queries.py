@@ -77,11 +77,34 @@ def test_a_question_to_several_passages_is_one_to_none():
     assert [a.query for a in without_repeats(answers)] == ["", "", "What is an atrium for?", ""]
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"text": "a corpus"}\n',
+        b'{"text": "a corpus", "title": "on one line"}',  # no newline at its end
+        b"notes\nof mine, and no newline",
+        b'{"passage": "p", "by": "m", "query": "", "rejected": "empty"}\nnotes',
+        b"\x8c\xff\n{",
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, content):
     path = tmp_path / "x.jsonl"
-    path.write_text('{"text": "a corpus"}\n')
-    with pytest.raises(RevelaError, match=r"x\.jsonl:1 is not a line of queries"):
+    path.write_bytes(content)
+    with pytest.raises(RevelaError, match=r"x\.jsonl:\d is not a line of queries"):
         QueryFile(path, "m")
+    assert path.read_bytes() == content
+
+
+def test_a_line_that_was_cut_short_is_dropped_when_an_answer_comes(tmp_path):
+    path = tmp_path / "x.jsonl"
+    QueryFile(path, "m").add(["one"], [Answer("Which one is it?")])
+    first = path.read_bytes()
+    path.write_bytes(first + first[:20])
+    again = QueryFile(path, "m")
+    assert path.read_bytes() == first + first[:20]
+    again.add(["two"], [Answer(rejected="empty")])
+    again.add(["three"], [Answer(rejected="empty")])
+    assert path.read_bytes().startswith(first) and len(QueryFile(path, "m").answers) == 3
 
 
 def test_titles_and_first_sentences_are_taken_out_of_the_text():

@@ -40,7 +40,7 @@ def test_reads_and_scores(tmp_path, packed):
     assert collection.query_ids == ["q0", "q1"]  # q2 has no relevant document
     assert collection.documents[0] == "words 0 apple0" and collection.documents[1] == "t words 1 apple1"
     scores = evaluate(collection, {"oracle": Oracle()})
-    assert list(scores) == ["BM25", "oracle", "oracle + BM25"]
+    assert list(scores) == ["BM25", "oracle", "oracle + BM25", "oracle + BM25 (RRF)"]
     assert scores["oracle"] == {"ndcg@10": 1.0, "recall@100": 1.0, "mrr@10": 1.0, "map": 1.0}
 
 

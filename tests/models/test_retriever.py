@@ -9,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
 from revela.errors import RevelaError
@@ -133,3 +135,33 @@ def test_a_model_stored_in_bf16_is_trained_in_fp32(tiny_lm_folder, tmp_path):
         model = build(tmp_path / folder, "mean")
         r.add_lora(model, 4, 8, 0.0)
         assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_token_vectors_leave_out_prompts_and_special_tokens_and_come_with_the_same_vectors(tiny_lm_folder):
+    model = build(tiny_lm_folder, pooling="eos")
+    encoder, texts = r.RetrieverEncoder(model, bf16=False), ["ocean1 ocean2", "the garden and the planet", "x"]
+    vectors, tokens = encoder.encode_with_tokens(texts)
+    np.testing.assert_array_equal(vectors, encoder.encode_passages(texts))
+    for text, tokens_TW in zip(texts, tokens, strict=True):
+        count = len(model.tokenizer(" " + text, add_special_tokens=False)["input_ids"])
+        features = model[0](model.preprocess([text], prompt="passage: "))
+        whole_TW = torch.nn.functional.normalize(features["token_embeddings"][0].float(), dim=1).detach().numpy()
+        np.testing.assert_allclose(tokens_TW, whole_TW[-1 - count : -1], atol=1e-5)
+    query = "garden1 planet"
+    query_TW, spans = encoder.query_tokens(query)
+    assert len(query_TW) == len(spans) and "".join(query[a:b] for a, b in spans).replace(" ", "") == "garden1planet"
+
+
+def test_token_vectors_go_through_the_linear_layer_that_follows_the_pooling(tiny_lm_folder):
+    plain, fitted = build(tiny_lm_folder, query_prompt="", passage_prompt=""), build(tiny_lm_folder, query_prompt="", passage_prompt="")
+    fit(fitted, TEXTS * 5, token_weighting=3e-3, whitening=0.4, lexical=1.0)
+    tokens_TW = r.RetrieverEncoder(fitted, bf16=False).encode_with_tokens(TEXTS[:1])[1][0]
+    linear = next(module for module in fitted if isinstance(module, modules.Dense)).linear
+    whole_TW = linear(plain[0](plain.preprocess(TEXTS[:1]))["token_embeddings"][0].float())
+    np.testing.assert_allclose(tokens_TW, torch.nn.functional.normalize(whole_TW, dim=1).detach().numpy(), atol=1e-5)
+
+
+def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):
+    static = SentenceTransformer(modules=[modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)])
+    with pytest.raises(RevelaError, match="no transformer, and so no token vectors"):
+        r.RetrieverEncoder(static, bf16=False).encode_with_tokens(["a"])

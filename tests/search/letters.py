@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from revela.data.chunk import chunk
 from revela.data.store import stored
 from revela.search import indexing
 from revela.search.dense import top_k
-from revela.search.fusion import DEPTH, fuse_scores, reciprocal_rank_fusion
+from revela.search.fusion import DEPTH, Geometry, fuse_scores, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.store import Index
 from revela.types import Document
@@ -31,6 +32,18 @@ class Letters:
         return counts / np.linalg.norm(counts, axis=1, keepdims=True)
 
     encode_queries = encode_passages
+
+    def encode_with_tokens(self, texts, progress=False):
+        """A token is a word, in the letters that it has."""
+        return self.encode_passages(texts), [self._tokens(text) for text in texts]
+
+    def query_tokens(self, query):
+        return self._tokens(query), [(word.start(), word.end()) for word in re.finditer(r"\S+", query)]
+
+    @staticmethod
+    def _tokens(text):
+        vectors = np.array([[word.count(c) - 0.5 for c in "abcdefgh"] for word in text.split()], dtype=np.float32).reshape(-1, 8)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def documents(count: int, seed: int = 0) -> list[Document]:
@@ -74,7 +87,8 @@ def oracle(docs: list[Document], query: str, mode: str, k: int, fusion: str = "s
     if mode == "hybrid" and fusion == "score":
         cosines = {row: float(vectors[row] @ vector[0]) for row in {*dense, *lexical}}
         shares = {row: score / bm25.best([query])[0] for row, score in lexical.items()}
-        rankings = [fuse_scores(cosines, shares, float(vectors.mean(axis=0) @ vector[0]))]
+        geometry = Geometry.of(vectors)
+        rankings = [fuse_scores(cosines, shares, float(geometry.mean @ vector[0]), geometry.spread)]
     else:
         rankings = [ranking for name, ranking in (("lexical", dense), ("dense", lexical)) if mode != name]
     best: dict[str, str] = {}

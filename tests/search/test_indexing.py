@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from letters import Letters, build, extend, rows_of
@@ -37,6 +38,12 @@ def test_a_metadata_column_is_of_numbers_if_all_its_values_are(tmp_path, values,
         d.id: json.dumps(v) if kind == "string" and v is not None and not isinstance(v, str) else v
         for d, v in zip(docs, values, strict=True)
     }
+
+
+def test_a_number_that_is_none_is_not_shown(tmp_path):
+    """Of an index that was made when such numbers were still read."""
+    made = build(tmp_path / "index", with_metadata(0.5, math.nan, math.inf), metadata=["field"])
+    assert {hit.id: hit.metadata for hit in made.search("abc", Letters(), 9)} == {"d0": {"field": 0.5}, "d1": {}, "d2": {}}
 
 
 def test_added_metadata_must_fit(tmp_path):

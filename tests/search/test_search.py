@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.search.dense import top_k
-from revela.search.fusion import fuse_scores, reciprocal_rank_fusion, weight_of_words
+from revela.search.fusion import Geometry, agreement, evenly, fuse_scores, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores, per_query
 
@@ -31,27 +31,36 @@ def test_fusion_by_hand():
 
 
 def test_fusion_of_scores_by_hand():
-    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.1, "d": 0.3}, {"b": 0.5, "c": 0.3}
-    # Above the background of .2: nearest three .6, .4, .1; what the words find .4, -.1. Gaps: .5 - .2 of .5; .6 - .25 of .6.
-    weight = (0.15 / (1.1 / 3)) ** 3 * 0.6 / (0.35 / 0.6)
-    assert weight_of_words(cosines, shares, 0.2) == pytest.approx(weight)
-    fused = fuse_scores(cosines, shares, 0.2)
-    assert list(fused) == ["a", "b", "d", "c"] and weight_of_words(cosines, {"b": 0.5}, 0.2) > weight  # a word that one alone holds
+    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5, "c": 0.3}
+    # Above the background of .2 the nearest is .6, and what the words find first .4.
+    assert agreement(cosines, shares, 0.2) == pytest.approx(0.4 / 0.6)
+    weight = 11 * 0.1 * (0.4 / 0.6) ** 1.5
+    fused = fuse_scores(cosines, shares, 0.2, 0.1)
+    assert list(fused) == ["b", "a", "c"]
     assert fused == {d: pytest.approx((cosines[d] + weight * shares.get(d, 0)) / (1 + weight)) for d in fused}
 
 
-def test_words_weigh_as_the_vectors_agree_with_them_and_as_they_are_sure():
-    cosines = {i: 0.9 - i / 100 for i in range(40)}
+def test_words_weigh_as_the_vectors_agree_with_them():
+    cosines = {i: 0.9 - i / 50 for i in range(40)}
+    agreed = [agreement(cosines, {first: 0.5, 20: 0.4}, 0.3) for first in (0, 10, 30)]
+    assert agreed[0] == 1 and agreed == sorted(agreed, reverse=True) and agreed[2] == pytest.approx(0)
+    assert agreement(cosines, {39: 0.5}, 0.3) == agreement(cosines, {}, 0.3) == agreement(cosines, {0: 1}, 0.95) == 0
+    assert fuse_scores(cosines, {}, 0.3, 0.1) == pytest.approx(cosines)
 
-    def weight(first, gap=0.3, background=0.2):
-        return weight_of_words(cosines, {first: 0.5, **dict.fromkeys(range(first + 1, first + 10), 0.5 - gap)}, background)
 
-    agreed = [weight(first) for first in (0, 10, 30)]
-    assert agreed == sorted(agreed, reverse=True) and agreed[0] > 2 * agreed[2] > 0
-    assert weight(0, 0.4) > weight(0, 0.1) > weight(0, 0) == 0
-    assert weight(30, background=0.7) == 0 and weight_of_words(cosines, {}, 0.2) == 0 and weight_of_words(cosines, {0: 1}, 0.99) == 0
-    assert weight_of_words(dict.fromkeys(range(20), 0.5), {1: 0.9, 2: 0.1}, 0.2) == 3  # vectors that tell nothing apart
-    assert fuse_scores(cosines, {}, 0.2) == pytest.approx(cosines)
+def test_the_order_does_not_depend_on_the_scale_of_the_cosines():
+    rng = np.random.default_rng(0)
+    cosines, shares = dict(enumerate(rng.random(30))), dict(enumerate(rng.random(20)))
+    squeezed = {item: 0.7 + 0.2 * cosine for item, cosine in cosines.items()}
+    assert list(fuse_scores(squeezed, shares, 0.7 + 0.2 * 0.3, 0.2 * 0.1)) == list(fuse_scores(cosines, shares, 0.3, 0.1))
+
+
+def test_geometry_is_measured_on_an_even_sample():
+    vectors = np.random.default_rng(1).normal(size=(5000, 16)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert len(evenly(5000)) == 1000 and evenly(3).tolist() == [0, 1, 2] and len(evenly(0)) == 0
+    assert Geometry.of(vectors).spread == pytest.approx(1 / 16**0.5, rel=0.02) and abs(Geometry.of(vectors).mean).max() < 0.05
+    assert Geometry.of(vectors[:1]).spread == 0 and Geometry.of(vectors[:0]).mean.shape == (16,)
 
 
 def test_best_bm25_score_is_what_a_text_of_nothing_else_comes_near_to():

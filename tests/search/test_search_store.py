@@ -13,9 +13,9 @@ from revela.config import Indexing
 from revela.errors import RevelaError
 from revela.search import store
 from revela.search.folder import INFO, Info, writing
-from revela.search.fusion import reciprocal_rank_fusion
-from revela.search.lexical import BM25
+from revela.search.fusion import Geometry, reciprocal_rank_fusion
 from revela.search.indexing import add_documents, metadata_columns
+from revela.search.lexical import BM25
 from revela.search.statistics import FILE
 from revela.search.store import Index
 from revela.types import Document, Hit
@@ -83,7 +83,9 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
         index.search("abba", Letters(), 1)  # which is when a reader looks whether another process has added to it
         assert index._statistics.chunks == len(now)
         np.testing.assert_allclose([index._statistics.best(q) for q in queries], BM25(now).best(queries), rtol=1e-6)
-        np.testing.assert_allclose(index._statistics.mean, Letters().encode_passages(now).mean(axis=0), atol=1e-6)
+        geometry = Geometry.of(Letters().encode_passages(now))
+        np.testing.assert_allclose(index._statistics.geometry.mean, geometry.mean, atol=1e-6)
+        assert index._statistics.geometry.spread == pytest.approx(geometry.spread, abs=1e-6)
 
 
 def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):
@@ -99,7 +101,7 @@ def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):
         hits = Index.load(tmp_path / "index").search("abba gggg", Letters(), 5)
         np.testing.assert_allclose([hit.score for hit in hits], wanted, atol=1e-5)
     (tmp_path / "index" / FILE).write_bytes(kept[:100])
-    with pytest.raises(RevelaError, match="is damaged .*made again by revela index --append"):
+    with pytest.raises(RevelaError, match=r"is damaged .*made again by revela index --append"):
         Index.load(tmp_path / "index")
 
 

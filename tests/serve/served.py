@@ -57,8 +57,10 @@ def encoder(tiny_lm_folder) -> RetrieverEncoder:
     return RetrieverEncoder(model, bf16=False)
 
 
-def build(folder: Path, documents: list[Document], encoder, metadata=(), model="/somewhere/secret/model", fingerprint="0123") -> Index:
-    made = dict(model=model, fingerprint=fingerprint, settings=Indexing(), metadata=metadata)
+def build(
+    folder: Path, documents: list[Document], encoder, metadata=(), model="/somewhere/secret/model", fingerprint="0123", keep_tokens=True
+) -> Index:
+    made = dict(model=model, fingerprint=fingerprint, settings=Indexing(keep_tokens=keep_tokens), metadata=metadata)
     return indexing.build(folder, stored(Document, documents), encoder, **made)[0]
 
 

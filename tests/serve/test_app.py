@@ -13,9 +13,14 @@ import numpy as np
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import encoder, index, make_service, running, server, slow
+from pydantic import ValidationError
+from served import build, documents, encoder, index, make_service, running, server, slow
 
+from revela.config import Limits
 from revela.errors import RevelaError
+from revela.models.token_counter import TokenCounter
+from revela.serve.app import Service
+from revela.serve.requests import EmbeddingRequest
 from revela.serve.server import listen
 
 TEXTS = ["ocean1 ocean2", "engine3", "a longer text about the garden and the planet", "ocean1 ocean2"]
@@ -147,6 +152,7 @@ BAD = {
     "filter that ends the process": (SEARCH, json.dumps({"query": "a", "where": "1+" * 4900 + "1=1"}), 400, "where"),
     "filter without sense": (SEARCH, b'{"query": "a", "where": "year year"}', 400, None),
     "1 MB filter": (SEARCH, json.dumps({"query": "a", "where": "year = 1 or " * 80_000 + "year = 1"}), 400, "where"),
+    "8 MB of digits as a filter": (SEARCH, json.dumps({"query": "a", "where": "1" * 8_000_000 + "a"}), 400, "where"),
     "filter of a wrong type": (SEARCH, b'{"query": "a", "where": {"year": 1}}', 400, "where"),
     "surrogate query": (SEARCH, b'{"query": "\\udfff"}', 400, None),
 }
@@ -160,6 +166,27 @@ def test_bad_input_is_a_4xx_in_openais_shape(server, name):
     assert answer.status_code == status, error
     assert set(error) == {"message", "type", "param", "code"} and error["param"] == param
     assert 5 < len(error["message"]) <= 300 and "secret" not in error["message"] and "Traceback" not in error["message"]
+
+
+def test_of_many_items_that_are_no_text_only_the_first_is_looked_at():
+    with pytest.raises(ValidationError) as refused:
+        EmbeddingRequest.model_validate_json(embedding(input=[1] * 2000), context=Limits())
+    assert refused.value.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "hint"),
+    [
+        (SEARCH, {"query": "a", "top_k": 3}, "there is no field top_k: send k"),
+        (SEARCH, {"query": "a", "qery": "a"}, "there is no field qery: send query"),
+        (SEARCH, {"query": "a", "dimensions": 3}, "there is no field dimensions: there are query, mode, fusion, rerank, where, k"),
+        (EMBEDDINGS, {"model": "tiny", "texts": ["a"]}, "there is no field texts: send input"),
+        (EMBEDDINGS, {"model": "tiny", "input": "a", "filter": "a"}, "there is no field filter: there are model, input,"),
+    ],
+)
+def test_an_unknown_field_names_the_one_that_is_meant(server, path, content, hint):
+    error = post(server, path, json.dumps(content)).json()["error"]
+    assert error["message"].startswith(hint) and error["param"] in content
 
 
 def test_texts_are_cut_when_the_request_says_so(server, encoder):
@@ -355,3 +382,21 @@ def test_an_address_in_use_is_one_sentence():
         listen("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(RevelaError, match="choose another --host or --port"):
         listen("no.such.host.invalid", 80)
+
+
+def test_search_orders_again_by_tokens_and_joins_as_asked(server, index, encoder):
+    for asked in ({"rerank": "tokens"}, {"fusion": "rank"}, {"mode": "dense", "rerank": "tokens"}):
+        found = post(server, SEARCH, json.dumps({"query": "word1 word2", "k": 5, **asked})).json()["data"]
+        hits = index.search("word1 word2", encoder, 5, **asked)
+        assert [(row["id"], row["chunk"]) for row in found] == [(hit.id, hit.chunk) for hit in hits]
+        assert [row["score"] for row in found] == pytest.approx([hit.score for hit in hits], abs=1e-5)
+    refused = post(server, SEARCH, json.dumps({"query": "a", "mode": "lexical", "rerank": "tokens"}))
+    assert refused.status_code == 400 and "re-rank dense search" in refused.json()["error"]["message"]
+
+
+def test_search_refuses_to_order_again_without_tokens(encoder, tmp_path):
+    plain = build(tmp_path / "plain", documents(5, 1), encoder, keep_tokens=False)
+    with running(Service(plain, encoder, TokenCounter(encoder.model), "tiny", Limits())) as server:
+        refused = post(server, SEARCH, json.dumps({"query": "a", "rerank": "tokens"}))
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "rerank"
+        assert "make it with revela index --keep-tokens" in refused.json()["error"]["message"]

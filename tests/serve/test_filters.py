@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,3 +64,11 @@ def test_any_text_passes_or_is_refused(where):
     except Refused:
         return
     assert not set("+*/;") & set("".join(where.split("'")[::2])) or "`" in where or '"' in where
+
+
+@pytest.mark.parametrize("where", ["1" * 100_000 + "a", "." + "1" * 100_000 + "a", "1e" + "1" * 100_000 + "a", "1." + "1" * 100_000 + "a"])
+def test_many_digits_are_read_once(where):
+    began = time.monotonic()
+    with pytest.raises(Refused, match="not at"):
+        refuse_wild(where, COLUMNS)
+    assert time.monotonic() - began < 5  # minutes, if every digit were tried as the last

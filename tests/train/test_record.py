@@ -11,7 +11,16 @@ from revela.config import Recipe
 from revela.data.shards import save_groups
 from revela.data.store import stored
 from revela.errors import RevelaError
-from revela.train.record import RUN_FILE, checkpoint_to_resume, settings_of, write_record
+from revela.train.record import (
+    FREE_WHEN_DONE,
+    RUN_FILE,
+    checkpoint_to_resume,
+    corpus_digest,
+    refuse_another,
+    remove_begun,
+    settings_of,
+    write_record,
+)
 from revela.types import Chunk, Document
 
 
@@ -20,39 +29,68 @@ def begun(tmp_path):
     """A run that got as far as its first checkpoint."""
     out = tmp_path / "out"
     (out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
-    write_record(settings_of(Recipe(matryoshka=(8,))), {"group_folder": "groups-1", "bm25": {}}, out)
+    write_record(settings_of(Recipe(matryoshka=(8,))), {"corpus_digest": "one", "bm25": {}}, out)
     return out
 
 
 def test_the_same_goes_on_whatever_its_limits(begun):
     for recipe in (Recipe(matryoshka=(8,)), Recipe(matryoshka=(8,), max_minutes=1.0, threads=3)):
-        assert checkpoint_to_resume(settings_of(recipe), "groups-1", begun).name == "checkpoint-5"
+        assert checkpoint_to_resume(settings_of(recipe), "one", begun).name == "checkpoint-5"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "groups", "message"),
+    ("recipe", "digest", "message"),
     [
-        (Recipe(matryoshka=(8,), tau=0.5, seed=1), "groups-1", r"other settings \(seed, tau\)"),
-        (Recipe(), "groups-1", r"other settings \(matryoshka\)"),
-        (Recipe(matryoshka=(8,)), "groups-2", "was begun on other groups: resume with the folder of groups as it was"),
-        (Recipe(matryoshka=(8,)), "", "was begun on other groups"),
+        (Recipe(matryoshka=(8,), tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
+        (Recipe(), "one", r"other settings \(matryoshka\)"),
+        (Recipe(matryoshka=(8,)), "another", "was begun on another corpus: give that one, as it was"),
     ],
 )
-def test_something_else_is_refused(begun, recipe, groups, message):
+def test_something_else_is_refused(begun, recipe, digest, message):
     with pytest.raises(RevelaError, match=message):
-        checkpoint_to_resume(settings_of(recipe), groups, begun)
+        checkpoint_to_resume(settings_of(recipe), digest, begun)
 
 
-def test_a_record_of_a_time_without_groups_is_one_of_text(begun):
+def test_a_record_of_an_earlier_version_says_nothing_of_its_corpus(begun):
     written = json.loads((begun / RUN_FILE).read_text())
     (begun / RUN_FILE).write_text(json.dumps({k: v for k, v in written.items() if k != "about"}))
-    assert checkpoint_to_resume(settings_of(Recipe(matryoshka=(8,))), "", begun)
+    assert checkpoint_to_resume(settings_of(Recipe(matryoshka=(8,))), "any", begun)
+
+
+def test_a_finished_run_is_done_with_its_own_limits_only(begun):
+    done = settings_of(Recipe(matryoshka=(8,), save_every=1))
+    refuse_another(done, "one", begun, FREE_WHEN_DONE)
+    with pytest.raises(RevelaError, match=r"other settings \(max_minutes\): give the same, or another --out"):
+        refuse_another(settings_of(Recipe(matryoshka=(8,), max_minutes=1.0)), "one", begun, FREE_WHEN_DONE)
+
+
+def test_only_what_a_run_began_is_removed(begun):
+    (begun / "notes.md").write_text("mine")
+    with pytest.raises(RevelaError, match=r"has a notes\.md that no run wrote"):
+        remove_begun(begun)
+    (begun / "notes.md").unlink()
+    remove_begun(begun)
+    assert not begun.exists()
+    remove_begun(begun)
+    for content in (None, "[]", '{"name": "another tool"}', "no JSON"):
+        begun.mkdir(exist_ok=True)
+        (begun / "metrics.jsonl").write_text("")
+        if content is not None:
+            (begun / RUN_FILE).write_text(content)
+        with pytest.raises(RevelaError, match=r"holds no run of revela"):
+            remove_begun(begun)
+
+
+def test_a_corpus_is_known_by_its_texts():
+    documents = [Document("a", "text", "title"), Document("b", "more")]
+    assert corpus_digest(documents) == corpus_digest(stored(Document, documents))
+    assert len({corpus_digest(some) for some in (documents, documents[:1], [*documents[:1], Document("b", "More")])}) == 3
 
 
 def test_what_a_run_began_with_stays(begun):
-    write_record(settings_of(Recipe(matryoshka=(8,), threads=3)), {"group_folder": "groups-1", "bm25": {"title": 0.5}}, begun)
+    write_record(settings_of(Recipe(matryoshka=(8,), threads=3)), {"corpus_digest": "one", "bm25": {"title": 0.5}}, begun)
     written = json.loads((begun / RUN_FILE).read_text())
-    assert written["threads"] == 3 and written["about"] == {"group_folder": "groups-1", "bm25": {}}
+    assert written["threads"] == 3 and written["about"] == {"corpus_digest": "one", "bm25": {}}
 
 
 def test_a_record_is_whole_or_not_there(begun, monkeypatch):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import make_rows
-from revela.config import PAPER, PRESETS, Recipe
+from revela.config import LEARNED_FROM, PAPER, PRESETS, Objective, Recipe
 from revela.data.text import read_corpus
 from revela.errors import RevelaError
 from revela.models.retriever import load_retriever
@@ -177,9 +178,29 @@ def dying_after(calls, method):
     return wrapped
 
 
+def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, monkeypatch):
+    """Temperature, gates and the LM's LoRA too; the norm that is logged is theirs as well."""
+    from revela.objectives.revela import Revela
+    from revela.train.watch import Watch
+
+    original, norms = Revela.forward, []
+    monkeypatch.setattr(Revela, "forward", lambda self, *args: original(self, *args) + 1000 * self.log_tau + 500 * self.gates_LH.sum())
+
+    def clipped(self, args, state, control, optimizer, **kwargs):
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+
+    monkeypatch.setattr(Watch, "on_pre_optimizer_step", clipped)
+    recipe = dataclasses.replace(recipe, learn_tau=True, learn_gates=True, lm_lora=True, max_steps=2)
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    assert norms == pytest.approx([1, 1], abs=1e-3)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["grad_norm"] > 1000 for row in rows if "loss" in row)
+
+
 def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):
     recipe = dataclasses.replace(
-        recipe, **{**PAPER, "layers": 2, "groups_per_step": 1, "lora_rank": 4, "warmup_steps": 0, "learning_rate": 1e-2}
+        recipe, **{**PAPER, "layers": 2, "groups_per_step": 1, "lora_rank": 4, "warmup_steps": 0, "learning_rate": 3e-2}
     )
     train(recipe, documents, tmp_path / "out", say=lambda _: None)
     assert load_retriever(tmp_path / "out").prompts["query"] == "query: "
@@ -266,7 +287,7 @@ def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_
     (tmp_path / "precious.txt").write_text("x")
     with pytest.raises(RevelaError, match="exists: choose another --out"):
         train(recipe, documents, tmp_path, say=lambda _: None)
-    with pytest.raises(RevelaError, match="no run to resume"):
+    with pytest.raises(RevelaError, match="holds no run of revela"):
         train(recipe, documents, tmp_path, resume=True, say=lambda _: None)
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
@@ -304,6 +325,29 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught
         assert sum(found[-10:]) < sum(found[:10])
     model = load_retriever(out)
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence", "label"),
+    [
+        ("gated", "The next-token prediction of {0} told {0} which text helps to predict which.", "next-token loss (nats)"),
+        ("crop", "{0} learned to tell another crop of the same text from crops of others.", "contrastive loss (nats)"),
+    ],
+)
+def test_card_and_plot_say_what_was_learned_from(recipe, documents, tmp_path, monkeypatch, name, sentence, label):
+    labels = []
+    monkeypatch.setattr("revela.train.run.plot", lambda *arguments: labels.append(arguments[-1]))
+    recipe = dataclasses.replace(recipe, **{**PRESETS[name], "group_size": 8, "max_steps": 1})
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"\n{sentence.format(recipe.model)}\n" in card and labels == [label]
+    assert ("next-token" in card) == (name == "gated")
+
+
+def test_every_objective_says_what_it_learns_from():
+    assert set(LEARNED_FROM) == set(get_args(Objective))
+    for sentence, _ in LEARNED_FROM.values():
+        assert "{" not in sentence.format(**dataclasses.asdict(Recipe()))
 
 
 def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):

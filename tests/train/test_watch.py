@@ -7,6 +7,7 @@ import time
 from itertools import pairwise
 
 import pytest
+from matplotlib.figure import Figure
 
 from revela.train.collate import first_half
 from revela.train.trainer import GroupSampler
@@ -52,13 +53,16 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     assert (tmp_path / "m.jsonl").read_text() == whole and len(list(tmp_path.iterdir())) == 1
 
 
-def test_plot_is_a_png(tmp_path):
+def test_plot_is_a_png_that_names_the_loss(tmp_path, monkeypatch):
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kwargs: (drawn.append(self), save(self, *args, **kwargs)))
     metrics = Metrics(tmp_path / "m.jsonl")
     for step in range(20):
         metrics.write(step=step, minutes=0.1 * step, loss=5.0 - step / 20)
     metrics.write(step=19, minutes=2.0, check={"title": 0.4})
-    plot(metrics, {"title": 0.5}, tmp_path / "t.png")
+    plot(metrics, {"title": 0.5}, tmp_path / "t.png", "contrastive loss (nats)")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG") and len(list(tmp_path.iterdir())) == 2
+    assert drawn[0].axes[0].get_ylabel() == "contrastive loss (nats)"
 
 
 def test_sampler_goes_on_into_the_next_epoch_and_stops_at_its_total():

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
-from revela.config import PRESETS, Indexing, Recipe
+from revela.config import PRESETS, Indexing, Recipe, refuse_unread
 from revela.errors import RevelaError
 
 app = App(
@@ -63,20 +63,27 @@ def over(preset: str, recipe_file: Path | None, variant: str = "") -> Recipe:
     """The recipe that this command line makes of a preset: read once more, as the recipe alone does not tell which flags were given."""
     app.config = sources("compare", preset, recipe_file, variant)
     _, given, _ = app.parse_args(sys.argv[1:], exit_on_error=False)
-    recipe: Recipe = given.arguments["recipe"]
+    recipe: Recipe = given.arguments.get("recipe", DEFAULTS)  # not there if nothing at all differs
     return recipe
 
 
 def each_over(presets: Sequence[str], recipe_file: Path | None) -> dict[str, Recipe]:
-    """``over`` for every preset, and every variant of the recipe file, by the name that the run gets."""
+    """``over`` for every preset, and every variant of the recipe file, by the name that the run gets.
+
+    Raises:
+        RevelaError: two come out the same, or a setting says nothing to any of them.
+    """
     variants = list(read_recipe(recipe_file)[1]) if recipe_file is not None else []
     recipes: dict[str, Recipe] = {}
+    made = []
     for preset, variant in product(presets, variants or [""]):
         name = "-".join(part for part in (preset if len(presets) > 1 or not variant else "", variant) if part)
         recipe = over(preset, recipe_file, variant)
         if same := next((other for other, made in recipes.items() if made == recipe), None):
             raise RevelaError(f"{same} and {name} come out the same: leave away the flag or setting that levels them")
         recipes[name] = recipe
+        made.append((preset, recipe))
+    refuse_unread(made)
     return recipes
 
 

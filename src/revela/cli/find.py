@@ -131,6 +131,7 @@ def search(
     *,
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     fusion: Literal["score", "rank"] = "score",
+    rerank: Literal["tokens"] | None = None,
     top: int = 5,
     where: str | None = None,
     model: str | None = None,
@@ -148,6 +149,8 @@ def search(
         By meaning (dense), by words (lexical) or both.
     fusion:
         How both are joined: by score, or by rank (reciprocal rank fusion).
+    rerank:
+        Order the first 50 again by the vectors of single tokens: in milliseconds if the index was made with --keep-tokens.
     top:
         How many documents; each is shown by its best passage.
     where:
@@ -170,7 +173,7 @@ def search(
         folder = resolve(model or opened.model)
         opened.check_model(fingerprint(folder), str(folder))
         encoder = load_encoder(folder, "auto")
-    hits = opened.search(query, encoder, top, mode, where, fusion)
+    hits = opened.search(query, encoder, top, mode, where, fusion, rerank)
     if as_json:
         print(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False, indent=1))
     else:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from revela.cli.app import DEFAULTS, Corpus, Flat, Preset, RecipeFile, Several, app, each_over
-from revela.config import Recipe
+from revela.config import Recipe, refuse_unread
 from revela.errors import RevelaError
 from revela.terminal import print_group, print_scores, print_table, snippet
 
@@ -45,6 +45,7 @@ def train(
     """
     from revela.train.run import train as run
 
+    refuse_unread([(preset, recipe)])
     documents, check = divided(corpus, recipe)
     bm25 = check.bm25()
     outcome = run(
@@ -184,9 +185,10 @@ def compare(
     """
     from revela.compare import compare as run
 
+    recipes = each_over(presets, recipe_file)
     documents, check = divided(corpus, recipe)
     curves, lexical = run(
-        each_over(presets, recipe_file),
+        recipes,
         documents,
         on,
         out,

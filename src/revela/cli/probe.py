@@ -58,7 +58,7 @@ def probe(
     max_tokens:
         Cut texts here, or where the model stops reading if that is earlier.
     documents:
-        How many documents to take, and how many answers to move.
+        How many documents to take, and how many answers to move, at most; 30 documents are enough.
     positions:
         What places of a moved answer count: tokens as in the paper, or characters as in its code.
     json_file:

@@ -56,6 +56,7 @@ EXAMPLES = Prompting(
 )
 PROMPTINGS = {"examples": EXAMPLES, "instruction": INSTRUCTION}
 OPENING, CLOSING = "<question>", "</question>"
+BEGINNING = b'{"passage": "'  # of every line of a QueryFile
 MIN_WORDS, MAX_WORDS = 4, 40  # of a query
 COPIED = 8  # words in a row that a question may not share with its passage
 SATURATION = 1.2  # BM25's k1
@@ -105,29 +106,35 @@ def judged(output: str, passage: str) -> Answer:
 
 
 class QueryFile:
-    """Answers by passage, in a JSONL file that only grows. A line that was cut short by a kill is dropped.
+    """Answers by passage, in a JSONL file that only grows. A line that a kill cut short is dropped when the next answer comes.
 
     Args:
         path: of the file; made when the first answer comes.
         by: who writes, e.g. a model's fingerprint: answers by others are left alone.
+
+    Raises:
+        RevelaError: the file is something else; nothing is changed in it.
     """
 
     def __init__(self, path: Path, by: str) -> None:
         self.path, self.by = path, by
         self.answers: dict[str, Answer] = {}
-        if not path.exists():
-            return
-        whole = path.read_bytes()
-        if not whole.endswith(b"\n"):
-            with path.open("r+b") as handle:
-                handle.truncate(whole.rfind(b"\n") + 1)
-        for number, line in enumerate(whole[: whole.rfind(b"\n") + 1].splitlines(), 1):
+        content = path.read_bytes() if path.exists() else b""
+        self._whole = content.rfind(b"\n") + 1  # bytes; what follows was cut short
+        lines, half = content[: self._whole].splitlines(), content[self._whole :]
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 if row["by"] == by:
                     self.answers[row["passage"]] = Answer(row["query"], row["rejected"])
             except (ValueError, KeyError, TypeError):
-                raise RevelaError(f"{path}:{number} is not a line of queries: delete the file, or give another --queries-file") from None
+                raise self._not_ours(number) from None
+        if half[: len(BEGINNING)] != BEGINNING[: len(half)]:
+            raise self._not_ours(len(lines) + 1)
+        self._cut_short = bool(half)
+
+    def _not_ours(self, number: int) -> RevelaError:
+        return RevelaError(f"{self.path}:{number} is not a line of queries: delete the file, or give another --queries-file")
 
     def get(self, passage: str) -> Answer | None:
         return self.answers.get(_digest(passage))
@@ -136,6 +143,9 @@ class QueryFile:
         """Remember, and write at once."""
         try:
             with self.path.open("a", encoding="utf-8") as handle:
+                if self._cut_short:
+                    handle.truncate(self._whole)
+                    self._cut_short = False
                 for passage, answer in zip(passages, answers, strict=True):
                     key = _digest(passage)
                     self.answers[key] = answer

@@ -19,7 +19,7 @@ from revela.data.sources.files import opened_text
 from revela.errors import RevelaError
 from revela.search.dense import top_k
 from revela.search.fusion import DEPTH as FUSED
-from revela.search.fusion import fuse_scores, reciprocal_rank_fusion
+from revela.search.fusion import Geometry, fuse_scores, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import means, per_query
 from revela.types import Encoder, Vectors
@@ -167,13 +167,14 @@ def hybrid(
         dense: the nearest documents of each query, best first.
     """
     by_score, by_rank = [], []
-    background = queries @ passages.mean(axis=0)
+    geometry = Geometry.of(passages)
+    background = queries @ geometry.mean
     rows = zip(queries, background, dense, *collection.lexical, collection.best_lexical, strict=True)
     for query, far, near, lexical, scores, best in rows:
         shares = {int(d): float(s / best) for d, s in zip(lexical[:FUSED], scores, strict=False) if s > 0}
         candidates = list(dict.fromkeys([*near[:FUSED].tolist(), *shares]))
         cosines = dict(zip(candidates, (passages[candidates] @ query).tolist(), strict=True))
-        by_score.append(fuse_scores(cosines, shares, float(far)))
+        by_score.append(fuse_scores(cosines, shares, float(far), geometry.spread))
         by_rank.append(reciprocal_rank_fusion([near[:FUSED].tolist(), list(shares)]))
     return by_score, by_rank
 

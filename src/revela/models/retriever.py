@@ -199,8 +199,8 @@ class RetrieverEncoder:
     def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> tuple[Vectors, list[Vectors]]:
         """What ``encode_passages`` gives, and each passage's token vectors, (T, W) float32 of length one, from the same reading.
 
-        Token vectors are those of the transformer's last layer, and, where the model has a linear layer after its pooling, what that makes of
-        them (the mean of a text's tokens goes through it too). Prompts and special tokens are left out.
+        Token vectors are those of the transformer's last layer, put through the linear layer after the pooling where the model
+        has one (the mean of a text's tokens goes through it too). Prompts and special tokens are left out.
 
         Raises:
             RevelaError: the model has no transformer, and so no tokens that know of one another.
@@ -212,8 +212,12 @@ class RetrieverEncoder:
         """A query's token vectors, as above, and where in the query each token stands, (first, past the last) character."""
         tokens = [np.empty(0, np.float32)]
         self._encode([query], query_prompt_of(self.model), False, tokens)
-        read = self.model.tokenizer(query, add_special_tokens=False, return_offsets_mapping=True)
-        return tokens[0], read["offset_mapping"][: len(tokens[0])]
+        prompt = query_prompt_of(self.model)
+        read = self.model.tokenizer(prompt + query, return_offsets_mapping=True)
+        special = set(self.model.tokenizer.all_special_ids)
+        spans = [span for i, span in zip(read["input_ids"], read["offset_mapping"], strict=True) if i not in special]
+        spans = spans[_prompted(self.model, prompt) :][: len(tokens[0])]
+        return tokens[0], [(max(0, first - len(prompt)), past - len(prompt)) for first, past in spans]
 
     @torch.inference_mode()
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None = None) -> Vectors:
@@ -258,8 +262,7 @@ def _token_vectors(model: SentenceTransformer, features: dict[str, Any], prompt:
     ids_BT, vectors_BTW = features["input_ids"], features["token_embeddings"]
     special = torch.tensor(model.tokenizer.all_special_ids, device=ids_BT.device)
     kept_BT = features["attention_mask"].bool() & ~torch.isin(ids_BT, special)
-    prompted = len(model.tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]) if prompt else 0
-    kept_BT &= kept_BT.cumsum(dim=1) > prompted
+    kept_BT &= kept_BT.cumsum(dim=1) > _prompted(model, prompt)
     pooling = next((i for i, module in enumerate(model) if isinstance(module, modules.Pooling)), len(model))
     linear = next((m.linear for m in list(model)[pooling:] if isinstance(m, modules.Dense)), None)
     rows = []
@@ -269,6 +272,11 @@ def _token_vectors(model: SentenceTransformer, features: dict[str, Any], prompt:
             found_TW = linear(found_TW)
         rows.append(torch.nn.functional.normalize(found_TW.float(), dim=1).cpu().numpy())
     return rows
+
+
+def _prompted(model: SentenceTransformer, prompt: str) -> int:
+    """How many tokens a prompt is; the space at its end belongs to the text."""
+    return len(model.tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]) if prompt else 0
 
 
 def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = None) -> RetrieverEncoder:

@@ -48,8 +48,7 @@ def save_retriever(model: SentenceTransformer, folder: Path, card: str, matryosh
 
 def model_card(
     name: str,
-    base: str,
-    lm: str,
+    learned_from: str,
     corpus: str,
     command: str,
     settings: str,
@@ -61,6 +60,7 @@ def model_card(
     """The README.md of a retriever: what it was trained on, by which command, and the label-free numbers.
 
     Args:
+        learned_from: a sentence that says what it is, and what told it what is good.
         scores: rows of nDCG@10 by system, then by task.
         matryoshka: widths that its vectors were trained to be cut to.
     """
@@ -78,8 +78,8 @@ tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
 ---
 # {name}
 
-A dense retriever trained without labels by [revela](https://arxiv.org/abs/2506.16552): the next-token prediction of
-{lm} told {base} which text helps to predict which.
+A dense retriever trained without labels by [revela](https://arxiv.org/abs/2506.16552).
+{learned_from}
 
 ```python
 from sentence_transformers import SentenceTransformer

@@ -2,26 +2,31 @@
 
 By score, the default (``fuse_scores``):
 
-    score(q, d) = (cos(q, d) + w BM25(q, d) / best(q)) / (1 + w)        w = r ** 3 * g_words / g_vectors
+    score(q, d) = (cos(q, d) + w BM25(q, d) / best(q)) / (1 + w)        w = 11 spread r ** 1.5
 
-best(q) is the score of a document that held nothing but the words of the query: the theoretical maximum of Bruch, Gai & Ingber (An Analysis
-of Fusion Functions for Hybrid Retrieval, TOIS 2023). Both sides are absolute, so a query whose words the corpus lacks leans on its vectors by
-itself, and a score can be read: 1 is as good as can be. How much the words weigh is told without labels, for each query, by two questions:
-- Do the vectors agree? r is how near the query the words' first three are, in cosines above the background (the mean cosine of the query with
-  all passages), beside the vectors' own first three: 1 where both find the same, 0 where the words find what is as far as anything.
-- Which side is surer? g is how far its first stands out from its first ten, as a share of its score.
-docs/log.md has what else was tried.
+best(q) is the score of a document that held nothing but the words of the query: the theoretical maximum of Bruch, Gai &
+Ingber (An Analysis of Fusion Functions for Hybrid Retrieval, TOIS 2023). Both sides are absolute, so a query whose words the
+corpus lacks leans on its vectors by itself, and a score can be read: 1 is as good as can be.
 
-By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), sum over rankings of 1 / (k + rank). It gives a weak
-side an equal say (docs/results.md), and is kept for comparison.
+How much the words weigh is told without labels. For each query by the vectors: r is how near it the words' first passage is,
+beside the vectors' own first, both in cosines above the query's mean cosine with all passages: 1 where both find the same, 0
+where the words find what is as far as anything. And for each model and corpus by the spread of the cosines between passages:
+where all lie between .7 and .9, a difference of .1 says more. docs/log.md has what else was tried.
+
+By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), sum over rankings of
+1 / (k + rank). It gives a weak side an equal say (docs/results.md), and is kept for comparison.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from heapq import nlargest
-from statistics import fmean
+from dataclasses import dataclass
 from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.types import Vectors
 
 Fusion = Literal["score", "rank"]
 Item = TypeVar("Item", bound=Hashable)
@@ -29,41 +34,54 @@ Found = TypeVar("Found")
 Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
-TEN, AGREEING = 10, 3  # first of each side that tell how sure it is, and whether the vectors agree
-LEAST_GAP, MOST, TINY = 0.01, 3.0, 1e-6  # of the vectors; the greatest g_words / g_vectors
+MOST, POWER = 11.0, 1.5  # w at r = 1 and a spread of 1, and how fast it falls with r (docs/log.md)
+SAMPLE = 1000  # vectors that tell how all lie
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
 
 
-def fuse_scores(cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float) -> dict[Item, float]:
+@dataclass(frozen=True)
+class Geometry:
+    """How the vectors of a corpus lie: their mean, (D,), and the standard deviation of the cosine of two of them."""
+
+    mean: Vectors
+    spread: float
+
+    @classmethod
+    def of(cls, vectors_ND: Vectors) -> Geometry:
+        """Measured on at most ``SAMPLE`` of these vectors, evenly chosen."""
+        some = vectors_ND[evenly(len(vectors_ND))]
+        if len(some) < 2:
+            return cls(some.sum(axis=0), 0.0)
+        return cls(some.mean(axis=0), float((some @ some.T)[np.triu_indices(len(some), 1)].std()))
+
+
+def evenly(count: int) -> NDArray[np.int64]:
+    """The places of at most ``SAMPLE`` of so many things, evenly chosen."""
+    return np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(np.int64))
+
+
+def fuse_scores(cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float, spread: float) -> dict[Item, float]:
     """Scores of all candidates, best first.
 
     Args:
         cosines: of every candidate.
         shares: BM25 over the best possible, 0 to 1; a candidate that is missing holds no word of the query.
         background: mean cosine of the query with all passages.
+        spread: of the cosines between passages.
     """
-    weight = weight_of_words(cosines, shares, background)
+    weight = MOST * spread * agreement(cosines, shares, background) ** POWER
     scores = {item: (cosine + weight * shares.get(item, 0.0)) / (1 + weight) for item, cosine in cosines.items()}
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
 
-def weight_of_words(cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float) -> float:
-    """w; arguments as above."""
+def agreement(cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float) -> float:
+    """r, 0 to 1; arguments as above."""
     if not shares:
         return 0.0
-    near = [cosine - background for cosine in nlargest(TEN, cosines.values())]
-    first = nlargest(TEN, shares, key=lambda item: shares[item])
-    worded = fmean(cosines[item] for item in first[:AGREEING]) - background
-    agreement = min(1.0, max(0.0, worded / max(fmean(near[:AGREEING]), TINY)))
-    lack = [0.0] * (len(near) - len(first))  # so few hold a word of the query
-    surer = _gap([shares[item] for item in first] + lack) / max(_gap(near), LEAST_GAP)
-    return agreement**3 * min(surer, MOST)
-
-
-def _gap(scores: Sequence[float]) -> float:
-    """How far the first score, the best, stands out from the mean of all, as a share of it; 0 to 1."""
-    return min(1.0, max(0.0, (scores[0] - fmean(scores)) / max(scores[0], TINY)))
+    nearest = max(cosines.values()) - background
+    worded = cosines[max(shares, key=lambda item: shares[item])] - background
+    return max(0.0, worded / nearest) if nearest > 0 else 0.0
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:

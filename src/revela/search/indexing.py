@@ -20,7 +20,7 @@ from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.search.folder import Info, writing
 from revela.search.store import OWN, Index
-from revela.types import Document, Encoder, Value
+from revela.types import Document, TokenEncoder, Value
 
 BATCH = 2**19  # characters in a commit: some hundred chunks, so that a kill costs seconds
 MOST = 1000  # documents in a commit
@@ -43,7 +43,7 @@ class Added:
 def build(
     folder: Path,
     documents: Stored[Document],
-    encoder: Encoder,
+    encoder: TokenEncoder,
     *,
     model: str,
     fingerprint: str,
@@ -73,13 +73,13 @@ def build(
         return index, _filled(index, documents, encoder, progress)
 
 
-def extend(index: Index, documents: Stored[Document], encoder: Encoder, progress: bool = False) -> Added:
+def extend(index: Index, documents: Stored[Document], encoder: TokenEncoder, progress: bool = False) -> Added:
     """Add documents to an index; those whose id is there already are replaced. The encoder is that of the index's model."""
     with writing(index.folder):
         return _filled(index, documents, encoder, progress)
 
 
-def _filled(index: Index, documents: Stored[Document], encoder: Encoder, progress: bool) -> Added:
+def _filled(index: Index, documents: Stored[Document], encoder: TokenEncoder, progress: bool) -> Added:
     refuse_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
     total = Added()
     with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
@@ -90,7 +90,7 @@ def _filled(index: Index, documents: Stored[Document], encoder: Encoder, progres
     return total
 
 
-def add_documents(index: Index, documents: Iterable[Document], encoder: Encoder) -> Iterator[Added]:
+def add_documents(index: Index, documents: Iterable[Document], encoder: TokenEncoder) -> Iterator[Added]:
     """Add documents, or put them in the place of those with the same id; each batch is yielded once it is safe on disk.
 
     Raises:
@@ -101,7 +101,7 @@ def add_documents(index: Index, documents: Iterable[Document], encoder: Encoder)
         digests = {document.id: _digest(document, words) for document in some}
         present = index.digests(list(digests))
         changed = [document for document in some if present.get(document.id) != digests[document.id]]
-        rows: dict[str, list[Value | None]] = {name: [] for name in (*OWN, *columns) if name != "vector"}
+        rows: dict[str, list[Value | None]] = {name: [] for name in (*OWN, *columns) if name not in ("vector", "tokens")}
         for document in changed:
             values = {name: _fitted(document, name, kind, index.folder) for name, kind in columns.items()}
             title = document.title.strip()
@@ -112,7 +112,12 @@ def add_documents(index: Index, documents: Iterable[Document], encoder: Encoder)
                     column.append(value)
         replaced = [document.id for document in changed if document.id in present]
         if changed:
-            index.put(rows, encoder.encode_passages([str(text) for text in rows["passage"]]), replaced)
+            passages = [str(text) for text in rows["passage"]]
+            if index.info.settings.keep_tokens:
+                vectors, tokens = encoder.encode_with_tokens(passages)
+                index.put(rows, vectors, replaced, tokens)
+            else:
+                index.put(rows, encoder.encode_passages(passages), replaced)
         yield Added(len(changed) - len(replaced), len(replaced), len(some) - len(changed), len(rows["id"]))
 
 

@@ -5,6 +5,7 @@ Chosen among fifteen settings on ten collections (docs/results.md), code among t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ from revela.types import Vectors
 
 K1, B = 1.2, 0.75
 WORD = r"(?u)\b\w+\b"  # one letter is a word too: x and i mean something in code
-STOP_WORDS = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
-).split()  # Lucene's
+STOP_WORDS = re.findall(
+    r"\w+",
+    """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with""",
+)  # Lucene's
 
 
 def best_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
@@ -64,14 +66,13 @@ class BM25:
 
     def best(self, queries: Sequence[str]) -> Vectors:
         """(Q,): the greatest score that a passage could have for each query; 0 where there is no word to look for."""
+        words = _tokenize(queries, return_ids=False)
+        return np.array([best_score(self.frequencies(some), self.size) for some in words], dtype=np.float32)
+
+    def frequencies(self, words: Sequence[str]) -> NDArray[np.int64]:
+        """How many passages hold each of these words, as the index has them (lower case, stemmed)."""
         known = self._vocabulary
-        return np.array(
-            [
-                best_score(np.array([self._frequencies[known[t]] if t in known else 0 for t in words], np.int64), self.size)
-                for words in _tokenize(queries, return_ids=False)
-            ],
-            dtype=np.float32,
-        )
+        return np.array([self._frequencies[known[word]] if word in known else 0 for word in words], np.int64)
 
 
 def _tokenize(texts: Sequence[str], return_ids: bool = True) -> Any:
@@ -79,4 +80,6 @@ def _tokenize(texts: Sequence[str], return_ids: bool = True) -> Any:
     import Stemmer
 
     stemmer = Stemmer.Stemmer("english")  # a new one each time, as threads may not share one
-    return bm25s.tokenize(list(texts), token_pattern=WORD, stopwords=STOP_WORDS, stemmer=stemmer, return_ids=return_ids, show_progress=False)
+    return bm25s.tokenize(
+        list(texts), token_pattern=WORD, stopwords=STOP_WORDS, stemmer=stemmer, return_ids=return_ids, show_progress=False
+    )

@@ -3,9 +3,9 @@
     m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)        over the tokens t of the query, j of the passage
     score(q, d) = (fused(q, d) + c m(q, d)) / (1 + c)
 
-One vector has to say all of a passage; its tokens still know what each word of the query meets in it (MaxSim, of ColBERT, Khattab & Zaharia, SIGIR
-2020, which trains for it; here nothing is trained). One bit a number finds as much as whole numbers do (docs/log.md), so an index can keep them:
-``Indexing.keep_tokens``. A word weighs as it does in BM25.
+One vector has to say all of a passage; its tokens still know what each word of the query meets in it (MaxSim, of ColBERT,
+Khattab & Zaharia, SIGIR 2020, which trains for it; here nothing is trained). One bit a number finds as much as whole numbers
+do (docs/log.md), so an index can keep them: ``Indexing.keep_tokens``. A word weighs as it does in BM25.
 
 Shapes: T tokens of a query, J of a passage, W numbers of a token's vector, B passages.
 """
@@ -51,7 +51,7 @@ def late_interaction(query_TW: Vectors, weight_T: NDArray[np.float64], passages:
     return scores_B
 
 
-def rerank(
+def with_tokens(
     query: str,
     scores: Sequence[float],
     passages: Sequence[bytes],

@@ -1,7 +1,8 @@
-"""What fusion has to know of an index as a whole, and the store does not tell: how many chunks hold each word, and the mean of the vectors.
+"""What fusion has to know of an index as a whole, and the store does not tell: how many chunks hold each word, and how
+the vectors lie.
 
-Words are hashed, so that ten million of them are two arrays in one file. They are counted as batches are written, and saved with the version
-of the table that they describe; where the two differ (a run was killed between them), they are counted again.
+Words are hashed, so that ten million of them are two arrays in one file. They are counted as batches are written, and saved
+with the version of the table that they describe; where the two differ (a run was killed between them), they are counted again.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.errors import RevelaError
 from revela.files import whole
+from revela.search.fusion import Geometry
 from revela.search.lexical import STOP_WORDS, best_score, idf
-from revela.types import Vectors
 
 FILE = "statistics.safetensors"
 WORD = re.compile(r"[^\W_]+")  # as the store cuts text
@@ -26,7 +28,7 @@ PENDING = 2**20  # changes that wait before they are sorted in
 
 
 class Statistics:
-    """Document frequencies of the words of an index of ``chunks``, and the ``mean`` of its vectors; empty where its folder has none yet.
+    """Document frequencies of the words of an index of ``chunks``, and the ``geometry`` of its vectors; none where there is no file.
 
     ``version`` is the table's when they were saved, ``changed`` whether there is something to save.
 
@@ -45,7 +47,7 @@ class Statistics:
         self.chunks, self.version, self.changed = 0, -1, False
         self._hashes, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._pending = Counter[int]()
-        self.mean = np.zeros(0, np.float32)
+        self.geometry = Geometry(np.zeros(0, np.float32), 0.0)
         self._stamp = 0
 
     def refresh(self) -> None:
@@ -59,21 +61,22 @@ class Statistics:
             with safe_open(self.file, "numpy") as file:
                 about = file.metadata()
                 chunks, version = int(about["chunks"]), int(about["version"])
-                hashes, counts, mean = (file.get_tensor(name) for name in ("hashes", "counts", "mean"))
+                hashes, counts = file.get_tensor("hashes"), file.get_tensor("counts")
+                geometry = Geometry(file.get_tensor("mean"), float(about["spread"]))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise RevelaError(f"{self.file} is damaged ({error}): remove it, and it is made again by revela index --append") from error
         self.chunks, self.version, self._stamp = chunks, version, stamp
-        self._hashes, self._counts, self.mean = hashes, counts, mean
+        self._hashes, self._counts, self.geometry = hashes, counts, geometry
 
-    def save(self, version: int, mean: Vectors) -> None:
-        """Write them, as what version ``version`` of the table holds; ``mean`` is that of its vectors."""
+    def save(self, version: int, geometry: Geometry) -> None:
+        """Write them, as what version ``version`` of the table holds."""
         from safetensors.numpy import save_file
 
         self._merge()
         with whole(self.file) as temporary:
-            tensors = {"hashes": self._hashes, "counts": self._counts, "mean": mean}
-            save_file(tensors, temporary, {"chunks": str(self.chunks), "version": str(version)})
-        self.mean, self.version, self.changed, self._stamp = mean, version, False, self.file.stat().st_mtime_ns
+            tensors: dict[str, NDArray[Any]] = {"hashes": self._hashes, "counts": self._counts, "mean": geometry.mean}
+            save_file(tensors, temporary, {"chunks": str(self.chunks), "version": str(version), "spread": repr(geometry.spread)})
+        self.geometry, self.version, self.changed, self._stamp = geometry, version, False, self.file.stat().st_mtime_ns
 
     def add(self, passages: Iterable[str], times: int = 1) -> None:
         """Count these chunks; with ``times`` -1, those that go."""

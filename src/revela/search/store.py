@@ -24,21 +24,21 @@ import numpy as np
 from revela.config import VectorForm
 from revela.errors import RevelaError
 from revela.search.folder import Info, begun_in, read_info
-from revela.search.fusion import DEPTH, Fusion, Ranking, best_chunks, fuse_ranks, fuse_scores
+from revela.search.fusion import DEPTH, Fusion, Geometry, Ranking, best_chunks, evenly, fuse_ranks, fuse_scores
 from revela.search.lexical import STOP_WORDS
+from revela.search.rerank import RERANKED, Rerank, packed_signs, with_tokens
 from revela.search.statistics import Statistics
-from revela.types import Encoder, Hit, Value, Vectors
+from revela.types import Hit, TokenEncoder, Value, Vectors, is_missing
 
 Mode = Literal["dense", "lexical", "hybrid"]
 TABLE = "chunks"
 SHOWN = ("id", "chunk", "title", "passage")  # columns; those of metadata follow
-OWN = (*SHOWN, "digest", "vector")
+OWN = (*SHOWN, "digest", "vector", "tokens")
 EXACT_BELOW = 20_000  # chunks
 CELLS, CANDIDATES = 20, 200  # of the approximate index: cells that a query reads, candidates that it keeps at the least
 TOKENS: dict[str, Any] = dict(
     language="English", stem=True, remove_stop_words=True, custom_stop_words=STOP_WORDS, ascii_folding=False, max_token_length=None
 )
-SAMPLE = 2000  # chunks whose vectors tell the mean of all
 COUNTED = 2**14  # chunks whose words are counted at a time, when all of a table's are
 KEPT = timedelta(days=1)  # how long what a change replaced stays, for readers that had opened it
 FILTER_LIMIT = 10_000  # characters
@@ -104,11 +104,12 @@ class Index:
     def search(
         self,
         query: str,
-        encoder: Encoder | None,
+        encoder: TokenEncoder | None,
         k: int = 10,
         mode: Mode = "hybrid",
         where: str | None = None,
         fusion: Fusion = "score",
+        rerank: Rerank | None = None,
     ) -> list[Hit]:
         """The k best documents, each with its best chunk.
 
@@ -121,9 +122,10 @@ class Index:
             mode: by meaning, by words, or both.
             where: only rows that this holds for, as SQL: "year > 2020 and lang = 'en'".
             fusion: of both, by score or by rank.
+            rerank: order the first 50 again by their tokens (rerank.py); where the index keeps none, the model reads their chunks now.
 
         Raises:
-            RevelaError: the query is empty, the filter is wrong, or the folder is damaged.
+            RevelaError: the query is empty, the filter is wrong, what is asked for does not go together, or the folder is damaged.
         """
         if not query.strip():
             raise RevelaError("the query is empty: give some words to search for")
@@ -131,11 +133,13 @@ class Index:
             raise RevelaError(f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one")
         if any("\ud800" <= letter <= "\udfff" for letter in query + (where or "")):
             raise RevelaError("the query or its filter is not Unicode (half of a surrogate pair): mend it")
+        if rerank and (mode == "lexical" or (mode == "hybrid" and fusion == "rank")):
+            raise RevelaError("tokens are added to cosines and their sum with BM25: re-rank dense search, or hybrid search by score")
         vector = None
         if mode != "lexical":
             assert encoder is not None
             vector = self.cut(encoder.encode_queries([query]))[0]
-        depth = max(k, DEPTH) if mode == "hybrid" else 2 * k
+        depth = max(k, DEPTH) if mode == "hybrid" else max(2 * k, RERANKED if rerank else 0)
         while True:
             version = self._table.version
             try:
@@ -147,6 +151,8 @@ class Index:
                 if len(scores) < k and any(len(ranking) >= depth for ranking in rankings):
                     depth *= 4  # a few long documents fill the lists
                     continue
+                if rerank and encoder is not None:
+                    scores = self._reranked(query, best, scores, encoder)
                 documents = list(scores)[:k]
                 rows = self._rows([best[document] for document in documents])
                 found = [self._hit(rows[best[document]], scores[document]) for document in documents]
@@ -161,15 +167,32 @@ class Index:
             if self._table.version == version:
                 raise RevelaError(f"{self.folder} is damaged (rows that it names are not there): make it again with revela index")
 
+    def _reranked(self, query: str, best: Mapping[str, int], scores: Mapping[str, float], encoder: TokenEncoder) -> dict[str, float]:
+        """Documents' scores, best first, with those of the first ones' tokens.
+
+        Raises:
+            KeyError: a row is not there any more.
+        """
+        numbers = [best[document] for document in list(scores)[:RERANKED]]
+        rows = self._rows(numbers, ["tokens" if self.info.settings.keep_tokens else "passage"])
+        if self.info.settings.keep_tokens:
+            tokens = [rows[number]["tokens"] for number in numbers]
+        else:
+            _, vectors = encoder.encode_with_tokens([rows[number]["passage"] for number in numbers])
+            tokens = [packed_signs(tokens_JW) for tokens_JW in vectors]
+        self._statistics.refresh()
+        again = with_tokens(query, list(scores.values()), tokens, encoder, self._statistics.idf)
+        return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
+
     def _fused(self, query: str, vector: Vectors, near: Ranking, worded: Ranking) -> Ranking:
         """Both rankings as one, by score. The cosines of chunks that only their words have found are made here."""
         self._statistics.refresh()  # another process may have added to the index
-        best, mean = self._statistics.best(query), self._statistics.mean
+        best, geometry = self._statistics.best(query), self._statistics.geometry
         cosines = {row: cosine for row, (_, cosine) in near.items()}
         cosines |= self._cosines([row for row in worded if row not in near], vector)
         shares = {row: score / best for row, (_, score) in worded.items()} if best else {}
         owners = {row: document for ranking in (near, worded) for row, (document, _) in ranking.items()}
-        fused = fuse_scores(cosines, shares, float(mean @ vector) if len(mean) else 0.0)
+        fused = fuse_scores(cosines, shares, float(geometry.mean @ vector), geometry.spread)
         return {row: (owners[row], score) for row, score in fused.items()}
 
     def _cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
@@ -205,14 +228,14 @@ class Index:
         rows, documents, values = (found[name].to_pylist() for name in ("_rowid", "id", column))
         return {row: (document, score(value)) for row, document, value in zip(rows, documents, values, strict=True)}
 
-    def _rows(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        names = [*SHOWN, *self.info.columns]
+    def _rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
+        names = list(names) or [*SHOWN, *self.info.columns]
         with _damage(self.folder):
             found = self._table.take_row_ids(list(numbers)).select(names).with_row_id().to_list() if numbers else []
         return {row["_rowid"]: row for row in found}
 
     def _hit(self, row: Mapping[str, Any], score: float) -> Hit:
-        metadata = {name: row[name] for name in self.info.columns if row[name] is not None}
+        metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
         text = row["passage"][len(row["title"]) + 1 :] if row["title"] else row["passage"]
         return Hit(row["id"], score, row["title"], text, row["chunk"], metadata)
 
@@ -240,19 +263,28 @@ class Index:
             query = self._table.search().where(f"{_among(documents)} and chunk = 0").select(["id", "digest"]).limit(len(documents))
             return {row["id"]: row["digest"] for row in query.to_list()}
 
-    def put(self, columns: Mapping[str, Sequence[Value | None]], vectors: Vectors, replaced: Sequence[str]) -> None:
+    def put(
+        self,
+        columns: Mapping[str, Sequence[Value | None]],
+        vectors: Vectors,
+        replaced: Sequence[str],
+        tokens: Sequence[Vectors] | None = None,
+    ) -> None:
         """Add whole documents, in one commit.
 
         Args:
             columns: a value a chunk, of "id", "chunk", "title", "passage", "digest" and the metadata.
             vectors: (N, width), as the encoder gave them.
             replaced: those of the documents that are here already; their former chunks go with the same commit.
+            tokens: each chunk's token vectors, where the index keeps them.
         """
         import pyarrow as pa
 
         vectors = self.cut(vectors)
         schema = _schema(self.info)
-        arrays = {name: pa.array(columns[name], schema.field(name).type) for name in schema.names if name != "vector"}
+        arrays = {name: pa.array(columns[name], schema.field(name).type) for name in schema.names if name in columns}
+        if tokens is not None:
+            arrays["tokens"] = pa.array([packed_signs(tokens_JW) for tokens_JW in tokens], pa.binary())
         arrays["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), self.info.width)
         rows = pa.table(arrays, schema=schema)
         with _damage(self.folder):
@@ -291,11 +323,12 @@ class Index:
         if not self._statistics.changed and self._statistics.version != self._table.version and len(self):
             self._miscounted = True  # a run was killed before it could save them, or their file was removed
 
-    def _mean(self) -> Vectors:
-        """The mean of the vectors, from some that lie evenly in the table."""
-        offsets = np.unique(np.linspace(0, max(0, len(self) - 1), SAMPLE).astype(int)).tolist() if len(self) else []
-        vectors = self._matrix(self._table.take_offsets(offsets).select(["vector"]).to_arrow()) if offsets else np.zeros((0, self.info.width))
-        return vectors.sum(axis=0, dtype=np.float32) / max(1, len(vectors))
+    def _geometry(self) -> Geometry:
+        """How the vectors lie, by some that lie evenly in the table."""
+        if not len(self):
+            return Geometry(np.zeros(self.info.width, np.float32), 0.0)
+        some = self._table.take_offsets(evenly(len(self)).tolist()).select(["vector"]).to_arrow()
+        return Geometry.of(self._matrix(some))
 
     def _matrix(self, found: Any) -> Vectors:
         """The vectors of rows of the table, (N, width)."""
@@ -329,7 +362,7 @@ class Index:
                 self._statistics.clear()
                 self._statistics.add(row["passage"] for row in self._passages())
                 self._miscounted = False
-            self._statistics.save(self._table.version, self._mean())
+            self._statistics.save(self._table.version, self._geometry())
         if new:
             self.info = replace(self.info, finished=True)
             self.info.save(self.folder)
@@ -347,7 +380,8 @@ def _schema(info: Info) -> Any:
 
     own = {"id": pa.string(), "chunk": pa.int32(), "title": pa.string(), "passage": pa.string(), "digest": pa.string()}
     metadata = {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}
-    return pa.schema({**own, "vector": pa.list_(pa.float32(), info.width), **metadata})
+    kept = {"tokens": pa.binary()} if info.settings.keep_tokens else {}
+    return pa.schema({**own, "vector": pa.list_(pa.float32(), info.width), **kept, **metadata})
 
 
 def _vector_index(form: VectorForm) -> Any:

@@ -35,7 +35,7 @@ from revela.serve.metrics import Measured, Metrics
 from revela.serve.openapi import describe
 from revela.serve.page import page_response
 from revela.serve.requests import EmbeddingRequest, SearchRequest, read_body
-from revela.types import Encoder, Hit, Vectors
+from revela.types import Hit, TokenEncoder, Vectors
 
 T = TypeVar("T")
 SEARCH_THREADS = 4
@@ -53,9 +53,10 @@ class Counts(Protocol):
 
 @dataclass(frozen=True)
 class Known:
-    """The encoder of a query whose vector is known."""
+    """The encoder of a query whose vector is known; the model reads it once more for its tokens."""
 
     vectors: Vectors
+    model: TokenEncoder
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         return self.vectors
@@ -63,13 +64,19 @@ class Known:
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         raise NotImplementedError("a search encodes no passage")
 
+    def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> tuple[Vectors, list[Vectors]]:
+        raise NotImplementedError("a search encodes no passage")
+
+    def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]:
+        return self.model.query_tokens(query)
+
 
 class Service:
     """One index and its model behind HTTP.
 
     Args:
         index: what is searched.
-        encoder: the index's own; used by one thread.
+        encoder: the index's own; the batcher's thread uses it, and searches that re-rank do.
         counter: of the same model.
         name: what clients call the model.
         limits: past which requests are refused.
@@ -81,7 +88,7 @@ class Service:
     def __init__(
         self,
         index: Index,
-        encoder: Encoder,
+        encoder: TokenEncoder,
         counter: Counts,
         name: str,
         limits: Limits,
@@ -89,6 +96,7 @@ class Service:
         token: str | None = None,
         local_only: bool = False,
     ) -> None:
+        self.encoder = encoder
         self.index, self.name, self.limits, self.token, self.local_only = index, name, limits, token, local_only
         self.created = int(time.time())
         self.width = encoder.encode_passages(["warm"]).shape[1]
@@ -176,21 +184,21 @@ class Service:
         self._refuse_long([asked.query], "query")
         if asked.where:
             refuse_wild(asked.where, self.columns)
+        if asked.rerank and not self.index.info.settings.keep_tokens:
+            raise Refused(400, "this index keeps no token vectors: make it with revela index --keep-tokens, or send no rerank", "rerank")
         encoder = None
         if asked.mode != "lexical":
-            encoder = Known((await self.encode([asked.query], "query", False, "query"))[0])
-        run = partial(self.index.search, asked.query, encoder, asked.k, asked.mode, asked.where, asked.fusion)
+            encoder = Known((await self.encode([asked.query], "query", False, "query"))[0], self.encoder)
+        run = partial(self.index.search, asked.query, encoder, asked.k, asked.mode, asked.where, asked.fusion, asked.rerank)
         return await to_thread.run_sync(run, limiter=self.search_threads, abandon_on_cancel=True)
 
     async def encode(self, texts: Sequence[str], role: Role, truncate: bool, param: str) -> tuple[Vectors, list[int]]:
         """Vectors, and the tokens that the model read of each text.
 
         Raises:
-            Refused: too many texts or tokens, or a text that is too long (400); the queue is full (429).
+            Refused: too many tokens, or a text that is too long (400); the queue is full (429).
         """
         limits = self.limits
-        if len(texts) > limits.max_texts:
-            raise Refused(400, f"{len(texts):,} texts in a request: send at most {limits.max_texts:,} at a time", param)
         self._refuse_long(texts, param)
         tokens = await to_thread.run_sync(self.count[role], texts)
         cut_at = self.cut_at or max(tokens)

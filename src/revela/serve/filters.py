@@ -15,7 +15,7 @@ TOKENS, DEPTH = 500, 20
 KEYWORDS = {"and", "or", "not", "in", "like", "ilike", "between", "is", "null", "true", "false"}
 TOKEN = re.compile(
     r"""\s*(?:(?P<text>'(?:[^']|'')*')
-          | (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?(?!\w))
+          | (?P<number>-?(?:\d++\.?\d*+|\.\d++)(?:e[+-]?\d++)?+(?!\w))
           | (?P<name>[^\W\d]\w*|`[^`]+`|"[^"]+")
           | (?P<sign><=|>=|!=|<>|[=<>(),]))\s*""",
     re.VERBOSE | re.IGNORECASE,

@@ -1,4 +1,4 @@
-"""Where a run ran: versions of the libraries that its numbers hang on, and the machine. Kept in run.json, for whoever repeats it."""
+"""Where a run runs: in one process; and versions and machine, which its numbers hang on. Kept in run.json, for whoever repeats it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Any
 
 import torch
 
+from revela.errors import RevelaError
+
 LIBRARIES = ("revela", "torch", "transformers", "sentence-transformers", "peft", "accelerate", "datasets", "numpy")
+
+
+def refuse_several_processes() -> None:
+    """Refuse to be one of several that torchrun or accelerate started: they would train apart, and write into one folder.
+
+    Raises:
+        RevelaError: WORLD_SIZE is above 1.
+    """
+    if (count := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
+        raise RevelaError(f"a run takes one process and {count} were started (WORLD_SIZE): start revela without torchrun or accelerate")
 
 
 def environment() -> dict[str, Any]:

@@ -1,19 +1,27 @@
-"""What a run was begun with, kept in its folder, so that it is resumed with the same."""
+"""What a run was begun with, kept in its folder, so that it is resumed, or taken for done, with the same only."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import shutil
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from revela.config import Recipe
+from revela.data.shards import GroupFolder
 from revela.errors import RevelaError
 from revela.files import whole
 from revela.train.trainer import saved_checkpoints
+from revela.types import Document
 
 RUN_FILE = "run.json"
+BEFORE_A_CHECKPOINT = frozenset({RUN_FILE, "metrics.jsonl", "checkpoints"})  # all that a run has written by then
+# What may be another when a run is resumed, and when a finished one is taken for done.
 FREE = frozenset({"max_steps", "max_minutes", "max_tokens_read", "check_every", "checks", "save_every", "log_every", "threads"})
+FREE_WHEN_DONE = frozenset({"save_every", "log_every"})
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
@@ -31,21 +39,63 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
         temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
 
 
-def checkpoint_to_resume(settings: dict[str, Any], group_folder: str, out: Path) -> Path:
-    """The last checkpoint of the run in ``out``; ``group_folder`` is the fingerprint of its folder of groups, "" if it has none.
+def corpus_digest(documents: Sequence[Document] | GroupFolder) -> str:
+    """Tells one corpus from another: a digest of its documents' titles and texts, or of a folder's groups."""
+    if isinstance(documents, GroupFolder):
+        return documents.fingerprint
+    digest = hashlib.blake2b(digest_size=8)
+    for document in documents:
+        digest.update(f"{document.title}\0{document.text}\0".encode())
+    return digest.hexdigest()
+
+
+def refuse_another(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
+    """Check that the run in ``out`` was begun with these settings, but for ``free`` ones, and on the corpus of this digest.
+
+    Raises:
+        RevelaError: it was not, or there is no run.
+    """
+    begun = _record(out)
+    if begun.get("about", {}).get("corpus_digest", digest) != digest:  # runs of earlier versions have none
+        raise RevelaError(f"{out} was begun on another corpus: give that one, as it was, or another --out")
+    changed = sorted(k for k in settings if k not in free and begun.get(k) != settings[k])
+    if changed:
+        raise RevelaError(f"{out} was begun with other settings ({', '.join(changed)}): give the same, or another --out")
+
+
+def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Path:
+    """The last checkpoint of the run in ``out``.
 
     Raises:
         RevelaError: there is none, or the run was begun with something else.
     """
-    if not (out / RUN_FILE).is_file():
-        raise RevelaError(f"{out} holds no run to resume: it has no {RUN_FILE}")
-    begun = json.loads((out / RUN_FILE).read_text())
-    if begun.get("about", {}).get("group_folder", "") != group_folder:
-        raise RevelaError(f"{out} was begun on other groups: resume with the folder of groups as it was, or start again with another --out")
-    changed = sorted(k for k in settings if k not in FREE and begun.get(k) != settings[k])
-    if changed:
-        raise RevelaError(f"{out} was begun with other settings ({', '.join(changed)}): resume with the same")
+    refuse_another(settings, digest, out, FREE)
     checkpoints = saved_checkpoints(out / "checkpoints")
     if not checkpoints:
         raise RevelaError(f"{out} has no checkpoint to resume from: start again with another --out")
     return checkpoints[-1]
+
+
+def remove_begun(out: Path) -> None:
+    """Remove a run that was stopped before its first checkpoint, if there is one.
+
+    Raises:
+        RevelaError: ``out`` holds something else.
+    """
+    inside = [path.name for path in out.iterdir()] if out.is_dir() else []
+    if not inside:
+        return
+    _record(out)
+    if others := sorted(name for name in inside if name not in BEFORE_A_CHECKPOINT and not name.startswith(f".{RUN_FILE}-")):
+        raise RevelaError(f"{out} has a {others[0]} that no run wrote: move it away, or give another --out")
+    shutil.rmtree(out)
+
+
+def _record(out: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads((out / RUN_FILE).read_text())
+        if "objective" in record:
+            return record
+    except (OSError, ValueError, TypeError):
+        pass
+    raise RevelaError(f"{out} holds no run of revela, as its {RUN_FILE} would tell: give another --out")

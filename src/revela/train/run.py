@@ -17,7 +17,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from revela.config import Recipe
+from revela.config import LEARNED_FROM, Recipe
 from revela.data.groups import Groups
 from revela.data.shards import GroupFolder
 from revela.data.store import Stored
@@ -27,10 +27,10 @@ from revela.models import retriever as retrievers
 from revela.models.quiet import quieten
 from revela.models.saved import model_card, save_retriever
 from revela.models.weights import find_weights
-from revela.train.environment import environment
+from revela.train.environment import environment, refuse_several_processes
 from revela.train.objectives import Materials, build_objective
 from revela.train.order import IterativeGroups, order_of_groups, similar_groups, stored_order
-from revela.train.record import checkpoint_to_resume, settings_of, write_record
+from revela.train.record import checkpoint_to_resume, corpus_digest, settings_of, write_record
 from revela.train.rows import ASKING, training_chunks, training_rows
 from revela.train.trainer import Best, GroupSampler, GroupTrainer
 from revela.train.watch import Clock, Metrics, Watch, plot
@@ -83,8 +83,9 @@ def train(
         say: prints a line.
 
     Raises:
-        RevelaError: the output folder is in the way, the corpus is too small, a model cannot be used.
+        RevelaError: the output folder is in the way, the corpus is too small, a model cannot be used, several processes were started.
     """
+    refuse_several_processes()
     quieten()
     if recipe.groups_per_step % recipe.groups_per_batch:
         raise RevelaError(f"--groups-per-step {recipe.groups_per_step} is no multiple of --groups-per-batch {recipe.groups_per_batch}")
@@ -93,8 +94,8 @@ def train(
         raise RevelaError("a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
-    settings, group_folder = settings_of(recipe), documents.fingerprint if isinstance(documents, GroupFolder) else ""
-    checkpoint = checkpoint_to_resume(settings, group_folder, out) if resume else None
+    settings, digest = settings_of(recipe), corpus_digest(documents)
+    checkpoint = checkpoint_to_resume(settings, digest, out) if resume else None
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
     rows: Stored[Chunk]
@@ -146,7 +147,7 @@ def train(
     objective, collate = build_objective(Materials(recipe, documents, rows, model, device, bf16, watch.count, say))
     out.mkdir(parents=True, exist_ok=True)
     made = {"documents": made_of, "chunks": len(chunks), "rows": len(rows), "groups": per_epoch}
-    about = {"corpus": corpus, "command": command, **made, "group_folder": group_folder, "bm25": bm25, "untrained": untrained}
+    about = {"corpus": corpus, "command": command, **made, "corpus_digest": digest, "bm25": bm25, "untrained": untrained}
     about |= environment()
     write_record(settings, about, out)
     best = Best(objective, out / "checkpoints", ((r["step"], r["check"]) for r in metrics.rows if "check" in r))
@@ -171,10 +172,12 @@ def train(
     listed = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
     corpus = f"{corpus} ({made_of:,} documents)"
     scores, minutes = table if check else {}, clock.seconds / 60
-    card = model_card(out.name, recipe.model, recipe.lm, corpus, command, listed, scores, minutes, steps, recipe.matryoshka)
+    learned_from, loss = LEARNED_FROM[recipe.objective]
+    learned_from = learned_from.format(**dataclasses.asdict(recipe))
+    card = model_card(out.name, learned_from, corpus, command, listed, scores, minutes, steps, recipe.matryoshka)
     model.max_seq_length = full_length
     save_retriever(model, out, card, recipe.matryoshka)
-    plot(metrics, bm25, out / "training.png")
+    plot(metrics, bm25, out / "training.png", loss)
     if not watch.interrupted:
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
     return Outcome(untrained, before, after, steps, kept, minutes, watch.interrupted)

@@ -66,6 +66,10 @@ class GroupTrainer(SentenceTransformerTrainer):
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """The card is written once, by revela.models.saved."""
 
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """Clip by the joint norm of all that is trained: gates, temperature and the LM's LoRA are the objective's, not the model's."""
+        return super()._clip_grad_norm(self.loss)
+
     def _get_output_dir(self, trial: Any) -> str:
         return self._staging or super()._get_output_dir(trial)
 

@@ -170,8 +170,8 @@ class Watch(TrainerCallback):
         tqdm.write("stopping after this step and saving; press Ctrl-C again to stop at once")
 
 
-def plot(metrics: Metrics, bm25: dict[str, float], path: Path) -> None:
-    """training.png: the loss, and each check with BM25 as a dashed line, over minutes of training."""
+def plot(metrics: Metrics, bm25: dict[str, float], path: Path, loss: str) -> None:
+    """training.png: the loss, under this name, and each check with BM25 as a dashed line, over minutes of training."""
     from matplotlib.figure import Figure
 
     losses = [(r["minutes"], r["loss"]) for r in metrics.rows if "loss" in r]
@@ -183,7 +183,7 @@ def plot(metrics: Metrics, bm25: dict[str, float], path: Path) -> None:
         width = max(3, len(losses) // 10)
         smooth = [fmean(v for _, v in losses[max(0, i - width) : i + 1]) for i in range(len(losses))]
         left.plot([m for m, _ in losses], smooth, color="C0", label=f"mean of {width}")
-    left.set(xlabel="minutes of training", ylabel="next-token loss (nats)", title="loss")
+    left.set(xlabel="minutes of training", ylabel=loss, title="loss")
     left.legend(frameon=False)
     for i, name in enumerate(sorted({n for _, c in checks for n in c})):
         right.plot([m for m, c in checks], [c[name] for _, c in checks], marker="o", color=f"C{i}", label=name)

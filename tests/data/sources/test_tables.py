@@ -7,6 +7,7 @@ import datetime
 import gzip
 import io
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -210,3 +211,14 @@ def test_metadata_of_other_kinds_are_kept_as_text(tmp_path):
     row = {"text": SENTENCE, "tags": ["a", "b"], "day": datetime.date(2026, 1, 2)}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     assert read_corpus([tmp_path], metadata=["tags", "day"])[0][0].metadata == {"tags": '["a", "b"]', "day": "2026-01-02"}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_a_number_that_is_none_is_missing(tmp_path, name):
+    rows = [{"text": f"{SENTENCE} {i}", "share": share} for i, share in enumerate([0.5, math.nan, math.inf, -math.inf])]
+    if name == "a.jsonl":
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+    documents, _ = read_corpus([tmp_path], distinct=False, metadata=["share"])
+    assert [d.metadata for d in documents] == [{"share": 0.5}, {}, {}, {}]

@@ -84,8 +84,8 @@ def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer)
     ruler = Ruler(tiny_tokenizer, 60)
     words = [f"ocean{i % 6}" for i in range(200)]
     documents = [Document(str(i), " ".join(words[i:]), title="a title") for i in range(30)] + [Document("short", "ocean1 " * 3)]
-    found = long_texts(documents, ruler, 10, seed=0)
-    assert len(found) == 10 and found == long_texts(documents, ruler, 10, 0) != long_texts(documents, ruler, 10, 1)
+    found, again, other = (long_texts(documents, ruler, 10, seed, pytest.fail) for seed in (0, 0, 1))
+    assert len(found) == 10 and found == again != other
     for text in found:
         assert any(d.text.startswith(text) for d in documents)
         assert 60 - SPARE - 6 < len(tiny_tokenizer(text)["input_ids"]) <= 60 - SPARE
@@ -97,14 +97,21 @@ def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer)
     ("room", "count", "message"),
     [
         (20, 2, "20 tokens are too few to be cut in 10 parts: raise --max-tokens"),
-        (60, 50, r"only 30 of 31 documents are long enough for 10 parts of 52 tokens in all, and 50 are asked for: lower --max-tokens or"),
-        (5000, 2, "only 0 of 31 documents are long enough"),
+        (60, 50, r"only 29 of 30 documents are long enough for 10 parts of 52 tokens in all, and 30 are needed: lower --max-tokens or"),
+        (5000, 2, "only 0 of 30 documents are long enough"),
     ],
 )
 def test_too_little_text_is_one_sentence(tiny_tokenizer, room, count, message):
-    documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(30)] + [Document("short", "ocean1 " * 3)]
+    documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(29)] + [Document("short", "ocean1 " * 3)]
     with pytest.raises(RevelaError, match=message):
-        long_texts(documents, Ruler(tiny_tokenizer, room), count, 0)
+        long_texts(documents, Ruler(tiny_tokenizer, room), count, 0, pytest.fail)
+
+
+def test_all_are_taken_where_there_are_fewer_than_asked_for(tiny_tokenizer):
+    said = []
+    documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(31)] + [Document("short", "ocean1 " * 3)]
+    assert len(long_texts(documents, Ruler(tiny_tokenizer, 60), 200, 0, said.append)) == 31
+    assert said == ["only 31 of 32 documents are long enough for 10 parts of 52 tokens in all: all of them are taken, in place of 200"]
 
 
 def test_a_broken_model_is_one_sentence():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from revela.data.report import Report
 from revela.data.sources.files import CODE, Unsuited
-from revela.types import Document, Kind, Value
+from revela.types import Document, Kind, Value, is_missing
 
 ID_FIELDS = ("_id", "id", "docid")
 
@@ -40,7 +40,7 @@ def document_of(row: Mapping[str, object], where: str, fields: Fields, report: R
         return None
     found = next((row[name] for name in ID_FIELDS if row.get(name) is not None), where)
     key = str(found)
-    metadata = {name: _plain(value) for name in fields.metadata if (value := row.get(name)) is not None}
+    metadata = {name: _plain(value) for name in fields.metadata if not is_missing(value := row.get(name))}
     document = Document(key, text, title if isinstance(title, str) else "", _kind_of(key, text), metadata)
     try:
         "".join((key, document.full_text, *map(str, metadata.values()))).encode()

@@ -24,24 +24,26 @@ from revela.errors import RevelaError
 from revela.evaluate.probe.profile import PLACES, Profile, Scores, profile
 from revela.models.language_model import LanguageModel
 from revela.models.ruler import Ruler
-from revela.types import Document, Encoder
+from revela.types import Document, Encoder, Say
 
 SPARE = 8  # tokens left free, as a text with its parts in another order may have a few more
 LEAST_WORDS = 2  # in a part
+ENOUGH = 30  # documents, for a mean by place and its interval
 TOKENIZED = 64  # documents at a time
 LM_BATCH = 8  # texts that an LM reads at a time
 SEGMENT_TENTHS = [place + 0.5 for place in range(PLACES)]
 _WORDS = re.compile(r"\S+\s*")
 
 
-def long_texts(documents: Sequence[Document], ruler: Ruler, count: int, seed: int) -> list[str]:
+def long_texts(documents: Sequence[Document], ruler: Ruler, count: int, seed: int, say: Say) -> list[str]:
     """A sample of documents with as many tokens as the model reads, cut there, between words.
 
     Args:
         documents: their titles are left out.
         ruler: the model's.
-        count: how many to find.
+        count: how many to find; fewer will do, from ``ENOUGH`` on.
         seed: of the sample.
+        say: is told if they are fewer.
 
     Raises:
         RevelaError: the model reads too little to be cut in ten, or too few documents are so long.
@@ -62,10 +64,11 @@ def long_texts(documents: Sequence[Document], ruler: Ruler, count: int, seed: in
                     found.append(cut)
         if len(found) >= count:
             return found[:count]
-    raise RevelaError(
-        f"only {len(found):,} of {len(documents):,} documents are long enough for {PLACES} parts of {tokens} tokens in all, "
-        f"and {count:,} are asked for: lower --max-tokens or --documents"
-    )
+    few = f"only {len(found):,} of {len(documents):,} documents are long enough for {PLACES} parts of {tokens} tokens in all"
+    if len(found) < ENOUGH:
+        raise RevelaError(f"{few}, and {min(count, ENOUGH)} are needed: lower --max-tokens or --documents")
+    say(f"{few}: all of them are taken, in place of {count:,}")
+    return found
 
 
 def between_words(text: str, end: int) -> str:

@@ -61,7 +61,7 @@ def probe_retriever(
         name: what to call it in messages.
         documents: what to sample from.
         max_tokens: longest text, prompt included; the model's own limit if that is less.
-        count: how many documents, answers and pairs.
+        count: how many documents, answers and pairs, at most.
         seed: of samples and intervals.
         precision: arithmetic.
         move: folder in BEIR layout with answers.
@@ -77,7 +77,7 @@ def probe_retriever(
     quieten()
     model = load_retriever(folder)
     ruler = ruler_of(model, name, max_tokens)
-    texts = long_texts(documents, ruler, count, seed)
+    texts = long_texts(documents, ruler, count, seed, say)
     two = pairs_of_text(documents, count, seed) if pairs is None else pairs_of_collection(load_collection(pairs), count, seed)
     answered = load_answers(move, join_titles) if move is not None else None
     moved = move_all(answered, ruler, count, unit, seed) if answered else []
@@ -108,7 +108,7 @@ def probe_language_model(
     """Next-token loss of a causal LM by place; the arguments are those of ``probe_retriever``."""
     quieten()
     ruler = Ruler(load_tokenizer(folder), max_tokens)
-    texts = long_texts(documents, ruler, count, seed)
+    texts = long_texts(documents, ruler, count, seed, say)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lm = load_language_model(folder, bf16=uses_bf16(precision, device), name=name).to(device)
     say(f"next-token loss: {len(texts):,} documents of {ruler.room - SPARE} tokens")

@@ -1,0 +1,58 @@
+"""What docs/papers.md names is there: every file, and every function, class and method in it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "papers.md").read_text()
+# `path.py`, `path.py: name`, and names of the same file after that: `path.py: name`, `another`, `.method`
+NAMED = [
+    (path, name)
+    for path, first, more in re.findall(r"`([^`\s]+\.py)(?:: ([\w.]+))?`((?:, `\.?[a-zA-Z_][\w]*`)*)", TEXT)
+    for name in (first, *(re.sub(r"^\.", f"{first.split('.')[0]}.", other) for other in re.findall(r"`(.+?)`", more)))
+]
+METHODS = re.findall(r"`([A-Z]\w+\.\w+)`", TEXT)
+SOURCES = [ROOT / "src" / "revela", ROOT]
+
+
+def file_of(path: str) -> Path | None:
+    """The file below src/revela or the root; if only its name is given, the one that is called so."""
+    if "/" in path:
+        return next((base / path for base in SOURCES if (base / path).is_file()), None)
+    found = [file for base in ("src", "tests") for file in (ROOT / base).rglob(path)]
+    return found[0] if len(found) == 1 else None
+
+
+def names_in(file: Path) -> set[str]:
+    """Functions, classes and constants of a file, and methods as Class.method."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return found
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED)
+def test_what_is_named_is_there(path, name):
+    file = file_of(path)
+    assert file is not None, f"there is no {path}"
+    assert not name or name in names_in(file), f"{path} has no {name}"
+
+
+def test_methods_without_a_file_are_there():
+    assert set(METHODS) <= set().union(*(names_in(file) for file in SOURCES[0].rglob("*.py")))
+
+
+def test_names_were_found():
+    assert sum(path.startswith("tests/") for path, _ in NAMED) > 9 and sum(bool(name) for _, name in NAMED) > 50
+    assert ("objectives/query_heads.py", "by_document") in NAMED and ("models/language_model.py", "LanguageModel.predict") in NAMED
+    assert "Dream.answer_loss" in METHODS
