@@ -29,10 +29,10 @@ from revela.config import Indexing
 from revela.data.chunk import chunk
 from revela.data.store import stored
 from revela.data.text import read_corpus
-from revela.evaluate.folder import load_collection
+from revela.evaluate.folder import load_collection, outcomes
 from revela.search import indexing
 from revela.search.dense import top_k
-from revela.search.fusion import RRF_DEPTH, reciprocal_rank_fusion
+from revela.search.fusion import DEPTH, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores
 from revela.search.store import Index
@@ -81,19 +81,11 @@ def quality(arguments: argparse.Namespace) -> None:
     shutil.rmtree(out, ignore_errors=True)
     documents = stored(Document, (Document(i, text) for i, text in zip(ids, texts, strict=True)))
     index, _ = indexing.build(out, documents, known, model=MODEL, fingerprint="0", settings=Indexing(chunk_words=10**6))
-    near, near_scores = top_k(asked, passages, RRF_DEPTH)
-    worded, worded_scores = BM25(texts).top_k(list(queries.values()), RRF_DEPTH)
+    oracle = outcomes(folder, {"dense": known})
     print("| nDCG@10 | the index | numpy + bm25s |\n|---|---|---|")
-    for mode in ("dense", "lexical", "hybrid"):
-        ours, oracle = {}, {}
-        for row, (query, text) in enumerate(queries.items()):
-            ours[query] = {hit.id: hit.score for hit in index.search(text, known, 100, mode)}
-            dense = {int(i): float(s) for i, s in zip(near[row], near_scores[row], strict=True)}
-            lexical = {int(i): float(s) for i, s in zip(worded[row], worded_scores[row], strict=True) if s > 0}
-            found = {"dense": dense, "lexical": lexical}.get(mode) or reciprocal_rank_fusion([list(dense), list(lexical)])
-            oracle[query] = {ids[i]: score for i, score in list(found.items())[:100]}
-        scores = [mean_scores(folder.qrels, run)["ndcg@10"] for run in (ours, oracle)]
-        print(f"| {mode} | {scores[0]:.4f} | {scores[1]:.4f} |")
+    for mode, system in (("dense", "dense"), ("lexical", "BM25"), ("hybrid", "dense + BM25")):
+        run = {query: {hit.id: hit.score for hit in index.search(text, known, 100, mode)} for query, text in queries.items()}
+        print(f"| {mode} | {mean_scores(folder.qrels, run)['ndcg@10']:.4f} | {oracle[system].means()['ndcg@10']:.4f} |")
 
 
 # Scale
@@ -212,7 +204,7 @@ def ours(arguments: argparse.Namespace) -> None:
     modes = {m: latencies(lambda row, m=m: index.search(words[row], known, 10, m)) for m in ("hybrid", "dense", "lexical")}
     filters = {"filtered, a quarter": "year >= 2017", "filtered, a 36th": "year = 2017"}
     modes |= {f: latencies(lambda row, w=w: index.search(words[row], known, 10, "hybrid", w)) for f, w in filters.items()}
-    near = [list(index._near(vector, RRF_DEPTH, None).values()) for vector in vectors]
+    near = [list(index._near(vector, DEPTH, None).values()) for vector in vectors]
     few = [list(index._near(vector, 20, None).values()) for vector in vectors]
     exact = exact_best(out, vectors, 10)
 
@@ -274,8 +266,8 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
     built = clocked(build)
 
     def search(row: int) -> dict[int, float]:
-        near, _ = top_k(vectors[row : row + 1], passages, RRF_DEPTH)
-        worded, _ = lexical.top_k([words[row]], RRF_DEPTH)
+        near, _ = top_k(vectors[row : row + 1], passages, DEPTH)
+        worded, _ = lexical.top_k([words[row]], DEPTH)
         return reciprocal_rank_fusion([near[0].tolist(), worded[0].tolist()])
 
     told(build=built, hybrid=latencies(search), recall=1.0)

@@ -80,7 +80,7 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     code, out, err = run(monkeypatch, capsys, "eval", model, "--on", folder, "--json", tmp_path / "scores.json")
     assert code == 0, err
     scores = json.loads((tmp_path / "scores.json").read_text())["beir"]
-    assert set(scores) == {"BM25", "model", "model + BM25"} and scores["BM25"]["ndcg@10"] == 1.0
+    assert set(scores) == {"BM25", "model", "model + BM25", "model + BM25 (RRF)"} and scores["BM25"]["ndcg@10"] == 1.0
     (tmp_path / "scores.json").rename(model / "scores.json")
     code, out, err = run(monkeypatch, capsys, "report", model, "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
@@ -472,7 +472,7 @@ def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder,
     assert code == 0, err
     assert "judged: where a beats b most" in printed and "judged: where b beats a most" in printed and "p, BM25" in printed
     local = json.loads(scores.read_text())["judged"]
-    assert set(local) == {"BM25", "a", "a + BM25", "b", "b + BM25"}
+    assert set(local) == {"BM25", "a", "a + BM25", "a + BM25 (RRF)", "b", "b + BM25", "b + BM25 (RRF)"}
     assert set(local["b"]["p"]) == {"BM25", "a"} and len(local["b"]["queries"]) == 20
     benchmark = ("eval", tmp_path / "a", "--benchmark", folder, "--out", out, "--json", scores, "--precision", "fp32")
     for expected in ("judged, a", "judged, a: finished before"):

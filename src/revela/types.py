@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,7 @@ class Encoder(Protocol):
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors: ...
 
 
+@runtime_checkable
 class TokenEncoder(Encoder, Protocol):
     """An encoder that also gives the vectors of single tokens, (T, W) float32 of length one: for late interaction."""
 

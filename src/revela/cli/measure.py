@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -22,6 +22,7 @@ def evaluate(
     benchmark: Annotated[list[str], Several] = [],  # noqa: B006
     out: Path = Path("mteb-results"),
     show: int = 0,
+    rerank: Literal["tokens"] | None = None,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     max_tokens: int | None = None,
     precision: Precision = "auto",
@@ -40,6 +41,8 @@ def evaluate(
         Where results of --benchmark are kept, in mteb's layout; what is finished there is not run again.
     show:
         Print as many queries on which the first model beats the second (BM25 if it is alone) most, and as many the other way round.
+    rerank:
+        With --on: order what the fusion with BM25 found again by the vectors of single tokens, as search --rerank does.
     json_file:
         Write all scores here too, those of each query included.
     max_tokens:
@@ -53,7 +56,7 @@ def evaluate(
         raise RevelaError("nothing to score on: give folders with --on, or --benchmark with names such as NanoBEIR or SciFact")
     results: dict[str, Any] = {}
     if on:
-        results |= scores.on_folders(model, on, show, max_tokens, precision)
+        results |= scores.on_folders(model, on, show, rerank is not None, max_tokens, precision)
     if benchmark:
         results |= scores.on_benchmarks(model, benchmark, out, max_tokens, precision)
     if json_file is not None:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from revela.evaluate.quoted import Quote
 
 
-def on_folders(models: Sequence[str], folders: Sequence[Path], show: int, max_tokens: int | None, precision: Precision) -> dict[str, Any]:
+def on_folders(
+    models: Sequence[str], folders: Sequence[Path], show: int, rerank: bool, max_tokens: int | None, precision: Precision
+) -> dict[str, Any]:
     """Score models, BM25 and their fusions on BEIR-layout folders: {collection: {system: scores}}."""
     from revela.evaluate.differences import as_json, greatest_gains, standings
     from revela.evaluate.folder import load_collection, outcomes
@@ -32,7 +34,7 @@ def on_folders(models: Sequence[str], folders: Sequence[Path], show: int, max_to
     quotes: list[tuple[str, Quote]] = []
     for label, collection in collections.items():
         print(f"{label}: {len(collection.documents):,} documents, {len(collection.queries):,} queries")
-        found = outcomes(collection, encoders, progress=True)
+        found = outcomes(collection, encoders, rerank=rerank, progress=True)
         table = standings(found, references)
         results[label] = as_json(found, table)
         rows: list[list[object]] = []

@@ -6,7 +6,8 @@ A folder holds corpus.jsonl, queries.jsonl (each also .gz) and qrels/test.tsv (q
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,9 @@ from revela.search.fusion import DEPTH as FUSED
 from revela.search.fusion import Geometry, fuse_scores, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import means, per_query
-from revela.types import Encoder, Vectors
+from revela.search.rerank import RERANKED, encode_packed, with_tokens
+from revela.search.statistics import Statistics
+from revela.types import Encoder, TokenEncoder, Vectors
 
 DEPTH = 1000  # of the dense and lexical runs, as MAP is computed at 1000 by custom
 
@@ -131,29 +134,67 @@ class Outcome:
         return means(self.scores)
 
 
-def evaluate(collection: Collection, encoders: Mapping[str, Encoder], progress: bool = False) -> Scores:
+def evaluate(collection: Collection, encoders: Mapping[str, Encoder]) -> Scores:
     """Metrics of BM25, and of each encoder alone and fused with BM25: {system: {metric: score}}."""
-    return {name: outcome.means() for name, outcome in outcomes(collection, encoders, progress).items()}
+    return {name: outcome.means() for name, outcome in outcomes(collection, encoders).items()}
 
 
-def outcomes(collection: Collection, encoders: Mapping[str, Encoder], progress: bool = False) -> dict[str, Outcome]:
+def outcomes(
+    collection: Collection, encoders: Mapping[str, Encoder], *, rerank: bool = False, progress: bool = False
+) -> dict[str, Outcome]:
     """What BM25 finds, and each encoder alone and fused with BM25 (by score, and by rank: RRF), by system.
+
+    Args:
+        collection: documents and judged queries.
+        encoders: by name.
+        rerank: order what the fusion by score found again by tokens, as one more system, for encoders that give them.
+        progress: show a bar.
 
     Raises:
         RevelaError: an encoder gives vectors that are not finite.
     """
     found = {"BM25": _outcome(collection, *collection.lexical)}
     for name, encoder in encoders.items():
-        passages = encoder.encode_passages(collection.documents, progress=progress)
+        reader = encoder if rerank and isinstance(encoder, TokenEncoder) else None
+        tokens: list[bytes] = []
+        if reader:
+            passages, tokens = encode_packed(reader, collection.documents)
+        else:
+            passages = encoder.encode_passages(collection.documents, progress=progress)
         queries = encoder.encode_queries(collection.queries)
         if not (np.isfinite(passages).all() and np.isfinite(queries).all()):
             raise RevelaError(f"{name} gives vectors that are not finite on {collection.name}: the model is broken")
         dense, cosines = top_k(queries, passages, DEPTH)
         found[name] = _outcome(collection, dense, cosines)
         by_score, by_rank = hybrid(collection, queries, passages, dense)
-        for label, fused in ((f"{name} + BM25", by_score), (f"{name} + BM25 (RRF)", by_rank)):
-            found[label] = _outcome(collection, fused, (ranking.values() for ranking in fused))
+        fused = {f"{name} + BM25": by_score, f"{name} + BM25 (RRF)": by_rank}
+        if reader:
+            fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, tokens)
+        for label, rankings in fused.items():
+            found[label] = _outcome(collection, rankings, (ranking.values() for ranking in rankings))
     return found
+
+
+def reranked(
+    collection: Collection, encoder: TokenEncoder, rankings: Sequence[Mapping[int, float]], tokens: Sequence[bytes]
+) -> list[dict[int, float]]:
+    """Rankings whose first documents are ordered again by their tokens.
+
+    Args:
+        collection: documents and queries.
+        encoder: of the tokens.
+        rankings: of each query, documents and scores, best first.
+        tokens: ``packed_signs`` of each document.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        words = Statistics(Path(scratch))
+        words.add(collection.documents)
+        again = []
+        for query, ranking in zip(collection.queries, rankings, strict=True):
+            first = [tokens[document] for document in list(ranking)[:RERANKED]]
+            scores = with_tokens(query, list(ranking.values()), first, encoder, words.idf)
+            again.append(dict(sorted(zip(ranking, scores, strict=True), key=lambda pair: -pair[1])))
+        return again
 
 
 def hybrid(

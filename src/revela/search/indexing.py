@@ -19,6 +19,7 @@ from revela.data.chunk import chunk
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.search.folder import Info, writing
+from revela.search.rerank import encode_packed
 from revela.search.store import OWN, Index
 from revela.types import Document, TokenEncoder, Value
 
@@ -114,10 +115,9 @@ def add_documents(index: Index, documents: Iterable[Document], encoder: TokenEnc
         if changed:
             passages = [str(text) for text in rows["passage"]]
             if index.info.settings.keep_tokens:
-                vectors, tokens = encoder.encode_with_tokens(passages)
-                index.put(rows, vectors, replaced, tokens)
+                index.put(rows, *encode_packed(encoder, passages), replaced)
             else:
-                index.put(rows, encoder.encode_passages(passages), replaced)
+                index.put(rows, encoder.encode_passages(passages), None, replaced)
         yield Added(len(changed) - len(replaced), len(replaced), len(some) - len(changed), len(rows["id"]))
 
 

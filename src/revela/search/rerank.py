@@ -24,11 +24,22 @@ from revela.types import TokenEncoder, Vectors
 Rerank = Literal["tokens"]
 RERANKED = 50  # documents that are ordered again
 WEIGHT = 0.75  # c
+PART = 1024  # passages whose token vectors are held at a time
 
 
 def packed_signs(tokens_JW: Vectors) -> bytes:
     """The signs of token vectors, one bit a number."""
     return np.packbits(tokens_JW > 0, axis=1).tobytes()
+
+
+def encode_packed(encoder: TokenEncoder, texts: Sequence[str]) -> tuple[Vectors, list[bytes]]:
+    """The vectors of passages, and ``packed_signs`` of each; a part of them at a time, as whole token vectors are large."""
+    vectors, packed = [], list[bytes]()
+    for start in range(0, len(texts), PART):
+        vectors_ND, tokens = encoder.encode_with_tokens(texts[start : start + PART])
+        vectors.append(vectors_ND)
+        packed += [packed_signs(tokens_JW) for tokens_JW in tokens]
+    return np.concatenate(vectors), packed
 
 
 def late_interaction(query_TW: Vectors, weight_T: NDArray[np.float64], passages: Sequence[bytes]) -> NDArray[np.float64]:

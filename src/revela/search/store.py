@@ -26,7 +26,7 @@ from revela.errors import RevelaError
 from revela.search.folder import Info, begun_in, read_info
 from revela.search.fusion import DEPTH, Fusion, Geometry, Ranking, best_chunks, evenly, fuse_ranks, fuse_scores
 from revela.search.lexical import STOP_WORDS
-from revela.search.rerank import RERANKED, Rerank, packed_signs, with_tokens
+from revela.search.rerank import RERANKED, Rerank, encode_packed, with_tokens
 from revela.search.statistics import Statistics
 from revela.types import Hit, TokenEncoder, Value, Vectors, is_missing
 
@@ -178,8 +178,7 @@ class Index:
         if self.info.settings.keep_tokens:
             tokens = [rows[number]["tokens"] for number in numbers]
         else:
-            _, vectors = encoder.encode_with_tokens([rows[number]["passage"] for number in numbers])
-            tokens = [packed_signs(tokens_JW) for tokens_JW in vectors]
+            _, tokens = encode_packed(encoder, [rows[number]["passage"] for number in numbers])
         self._statistics.refresh()
         again = with_tokens(query, list(scores.values()), tokens, encoder, self._statistics.idf)
         return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
@@ -267,16 +266,16 @@ class Index:
         self,
         columns: Mapping[str, Sequence[Value | None]],
         vectors: Vectors,
+        tokens: Sequence[bytes] | None,
         replaced: Sequence[str],
-        tokens: Sequence[Vectors] | None = None,
     ) -> None:
         """Add whole documents, in one commit.
 
         Args:
             columns: a value a chunk, of "id", "chunk", "title", "passage", "digest" and the metadata.
             vectors: (N, width), as the encoder gave them.
+            tokens: ``packed_signs`` of each chunk, where the index keeps them.
             replaced: those of the documents that are here already; their former chunks go with the same commit.
-            tokens: each chunk's token vectors, where the index keeps them.
         """
         import pyarrow as pa
 
@@ -284,7 +283,7 @@ class Index:
         schema = _schema(self.info)
         arrays = {name: pa.array(columns[name], schema.field(name).type) for name in schema.names if name in columns}
         if tokens is not None:
-            arrays["tokens"] = pa.array([packed_signs(tokens_JW) for tokens_JW in tokens], pa.binary())
+            arrays["tokens"] = pa.array(tokens, pa.binary())
         arrays["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), self.info.width)
         rows = pa.table(arrays, schema=schema)
         with _damage(self.folder):
