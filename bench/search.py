@@ -3,6 +3,7 @@
     python bench/search.py quality --collection COLLECTIONS/scifact --cache CACHE
     python bench/search.py scale --text TEXT/*.jsonl.gz --cache CACHE --out FOLDER
     python bench/search.py kill --out FOLDER
+    python bench/search.py rerank --collection COLLECTIONS/scifact
 
 At scale the chunks are real text, and the vectors are made: MiniLM's of some thousand real chunks, each moved many times towards the
 difference of two others (.3 to .7 of it, cosine about .9), so that they keep that model's clusters and directions. They do not belong to
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,29 @@ def quality(arguments: argparse.Namespace) -> None:
     for mode, system in (("dense", "dense"), ("lexical", "BM25"), ("hybrid", "dense + BM25")):
         run = {query: {hit.id: hit.score for hit in index.search(text, known, 100, mode)} for query, text in queries.items()}
         print(f"| {mode} | {mean_scores(folder.qrels, run)['ndcg@10']:.4f} | {oracle[system].means()['ndcg@10']:.4f} |")
+
+
+def rerank(arguments: argparse.Namespace) -> None:
+    """Milliseconds of a search with its query read by the model, as found and ordered again, in an index of real chunks of 120 words."""
+    folder, model = load_collection(arguments.collection), encoder(256)
+    documents = [Document(i, text) for i, text in zip(folder.document_ids, folder.documents, strict=True)][: arguments.documents]
+    out = arguments.out / "rerank"
+    shutil.rmtree(out, ignore_errors=True)
+    made = dict(model=MODEL, fingerprint="0", settings=Indexing(keep_tokens=True))
+    index, _ = indexing.build(out, stored(Document, documents), model, **made)
+    rows: dict[str, list[float]] = {"hybrid": [], "hybrid, tokens that are kept": [], "hybrid, tokens made at query time": []}
+    for number, query in enumerate(folder.queries[:70]):
+        for name, row in rows.items():
+            if "made" in name and number >= 25:
+                continue
+            index.info = replace(index.info, settings=replace(index.info.settings, keep_tokens="made" not in name))
+            begun = time.perf_counter()
+            index.search(query, model, 10, rerank="tokens" if "tokens" in name else None)
+            row.append(1e3 * (time.perf_counter() - begun))
+    size = sum(row["tokens"] is not None and len(row["tokens"]) for row in index._table.search().limit(10**6).to_list()) / len(index)
+    print(f"{len(index):,} chunks, {size:,.0f} bytes of tokens a chunk\n\n| | p50, ms | p99, ms |\n|---|---|---|")
+    for name, row in rows.items():
+        print(f"| {name} | {np.percentile(row[5:], 50):.1f} | {np.percentile(row[5:], 99):.1f} |")
 
 
 # Scale
@@ -286,7 +311,7 @@ def kill(arguments: argparse.Namespace) -> None:
 def main() -> None:
     os.environ.setdefault("LANCEDB_LOG", "error")
     parts = {"ours": ours, "plain": plain, "numpy": numpy_and_bm25s}
-    whats = {"quality": quality, "scale": scale, "kill": kill, **parts}
+    whats = {"quality": quality, "scale": scale, "kill": kill, "rerank": rerank, **parts}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(whats))
     parser.add_argument("--collection", type=Path)
@@ -298,6 +323,7 @@ def main() -> None:
     parser.add_argument("--vectors", default=Indexing.vectors)
     parser.add_argument("--parts", nargs="+", default=list(parts), choices=list(parts))
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--documents", type=int, default=600, help="of the index that is re-ranked")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     whats[arguments.what](arguments)

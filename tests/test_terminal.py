@@ -22,6 +22,25 @@ def test_hits_are_shown_from_shortly_before_the_words_looked_for(capsys, monkeyp
     assert capsys.readouterr().out == "nothing found\n"
 
 
+def test_code_keeps_its_lines(capsys):
+    code = (
+        "class A:\n"
+        + "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
+        + "    def close_file(self, path):\n        x\n" * 3
+    )
+    print_hits([Hit("a.py", 0.5, "", code)], "close a file by path")
+    assert capsys.readouterr().out.splitlines() == [
+        "1. a.py  [0.5000]",
+        "   ...",
+        "   def close_file(self, path):",
+        "       x",
+        "   def close_file(self, path):",
+        "       x",
+        "   def close_file(self, path):",
+        "       x",
+    ]
+
+
 def test_a_group_is_shown_document_by_document_with_each_title_once(capsys):
     bees, more = Chunk(7, "On bees\n\nBees dance."), Chunk(7, "They find flowers.", "What do bees find?")
     members = [bees, more, Chunk(3, "d3 begins"), Chunk(9, "Wax\n\n")]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from revela.types import Chunk, Hit
 
 SNIPPET = 240  # characters
+LINES = 6  # of code
 FILE_WIDTH = 160  # columns of a table that goes to a file or a pipe
 
 
@@ -39,14 +40,29 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
     """Best first, with the best passage of each from shortly before the query's words on; those are bold on a terminal."""
     words = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in re.findall(r"\w{3,}", query)) or r"(?!)", re.IGNORECASE)
     for rank, hit in enumerate(hits, 1):
-        line = " ".join(hit.text.split())
-        found = words.search(line)
-        start = line.rfind(" ", 0, found.start() - SNIPPET // 3) + 1 if found and found.start() > SNIPPET // 2 else 0
-        shown = ("... " if start else "") + snippet(line[start:])
+        shown = _lines(hit.text, words) if re.search(r"\n[ \t]+\S", hit.text) else _sentence(hit.text, words)
         marked = words.sub(lambda word: f"\033[1m{word.group()}\033[0m", shown) if sys.stdout.isatty() else shown
         print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {marked}")
     if not hits:
         print("nothing found")
+
+
+def _sentence(text: str, words: re.Pattern[str]) -> str:
+    """Prose in one line, from shortly before the first of these words on."""
+    line = " ".join(text.split())
+    found = words.search(line)
+    start = line.rfind(" ", 0, found.start() - SNIPPET // 3) + 1 if found and found.start() > SNIPPET // 2 else 0
+    return ("... " if start else "") + snippet(line[start:])
+
+
+def _lines(text: str, words: re.Pattern[str]) -> str:
+    """Some lines of code as they stand, from the first that holds most of these words on."""
+    lines = [line.rstrip() for line in text.expandtabs(4).splitlines() if line.strip()]
+    held = [len({word.lower() for word in words.findall(line)}) for line in lines]
+    first = max(0, min(held.index(max(held)), len(lines) - LINES))
+    indent = min(len(line) - len(line.lstrip()) for line in lines[first : first + LINES])
+    shown = [line[indent : indent + FILE_WIDTH] for line in lines[first : first + LINES]]
+    return "\n   ".join([*(["..."] if first else []), *shown, *(["..."] if first + LINES < len(lines) else [])])
 
 
 def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> None:

@@ -31,28 +31,28 @@ def test_fusion_by_hand():
 
 
 def test_fusion_of_scores_by_hand():
-    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5, "c": 0.3}
-    # Above the background of .2 the nearest is .6, and what the words find first .4.
-    assert agreement(cosines, shares, 0.2) == pytest.approx(0.4 / 0.6)
-    weight = 11 * 0.1 * (0.4 / 0.6) ** 1.5
+    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.4, "d": 0.2}, {"b": 0.5, "c": 0.3, "d": 0.1}
+    # Above the background of .2 the nearest two are .6 and .4, and what the words find first .4 and .2.
+    assert agreement(cosines, shares, 0.2) == pytest.approx(0.3 / 0.5)
+    weight = 0.6**2
     fused = fuse_scores(cosines, shares, 0.2, 0.1)
-    assert list(fused) == ["b", "a", "c"]
+    assert list(fused) == ["a", "b", "c", "d"]
     assert fused == {d: pytest.approx((cosines[d] + weight * shares.get(d, 0)) / (1 + weight)) for d in fused}
 
 
 def test_words_weigh_as_the_vectors_agree_with_them():
     cosines = {i: 0.9 - i / 50 for i in range(40)}
-    agreed = [agreement(cosines, {first: 0.5, 20: 0.4}, 0.3) for first in (0, 10, 30)]
-    assert agreed[0] == 1 and agreed == sorted(agreed, reverse=True) and agreed[2] == pytest.approx(0)
-    assert agreement(cosines, {39: 0.5}, 0.3) == agreement(cosines, {}, 0.3) == agreement(cosines, {0: 1}, 0.95) == 0
-    assert fuse_scores(cosines, {}, 0.3, 0.1) == pytest.approx(cosines)
+    agreed = [agreement(cosines, {first: 0.5, first + 1: 0.4, 39: 0.1}, 0.3) for first in (0, 10, 28)]
+    assert agreed[0] == 1 and agreed == sorted(agreed, reverse=True) and agreed[2] == pytest.approx(0.03 / 0.59)
+    assert agreement(cosines, {0: 0.5}, 0.3) == 1 and agreement(cosines, {39: 0.5}, 0.3) == agreement(cosines, {}, 0.3) == 0
+    assert agreement(cosines, {0: 1}, 0.95) == 0 and fuse_scores(cosines, {}, 0.3, 0.1) == pytest.approx(cosines)
 
 
-def test_the_order_does_not_depend_on_the_scale_of_the_cosines():
-    rng = np.random.default_rng(0)
-    cosines, shares = dict(enumerate(rng.random(30))), dict(enumerate(rng.random(20)))
-    squeezed = {item: 0.7 + 0.2 * cosine for item, cosine in cosines.items()}
-    assert list(fuse_scores(squeezed, shares, 0.7 + 0.2 * 0.3, 0.2 * 0.1)) == list(fuse_scores(cosines, shares, 0.3, 0.1))
+def test_words_weigh_less_where_cosines_lie_close_together():
+    cosines, shares = {"a": 0.80, "b": 0.79, "c": 0.70}, {"b": 0.04}
+    assert list(fuse_scores(cosines, shares, 0.7, 0.06)) == list(fuse_scores(cosines, shares, 0.7, 0.2)) == ["b", "a", "c"]
+    assert list(fuse_scores(cosines, shares, 0.7, 0.01)) == ["a", "b", "c"]
+    assert fuse_scores(cosines, shares, 0.7, 0.03)["b"] == pytest.approx((0.79 + 0.405 * 0.04) / 1.405)
 
 
 def test_geometry_is_measured_on_an_even_sample():

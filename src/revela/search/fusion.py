@@ -2,16 +2,17 @@
 
 By score, the default (``fuse_scores``):
 
-    score(q, d) = (cos(q, d) + w BM25(q, d) / best(q)) / (1 + w)        w = 11 spread r ** 1.5
+    score(q, d) = (cos(q, d) + w BM25(q, d) / best(q)) / (1 + w)        w = r ** 2 min(1, spread / .06)
 
 best(q) is the score of a document that held nothing but the words of the query: the theoretical maximum of Bruch, Gai &
 Ingber (An Analysis of Fusion Functions for Hybrid Retrieval, TOIS 2023). Both sides are absolute, so a query whose words the
 corpus lacks leans on its vectors by itself, and a score can be read: 1 is as good as can be.
 
-How much the words weigh is told without labels. For each query by the vectors: r is how near it the words' first passage is,
-beside the vectors' own first, both in cosines above the query's mean cosine with all passages: 1 where both find the same, 0
-where the words find what is as far as anything. And for each model and corpus by the spread of the cosines between passages:
-where all lie between .7 and .9, a difference of .1 says more. docs/log.md has what else was tried.
+How much the words weigh is told without labels, for each query, by the vectors: r is how near it the words' first two passages
+are, beside the vectors' own first two, in cosines above the query's mean cosine with all passages: 1 where both find the same, 0
+where the words find what is as far as anything. Where a model has all cosines lie close together (a small spread, the standard
+deviation of the cosine of two passages), a small difference says more, and the words weigh less. docs/log.md has what else was
+tried.
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), sum over rankings of
 1 / (k + rank). It gives a weak side an equal say (docs/results.md), and is kept for comparison.
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
+from statistics import fmean
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -34,7 +37,8 @@ Found = TypeVar("Found")
 Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
-MOST, POWER = 11.0, 1.5  # w at r = 1 and a spread of 1, and how fast it falls with r (docs/log.md)
+CLOSE = 0.06  # spread below which cosines lie close together: MiniLM has .10 to .15, a fitted decoder .06 to .08
+FIRST = 2  # of each side, that tell whether the vectors agree with the words
 SAMPLE = 1000  # vectors that tell how all lie
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
@@ -70,7 +74,7 @@ def fuse_scores(cosines: Mapping[Item, float], shares: Mapping[Item, float], bac
         background: mean cosine of the query with all passages.
         spread: of the cosines between passages.
     """
-    weight = MOST * spread * agreement(cosines, shares, background) ** POWER
+    weight = min(1.0, spread / CLOSE) * agreement(cosines, shares, background) ** 2
     scores = {item: (cosine + weight * shares.get(item, 0.0)) / (1 + weight) for item, cosine in cosines.items()}
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
@@ -79,8 +83,9 @@ def agreement(cosines: Mapping[Item, float], shares: Mapping[Item, float], backg
     """r, 0 to 1; arguments as above."""
     if not shares:
         return 0.0
-    nearest = max(cosines.values()) - background
-    worded = cosines[max(shares, key=lambda item: shares[item])] - background
+    first = nlargest(FIRST, shares, key=lambda item: shares[item])
+    nearest = fmean(nlargest(len(first), cosines.values())) - background
+    worded = fmean(cosines[item] for item in first) - background
     return max(0.0, worded / nearest) if nearest > 0 else 0.0
 
 
