@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.search.dense import top_k
-from revela.search.fusion import Geometry, agreement, evenly, fuse_scores, reciprocal_rank_fusion
+from revela.search.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion, weight_of_words
 from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores, per_query
 
@@ -31,28 +31,40 @@ def test_fusion_by_hand():
 
 
 def test_fusion_of_scores_by_hand():
-    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.4, "d": 0.2}, {"b": 0.5, "c": 0.3, "d": 0.1}
-    # Above the background of .2 the nearest two are .6 and .4, and what the words find first .4 and .2.
-    assert agreement(cosines, shares, 0.2) == pytest.approx(0.3 / 0.5)
-    weight = 0.6**2
+    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.3}, {"b": 0.5, "c": 0.25}
+    # Above the background of .2: the nearest .6, what the words find first .4. Gaps: .5 - .25 of .5; .6 - 1.1 / 3 of .6.
+    weight = 1.2 * (0.4 / 0.6) ** 2.5 * (0.5 / (0.7 / 1.8)) ** 0.5
+    assert weight_of_words(cosines, shares, 0.2) == pytest.approx(weight)
     fused = fuse_scores(cosines, shares, 0.2, 0.1)
-    assert list(fused) == ["a", "b", "c", "d"]
+    assert list(fused) == ["b", "a", "c"]
     assert fused == {d: pytest.approx((cosines[d] + weight * shares.get(d, 0)) / (1 + weight)) for d in fused}
 
 
-def test_words_weigh_as_the_vectors_agree_with_them():
+def test_words_weigh_as_the_vectors_agree_with_them_and_as_they_are_sure():
     cosines = {i: 0.9 - i / 50 for i in range(40)}
-    agreed = [agreement(cosines, {first: 0.5, first + 1: 0.4, 39: 0.1}, 0.3) for first in (0, 10, 28)]
-    assert agreed[0] == 1 and agreed == sorted(agreed, reverse=True) and agreed[2] == pytest.approx(0.03 / 0.59)
-    assert agreement(cosines, {0: 0.5}, 0.3) == 1 and agreement(cosines, {39: 0.5}, 0.3) == agreement(cosines, {}, 0.3) == 0
-    assert agreement(cosines, {0: 1}, 0.95) == 0 and fuse_scores(cosines, {}, 0.3, 0.1) == pytest.approx(cosines)
+
+    def weight(first, gap=0.3, background=0.1):
+        return weight_of_words(cosines, {first: 0.5, **dict.fromkeys(range(first + 1, first + 10), 0.5 - gap)}, background)
+
+    agreed = [weight(first) for first in (0, 10, 29)]
+    assert agreed == sorted(agreed, reverse=True) and agreed[0] > 5 * agreed[2] > 0
+    assert weight(0, 0.4) > weight(0, 0.1) > weight(0, 0) == 0
+    assert weight(29, background=0.5) == 0 and weight_of_words(cosines, {}, 0.1) == 0 and weight_of_words(cosines, {0: 1}, 0.95) == 0
+    alike = dict.fromkeys(range(20), 0.5)  # vectors that tell nothing apart
+    assert weight_of_words(alike, {1: 0.9, 2: 0.1}, 0.2) == pytest.approx(1.2 * 3**0.5)
+    assert fuse_scores(cosines, {}, 0.1, 0.1) == pytest.approx(cosines)
 
 
 def test_words_weigh_less_where_cosines_lie_close_together():
     cosines, shares = {"a": 0.80, "b": 0.79, "c": 0.70}, {"b": 0.04}
-    assert list(fuse_scores(cosines, shares, 0.7, 0.06)) == list(fuse_scores(cosines, shares, 0.7, 0.2)) == ["b", "a", "c"]
-    assert list(fuse_scores(cosines, shares, 0.7, 0.01)) == ["a", "b", "c"]
-    assert fuse_scores(cosines, shares, 0.7, 0.03)["b"] == pytest.approx((0.79 + 0.405 * 0.04) / 1.405)
+    weight = weight_of_words(cosines, shares, 0.7)
+    for spread, used in ((0.2, weight), (0.06, weight), (0.03, weight / 2)):
+        assert fuse_scores(cosines, shares, 0.7, spread)["b"] == pytest.approx((0.79 + used * 0.04) / (1 + used))
+    assert list(fuse_scores(cosines, shares, 0.7, 0.06)) == ["b", "a", "c"] and list(fuse_scores(cosines, shares, 0.7, 0.001)) == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_geometry_is_measured_on_an_even_sample():

@@ -91,6 +91,7 @@ def test_search_takes_filters(server):
         "model": "tiny",
         "passages": 40,
         "columns": {"id": "string", "title": "string", "year": "int64", "lang": "string"},
+        "tokens": True,
     }
 
 

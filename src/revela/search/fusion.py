@@ -2,17 +2,18 @@
 
 By score, the default (``fuse_scores``):
 
-    score(q, d) = (cos(q, d) + w BM25(q, d) / best(q)) / (1 + w)        w = r ** 2 min(1, spread / .06)
+    score(q, d) = (cos(q, d) + w BM25(q, d) / best(q)) / (1 + w)        w = 1.2 r ** 2.5 sqrt(g_words / g_vectors)
 
 best(q) is the score of a document that held nothing but the words of the query: the theoretical maximum of Bruch, Gai &
 Ingber (An Analysis of Fusion Functions for Hybrid Retrieval, TOIS 2023). Both sides are absolute, so a query whose words the
 corpus lacks leans on its vectors by itself, and a score can be read: 1 is as good as can be.
 
-How much the words weigh is told without labels, for each query, by the vectors: r is how near it the words' first two passages
-are, beside the vectors' own first two, in cosines above the query's mean cosine with all passages: 1 where both find the same, 0
-where the words find what is as far as anything. Where a model has all cosines lie close together (a small spread, the standard
-deviation of the cosine of two passages), a small difference says more, and the words weigh less. docs/log.md has what else was
-tried.
+How much the words weigh is told without labels, for each query, by two questions:
+- Do the vectors agree? r is how near the query the words' first passage is, beside the vectors' own first, both in cosines
+  above the query's mean cosine with all passages: 1 where both find the same, 0 where the words find what is as far as any.
+- Which side is surer? g is how far its first stands out from its first ten, as a share of its score.
+Where a model has all cosines lie close together (a small spread, the standard deviation of the cosine of two passages), a small
+difference says more, and w is smaller in proportion. docs/log.md has what else was tried.
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), sum over rankings of
 1 / (k + rank). It gives a weak side an equal say (docs/results.md), and is kept for comparison.
@@ -20,6 +21,7 @@ By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, S
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -38,7 +40,8 @@ Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
 CLOSE = 0.06  # spread below which cosines lie close together: MiniLM has .10 to .15, a fitted decoder .06 to .08
-FIRST = 2  # of each side, that tell whether the vectors agree with the words
+WEIGHT, POWER, FIRST = 1.2, 2.5, 10  # chosen on ten collections and two models (docs/log.md)
+LEAST_GAP, MOST, TINY = 0.01, 3.0, 1e-6  # of the vectors; the greatest g_words / g_vectors
 SAMPLE = 1000  # vectors that tell how all lie
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
@@ -74,19 +77,26 @@ def fuse_scores(cosines: Mapping[Item, float], shares: Mapping[Item, float], bac
         background: mean cosine of the query with all passages.
         spread: of the cosines between passages.
     """
-    weight = min(1.0, spread / CLOSE) * agreement(cosines, shares, background) ** 2
+    weight = weight_of_words(cosines, shares, background) * min(1.0, spread / CLOSE)
     scores = {item: (cosine + weight * shares.get(item, 0.0)) / (1 + weight) for item, cosine in cosines.items()}
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
 
-def agreement(cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float) -> float:
-    """r, 0 to 1; arguments as above."""
+def weight_of_words(cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float) -> float:
+    """w, before the spread; arguments as above."""
     if not shares:
         return 0.0
-    first = nlargest(FIRST, shares, key=lambda item: shares[item])
-    nearest = fmean(nlargest(len(first), cosines.values())) - background
-    worded = fmean(cosines[item] for item in first) - background
-    return max(0.0, worded / nearest) if nearest > 0 else 0.0
+    near = [cosine - background for cosine in nlargest(FIRST, cosines.values())]
+    worded = cosines[max(shares, key=lambda item: shares[item])] - background
+    agreement = max(0.0, worded / near[0]) if near[0] > 0 else 0.0
+    held = nlargest(FIRST, shares.values())
+    surer = _gap([*held, *[0.0] * (len(near) - len(held))]) / max(_gap(near), LEAST_GAP)
+    return WEIGHT * math.pow(agreement, POWER) * math.sqrt(min(surer, MOST))
+
+
+def _gap(scores: Sequence[float]) -> float:
+    """How far the first score, the greatest, stands out from the mean of all, as a share of it."""
+    return max(0.0, (scores[0] - fmean(scores)) / max(scores[0], TINY))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:

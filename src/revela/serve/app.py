@@ -221,9 +221,17 @@ class Service:
                 raise Refused(400, f"text {i} has {len(text):,} characters: send at most {self.limits.max_characters:,}", param)
 
     async def index_info(self, _: Request) -> Response:
-        """GET /v1/index: what is searched, and the columns that filters may name."""
+        """GET /v1/index: what is searched, the columns that filters may name, and whether it can be ordered again by tokens."""
         passages = await to_thread.run_sync(self.index.__len__)
-        return JSONResponse({"object": "index", "model": self.name, "passages": passages, "columns": self.columns})
+        return JSONResponse(
+            {
+                "object": "index",
+                "model": self.name,
+                "passages": passages,
+                "columns": self.columns,
+                "tokens": self.index.info.settings.keep_tokens,
+            }
+        )
 
     async def models(self, _: Request) -> Response:
         """OpenAI's GET /v1/models."""

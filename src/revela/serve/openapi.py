@@ -132,7 +132,11 @@ def _shapes(models: list[str], dimensions: list[int]) -> Schema:
         ),
         "Results": _object(object={"const": "list"}, model=STRING, mode=STRING, milliseconds=NUMBER, data=_list(result)),
         "Index": _object(
-            object={"const": "index"}, model=STRING, passages=INTEGER, columns={"type": "object", "additionalProperties": STRING}
+            object={"const": "index"},
+            model=STRING,
+            passages=INTEGER,
+            columns={"type": "object", "additionalProperties": STRING},
+            tokens={"type": "boolean"},
         ),
         "Models": _object(object={"const": "list"}, data=_list(model)),
         "Model": model,
