@@ -15,7 +15,6 @@ from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.evaluate.folder import evaluate, load_collection
 from revela.files import whole
-from revela.train.environment import refuse_several_processes
 from revela.train.record import FREE_WHEN_DONE, corpus_digest, refuse_another, remove_begun, settings_of
 from revela.train.run import Check, train
 from revela.types import Document, Encoder, Say
@@ -58,7 +57,6 @@ def compare(
     Raises:
         RevelaError: a run's folder holds something else, or a run of other settings or documents.
     """
-    refuse_several_processes()
     collections = [load_collection(folder) for folder in on]
     lexical = {c.name: evaluate(c, {})["BM25"]["ndcg@10"] for c in collections}
 

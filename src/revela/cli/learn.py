@@ -259,7 +259,9 @@ def divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     from revela.data.shards import GroupFolder, is_group_folder
     from revela.data.text import read_for
     from revela.evaluate.heldout import check_by, hold_out
+    from revela.train.environment import refuse_several_processes
 
+    refuse_several_processes()  # before much is read
     if len(corpus) == 1 and is_group_folder(corpus[0]):
         folder = GroupFolder(corpus[0])
         return folder, check_by(folder.held_out, recipe)
