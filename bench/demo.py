@@ -77,10 +77,10 @@ def run(*command: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("demo"))
-    parser.add_argument("--minutes", type=float, default=1.5, help="of each of the two trainings")
-    parser.add_argument("--files", type=int, default=1500, help="source files to train on")
+    parser.add_argument("--minutes", type=float, default=1, help="of each of the two trainings")
+    parser.add_argument("--files", type=int, default=800, help="source files to train on")
     parser.add_argument("--held-out-files", type=int, default=120, help="source files held out, indexed and searched")
-    parser.add_argument("--functions", type=int, default=400, help="functions searched")
+    parser.add_argument("--functions", type=int, default=300, help="functions searched")
     arguments = parser.parse_args()
     out, began = arguments.out, time.monotonic()
     shutil.rmtree(out, ignore_errors=True)
