@@ -271,5 +271,6 @@ def divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     rest, check = hold_out(documents, recipe)
     for line in report.lines():
         print(line)
-    print(f"held out {len(documents) - len(rest):,} documents for the label-free check ({check.describe() or 'too few for a task'})")
+    asked = check.describe() or "too few for a task, so the last state is saved unseen"
+    print(f"held out {len(documents) - len(rest):,} documents for the label-free check ({asked})")
     return rest, check
