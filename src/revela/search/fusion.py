@@ -40,7 +40,7 @@ Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
 CLOSE = 0.06  # spread below which cosines lie close together: MiniLM has .10 to .15, a fitted decoder .06 to .08
-WEIGHT, POWER, FIRST = 1.2, 2.5, 10  # chosen on ten collections and two models (docs/log.md)
+WEIGHT, POWER, FIRST = 1.2, 2.5, 10  # chosen on nine collections and two models (docs/log.md)
 LEAST_GAP, MOST, TINY = 0.01, 3.0, 1e-6  # of the vectors; the greatest g_words / g_vectors
 SAMPLE = 1000  # vectors that tell how all lie
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ class Statistics:
     def __init__(self, folder: Path) -> None:
         self.file = folder / FILE
         self._hash_of = _Hashes()
+        self._lock = threading.Lock()  # searches of several threads share them
         self.clear()
         self.refresh()
 
@@ -65,8 +67,9 @@ class Statistics:
                 geometry = Geometry(file.get_tensor("mean"), float(about["spread"]))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise RevelaError(f"{self.file} is damaged ({error}): remove it, and it is made again by revela index --append") from error
-        self.chunks, self.version, self._stamp = chunks, version, stamp
-        self._hashes, self._counts, self.geometry = hashes, counts, geometry
+        with self._lock:
+            self.chunks, self.version, self._stamp = chunks, version, stamp
+            self._hashes, self._counts, self.geometry = hashes, counts, geometry
 
     def save(self, version: int, geometry: Geometry) -> None:
         """Write them, as what version ``version`` of the table holds."""
@@ -97,13 +100,15 @@ class Statistics:
         return 0.0 if word in STOP_WORDS else float(idf(self._frequencies([word]), self.chunks)[0])
 
     def _frequencies(self, words: Sequence[str]) -> NDArray[np.int64]:
-        self._merge()
+        with self._lock:
+            self._merge()
+            known, counts = self._hashes, self._counts
         hashes = np.array([self._hash_of[word] for word in words], np.uint64)
-        places = np.searchsorted(self._hashes, hashes)
-        found = places < len(self._hashes)
-        found[found] = self._hashes[places[found]] == hashes[found]
+        places = np.searchsorted(known, hashes)
+        found = places < len(known)
+        found[found] = known[places[found]] == hashes[found]
         frequencies = np.zeros(len(hashes), np.int64)
-        frequencies[found] = self._counts[places[found]]
+        frequencies[found] = counts[places[found]]
         return frequencies
 
     def _merge(self) -> None:
@@ -127,10 +132,12 @@ class _Hashes(dict[str, int]):
         import Stemmer
 
         self._stem = Stemmer.Stemmer("english").stemWord
+        self._lock = threading.Lock()  # threads may not share a stemmer
 
     def __missing__(self, word: str) -> int:
-        if len(self) >= self.MOST:
-            self.clear()
-        digest = hashlib.blake2b(self._stem(word).encode(), digest_size=8).digest()
-        self[word] = hashed = int.from_bytes(digest, "little")
-        return hashed
+        with self._lock:
+            if len(self) >= self.MOST:
+                self.clear()
+            digest = hashlib.blake2b(self._stem(word).encode(), digest_size=8).digest()
+            self[word] = hashed = int.from_bytes(digest, "little")
+            return hashed
