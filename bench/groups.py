@@ -68,7 +68,7 @@ def measured(name: str, command: Sequence[str]) -> None:
     """Run ``revela`` to its end and print what it took."""
     print(f"== {name}: revela {' '.join(command)}", flush=True)
     began = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "revela.cli", *command])
+    process = subprocess.Popen([sys.executable, "-m", "revela", *command])
     _, status, usage = os.wait4(process.pid, 0)
     if os.waitstatus_to_exitcode(status):
         raise SystemExit(f"it ended with exit code {os.waitstatus_to_exitcode(status)}")

@@ -133,7 +133,7 @@ def main() -> None:
         few = stored(Document, [Document(str(i), text) for i, text in enumerate(texts[:8])])
         build(index, few, encoder, model=str(folder), fingerprint=fingerprint(folder), settings=Indexing())
         before = direct(encoder, texts, a.seconds / 3)
-        command = [sys.executable, "-m", "revela.cli", "serve", str(index), "--port", "0", "--name", NAME, *(f"--{f}" for f in a.flags)]
+        command = [sys.executable, "-m", "revela", "serve", str(index), "--port", "0", "--name", NAME, *(f"--{f}" for f in a.flags)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             port = int(re.search(r":(\d+)/", server.stdout.readline())[1])

@@ -59,7 +59,7 @@ def test_the_verb_serves_until_it_is_told_to_stop(encoder, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "revela.cli",
+        "revela",
         "serve",
         str(tmp_path / "index"),
         "--port",

@@ -242,7 +242,7 @@ def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path)
     command = [
         sys.executable,
         "-m",
-        "revela.cli",
+        "revela",
         "train",
         str(corpus_file),
         "--out",
