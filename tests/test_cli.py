@@ -350,6 +350,9 @@ def test_compare_puts_flags_and_recipe_over_every_preset(monkeypatch, capsys, co
         (("train", "--preset", "paper", "--objective", "crop"), "stop"),  # what the preset says nobody gave
         (("train", "--preset", "attention", "--recipe", "{tmp}/r.toml"), "stop"),
         (("train", "--preset", "pairs", "--lm", "x"), "stop"),
+        (("train", "--preset", "crop", "--query-lm", "x"), "--query-lm says nothing to --objective crop"),
+        (("train", "--preset", "crop", "--query-lm", "x", "--queries-file", "q", "--check-questions", "9"), "stop"),
+        (("train", "--preset", "crop", "--queries", "title", "--check-questions", "9"), "--queries says nothing to --objective crop"),
         (("compare", "--presets", "crop", "pairs", "--v-norm"), "--v-norm says nothing to --objective crop and infonce: leave it away"),
         (("compare", "--presets", "crop", "paper", "--no-v-norm", "--gate-heads", "3"), "stop"),
         (("compare", "--presets", "gated", "gains", "--recipe", "{tmp}/r.toml"), "stop"),
@@ -399,6 +402,38 @@ def test_objectives_from_the_command_line(monkeypatch, capsys, corpus_file, tiny
     code, out, err = run(monkeypatch, capsys, "queries", corpus, *models, *small, "--max-queries", 20, "--show", 2)
     assert code == 0, err
     assert "rejected" in out and (tmp_path / "corpus.jsonl.queries.jsonl").is_file()
+
+
+def test_what_nothing_else_can_ask_is_checked_by_written_questions(monkeypatch, capsys, tiny_lm_folder, tmp_path):
+    corpus = tmp_path / "snippets.jsonl"
+    corpus.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in make_rows(60, sentences=1)))
+    command = (
+        "train", corpus, "--preset", "crop", "--group-size", 8, "--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--layers", 2,
+        "--lora-rank", 4, "--precision", "fp32", "--threads", 1, "--max-steps", 2, "--max-minutes", 0, "--held-out", 0.2, "--out",
+    )  # fmt: skip
+    code, out, err = run(monkeypatch, capsys, *command, tmp_path / "unguarded")
+    assert code == 0 and "saved unseen: --check-questions 100 has a language model write questions" in out, err
+    code, out, err = run(monkeypatch, capsys, *command, tmp_path / "rambling", "--check-questions", 12)  # the tiny model writes noise
+    assert code == 0 and "queries for 0 of 12 held-out chunks" in out, err
+    assert "fewer than 5 questions about held-out chunks were kept" in out and "saved unseen)" in out
+
+    asked = []
+
+    def pretending(*_):
+        return lambda passages: asked.extend(passages) or [f"What is known about {p.split()[1]}?" for p in passages]
+
+    monkeypatch.setattr("revela.models.writer.writer", pretending)
+    questions = ("--check-questions", 10, "--query-prompting", "instruction")
+    for name in ("guarded", "again"):
+        code, out, err = run(monkeypatch, capsys, *command, tmp_path / name, *questions)
+        assert code == 0 and "queries for 10 of 10 held-out chunks" in out and "(question: 10 queries over 12 passages)" in out, err
+    assert len(asked) == 10  # the second run found them
+    for name in ("guarded", "again"):
+        checks = [json.loads(line).get("check") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert all(0 < check["question"] <= 1 for check in checks if check) and sum(map(bool, checks)) == 2
+    assert "| nDCG@10 | question |" in (tmp_path / "guarded" / "README.md").read_text()
+    code, out, err = run(monkeypatch, capsys, "report", tmp_path / "guarded", "--out", tmp_path / "page.html")
+    assert code == 0 and "a question that a language model wrote its chunk" in (tmp_path / "page.html").read_text(), err
 
 
 def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):

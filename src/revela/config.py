@@ -72,6 +72,8 @@ class Recipe:
     "Queries a task of the label-free check."
     check_passages: int = 600
     "Passages a task of the label-free check."
+    check_questions: int = 0
+    "Have a language model write questions about so many of these passages, for the check to ask, even where it can ask nothing else."
 
     # Retriever
     model: str = "HuggingFaceTB/SmolLM2-135M"
@@ -147,7 +149,7 @@ class Recipe:
     query_side: Literal["first-half", "random-span", "whole"] = "first-half"
     "What of a chunk is its query; random-span: any half in one piece. Code always uses the whole chunk in the paper; here all do the same."
 
-    # Objectives: dream, attention, and infonce on the same queries
+    # Objectives: dream, attention, and infonce on the same queries; --check-questions has the same writer
     queries: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
     "Where queries come from: written by a language model, or taken from the text (authors-words: docstrings, titles, else a sentence)."
     query_lm: str = ""
@@ -320,6 +322,7 @@ READ_BY: dict[str, tuple[Objective, ...]] = {
     **dict.fromkeys(("crop_window", "crop_least", "crop_most", "crop_deletion"), ("crop",)),
 }
 "The objectives that read a setting; all read those that are not here, or may be given them with the rest, as --lm."
+WRITING = ("query_lm", "query_prompting", "queries_file")  # read by every objective where --check-questions is given
 
 
 def refuse_unread(made: Sequence[tuple[str, Recipe]]) -> None:
@@ -332,8 +335,9 @@ def refuse_unread(made: Sequence[tuple[str, Recipe]]) -> None:
         RevelaError: there is one.
     """
     objectives = list(dict.fromkeys(recipe.objective for _, recipe in made))
+    checked = any(recipe.check_questions for _, recipe in made)
     for name, readers in READ_BY.items():
-        unread = not set(readers) & set(objectives)
+        unread = not set(readers) & set(objectives) and not (checked and name in WRITING)
         if unread and any(getattr(recipe, name) not in (getattr(Recipe, name), PRESETS[preset].get(name)) for preset, recipe in made):
             ours, others = " and ".join(objectives), " or ".join(readers)
             raise RevelaError(f"--{name.replace('_', '-')} says nothing to --objective {ours}: leave it away, or train {others}")

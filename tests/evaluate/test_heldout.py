@@ -6,6 +6,7 @@ import numpy as np
 
 from conftest import make_rows
 from revela.data.heldout import docstring_task, split_held_out, tasks
+from revela.data.queries import Answer
 from revela.data.store import stored
 from revela.evaluate.heldout import HeldOutCheck
 from revela.types import Document
@@ -73,6 +74,27 @@ def test_check_scores_an_oracle_at_one_and_bm25_below():
     check = HeldOutCheck(built)
     assert check(Topics())["sibling"] > 0.9
     assert set(check.bm25()) == {"sibling", "title"} and check.bm25()["sibling"] > 0.5
+
+
+def test_questions_ask_for_the_chunk_that_they_were_written_about():
+    written = []
+
+    def ask(passages):
+        written.append(passages)
+        return [Answer(f"Where is {p}?") if i % 2 else Answer(rejected="empty") for i, p in enumerate(passages)]
+
+    bare = [Document(d.id, d.text.split(".")[0]) for d in DOCUMENTS]  # one chunk each and no title: nothing else can be asked
+    assert tasks(bare, 12, 20, 500, 0) == [] == tasks(bare, 12, 20, 500, 0, 9, ask)  # four of nine are too few
+    (task,) = tasks(bare, 12, 20, 500, 0, 10, ask)
+    assert task.name == "question" and len(task.queries) == 5 and task.passages == [d.text for d in bare]
+    for query, relevant, excluded in zip(task.queries, task.relevant, task.excluded, strict=True):
+        (own,) = relevant
+        assert query == f"Where is {task.passages[own]}?" and not excluded
+    (few,) = tasks(bare, 12, 3, 500, 1, 30, ask)
+    assert len(few.queries) == 3 and [len(w) for w in written] == [9, 10, 30]
+    assert written[2][:10] == written[1] and written[1][:9] == written[0]  # whatever the seed, so that no question is written twice
+    names = [task.name for task in tasks(DOCUMENTS, 12, 20, 500, 0, 10, ask)]
+    assert names == ["sibling", "title", "question"]
 
 
 def test_one_long_document_does_not_crowd_out_the_others():

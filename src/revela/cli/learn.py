@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,10 +93,8 @@ def queries(
     """
     import dataclasses
 
-    from revela.models.quiet import quieten
     from revela.train.rows import training_chunks, training_rows
 
-    quieten()
     documents, _ = divided(corpus, recipe)
     recipe = dataclasses.replace(recipe, objective="infonce")
     rows = training_rows(recipe, documents, training_chunks(recipe, documents), queries_file(corpus, recipe), print)
@@ -254,23 +253,35 @@ def queries_file(corpus: Sequence[Path], recipe: Recipe) -> Path:
 
 
 def divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
-    """Documents to train on, and the label-free check by those that are held out; says what was read."""
+    """Documents to train on, and the label-free check by those that are held out; says what was read and what the check asks."""
+    from revela.data.heldout import MIN_QUERIES
     from revela.data.ready import holds_groups
     from revela.data.shards import GroupFolder, is_group_folder
     from revela.data.text import read_for
     from revela.evaluate.heldout import check_by, hold_out
+    from revela.models.quiet import quieten
     from revela.train.environment import refuse_several_processes
+    from revela.train.rows import written_answers
 
     refuse_several_processes()  # before much is read
+    quieten()
+    ask = partial(written_answers, recipe, path=queries_file(corpus, recipe), say=print, of="held-out chunks")
+    rest: Any
     if len(corpus) == 1 and is_group_folder(corpus[0]):
-        folder = GroupFolder(corpus[0])
-        return folder, check_by(folder.held_out, recipe)
-    if ready := next((source for source in corpus if holds_groups(source)), None):
+        rest = GroupFolder(corpus[0])
+        held_out, check = len(rest.held_out), check_by(rest.held_out, recipe, ask)
+    elif ready := next((source for source in corpus if holds_groups(source)), None):
         raise RevelaError(f"{ready} holds groups: store them by revela groups {ready} --out DIR, and give that folder")
-    documents, report = read_for(recipe, corpus)
-    rest, check = hold_out(documents, recipe)
-    for line in report.lines():
-        print(line)
-    asked = check.describe() or "too few for a task, so the last state is saved unseen"
-    print(f"held out {len(documents) - len(rest):,} documents for the label-free check ({asked})")
+    else:
+        documents, report = read_for(recipe, corpus)
+        for line in report.lines():
+            print(line)
+        rest, check = hold_out(documents, recipe, ask)
+        held_out = len(documents) - len(rest)
+    if recipe.check_questions and all(task.name != "question" for task in check.tasks):
+        print(f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: the label-free check asks none")
+    unguarded = "too few for a task, so the last state is saved unseen"
+    if not recipe.check_questions:
+        unguarded += ": --check-questions 100 has a language model write questions about them"
+    print(f"held out {held_out:,} documents for the label-free check ({check.describe() or unguarded})")
     return rest, check

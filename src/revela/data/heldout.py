@@ -3,6 +3,7 @@
 Documents are held out of training by a hash of their text. Each task asks what a user without judgements can still check:
 - ``sibling``: the first half of a chunk should find the other chunks of its document;
 - ``title``: a title should find the chunks of its document;
+- ``question``: a question that a language model wrote about a chunk should find that chunk (only where one is given to write);
 - ``docstring``: a function's docstring should find the function, whose docstring has been cut out.
 """
 
@@ -11,16 +12,21 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from revela.data.chunk import chunk
 from revela.data.docstrings import documented_functions
+from revela.data.queries import Answer
 from revela.data.store import Stored
 from revela.types import Document
 
 MIN_QUERY_WORDS = 3
 MIN_SHARE = 4  # chunks of a document among the passages
+MIN_QUERIES = 5  # of a task
+
+Ask = Callable[[Sequence[str]], Sequence[Answer]]
+"""Passages -> a question about each, or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +57,26 @@ def split_held_out(documents: Stored[Document], share: float, at_most: int) -> t
     return documents.chosen(rest), list(documents.chosen(held))
 
 
-def tasks(documents: Sequence[Document], max_words: int, queries: int, passages: int, seed: int) -> list[Task]:
-    """The tasks that these documents can ask, at most ``queries`` queries each over at most ``passages`` passages."""
+def tasks(
+    documents: Sequence[Document], max_words: int, queries: int, passages: int, seed: int, questions: int = 0, ask: Ask | None = None
+) -> list[Task]:
+    """The tasks that these documents can ask, at most ``queries`` queries each over at most ``passages`` passages.
+
+    Args:
+        documents: held-out ones.
+        max_words: of a chunk.
+        queries: most queries a task; a task of fewer than ``MIN_QUERIES`` is left out.
+        passages: most passages a task.
+        seed: of what is drawn at random.
+        questions: have a question written about so many passages.
+        ask: writes them; None: nobody does.
+    """
     rng = random.Random(seed)
     texts, owned = _chunks(documents, max_words, passages)
     built = [_sibling(texts, owned, rng), _title(documents, texts, owned), docstring_task(documents, passages)]
-    return [_sampled(task, queries, rng) for task in built if len(task.queries) >= 5]
+    if questions and ask:
+        built.insert(2, _question(texts, questions, ask))
+    return [_sampled(task, queries, rng) for task in built if len(task.queries) >= MIN_QUERIES]
 
 
 def _chunks(documents: Sequence[Document], max_words: int, limit: int) -> tuple[list[str], dict[int, list[int]]]:
@@ -90,6 +110,19 @@ def _title(documents: Sequence[Document], texts: list[str], owned: dict[int, lis
         if len(documents[owner].title.split()) >= MIN_QUERY_WORDS:
             task.queries.append(documents[owner].title)
             task.relevant.append(frozenset(members))
+            task.excluded.append(frozenset())
+    return task
+
+
+def _question(texts: list[str], questions: int, ask: Ask) -> Task:
+    task = Task("question", [], texts, [], [])
+    order = list(range(len(texts)))
+    random.Random(0).shuffle(order)  # whatever the run's seed, and more begin with the same ones: each is written once
+    chosen = order[:questions]
+    for i, answer in zip(chosen, ask([texts[i] for i in chosen]), strict=True):
+        if answer.query:
+            task.queries.append(answer.query)
+            task.relevant.append(frozenset({i}))
             task.excluded.append(frozenset())
     return task
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.config import Recipe
-from revela.data.heldout import Task, split_held_out, tasks
+from revela.data.heldout import Ask, Task, split_held_out, tasks
 from revela.data.store import Stored
 from revela.search.dense import top_k
 from revela.search.lexical import BM25
@@ -18,15 +18,16 @@ from revela.types import Document, Encoder, Vectors
 DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
 
 
-def hold_out(documents: Stored[Document], recipe: Recipe) -> tuple[Stored[Document], HeldOutCheck]:
-    """Documents to train on, and the check by the others."""
+def hold_out(documents: Stored[Document], recipe: Recipe, ask: Ask | None = None) -> tuple[Stored[Document], HeldOutCheck]:
+    """Documents to train on, and the check by the others; ``ask`` writes its questions."""
     rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
-    return rest, check_by(held, recipe)
+    return rest, check_by(held, recipe, ask)
 
 
-def check_by(held: Sequence[Document], recipe: Recipe) -> HeldOutCheck:
-    """The check by these documents."""
-    return HeldOutCheck(tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed))
+def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
+    """The check by these documents; ``ask`` writes its questions."""
+    r = recipe
+    return HeldOutCheck(tasks(held, r.chunk_words, r.check_queries, r.check_passages, r.seed, r.check_questions, ask))
 
 
 class HeldOutCheck:
@@ -40,7 +41,7 @@ class HeldOutCheck:
         scores: dict[str, float] = {}
         texts: list[str] = []
         for task in self.tasks:
-            if task.passages != texts:  # sibling and title search the same passages
+            if task.passages != texts:  # sibling, title and question search the same passages
                 texts, passages = task.passages, encoder.encode_passages(task.passages)
             indices, values = top_k(encoder.encode_queries(task.queries), passages, DEPTH)
             scores[task.name] = _score(task, indices, values)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from revela.config import Recipe
@@ -55,16 +56,33 @@ def training_rows(
 
 def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say) -> Stored[Chunk]:
     """The chunks of as many documents as ``max_queries`` allows, with queries by a language model; kept in ``path``."""
-    from revela.models.writer import writer
-
     owners = chunks.column("document")
     chosen = queries.documents_with_chunks(owners.tolist(), recipe.max_queries, seed=0)  # whatever the run's seed: written once
     mine = chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
+    answers = written_answers(recipe, [c.text for c in mine], path, say)
+    return stored(Chunk, (dataclasses.replace(c, query=a.query) for c, a in zip(mine, answers, strict=True)))
+
+
+def written_answers(recipe: Recipe, texts: Sequence[str], path: Path, say: Say, of: str = "chunks") -> list[queries.Answer]:
+    """What a language model answers when it is asked for a query to each text.
+
+    Args:
+        recipe: which language model, and how it is asked; it is in memory only while it writes.
+        texts: as they are to be found.
+        path: of the ``QueryFile``; what is there is not written again.
+        say: prints a line.
+        of: what the texts are, for that line.
+
+    Raises:
+        RevelaError: the language model or the file cannot be used.
+    """
+    from revela.models.writer import writer
+
     name = recipe.query_lm or recipe.lm
     folder = find_weights(name, recipe.offline_model, say)
     file = queries.QueryFile(path, f"{fingerprint(folder)}, {recipe.query_prompting}")
-    texts = [c.text for c in mine]
     if missing := len({t for t in texts if file.get(t) is None}):
+        torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
         say(f"{name} writes {missing:,} queries into {path}")
         write = writer(folder, queries.PROMPTINGS[recipe.query_prompting], recipe.lm_tokens, recipe.precision)
         with tqdm(total=missing, unit="query") as bar:
@@ -72,5 +90,5 @@ def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say)
     answers = queries.without_repeats([file.get(t) or queries.Answer() for t in texts])
     rejected = Counter(a.rejected for a in answers if a.rejected)
     why = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())
-    say(f"queries for {len(texts) - rejected.total():,} of {len(texts):,} chunks" + (f"; rejected: {why}" if why else ""))
-    return stored(Chunk, (dataclasses.replace(c, query=a.query) for c, a in zip(mine, answers, strict=True)))
+    say(f"queries for {len(texts) - rejected.total():,} of {len(texts):,} {of}" + (f"; rejected: {why}" if why else ""))
+    return answers
