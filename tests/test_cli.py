@@ -428,6 +428,8 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(monkeypatch, 
         code, out, err = run(monkeypatch, capsys, *command, tmp_path / name, *questions)
         assert code == 0 and "queries for 10 of 10 held-out chunks" in out and "(question: 10 queries over 12 passages)" in out, err
     assert len(asked) == 10  # the second run found them
+    code, out, err = run(monkeypatch, capsys, *command, tmp_path / "again", "--check-questions", 11)
+    assert code == 2 and "exists: choose another --out" in err and not out and len(asked) == 10  # refused before it writes
     for name in ("guarded", "again"):
         checks = [json.loads(line).get("check") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         assert all(0 < check["question"] <= 1 for check in checks if check) and sum(map(bool, checks)) == 2

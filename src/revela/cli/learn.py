@@ -44,9 +44,11 @@ def train(
     resume:
         Continue the run in --out from its last checkpoint.
     """
+    from revela.train.run import refuse_at_once
     from revela.train.run import train as run
 
     refuse_unread([(preset, recipe)])
+    refuse_at_once(recipe, out, resume)  # before a language model writes questions for the check
     documents, check = divided(corpus, recipe)
     bm25 = check.bm25()
     outcome = run(

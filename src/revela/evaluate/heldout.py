@@ -26,8 +26,9 @@ def hold_out(documents: Stored[Document], recipe: Recipe, ask: Ask | None = None
 
 def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
     """The check by these documents; ``ask`` writes its questions."""
-    r = recipe
-    return HeldOutCheck(tasks(held, r.chunk_words, r.check_queries, r.check_passages, r.seed, r.check_questions, ask))
+    return HeldOutCheck(
+        tasks(held, recipe.chunk_words, recipe.check_queries, recipe.check_passages, recipe.seed, recipe.check_questions, ask)
+    )
 
 
 class HeldOutCheck:

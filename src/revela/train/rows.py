@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -87,6 +88,8 @@ def written_answers(recipe: Recipe, texts: Sequence[str], path: Path, say: Say, 
         write = writer(folder, queries.PROMPTINGS[recipe.query_prompting], recipe.lm_tokens, recipe.precision)
         with tqdm(total=missing, unit="query") as bar:
             queries.write_queries(texts, file, write, WRITING_BATCH, bar.update)
+        del write
+        gc.collect()  # a model of transformers refers to itself
     answers = queries.without_repeats([file.get(t) or queries.Answer() for t in texts])
     rejected = Counter(a.rejected for a in answers if a.rejected)
     why = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())

@@ -85,15 +85,9 @@ def train(
     Raises:
         RevelaError: the output folder is in the way, the corpus is too small, a model cannot be used, several processes were started.
     """
-    refuse_several_processes()
+    refuse_at_once(recipe, out, resume)
     quieten()
-    if recipe.groups_per_step % recipe.groups_per_batch:
-        raise RevelaError(f"--groups-per-step {recipe.groups_per_step} is no multiple of --groups-per-batch {recipe.groups_per_batch}")
     bm25 = bm25 or {}
-    if not (recipe.max_steps or recipe.max_minutes or recipe.max_tokens_read):
-        raise RevelaError("a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read")
-    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
     settings, digest = settings_of(recipe), corpus_digest(documents)
     checkpoint = checkpoint_to_resume(settings, digest, out) if resume else None
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
@@ -181,6 +175,24 @@ def train(
     if not watch.interrupted:
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
     return Outcome(untrained, before, after, steps, kept, minutes, watch.interrupted)
+
+
+def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
+    """Refuse a run that cannot start, as far as that can be told before its corpus is read.
+
+    Args:
+        recipe, out, resume: as for ``train``.
+
+    Raises:
+        RevelaError: the output folder is in the way, the run would have no end, several processes were started.
+    """
+    refuse_several_processes()
+    if recipe.groups_per_step % recipe.groups_per_batch:
+        raise RevelaError(f"--groups-per-step {recipe.groups_per_step} is no multiple of --groups-per-batch {recipe.groups_per_batch}")
+    if not (recipe.max_steps or recipe.max_minutes or recipe.max_tokens_read):
+        raise RevelaError("a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read")
+    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
 
 
 def untrained_retriever(recipe: Recipe, folder: Path, documents: Sequence[Document], say: Say) -> SentenceTransformer:
