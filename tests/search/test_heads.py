@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from statistics import fmean, pstdev
 
 import numpy as np
@@ -111,6 +113,14 @@ def test_a_long_prompt_fits_into_the_context(cache, tiny_lm_folder, tiny_tokeniz
     prompt, tail = reranker.make.with_nothing_asked(passages, [(query, 0)])
     tokens = prompt["input_ids"].shape[1] + tail["input_ids"].shape[1]
     assert 1800 < tokens <= 2048 and np.isfinite(reranker.score(query, passages)).all()
+
+
+def test_an_lm_with_too_short_a_context_is_one_sentence(tiny_lm_folder, tmp_path):
+    folder = shutil.copytree(tiny_lm_folder, tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    with pytest.raises(RevelaError, match=r"short reads 512 tokens, too few for 20 passages of 32: give an LM that reads 1,024 or more"):
+        load_query_heads(str(folder), lambda: PASSAGES)
 
 
 def test_the_order_is_that_of_standard_scores_and_the_scores_stay():

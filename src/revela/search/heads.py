@@ -36,7 +36,7 @@ from revela.search.rerank import READ
 from revela.types import Chunk
 
 HEADS = 8
-TOKENS = 130  # longest candidate; less if the LM's context is short
+TOKENS, LEAST_TOKENS = 130, 32  # longest candidate: as many as the LM's context leaves room for
 QUESTIONS = 3 * READ  # that heads are found by; READ of them at the least
 
 
@@ -78,6 +78,10 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
     context = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     # Twice the question's tokens for it and what stands around, and 8 around each candidate.
     longest = min(TOKENS, (context - 2 * QUESTION_TOKENS) // READ - 8)
+    if longest < LEAST_TOKENS:
+        raise RevelaError(
+            f"{name} reads {context} tokens, too few for {READ} passages of {LEAST_TOKENS}: give an LM that reads 1,024 or more"
+        )
     make = PromptMaker(load_tokenizer(folder), Recipe(group_size=READ, lm_tokens=longest))
 
     def probe() -> list[tuple[int, int, float]]:
