@@ -41,9 +41,8 @@ from revela.models.quiet import quieten
 from revela.models.retriever import autocast
 from revela.objectives.attention import attended, standard
 from revela.objectives.dream import Dream
-from revela.objectives.questions import of_group
+from revela.objectives.questions import PromptMaker, of_group
 from revela.objectives.replug import likelihoods, ranking_divergence
-from revela.train.collate import PromptMaker
 from revela.train.heads import query_heads
 from revela.train.rows import training_chunks, training_rows
 from revela.types import Chunk

@@ -60,6 +60,24 @@ def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
     assert {found.id for found in index.search(TEXTS[2], k=20, where="year > 2009")} == {"note-10", "note-11"}
 
 
+def test_a_language_model_that_is_loaded_once_reads_what_was_found(retriever, tiny_lm_folder, tmp_path, monkeypatch):
+    from revela.search import heads
+
+    loaded, load = [], heads.load_language_model
+    monkeypatch.setattr(heads, "load_language_model", lambda *given, **named: loaded.append(given) or load(*given, **named))
+    index = retriever.index([row["text"] for row in make_rows(24)], tmp_path / "index")
+    index = Retriever(retriever.folder, "fp32", lm=tiny_lm_folder).open(tmp_path / "index")
+    moved = 0
+    for question in TEXTS[:4]:
+        plain, read = index.search(question[:60], k=24), index.search(question[:60], k=24, rerank="heads")
+        assert [hit.score for hit in plain] == [hit.score for hit in read] and [h.id for h in plain[20:]] == [h.id for h in read[20:]]
+        assert {hit.id for hit in plain} == {hit.id for hit in read}
+        moved += [hit.id for hit in plain] != [hit.id for hit in read]
+    assert moved and len(loaded) == 1
+    with pytest.raises(RevelaError, match="neither a folder nor a hub id"):
+        Retriever(retriever.folder, "fp32", lm=tmp_path / "none").open(tmp_path / "index").search("a", rerank="heads")
+
+
 def test_an_index_grows(retriever, tmp_path):
     index = retriever.index(TEXTS[:3], tmp_path / "index")
     index.add([Document("new", TEXTS[7]), Document("1", TEXTS[8])])

@@ -488,6 +488,32 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     assert mine.read_text() == "mine"
 
 
+def test_a_language_model_reads_what_search_and_eval_have_found(
+    monkeypatch, capsys, corpus_file, saved_retriever, tiny_lm_folder, tmp_path
+):
+    index, judged, scores = tmp_path / "index", tmp_path / "judged", tmp_path / "scores.json"
+    assert run(monkeypatch, capsys, "index", corpus_file, "--model", saved_retriever, "--out", index)[0] == 0
+    read = {}
+    for more in ((), ("--rerank", "heads", "--lm", tiny_lm_folder)):
+        code, out, err = run(monkeypatch, capsys, "search", index, "ocean01 violin02", "--json", "--top", 30, *more)
+        assert code == 0, err
+        read[bool(more)] = json.loads(out)
+    assert [hit["score"] for hit in read[True]] == [hit["score"] for hit in read[False]]
+    assert {hit["id"] for hit in read[True]} == {hit["id"] for hit in read[False]}
+    code, out, err = run(monkeypatch, capsys, "search", index, "ocean01", "--rerank", "heads", "--lm", tmp_path / "none")
+    assert code == 2 and out == "" and len(err.splitlines()) == 1 and "is neither a folder nor a hub id" in err
+    (judged / "qrels").mkdir(parents=True)
+    (judged / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(24)))
+    (judged / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "ocean01 ocean02"}) + "\n")
+    (judged / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
+    asked = ("eval", saved_retriever, "--on", judged, "--rerank", "heads", "--lm", tiny_lm_folder, "--json", scores)
+    code, out, err = run(monkeypatch, capsys, *asked)
+    name = saved_retriever.name
+    assert code == 0 and set(json.loads(scores.read_text())["judged"]) == {
+        *("BM25", name, f"{name} + BM25", f"{name} + BM25 (RRF)", f"{name} + BM25 + heads")
+    }, err
+
+
 def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder, tmp_path):
     pytest.importorskip("mteb")
     from revela.models.retriever import build_retriever

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
-from revela.config import Indexing, Precision
+from revela.config import Indexing, Precision, Recipe
 from revela.data.store import Stored, stored
 from revela.errors import RevelaError
 from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint, resolve
 from revela.search import indexing
 from revela.search.fusion import Fusion
+from revela.search.heads import QueryHeads, load_query_heads
 from revela.search.rerank import Rerank
 from revela.search.store import Index, Mode
 from revela.types import Document, Hit, Vectors
@@ -23,13 +25,14 @@ class Retriever:
     Args:
         model: a folder made by ``revela train``, any Sentence-Transformers folder, a hub id or embedded:minilm-l6.
         precision: arithmetic; "auto" is bf16 where the hardware has it.
+        lm: language model that re-ranks by its heads: a folder, a hub id or embedded:smollm2-135m; loaded when it is first needed.
 
     Raises:
         RevelaError: it is none of these, or cannot be opened.
     """
 
-    def __init__(self, model: str | Path, precision: Precision = "auto") -> None:
-        self.folder = resolve(str(model))
+    def __init__(self, model: str | Path, precision: Precision = "auto", lm: str | Path = Recipe.offline_model) -> None:
+        self.folder, self.lm = resolve(str(model)), str(lm)
         self.encoder = load_encoder(self.folder, precision)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
@@ -108,12 +111,17 @@ class Searcher:
             mode: see above.
             where: only documents whose metadata this holds for, as SQL: "year > 2020".
             fusion: how both are joined, by score or by rank.
-            rerank: "tokens" orders the first 50 again by the vectors of single tokens.
+            rerank: "tokens" orders the first 50 again by the vectors of single tokens, "heads" the first 20 by a language model.
 
         Raises:
-            RevelaError: the question is empty, or the filter is wrong.
+            RevelaError: the question is empty, the filter is wrong, or the language model cannot be loaded.
         """
-        return self._index.search(question, self._retriever.encoder, k, mode, where, fusion, rerank)
+        reranker = self._heads if rerank == "heads" else None
+        return self._index.search(question, self._retriever.encoder, k, mode, where, fusion, rerank, reranker)
+
+    @cached_property
+    def _heads(self) -> QueryHeads:
+        return load_query_heads(self._retriever.lm, self._index.sample)
 
     def add(self, documents: Iterable[Document]) -> None:
         """Add documents; those whose id is there already are replaced."""

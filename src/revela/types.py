@@ -84,3 +84,9 @@ class TokenEncoder(Encoder, Protocol):
     def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> tuple[Vectors, list[Vectors]]: ...
 
     def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]: ...
+
+
+class Reranker(Protocol):
+    """Anything that scores passages for a query in the light of one another (listwise), (len(passages),); higher is better."""
+
+    def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluate.folder import evaluate, load_collection, outcomes
+from revela.evaluate.folder import evaluate, load_collection, outcomes, read_again
 
 
 class Oracle:
@@ -51,6 +52,21 @@ def test_outcomes_keep_every_query_and_what_is_found_first(tmp_path):
     for outcome in found.values():
         assert list(outcome.scores) == ["q0", "q1"]
         assert outcome.means()["map"] == np.mean([metrics["map"] for metrics in outcome.scores.values()])
+
+
+def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
+    class Reader:
+        def score(self, query, passages):
+            read.append((query, sorted(passages)))
+            return np.array([float(text.endswith("apple1")) for text in passages])
+
+    read = []
+    collection = load_collection(write(tmp_path / "c"))
+    found = outcomes(collection, {"oracle": Oracle()}, reranker=Reader())
+    assert read == [(f"query {i}", sorted(collection.documents)) for i in range(2)]
+    assert found["oracle + BM25 + heads"].first == found["oracle + BM25"].first  # nothing else is near
+    (again,) = read_again(dataclasses.replace(collection, queries=["q"]), Reader(), [{3: 0.4, 1: 0.39, 0: 0.38, 2: 0.1}])
+    assert list(again.items()) == [(1, 0.4), (3, 0.39), (0, 0.38), (2, 0.1)]
 
 
 def test_broken_model_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conftest import make_rows
@@ -76,10 +77,11 @@ def index(encoder, tmp_path_factory) -> Index:
 
 @pytest.fixture(scope="session")
 def make_service(encoder, index):
-    def make(token: str | None = None, local_only: bool = False, dimensions=(), encoder=encoder, **limits) -> Service:
+    def make(token: str | None = None, local_only: bool = False, dimensions=(), encoder=encoder, reranker=None, **limits) -> Service:
         changed = dataclasses.replace(Limits(), **limits)
         counter = TokenCounter(encoder.model)
-        return Service(index, encoder, counter, "tiny", changed, dimensions=dimensions, token=token, local_only=local_only)
+        more = dict(dimensions=dimensions, token=token, local_only=local_only, reranker=reranker)
+        return Service(index, encoder, counter, "tiny", changed, **more)
 
     return make
 
@@ -88,6 +90,21 @@ def make_service(encoder, index):
 def server(make_service) -> Iterator[Running]:
     with running(make_service(client_seconds=60)) as up:
         yield up
+
+
+class Backwards:
+    """A re-ranker that likes best what was found last; stops before each query until it may go on."""
+
+    def __init__(self) -> None:
+        self.open, self.begun = threading.Event(), threading.Event()
+        self.read: list[str] = []
+        self.open.set()
+
+    def score(self, query, passages):
+        self.read.append(query)
+        self.begun.set()
+        assert self.open.wait(120)
+        return 100.0 ** np.arange(len(passages))
 
 
 class Slow:

@@ -14,7 +14,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
-from served import build, documents, encoder, index, make_service, running, server, slow
+from served import Backwards, build, documents, encoder, index, make_service, running, server, slow
 
 from revela.config import Limits
 from revela.errors import RevelaError
@@ -92,6 +92,7 @@ def test_search_takes_filters(server):
         "passages": 40,
         "columns": {"id": "string", "title": "string", "year": "int64", "lang": "string"},
         "tokens": True,
+        "heads": False,
     }
 
 
@@ -393,6 +394,31 @@ def test_search_orders_again_by_tokens_and_joins_as_asked(server, index, encoder
         assert [row["score"] for row in found] == pytest.approx([hit.score for hit in hits], abs=1e-5)
     refused = post(server, SEARCH, json.dumps({"query": "a", "mode": "lexical", "rerank": "tokens"}))
     assert refused.status_code == 400 and "re-rank dense search" in refused.json()["error"]["message"]
+
+
+def test_a_language_model_reads_for_one_search_at_a_time_and_others_pass(make_service, index, encoder):
+    reranker = Backwards()
+    asked = [{"query": "ocean01 word", "mode": mode, "rerank": "heads", "k": 25} for mode in ("hybrid", "lexical")]
+    wanted = [index.search(a["query"], encoder, 25, a["mode"], rerank="heads", reranker=Backwards()) for a in asked]
+    with running(make_service(reranker=reranker)) as server, ThreadPoolExecutor(1) as pool:
+        reranker.open.clear()
+        first = pool.submit(post, server, SEARCH, json.dumps(asked[0]))
+        assert reranker.begun.wait(60) and httpx.get(server.url + "/v1/index").json()["heads"]
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + SEARCH, json={"query": "nobody waits for this", "rerank": "heads"}, timeout=1)
+        plain = post(server, SEARCH, json.dumps({"query": "ocean01 word", "k": 25}))
+        reranker.open.set()
+        found = [answer.json()["data"] for answer in (first.result(60), post(server, SEARCH, json.dumps(asked[1])))]
+    assert [[hit["id"] for hit in hits] for hits in found] == [[hit.id for hit in hits] for hits in wanted]
+    assert {hit["id"] for hit in plain.json()["data"]} == {hit["id"] for hit in found[0]}
+    assert [hit["id"] for hit in plain.json()["data"]] != [hit["id"] for hit in found[0]]
+    assert reranker.read == ["ocean01 word"] * 2
+
+
+def test_search_refuses_to_have_a_language_model_read_where_there_is_none(server):
+    refused = post(server, SEARCH, json.dumps({"query": "a", "rerank": "heads"}))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "rerank"
+    assert "start revela serve with --lm" in refused.json()["error"]["message"]
 
 
 def test_search_refuses_to_order_again_without_tokens(encoder, tmp_path):

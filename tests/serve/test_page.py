@@ -10,7 +10,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
-from served import build, documents, encoder, index, make_service, running
+from served import Backwards, build, documents, encoder, index, make_service, running
 
 from conftest import make_rows
 from revela.types import Document
@@ -68,7 +68,7 @@ def held(encoder, tmp_path_factory) -> Held:
 
 @pytest.fixture(scope="module")
 def site(make_service, held):
-    service = make_service()
+    service = make_service(reranker=Backwards())
     service.index = held
     with running(service) as up:
         yield up
@@ -141,6 +141,19 @@ def test_filters_are_typed_or_pressed_and_wrong_ones_are_explained(page):
     wait(page, lambda: len(titles(page)) == 1)
     page.find_element(By.ID, "filters").click()
     wait(page, lambda: len(titles(page)) == 10)
+
+
+def test_what_was_found_is_ordered_again_by_one_of_two_ways(page, held, encoder):
+    ask(page, "ocean01 and more")
+    wait(page, lambda: len(titles(page)) == 10)
+    for pressed, again, mode in (("tokens", "tokens", "hybrid"), ("heads", "heads", "hybrid"), ("heads", None, "hybrid")):
+        page.find_element(By.CSS_SELECTOR, f".rerank[value={pressed}]").click()
+        wanted = [hit.title for hit in held.search("ocean01 and more", encoder, 10, mode, None, "score", again, Backwards())]
+        wait(page, lambda wanted=wanted: titles(page) == wanted)
+        shown = {
+            button.get_attribute("value"): button.get_attribute("aria-pressed") for button in page.find_elements(By.CLASS_NAME, "rerank")
+        }
+        assert shown == {way: str(way == again).lower() for way in ("tokens", "heads")}
 
 
 def test_the_keyboard_is_enough(page):

@@ -17,6 +17,7 @@ from served import build, encoder
 import revela.cli as cli
 from revela.cli.serve import name_of, token_of
 from revela.errors import RevelaError
+from revela.models.heads import save_heads
 from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint
 from revela.serve.server import Impatient
@@ -50,7 +51,11 @@ def test_a_client_is_waited_for_as_long_as_it_reads(unread, waits):
     assert asyncio.run(run()) == [] and waits == len(unread)
 
 
-def test_the_verb_serves_until_it_is_told_to_stop(encoder, tmp_path):
+def test_the_verb_serves_until_it_is_told_to_stop(encoder, tiny_lm_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "heads").mkdir(parents=True)
+    ranking = tmp_path / "cache" / "heads" / f"{fingerprint(tiny_lm_folder)}-questions.json"
+    save_heads(ranking, "tiny", tiny_lm_folder, [(1, 2, 0.9), (0, 1, 0.8)])
     encoder.model.save_pretrained(str(tmp_path / "my-model"))
     folder = tmp_path / "my-model"
     found = [Document("1", "ocean garden"), Document("2", "engine violin")]
@@ -68,6 +73,8 @@ def test_the_verb_serves_until_it_is_told_to_stop(encoder, tmp_path):
         "TOKEN",
         "--max-texts",
         "3",
+        "--lm",
+        str(tiny_lm_folder),
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
@@ -77,6 +84,8 @@ def test_the_verb_serves_until_it_is_told_to_stop(encoder, tmp_path):
         client = httpx.Client(headers={"authorization": "Bearer sesame"}, timeout=60)
         found = client.post(url + "v1/search", json={"query": "violin", "mode": "lexical"}).json()
         assert [hit["id"] for hit in found["data"]] == ["2"] and found["model"] == "my-model"
+        read = client.post(url + "v1/search", json={"query": "violin", "rerank": "heads"}).json()
+        assert sorted(hit["id"] for hit in read["data"]) == ["1", "2"] and read["data"][0]["score"] >= read["data"][1]["score"]
         refused = client.post(url + "v1/embeddings", json={"model": "my-model", "input": ["a"] * 4})
         assert refused.status_code == 400 and "at most 3" in refused.text and str(tmp_path) not in refused.text
         process.send_signal(signal.SIGTERM)

@@ -38,7 +38,7 @@ def test_outliers_are_dropped_if_the_recipe_says_so_and_either_ranking_is_kept(t
         return scores_LH
 
     monkeypatch.setattr(heads, "score_query_heads", scoring)
-    monkeypatch.setattr(heads, "cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
     settings = PRESETS["dream"] | dict(model=str(tiny_lm_folder), lm=str(tiny_lm_folder), precision="fp32", queries="telling-sentence")
     documents, _ = read_corpus([corpus_file])
     best = {}

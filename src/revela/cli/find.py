@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from revela.cli.app import DEFAULTS, INDEXING, Flat, Several, app
-from revela.config import Indexing, Precision
+from revela.config import Indexing, Precision, Recipe
 from revela.errors import RevelaError
 from revela.terminal import print_hits
 
@@ -131,7 +131,8 @@ def search(
     *,
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     fusion: Literal["score", "rank"] = "score",
-    rerank: Literal["tokens"] | None = None,
+    rerank: Literal["tokens", "heads"] | None = None,
+    lm: str = Recipe.offline_model,
     top: int = 5,
     where: str | None = None,
     model: str | None = None,
@@ -150,7 +151,10 @@ def search(
     fusion:
         How both are joined: by score, or by rank (reciprocal rank fusion).
     rerank:
-        Order the first 50 again by the vectors of single tokens: in milliseconds if the index was made with --keep-tokens.
+        Order the first 50 again by the vectors of single tokens (tokens): in milliseconds if the index was made with --keep-tokens. Or the
+        first 20 by where the heads of a language model look when it reads them with the query (heads): in seconds.
+    lm:
+        Language model of --rerank heads: a hub id, a local folder or embedded:smollm2-135m.
     top:
         How many documents; each is shown by its best passage.
     where:
@@ -173,7 +177,12 @@ def search(
         folder = resolve(model or opened.model)
         opened.check_model(fingerprint(folder), str(folder))
         encoder = load_encoder(folder, "auto")
-    hits = opened.search(query, encoder, top, mode, where, fusion, rerank)
+    reranker = None
+    if rerank == "heads":
+        from revela.search.heads import load_query_heads
+
+        reranker = load_query_heads(lm, opened.sample)
+    hits = opened.search(query, encoder, top, mode, where, fusion, rerank, reranker)
     if as_json:
         print(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False, indent=1))
     else:

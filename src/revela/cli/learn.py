@@ -234,8 +234,9 @@ def heads(
         A TOML file of settings, as for train.
     """
     from revela.data.text import read_for
+    from revela.models.heads import save_heads
     from revela.models.quiet import quieten
-    from revela.train.heads import rank_heads, save_heads
+    from revela.train.heads import rank_heads
 
     quieten()
     documents, _ = read_for(recipe, corpus)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from revela.cli.app import Several, app
-from revela.config import Precision
+from revela.config import Precision, Recipe
 from revela.errors import RevelaError
 from revela.files import whole
 
@@ -22,7 +22,8 @@ def evaluate(
     benchmark: Annotated[list[str], Several] = [],  # noqa: B006
     out: Path = Path("mteb-results"),
     show: int = 0,
-    rerank: Literal["tokens"] | None = None,
+    rerank: Literal["tokens", "heads"] | None = None,
+    lm: str = Recipe.offline_model,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     max_tokens: int | None = None,
     precision: Precision = "auto",
@@ -42,7 +43,10 @@ def evaluate(
     show:
         Print as many queries on which the first model beats the second (BM25 if it is alone) most, and as many the other way round.
     rerank:
-        With --on: order what the fusion with BM25 found again by the vectors of single tokens, as search --rerank does.
+        With --on: order what the fusion with BM25 found again, by the vectors of single tokens (tokens) or by the heads of a language
+        model (heads, which takes seconds a query), as search --rerank does.
+    lm:
+        Language model of --rerank heads, as for search.
     json_file:
         Write all scores here too, those of each query included.
     max_tokens:
@@ -56,7 +60,7 @@ def evaluate(
         raise RevelaError("nothing to score on: give folders with --on, or --benchmark with names such as NanoBEIR or SciFact")
     results: dict[str, Any] = {}
     if on:
-        results |= scores.on_folders(model, on, show, rerank is not None, max_tokens, precision)
+        results |= scores.on_folders(model, on, show, rerank, lm, max_tokens, precision)
     if benchmark:
         results |= scores.on_benchmarks(model, benchmark, out, max_tokens, precision)
     if json_file is not None:

@@ -12,14 +12,21 @@ from revela.terminal import print_table, snippet
 if TYPE_CHECKING:
     from revela.evaluate.differences import Gain
     from revela.evaluate.quoted import Quote
+    from revela.search.rerank import Rerank
 
 
 def on_folders(
-    models: Sequence[str], folders: Sequence[Path], show: int, rerank: bool, max_tokens: int | None, precision: Precision
+    models: Sequence[str],
+    folders: Sequence[Path],
+    show: int,
+    rerank: Rerank | None,
+    lm: str,
+    max_tokens: int | None,
+    precision: Precision,
 ) -> dict[str, Any]:
     """Score models, BM25 and their fusions on BEIR-layout folders: {collection: {system: scores}}."""
     from revela.evaluate.differences import as_json, greatest_gains, standings
-    from revela.evaluate.folder import load_collection, outcomes
+    from revela.evaluate.folder import load_collection, outcomes, sample
     from revela.evaluate.quoted import quotes_for_task, task_of
     from revela.models.retriever import load_encoder
     from revela.models.weights import resolve
@@ -28,13 +35,18 @@ def on_folders(
     encoders = {label: load_encoder(resolve(name), precision, max_tokens) for label, name in zip(labels(models), models, strict=True)}
     # All are read before the first is scored, so that a bad one costs nothing.
     collections = dict(zip(labels([str(folder) for folder in folders]), map(load_collection, folders), strict=True))
+    reranker = None
+    if rerank == "heads":
+        from revela.search.heads import load_query_heads
+
+        reranker = load_query_heads(lm, lambda: sample(next(iter(collections.values()))))
     first, *others = encoders
     references = ["BM25", first] if others else ["BM25"]
     results: dict[str, Any] = {}
     quotes: list[tuple[str, Quote]] = []
     for label, collection in collections.items():
         print(f"{label}: {len(collection.documents):,} documents, {len(collection.queries):,} queries")
-        found = outcomes(collection, encoders, rerank=rerank, progress=True)
+        found = outcomes(collection, encoders, tokens=rerank == "tokens", reranker=reranker, progress=True)
         table = standings(found, references)
         results[label] = as_json(found, table)
         rows: list[list[object]] = []

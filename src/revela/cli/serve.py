@@ -26,6 +26,7 @@ def serve(
     token_file: Path | None = None,
     name: str | None = None,
     model: str | None = None,
+    lm: str | None = None,
     precision: Precision = "auto",
     limits: Annotated[Limits, Flat] = LIMITS,
 ) -> None:
@@ -47,6 +48,9 @@ def serve(
         What clients call the model; by default its folder's name, or its hub id.
     model:
         The retriever, if it has moved since the index was made.
+    lm:
+        Language model for searches that ask for "rerank": "heads": a hub id, a local folder or embedded:smollm2-135m. Without it they are
+        refused; each takes the machine for seconds.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
@@ -70,6 +74,11 @@ def serve(
     folder = resolve(model or index.model)
     index.check_model(fingerprint(folder), str(folder))
     encoder = load_encoder(folder, precision)
+    reranker = None
+    if lm is not None:
+        from revela.search.heads import load_query_heads
+
+        reranker = load_query_heads(lm, index.sample)
     local = is_loopback(host)
     service = Service(
         index,
@@ -80,6 +89,7 @@ def serve(
         dimensions=trained_dimensions(folder),
         token=token,
         local_only=local and token is None,
+        reranker=reranker,
     )
     server = server_of(service, limits)
     listening.listen()  # from here on clients are kept waiting for some moments, and no longer refused

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from revela.data.sources.files import opened_text
 from revela.errors import RevelaError
 from revela.search.dense import top_k
 from revela.search.fusion import DEPTH as FUSED
-from revela.search.fusion import Geometry, fuse_scores, reciprocal_rank_fusion
+from revela.search.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import means, per_query
-from revela.search.rerank import RERANKED, encode_packed, with_tokens
+from revela.search.rerank import READ, RERANKED, encode_packed, with_reranker, with_tokens
 from revela.search.statistics import Statistics
-from revela.types import Encoder, TokenEncoder, Vectors
+from revela.types import Encoder, Reranker, TokenEncoder, Vectors
 
 DEPTH = 1000  # of the dense and lexical runs, as MAP is computed at 1000 by custom
 
@@ -89,6 +90,11 @@ def load_collection(folder: Path, split: str = "test") -> Collection:
     return Collection(folder.name, list(corpus), list(corpus.values()), judged, [queries[q] for q in judged], {q: qrels[q] for q in judged})
 
 
+def sample(collection: Collection) -> list[str]:
+    """At most a thousand documents, evenly chosen."""
+    return [collection.documents[i] for i in evenly(len(collection.documents))]
+
+
 def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
@@ -140,14 +146,20 @@ def evaluate(collection: Collection, encoders: Mapping[str, Encoder]) -> Scores:
 
 
 def outcomes(
-    collection: Collection, encoders: Mapping[str, Encoder], *, rerank: bool = False, progress: bool = False
+    collection: Collection,
+    encoders: Mapping[str, Encoder],
+    *,
+    tokens: bool = False,
+    reranker: Reranker | None = None,
+    progress: bool = False,
 ) -> dict[str, Outcome]:
     """What BM25 finds, and each encoder alone and fused with BM25 (by score, and by rank: RRF), by system.
 
     Args:
         collection: documents and judged queries.
         encoders: by name.
-        rerank: order what the fusion by score found again by tokens, as one more system, for encoders that give them.
+        tokens: order what the fusion by score found again by tokens, as one more system, for encoders that give them.
+        reranker: order it again by these heads, as one more system.
         progress: show a bar.
 
     Raises:
@@ -155,10 +167,10 @@ def outcomes(
     """
     found = {"BM25": _outcome(collection, *collection.lexical)}
     for name, encoder in encoders.items():
-        reader = encoder if rerank and isinstance(encoder, TokenEncoder) else None
-        tokens: list[bytes] = []
+        reader = encoder if tokens and isinstance(encoder, TokenEncoder) else None
+        packed: list[bytes] = []
         if reader:
-            passages, tokens = encode_packed(reader, collection.documents)
+            passages, packed = encode_packed(reader, collection.documents)
         else:
             passages = encoder.encode_passages(collection.documents, progress=progress)
         queries = encoder.encode_queries(collection.queries)
@@ -169,7 +181,9 @@ def outcomes(
         by_score, by_rank = hybrid(collection, queries, passages, dense)
         fused = {f"{name} + BM25": by_score, f"{name} + BM25 (RRF)": by_rank}
         if reader:
-            fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, tokens)
+            fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, packed)
+        if reranker:
+            fused[f"{name} + BM25 + heads"] = list(read_again(collection, reranker, by_score, progress))
         for label, rankings in fused.items():
             found[label] = _outcome(collection, rankings, (ranking.values() for ranking in rankings))
     return found
@@ -195,6 +209,14 @@ def reranked(
             scores = with_tokens(query, list(ranking.values()), first, encoder, words.idf)
             again.append(dict(sorted(zip(ranking, scores, strict=True), key=lambda pair: -pair[1])))
         return again
+
+
+def read_again(
+    collection: Collection, reranker: Reranker, rankings: Sequence[Mapping[int, float]], progress: bool = False
+) -> Iterator[dict[int, float]]:
+    """Rankings whose first documents an LM has read, and ordered again; arguments as above."""
+    for query, ranking in zip(tqdm(collection.queries, unit="query", disable=not progress), rankings, strict=True):
+        yield with_reranker(query, ranking, [collection.documents[document] for document in list(ranking)[:READ]], reranker)
 
 
 def hybrid(

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def _convert(file: Path, target: Path) -> None:
     from revela.models.quiet import quieten
 
     quieten()
-    print(f"converting {file.name} to safetensors, once", flush=True)
+    print(f"converting {file.name} to safetensors, once", file=sys.stderr, flush=True)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # The weights are plain now; transformers would refuse to save what it still believes to be quantised.

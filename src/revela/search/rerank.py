@@ -1,4 +1,6 @@
-"""Order what was found again by late interaction between the retriever's own token vectors: no labels, and no other model.
+"""Order what was found again, without labels: by late interaction, or by the attention of an LM that reads it.
+
+Late interaction between the retriever's own token vectors (``with_tokens``), no other model:
 
     m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)        over the tokens t of the query, j of the passage
     score(q, d) = (fused(q, d) + c m(q, d)) / (1 + c)
@@ -7,23 +9,32 @@ One vector has to say all of a passage; its tokens still know what each word of 
 Khattab & Zaharia, SIGIR 2020, which trains for it; here nothing is trained). One bit a number finds as much as whole numbers
 do (docs/log.md), so an index can keep them: ``Indexing.keep_tokens``. A word weighs as it does in BM25.
 
+A listwise re-ranker (``with_reranker``), such as the heads of an LM (heads.py), orders the first documents by
+
+    z(fused(q, d)) + w z(s(q, d))
+
+z takes the mean off and divides by the standard deviation, over these documents. The greatest of their fused scores goes to the first
+in the new order, and so on down: scores can be read as before, and what the LM has not read keeps its place below.
+
 Shapes: T tokens of a query, J of a passage, W numbers of a token's vector, B passages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.search.statistics import WORD
-from revela.types import TokenEncoder, Vectors
+from revela.types import Reranker, TokenEncoder, Vectors
 
-Rerank = Literal["tokens"]
-RERANKED = 50  # documents that are ordered again
+Item = TypeVar("Item")
+Rerank = Literal["tokens", "heads"]
+RERANKED = 50  # documents that are ordered again by their tokens
 WEIGHT = 0.75  # c
+READ, READ_WEIGHT = 20, 0.25  # documents that an LM reads; w
 PART = 1024  # passages whose token vectors are held at a time
 
 
@@ -90,3 +101,29 @@ def token_weights(query: str, spans: Sequence[tuple[int, int]], idf: Callable[[s
     return np.array(
         [max((weight for first, past, weight in words if first < end and begin < past), default=0.0) for begin, end in spans], np.float64
     )
+
+
+def with_reranker(
+    query: str, scores: Mapping[Item, float], passages: Sequence[str], reranker: Reranker, weight: float = READ_WEIGHT
+) -> dict[Item, float]:
+    """The same documents and the same scores, best first, with the first of them in another order.
+
+    Args:
+        query: what was looked for.
+        scores: fused scores of the documents that were found, best first.
+        passages: what to read of the first ``READ`` of them.
+        reranker: gives s.
+        weight: w.
+    """
+    if not passages:
+        return dict(scores)
+    found = list(scores)
+    fused_B = np.array(list(scores.values())[: len(passages)])
+    order_B = np.argsort(-_standard(fused_B) - weight * _standard(reranker.score(query, passages)), kind="stable")
+    return dict(zip([*(found[i] for i in order_B), *found[len(passages) :]], scores.values(), strict=True))
+
+
+def _standard(scores_B: NDArray[np.float64]) -> NDArray[np.float64]:
+    """z: standard scores; zeros where all are equal."""
+    standard_B: NDArray[np.float64] = (scores_B - scores_B.mean()) / max(scores_B.std(), 1e-12)
+    return standard_B

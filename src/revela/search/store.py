@@ -26,9 +26,9 @@ from revela.errors import RevelaError
 from revela.search.folder import Info, begun_in, read_info
 from revela.search.fusion import DEPTH, Fusion, Geometry, Ranking, best_chunks, evenly, fuse_ranks, fuse_scores
 from revela.search.lexical import STOP_WORDS
-from revela.search.rerank import RERANKED, Rerank, encode_packed, with_tokens
+from revela.search.rerank import READ, RERANKED, Rerank, encode_packed, with_reranker, with_tokens
 from revela.search.statistics import Statistics
-from revela.types import Hit, TokenEncoder, Value, Vectors, is_missing
+from revela.types import Hit, Reranker, TokenEncoder, Value, Vectors, is_missing
 
 Mode = Literal["dense", "lexical", "hybrid"]
 TABLE = "chunks"
@@ -110,6 +110,7 @@ class Index:
         where: str | None = None,
         fusion: Fusion = "score",
         rerank: Rerank | None = None,
+        reranker: Reranker | None = None,
     ) -> list[Hit]:
         """The k best documents, each with its best chunk.
 
@@ -122,7 +123,9 @@ class Index:
             mode: by meaning, by words, or both.
             where: only rows that this holds for, as SQL: "year > 2020 and lang = 'en'".
             fusion: of both, by score or by rank.
-            rerank: order the first 50 again by their tokens (rerank.py); where the index keeps none, the model reads their chunks now.
+            rerank: order the first 50 again by their "tokens" (rerank.py); where the index keeps none, the model reads their chunks now.
+                Or the first 20 by the "heads" of an LM that reads them (heads.py).
+            reranker: that LM; only "heads" needs it.
 
         Raises:
             RevelaError: the query is empty, the filter is wrong, what is asked for does not go together, or the folder is damaged.
@@ -133,7 +136,7 @@ class Index:
             raise RevelaError(f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one")
         if any("\ud800" <= letter <= "\udfff" for letter in query + (where or "")):
             raise RevelaError("the query or its filter is not Unicode (half of a surrogate pair): mend it")
-        if rerank and (mode == "lexical" or (mode == "hybrid" and fusion == "rank")):
+        if rerank == "tokens" and (mode == "lexical" or (mode == "hybrid" and fusion == "rank")):
             raise RevelaError("tokens are added to cosines and their sum with BM25: re-rank dense search, or hybrid search by score")
         vector = None
         if mode != "lexical":
@@ -151,8 +154,13 @@ class Index:
                 if len(scores) < k and any(len(ranking) >= depth for ranking in rankings):
                     depth *= 4  # a few long documents fill the lists
                     continue
-                if rerank and encoder is not None:
+                if rerank == "tokens" and encoder is not None:
                     scores = self._reranked(query, best, scores, encoder)
+                if rerank == "heads":
+                    assert reranker is not None
+                    numbers = [best[document] for document in list(scores)[:READ]]
+                    texts = self._rows(numbers, ["passage"])
+                    scores = with_reranker(query, scores, [texts[number]["passage"] for number in numbers], reranker)
                 documents = list(scores)[:k]
                 rows = self._rows([best[document] for document in documents])
                 found = [self._hit(rows[best[document]], scores[document]) for document in documents]
@@ -333,6 +341,13 @@ class Index:
         """The vectors of rows of the table, (N, width)."""
         matrix: Vectors = found["vector"].combine_chunks().flatten().to_numpy().reshape(-1, self.info.width)
         return matrix
+
+    def sample(self) -> list[str]:
+        """At most a thousand passages, evenly chosen."""
+        if not len(self):
+            return []
+        with _damage(self.folder):
+            return [str(row["passage"]) for row in self._table.take_offsets(evenly(len(self)).tolist()).select(["passage"]).to_list()]
 
     def _passages(self, where: str | None = None) -> Iterator[dict[str, str]]:
         query = self._table.search().select(["passage"])

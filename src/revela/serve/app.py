@@ -35,7 +35,7 @@ from revela.serve.metrics import Measured, Metrics
 from revela.serve.openapi import describe
 from revela.serve.page import page_response
 from revela.serve.requests import EmbeddingRequest, SearchRequest, read_body
-from revela.types import Hit, TokenEncoder, Vectors
+from revela.types import Hit, Reranker, TokenEncoder, Vectors
 
 T = TypeVar("T")
 SEARCH_THREADS = 4
@@ -83,6 +83,7 @@ class Service:
         dimensions: that the model's vectors may be cut to.
         token: clients must send it, if given.
         local_only: answer to loopback names only.
+        reranker: for searches that ask for it; one at a time.
     """
 
     def __init__(
@@ -95,8 +96,9 @@ class Service:
         dimensions: Sequence[int] = (),
         token: str | None = None,
         local_only: bool = False,
+        reranker: Reranker | None = None,
     ) -> None:
-        self.encoder = encoder
+        self.encoder, self.reranker = encoder, reranker
         self.index, self.name, self.limits, self.token, self.local_only = index, name, limits, token, local_only
         self.created = int(time.time())
         self.width = encoder.encode_passages(["warm"]).shape[1]
@@ -107,7 +109,7 @@ class Service:
         self.batcher = Batcher(encoder, limits.batch_tokens, limits.max_tokens, self.metrics.observe_batch)
         self.metrics.watch(self.batcher)
         self.searching = 0
-        self.search_threads = CapacityLimiter(SEARCH_THREADS)
+        self.search_threads, self.reading_threads = CapacityLimiter(SEARCH_THREADS), CapacityLimiter(1)
         self.document = describe(name, self.dimensions, limits, token is not None)
 
     @property
@@ -184,12 +186,17 @@ class Service:
         self._refuse_long([asked.query], "query")
         if asked.where:
             refuse_wild(asked.where, self.columns)
-        if asked.rerank and not self.index.info.settings.keep_tokens:
+        if asked.rerank == "tokens" and not self.index.info.settings.keep_tokens:
             raise Refused(400, "this index keeps no token vectors: make it with revela index --keep-tokens, or send no rerank", "rerank")
+        if asked.rerank == "heads" and self.reranker is None:
+            raise Refused(400, "this server has no language model: start revela serve with --lm, or send no rerank", "rerank")
         encoder = None
         if asked.mode != "lexical":
             encoder = Known((await self.encode([asked.query], "query", False, "query"))[0], self.encoder)
-        run = partial(self.index.search, asked.query, encoder, asked.k, asked.mode, asked.where, asked.fusion, asked.rerank)
+        how = (asked.mode, asked.where, asked.fusion, asked.rerank, self.reranker)
+        run = partial(self.index.search, asked.query, encoder, asked.k, *how)
+        if asked.rerank == "heads":  # takes seconds: nothing else waits for it, and those whose client has left are not begun
+            return await to_thread.run_sync(run, limiter=self.reading_threads)
         return await to_thread.run_sync(run, limiter=self.search_threads, abandon_on_cancel=True)
 
     async def encode(self, texts: Sequence[str], role: Role, truncate: bool, param: str) -> tuple[Vectors, list[int]]:
@@ -221,7 +228,7 @@ class Service:
                 raise Refused(400, f"text {i} has {len(text):,} characters: send at most {self.limits.max_characters:,}", param)
 
     async def index_info(self, _: Request) -> Response:
-        """GET /v1/index: what is searched, the columns that filters may name, and whether it can be ordered again by tokens."""
+        """GET /v1/index: what is searched, the columns that filters may name, and how it can be ordered again."""
         passages = await to_thread.run_sync(self.index.__len__)
         return JSONResponse(
             {
@@ -230,6 +237,7 @@ class Service:
                 "passages": passages,
                 "columns": self.columns,
                 "tokens": self.index.info.settings.keep_tokens,
+                "heads": self.reranker is not None,
             }
         )
 

@@ -137,6 +137,7 @@ def _shapes(models: list[str], dimensions: list[int]) -> Schema:
             passages=INTEGER,
             columns={"type": "object", "additionalProperties": STRING},
             tokens={"type": "boolean"},
+            heads={"type": "boolean"},
         ),
         "Models": _object(object={"const": "list"}, data=_list(model)),
         "Model": model,

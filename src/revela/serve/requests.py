@@ -88,7 +88,10 @@ class SearchRequest(_Strict):
     query: str = Field(pattern=r"\S")
     mode: Literal["hybrid", "dense", "lexical"] = Field("hybrid", description="By meaning (dense), by words (lexical) or both.")
     fusion: Literal["score", "rank"] = Field("score", description="How both are joined: by score, or by rank (RRF).")
-    rerank: Literal["tokens"] | None = Field(None, description="Order what was found again by token vectors, if the index keeps them.")
+    rerank: Literal["tokens", "heads"] | None = Field(
+        None,
+        description="Order what was found again by token vectors, if the index keeps them, or by the heads of the server's language model.",
+    )
     where: str | None = Field(
         None,
         max_length=FILTER_LIMIT,

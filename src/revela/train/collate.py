@@ -16,16 +16,12 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from revela.config import Recipe
 from revela.data.crops import crop
-from revela.data.prompts import Prompts
 from revela.models.retriever import passage_prompt_of, query_prompt_of
+from revela.objectives.questions import Batch
 from revela.types import Encoder
 
-QUESTION_TOKENS = 64
-
 Row = dict[str, Any]
-Batch = dict[str, Tensor]
 
 
 class Collator:
@@ -158,44 +154,6 @@ class CropCollator(PairCollator):
 
 
 MakePrompts = Callable[[Sequence[str], Sequence[tuple[str, int]]], tuple[Batch, Batch]]
-NOTHING = "N/A"  # a question whose attention is that of no question (QRHead)
-
-
-class PromptMaker:
-    """A group's candidates as an LM reads them, and the questions that follow: with their answers, or with "N/A" as one more question.
-
-    Args:
-        tokenizer: the LM's.
-        recipe: says how long they may be, how many a group has, and what stands around them.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
-        self.prompts = Prompts(tokenizer, recipe.lm_tokens, QUESTION_TOKENS, recipe.lm_prompt == "chat")
-        self.pad, self.group_size = tokenizer.pad_token_id, recipe.group_size
-
-    def with_answers(self, texts: Sequence[str], questions: Sequence[tuple[str, int]]) -> tuple[Batch, Batch]:
-        """Prompts of the groups that these texts make, and tails of (question, index of the text that answers it) pairs."""
-        tails = [self.prompts.tail(question, texts[i]) for question, i in questions]
-        return self._batches(texts, tails, [i // self.group_size for _, i in questions])
-
-    def with_nothing_asked(self, texts: Sequence[str], questions: Sequence[tuple[str, int]]) -> tuple[Batch, Batch]:
-        """The same without answers; the last question of every group is "N/A"."""
-        groups = [i // self.group_size for _, i in questions]
-        asked = [(group, question) for group, (question, _) in zip(groups, questions, strict=True)]
-        asked = sorted([*asked, *((group, NOTHING) for group in set(groups))], key=lambda pair: pair[0])  # a stable sort
-        return self._batches(texts, [self.prompts.tail(question) for _, question in asked], [group for group, _ in asked])
-
-    def _batches(self, texts: Sequence[str], tails: Sequence[tuple[list[int], list[int]]], groups: Sequence[int]) -> tuple[Batch, Batch]:
-        prompts = [self.prompts.candidates(texts[i : i + self.group_size]) for i in range(0, len(texts), self.group_size)]
-        return self._padded(prompts, "document", -1), {**self._padded(tails, "role", 0), "group": torch.tensor(groups)}
-
-    def _padded(self, texts: Sequence[tuple[list[int], list[int]]], name: str, nothing: int) -> Batch:
-        longest = max(len(ids) for ids, _ in texts)
-        return {
-            "input_ids": torch.tensor([ids + [self.pad] * (longest - len(ids)) for ids, _ in texts]),
-            "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in texts]),
-            name: torch.tensor([marks + [nothing] * (longest - len(marks)) for _, marks in texts]),
-        }
 
 
 class PromptCollator(Collator):

@@ -6,9 +6,8 @@ Revela gates the heads that look to a related document, DREAM injects into those
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,19 @@ from torch import Tensor
 
 from revela.config import Recipe
 from revela.data.store import Stored
-from revela.errors import RevelaError
-from revela.files import whole
+from revela.models.heads import Head, cached_ranking
 from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.models.retriever import compute_device, uses_bf16
-from revela.models.weights import cache_folder, find_weights, fingerprint
+from revela.models.weights import find_weights
 from revela.objectives.head_probe import probe_heads, ranked_heads
 from revela.objectives.query_heads import score_query_heads
-from revela.train.collate import Batch, PromptMaker
+from revela.objectives.questions import Batch, PromptMaker
 from revela.train.order import order_of_groups
 from revela.train.rows import training_chunks, training_rows
 from revela.types import Chunk, Document, Say
 
 PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)  # groups; documents a group and pieces a document; words a piece
 PROBE_QUESTIONS = 64  # of the search for query-focused heads
-
-Head = tuple[int, int, float]
-"""(layer, head, score)."""
 
 
 def rank_heads(recipe: Recipe, documents: Sequence[Document], queries_file: Path | None, say: Say) -> tuple[Path, list[Head]]:
@@ -52,59 +47,21 @@ def rank_heads(recipe: Recipe, documents: Sequence[Document], queries_file: Path
 def sibling_heads(recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, documents: Sequence[Document], say: Say) -> list[Head]:
     """Heads that look to a related document, by Revela's label-free probe. Empty if no document is long enough."""
 
-    def probe() -> Tensor | None:
+    def probe() -> list[Head]:
         groups = []
         for texts, owners in _probe_groups(documents, recipe.seed):
             tokens = tokenizer(texts, truncation=True, max_length=recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt")
             groups.append((lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners)))
-        return probe_heads(lm, groups) if groups else None
+        return ranked_heads(probe_heads(lm, groups)) if groups else []
 
-    return _cached_ranking("siblings", lm, folder, probe, say)
+    return cached_ranking("siblings", lm, folder, probe, say)
 
 
 def query_heads(recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: Stored[Chunk], say: Say) -> list[Head]:
     """Heads that look from a question to its answer; their score is nDCG@10."""
     questions = _questions(recipe, rows, PromptMaker(tokenizer, recipe))
     kind = "questions-without-outliers" if recipe.drop_outliers else "questions"
-    return _cached_ranking(kind, lm, folder, lambda: score_query_heads(lm, questions, recipe.drop_outliers), say)
-
-
-def save_heads(path: Path, name: str, folder: Path, ranking: Sequence[Head]) -> None:
-    """Write a ranking of heads, with the model that it belongs to."""
-    with whole(path) as temporary:
-        temporary.write_text(json.dumps({"lm": name, "fingerprint": fingerprint(folder), "ranking": ranking}))
-
-
-def heads_from_file(path: Path, folder: Path) -> list[Head]:
-    """A ranking that ``save_heads`` wrote.
-
-    Raises:
-        RevelaError: it is none, or another model's.
-    """
-    try:
-        saved = json.loads(path.read_text())
-        ranking = [(int(layer), int(head), float(score)) for layer, head, score in saved["ranking"]]
-        owner, name = saved["fingerprint"], saved["lm"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RevelaError(f"{path} is not a file of heads: make one with revela heads --objective dream --out {path}") from error
-    if owner != fingerprint(folder):
-        raise RevelaError(
-            f"{path} ranks the heads of {name}, not of this run's --lm: make another with revela heads --objective dream --out"
-        )
-    return ranking
-
-
-def _cached_ranking(kind: str, lm: LanguageModel, folder: Path, probe: Callable[[], Tensor | None], say: Say) -> list[Head]:
-    path = cache_folder() / "heads" / f"{fingerprint(folder)}-{kind}.json"
-    if path.is_file():
-        return heads_from_file(path, folder)
-    say(f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name}, once")
-    scores_LH = probe()
-    if scores_LH is None:
-        return []
-    ranking = ranked_heads(scores_LH)
-    save_heads(path, lm.name, folder, ranking)
-    return ranking
+    return cached_ranking(kind, lm, folder, lambda: ranked_heads(score_query_heads(lm, questions, recipe.drop_outliers)), say)
 
 
 def _probe_groups(documents: Sequence[Document], seed: int) -> Iterator[tuple[list[str], list[int]]]:

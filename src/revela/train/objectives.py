@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from revela.config import Recipe
 from revela.data.store import Stored
 from revela.errors import RevelaError
+from revela.models.heads import heads_from_file
 from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.models.retriever import load_encoder, without_lora
 from revela.models.weights import find_weights
@@ -27,10 +28,11 @@ from revela.objectives.contrastive import Contrastive
 from revela.objectives.dream import Dream
 from revela.objectives.gains import GainDistillation
 from revela.objectives.matryoshka import Matryoshka
+from revela.objectives.questions import QUESTION_TOKENS, Batch, PromptMaker
 from revela.objectives.replug import Replug
 from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
-from revela.train.collate import QUESTION_TOKENS, Batch, ChunkCollator, CropCollator, PromptCollator, PromptMaker, QueryCollator, Row
-from revela.train.heads import heads_from_file, query_heads, sibling_heads
+from revela.train.collate import ChunkCollator, CropCollator, PromptCollator, QueryCollator, Row
+from revela.train.heads import query_heads, sibling_heads
 from revela.types import Chunk, Document, Encoder, Say
 
 Collate = Callable[[Sequence[Row]], Batch]
