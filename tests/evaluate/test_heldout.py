@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 
 from conftest import make_rows
@@ -9,6 +11,8 @@ from revela.data.heldout import docstring_task, split_held_out, tasks
 from revela.data.queries import Answer
 from revela.data.store import stored
 from revela.evaluate.heldout import HeldOutCheck
+from revela.search.fusion import Geometry, fuse_scores
+from revela.search.lexical import BM25
 from revela.types import Document
 
 DOCUMENTS = [Document(r["_id"], r["text"], r["title"]) for r in make_rows(40)]
@@ -72,8 +76,37 @@ def test_check_scores_an_oracle_at_one_and_bm25_below():
         encode_queries = encode_passages
 
     check = HeldOutCheck(built)
-    assert check(Topics())["sibling"] > 0.9
-    assert set(check.bm25()) == {"sibling", "title"} and check.bm25()["sibling"] > 0.5
+    scores, bm25 = check(Topics()), check.bm25()
+    assert scores["sibling"] > 0.9
+    assert list(scores) == ["sibling", "sibling + BM25", "title", "title + BM25"]
+    assert set(bm25) == {"sibling", "title"} and bm25["sibling"] > 0.5
+
+
+def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_excluded():
+    """Against a loop over all passages, each scored by itself."""
+
+    class Noise:
+        def encode_passages(self, texts, progress=False):
+            vectors = np.stack([np.random.default_rng(zlib.crc32(t.encode())).normal(size=16) for t in texts]).astype(np.float32)
+            return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+        encode_queries = encode_passages
+
+    sibling, _ = tasks(DOCUMENTS, 12, 20, 100, 0)
+    encoder, texts = Noise(), sibling.passages
+    vectors, queries = encoder.encode_passages(texts), encoder.encode_queries(sibling.queries)
+    geometry, bm25 = Geometry.of(vectors), BM25(texts)
+    best, (indices, scores) = bm25.best(sibling.queries), bm25.top_k(sibling.queries, len(texts))
+    gains = []
+    for q, (relevant, (own,)) in enumerate(zip(sibling.relevant, sibling.excluded, strict=True)):
+        left = [d for d in range(len(texts)) if d != own]
+        cosines = {d: float(queries[q] @ vectors[d]) for d in left}
+        shares = {int(d): float(s / best[q]) for d, s in zip(indices[q], scores[q], strict=True) if s > 0 and d != own}
+        ranked = list(fuse_scores(cosines, shares, float(queries[q] @ geometry.mean), geometry.spread))[:10]
+        gain = sum(1 / np.log2(i + 2) for i, d in enumerate(ranked) if d in relevant)
+        gains.append(gain / sum(1 / np.log2(i + 2) for i in range(min(10, len(relevant)))))
+    found = HeldOutCheck([sibling])(encoder)["sibling + BM25"]
+    assert np.isclose(found, np.mean(gains)) and 0.1 < found < 1
 
 
 def test_questions_ask_for_the_chunk_that_they_were_written_about():

@@ -64,7 +64,7 @@ def train(
     )
     if check.tasks:
         systems = {"BM25": bm25, "untrained": outcome.untrained, "before training": outcome.before, "trained": outcome.after}
-        print_scores("label-free check, nDCG@10", bm25, systems)
+        print_scores("label-free check, nDCG@10", outcome.after, systems)
     more = ", go on with --resume" if outcome.interrupted else ""
     print(f"{outcome.steps:,} updates in {outcome.minutes:.1f} minutes; saved to {out}{more}")
 

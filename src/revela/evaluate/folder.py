@@ -231,15 +231,26 @@ def hybrid(
     """
     by_score, by_rank = [], []
     geometry = Geometry.of(passages)
-    background = queries @ geometry.mean
-    rows = zip(queries, background, dense, *collection.lexical, collection.best_lexical, strict=True)
-    for query, far, near, lexical, scores, best in rows:
+    for query, near, lexical, scores, best in zip(queries, dense, *collection.lexical, collection.best_lexical, strict=True):
         shares = {int(d): float(s / best) for d, s in zip(lexical[:FUSED], scores, strict=False) if s > 0}
-        candidates = list(dict.fromkeys([*near[:FUSED].tolist(), *shares]))
-        cosines = dict(zip(candidates, (passages[candidates] @ query).tolist(), strict=True))
-        by_score.append(fuse_scores(cosines, shares, float(far), geometry.spread))
+        by_score.append(fuse(query, passages, near[:FUSED].tolist(), shares, geometry))
         by_rank.append(reciprocal_rank_fusion([near[:FUSED].tolist(), list(shares)]))
     return by_score, by_rank
+
+
+def fuse(query_D: Vectors, passages: Vectors, near: Sequence[int], shares: Mapping[int, float], geometry: Geometry) -> dict[int, float]:
+    """The fusion by score for one query: passages and scores, best first.
+
+    Args:
+        query_D: its vector.
+        passages: all vectors, (N, D).
+        near: the passages nearest to it.
+        shares: those that BM25 finds, with their shares of the best possible score.
+        geometry: of the passages.
+    """
+    candidates = list(dict.fromkeys([*near, *shares]))
+    cosines = dict(zip(candidates, (passages[candidates] @ query_D).tolist(), strict=True))
+    return fuse_scores(cosines, shares, float(query_D @ geometry.mean), geometry.spread)
 
 
 def _outcome(collection: Collection, indices: Iterable[Iterable[int]], values: Iterable[Iterable[float]]) -> Outcome:

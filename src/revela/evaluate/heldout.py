@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from revela.config import Recipe
 from revela.data.heldout import Ask, Task, split_held_out, tasks
 from revela.data.store import Stored
+from revela.evaluate.folder import fuse
 from revela.search.dense import top_k
+from revela.search.fusion import Geometry
 from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores
 from revela.types import Document, Encoder, Vectors
 
+TINY = 1e-9
 DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
 
 
@@ -32,34 +35,66 @@ def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -
 
 
 class HeldOutCheck:
-    """nDCG@10 of each task, for any encoder and for BM25."""
+    """nDCG@10 of each task: of any encoder, alone and fused with BM25 by score (``with_bm25(task)``), and of BM25.
+
+    What is chosen by this check is chosen by both, as an index is searched by both, and as BM25 may know already what the vectors
+    learn.
+    """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = list(tasks)
+        self._lexical = [_Lexical(BM25(task.passages), task.queries) for task in self.tasks]
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
-        """nDCG@10 by task name."""
+        """nDCG@10 by task name, without and with BM25."""
         scores: dict[str, float] = {}
         texts: list[str] = []
-        for task in self.tasks:
+        for task, lexical in zip(self.tasks, self._lexical, strict=True):
             if task.passages != texts:  # sibling, title and question search the same passages
                 texts, passages = task.passages, encoder.encode_passages(task.passages)
-            indices, values = top_k(encoder.encode_queries(task.queries), passages, DEPTH)
-            scores[task.name] = _score(task, indices, values)
+                geometry = Geometry.of(passages)
+            queries = encoder.encode_queries(task.queries)
+            dense = _rankings(task, *top_k(queries, passages, DEPTH))
+            scores[task.name] = _score(task, dense)
+            fused = [
+                fuse(query, passages, list(near), {d: share for d, share in words.items() if share > 0}, geometry)
+                for query, near, words in zip(queries, dense, _rankings(task, lexical.indices, lexical.shares), strict=True)
+            ]
+            scores[with_bm25(task.name)] = _score(task, fused)
         return scores
 
     def bm25(self) -> dict[str, float]:
-        """The same for BM25."""
-        return {task.name: _score(task, *BM25(task.passages).top_k(task.queries, DEPTH)) for task in self.tasks}
+        """The same of BM25 alone."""
+        lexical = zip(self.tasks, self._lexical, strict=True)
+        return {task.name: _score(task, _rankings(task, found.indices, found.shares)) for task, found in lexical}
 
     def describe(self) -> str:
         return "; ".join(f"{t.name}: {len(t.queries)} queries over {len(t.passages)} passages" for t in self.tasks)
 
 
-def _score(task: Task, indices: NDArray[np.int64], values: Vectors) -> float:
+class _Lexical:
+    """What BM25 finds for a task's queries: passages (Q, K), and their shares of the best possible score."""
+
+    def __init__(self, bm25: BM25, queries: Sequence[str]) -> None:
+        self.indices, scores = bm25.top_k(queries, DEPTH)
+        best_Q1 = np.maximum(bm25.best(queries), TINY)[:, None]  # 0 for a query without a word
+        self.shares: Vectors = (scores / best_Q1).astype(np.float32)
+
+
+def with_bm25(task: str) -> str:
+    """The name of a task's score by the fusion with BM25."""
+    return f"{task} + BM25"
+
+
+def _rankings(task: Task, indices: NDArray[np.int64], values: Vectors) -> list[dict[int, float]]:
+    """Passages and scores of each query, best first, without what is excluded."""
+    return [
+        {int(d): float(s) for d, s in zip(row, scores, strict=True) if d not in excluded}
+        for row, scores, excluded in zip(indices, values, task.excluded, strict=True)
+    ]
+
+
+def _score(task: Task, rankings: Sequence[dict[int, float]]) -> float:
     qrels = {str(q): {str(d): 1 for d in relevant} for q, relevant in enumerate(task.relevant)}
-    run = {
-        str(q): {str(d): float(s) for d, s in zip(row, score, strict=True) if d not in task.excluded[q]}
-        for q, (row, score) in enumerate(zip(indices, values, strict=True))
-    }
+    run = {str(q): {str(d): score for d, score in ranking.items()} for q, ranking in enumerate(rankings)}
     return mean_scores(qrels, run)["ndcg@10"]

@@ -95,7 +95,8 @@ Trained on {corpus}, {steps:,} updates in {minutes:.1f} minutes:
     {command}
 
 Label-free check on documents held out of training (first half of a chunk finds the rest of its document; title finds its
-document; docstring finds its function; question, written by a language model, finds its chunk):
+document; docstring finds its function; question, written by a language model, finds its chunk), by the vectors alone and by
+their fusion with BM25:
 
 {header}
 {rows}

@@ -99,7 +99,7 @@ class GroupTrainer(SentenceTransformerTrainer):
 
 
 class Best:
-    """The state that the label-free check likes best (by the mean of its tasks), so that a run ends no worse than it began.
+    """The state that the label-free check likes best (by the mean of its scores), so that a run ends no worse than it began.
 
     A later state has to win by more than ``MARGIN``: the best of many checks that differ by chance alone is the luckiest, not the best.
 
