@@ -146,8 +146,6 @@ class Recipe:
     "Precision of the similarities; the published run's was bf16."
     siblings: float = 0.0
     "Weight of a contrastive loss on the same vectors beside the LM's: chunks of one document are positives."
-    bm25: float = 0.0
-    "Weight of BM25, as a share of its best possible score, beside the cosines: the vectors learn what it lacks."
     query_side: Literal["first-half", "random-span", "whole"] = "first-half"
     "What of a chunk is its query; random-span: any half in one piece. Code always uses the whole chunk in the paper; here all do the same."
 
@@ -309,7 +307,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 READ_BY: dict[str, tuple[Objective, ...]] = {
-    **dict.fromkeys(("lm_lora", "standardise", "sim_dtype", "siblings", "bm25"), ("revela",)),
+    **dict.fromkeys(("lm_lora", "standardise", "sim_dtype", "siblings"), ("revela",)),
     **dict.fromkeys(("mix", "gate_heads", "gate_first_layer", "v_norm"), ("revela", "gains")),
     **dict.fromkeys(("gate", "epsilon", "kernel"), ("revela", "gains", "dream")),
     "learn_gates": ("revela", "dream"),

@@ -13,7 +13,6 @@ from revela.models.language_model import LanguageModel
 from revela.objectives.head_probe import BASE_GATE, probe_heads, ranked_heads
 from revela.objectives.revela import (
     InBatchAttention,
-    Revela,
     gated_layers,
     gates_in_upper_layers,
     gates_on_heads,
@@ -82,34 +81,6 @@ def test_sibling_loss_equals_a_loop_and_needs_siblings():
     found, wanted = torch.autograd.grad(loss, query, retain_graph=True)[0], torch.autograd.grad(want, query)[0]
     torch.testing.assert_close(found, wanted)
     assert sibling_loss(in_batch_weights(query, passage, 0.3), torch.arange(6)) == 0
-
-
-@pytest.mark.parametrize("standardise", [False, True])
-def test_bm25_joins_the_cosines_before_the_softmax(standardise):
-    """Against a loop, with the gradient, which is of the cosines alone."""
-    generator = torch.Generator().manual_seed(3)
-    query, passage = (torch.randn(5, 8, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    bm25, told = (torch.rand(5, 5, generator=generator, dtype=torch.float64) for _ in range(2))
-    weights = in_batch_weights(query, passage, 0.3, standardise=standardise, bm25_BB=bm25)
-    want = torch.zeros(5, 5, dtype=torch.float64)
-    for i in range(5):
-        others = [j for j in range(5) if j != i]
-        scores = torch.stack([torch.cosine_similarity(query[i], passage[j], dim=0) + bm25[i, j] for j in others])
-        want[i, others] = ((scores / scores.std(correction=0) if standardise else scores) / 0.3).softmax(0)
-    torch.testing.assert_close(weights, want)
-    found, wanted = (torch.autograd.grad((told * w).sum(), [query, passage]) for w in (weights, want))
-    torch.testing.assert_close(found, wanted)
-
-
-def test_each_group_of_a_batch_has_the_bm25_of_its_own_pairs(lm):
-    generator = torch.Generator().manual_seed(4)
-    query, passage = (torch.randn(6, 8, generator=generator) for _ in range(2))
-    bm25 = torch.rand(6, 6, generator=generator)
-    objective = Revela(torch.nn.Identity(), lm, tau=0.3, gates_LH=None, v_norm=False, group_size=3)
-    weights = objective.weights(query, passage, bm25)
-    for rows in (slice(0, 3), slice(3, 6)):
-        torch.testing.assert_close(weights[rows, rows], in_batch_weights(query[rows], passage[rows], 0.3, bm25_BB=bm25[rows, rows]))
-    assert not weights[:3, 3:].any() and not weights[3:, :3].any()
 
 
 def test_bf16_ties_soften_a_saturated_row():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from revela.search.dense import top_k
 from revela.search.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion, weight_of_words
-from revela.search.lexical import BM25, WordShares
+from revela.search.lexical import BM25
 from revela.search.metrics import mean_scores, per_query
 
 
@@ -95,18 +95,6 @@ def test_bm25_knows_inflections_and_words_of_one_letter():
     index = BM25(["she banks her savings", "plot x against time", "plot y against time"])
     assert index.top_k(["banking"], 1)[0][0, 0] == 0
     assert [int(best[0]) for best in index.top_k(["plot of x", "plot of y"], 1)[0]] == [1, 2]
-
-
-def test_shares_of_single_texts_are_those_of_the_index():
-    texts = [f"{a} {b} {b} gas" for a in ("heat", "wing", "flow of air over it") for b in ("plate", "jet", "shock wave")]
-    queries = ["a hot plate in a jet", "heat heat flow", "the", "unheard"]
-    index, shares = BM25(texts), WordShares(iter(texts))
-    indices, scores = index.top_k(queries, len(texts))
-    wanted = np.zeros((len(queries), len(texts)))
-    np.put_along_axis(wanted, indices, scores / np.maximum(index.best(queries), 1e-9)[:, None], axis=1)
-    np.testing.assert_allclose(shares(queries, texts), wanted, atol=1e-6)
-    assert wanted[0].max() > 0.1 and not wanted[2:].any()
-    np.testing.assert_allclose(shares(queries[:1], texts[4:6]), wanted[:1, 4:6], atol=1e-6)  # whoever else is there
 
 
 def test_metrics_by_hand():

@@ -313,16 +313,6 @@ def test_losses_of_siblings_are_added_with_their_weight(recipe, documents, tmp_p
     assert first[2.0] - first[0.0] == pytest.approx(2 * (first[1.0] - first[0.0]), rel=1e-3)
 
 
-def test_bm25_beside_the_cosines_changes_what_the_lm_reads(recipe, documents, tmp_path):
-    first = {}
-    for weight in (0.0, 1e-9, 3.0):
-        out = tmp_path / str(weight)
-        train(dataclasses.replace(recipe, bm25=weight, max_steps=1), documents, out, say=lambda _: None)
-        (first[weight],) = losses(out).values()
-    assert first[1e-9] == pytest.approx(first[0.0], rel=1e-5)
-    assert abs(first[3.0] - first[0.0]) > 1e-4
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_learns_and_saves_the_same_kind_of_folder(recipe, taught_lm_folder, documents, tmp_path, name):
     settings = {**PRESETS[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 30, "learning_rate": 2e-3}

@@ -48,13 +48,7 @@ class ReadableLM(Protocol):
 
 
 def in_batch_weights(
-    query_BD: Tensor,
-    passage_BD: Tensor,
-    tau: float | Tensor,
-    *,
-    standardise: bool = False,
-    dtype: torch.dtype | None = None,
-    bm25_BB: Tensor | None = None,
+    query_BD: Tensor, passage_BD: Tensor, tau: float | Tensor, *, standardise: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Sim (Revela, eq. 4): softmax over j != i of cos(query_i, passage_j) / tau. Asymmetric, zero diagonal, rows sum to 1.
 
@@ -68,16 +62,12 @@ def in_batch_weights(
         tau: temperature of the cosine, or, standardised, of its standard scores.
         standardise: divide each row's cosines by their standard deviation (ours, not the paper's).
         dtype: compute in this precision (the published run's bf16 ties act as a smoother); None keeps the input's.
-        bm25_BB: what BM25 says of each pair, added to the cosines (ours). Where it says enough, the loss asks nothing of the
-            cosine: the retriever learns the residual (CLEAR; Gao et al., ECIR 2021), which is what hybrid search needs of it.
     """
     query_BD, passage_BD = F.normalize(query_BD, dim=-1), F.normalize(passage_BD, dim=-1)
     if dtype is not None:
         query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
     with torch.autocast(query_BD.device.type, enabled=False):
         scores_BB = query_BD @ passage_BD.T
-        if bm25_BB is not None:
-            scores_BB = scores_BB + bm25_BB.to(scores_BB.dtype)
         if standardise:
             scores_BB = scores_BB / (others(scores_BB).var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
         return softmax_of_others(scores_BB / tau)
@@ -166,7 +156,6 @@ class Revela(nn.Module):
         group_size: chunks a group; a batch may hold several groups, which do not see one another. 0: a batch is one group.
         retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
         siblings: weight of ``sibling_loss`` beside the LM's.
-        bm25: weight of BM25 beside the cosines; see in_batch_weights.
     """
 
     def __init__(
@@ -186,10 +175,9 @@ class Revela(nn.Module):
         retriever_batch: int = 0,
         kernel: Kernel = "torch",
         siblings: float = 0.0,
-        bm25: float = 0.0,
     ) -> None:
         super().__init__()
-        self.siblings, self.bm25 = siblings, bm25
+        self.siblings = siblings
         self.group_size, self.retriever_batch, self.kernel = group_size, retriever_batch, kernel
         self.model = model
         self.lm = lm
@@ -200,10 +188,10 @@ class Revela(nn.Module):
 
     def forward(self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Loss (nats a token) of a batch; ``features`` are its chunks as queries, as passages, and as the LM reads them (with
-        ``document``, of each chunk, where siblings count, and ``bm25``, (B, B) shares of the best possible score, where that does)."""
+        ``document``, of each chunk, where siblings count)."""
         query, passage, chunk = features
         query_BD, passage_BD = (embed(self.model, side, self.retriever_batch) for side in (query, passage))
-        weights_BB = self.weights(query_BD, passage_BD, self.bm25 * chunk["bm25"] if self.bm25 else None)
+        weights_BB = self.weights(query_BD, passage_BD)
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
         of_siblings = self.siblings * sibling_loss(weights_BB, chunk["document"]) if self.siblings else 0.0
         if self.lm.trainable:
@@ -214,18 +202,11 @@ class Revela(nn.Module):
         """The rows of each group of the batch."""
         return torch.split(rows_B, self.group_size or len(rows_B))
 
-    def weights(self, query_BD: Tensor, passage_BD: Tensor, bm25_BB: Tensor | None = None) -> Tensor:
+    def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """Sim within each group of the batch, 0 between groups."""
         return _block_diagonal(
-            in_batch_weights(
-                query_BD[rows],
-                passage_BD[rows],
-                self.log_tau.exp(),
-                standardise=self.standardise,
-                dtype=self.sim_dtype,
-                bm25_BB=None if bm25_BB is None else bm25_BB[rows][:, rows],
-            ).float()
-            for rows in self.groups(torch.arange(len(query_BD), device=query_BD.device))
+            in_batch_weights(query, passage, self.log_tau.exp(), standardise=self.standardise, dtype=self.sim_dtype).float()
+            for query, passage in zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
         )
 
     def signal(self, packed: Any, scores: Sequence[Tensor]) -> Tensor:

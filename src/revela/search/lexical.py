@@ -6,18 +6,15 @@ Chosen among fifteen settings on ten collections (docs/results.md), code among t
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.data.batches import batches
 from revela.types import Vectors
 
 K1, B = 1.2, 0.75
-PART = 1024  # texts whose words are held at a time
 WORD = r"(?u)\b\w+\b"  # one letter is a word too: x and i mean something in code
 STOP_WORDS = re.findall(
     r"\w+",
@@ -76,36 +73,6 @@ class BM25:
         """How many passages hold each of these words, as the index has them (lower case, stemmed)."""
         known = self._vocabulary
         return np.array([self._frequencies[known[word]] if word in known else 0 for word in words], np.int64)
-
-
-class WordShares:
-    """BM25 over the best possible score, 0 to 1, between any texts, with the word counts of a corpus.
-
-    Args:
-        passages: the corpus.
-    """
-
-    def __init__(self, passages: Iterable[str]) -> None:
-        self.size, length, self._held = 0, 0, Counter[str]()
-        for some in batches(passages, lambda _: 1, PART):
-            self.size += len(some)
-            for words in _tokenize(some, return_ids=False):
-                self._held.update(set(words))
-                length += len(words)
-        self.mean_length = max(1.0, length / max(1, self.size))
-
-    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Vectors:
-        """(Q, P) shares; 0 where a query has no word to look for."""
-        counts = [Counter(words) for words in _tokenize(passages, return_ids=False)]
-        length_P = np.array([sum(count.values()) for count in counts]) / self.mean_length
-        shares_QP = np.zeros((len(queries), len(passages)), np.float32)
-        for share_P, words in zip(shares_QP, _tokenize(queries, return_ids=False), strict=True):
-            if not words:
-                continue
-            weight_T = idf(np.array([self._held[word] for word in words], np.int64), self.size)
-            count_TP = np.array([[count[word] for count in counts] for word in words])
-            share_P[:] = weight_T @ (count_TP / (count_TP + K1 * (1 - B + B * length_P))) / weight_T.sum()
-        return shares_QP
 
 
 def _tokenize(texts: Sequence[str], return_ids: bool = True) -> Any:

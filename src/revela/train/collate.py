@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from revela.data.crops import crop
 from revela.models.retriever import passage_prompt_of, query_prompt_of
 from revela.objectives.questions import Batch
-from revela.types import Encoder, Vectors
+from revela.types import Encoder
 
 Row = dict[str, Any]
 
@@ -56,10 +56,8 @@ class ChunkCollator(Collator):
         lm_tokens: int,
         query_side: str,
         seed: int,
-        word_shares: Callable[[Sequence[str], Sequence[str]], Vectors] | None = None,
     ) -> None:
         super().__init__(model, count)
-        self.word_shares = word_shares
         self.lm_tokenizer, self.lm_tokens, self.query_side, self.seed = lm_tokenizer, lm_tokens, query_side, seed
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
@@ -69,10 +67,7 @@ class ChunkCollator(Collator):
         )
         read = {f"chunk_{k}": chunk[k] for k in ("input_ids", "attention_mask")}
         documents = torch.tensor([row["document"] for row in rows])
-        queries = self._queries(texts)
-        if self.word_shares is not None:
-            read["chunk_bm25"] = torch.from_numpy(self.word_shares(queries, texts))
-        return {**self.sides(queries, texts), **read, "chunk_document": documents}
+        return {**self.sides(self._queries(texts), texts), **read, "chunk_document": documents}
 
     def _queries(self, texts: Sequence[str]) -> Sequence[str]:
         tokenizer = self.model.tokenizer

@@ -31,7 +31,6 @@ from revela.objectives.matryoshka import Matryoshka
 from revela.objectives.questions import QUESTION_TOKENS, Batch, PromptMaker
 from revela.objectives.replug import Replug
 from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_heads
-from revela.search.lexical import WordShares
 from revela.train.collate import ChunkCollator, CropCollator, PromptCollator, QueryCollator, Row
 from revela.train.heads import query_heads, sibling_heads
 from revela.types import Chunk, Document, Encoder, Say
@@ -74,7 +73,7 @@ def build_objective(materials: Materials) -> tuple[nn.Module, Collate]:
 
 def _revela(m: Materials) -> tuple[nn.Module, ChunkCollator]:
     lm, settings, collate = _in_batch(m)
-    return Revela(m.model, lm, siblings=m.recipe.siblings, bm25=m.recipe.bm25, **settings), collate
+    return Revela(m.model, lm, **settings), collate
 
 
 def _gains(m: Materials) -> tuple[nn.Module, ChunkCollator]:
@@ -100,9 +99,9 @@ def _in_batch(m: Materials) -> tuple[LanguageModel, dict[str, Any], ChunkCollato
         group_size=recipe.group_size,
         retriever_batch=recipe.retriever_batch,
         kernel=recipe.kernel,
+        siblings=recipe.siblings,
     )
-    word_shares = WordShares(row.text for row in m.rows) if recipe.bm25 else None
-    return lm, settings, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed, word_shares)
+    return lm, settings, ChunkCollator(m.model, m.count, tokenizer, recipe.lm_tokens, recipe.query_side, recipe.seed)
 
 
 def _replug(m: Materials) -> tuple[nn.Module, ChunkCollator]:
