@@ -85,7 +85,8 @@ def keep(request: pytest.FixtureRequest) -> Callable[[str, Record], None]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_runs(tiny_lm_folder, tmp_path, keep, name):
+def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))  # the LM's heads are found anew
     recipe = Recipe(**RUNS[name], model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
     train(recipe, DOCUMENTS, tmp_path / "out", say=lambda _: None)
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
