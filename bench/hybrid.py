@@ -25,7 +25,7 @@ from revela.evaluate.folder import DEPTH, Collection, hybrid, load_collection, o
 from revela.models.retriever import RetrieverEncoder, load_encoder
 from revela.models.weights import resolve
 from revela.search.dense import top_k
-from revela.search.heads import QueryHeads, load_query_heads
+from revela.search.listwise import QueryHeads, load_query_heads
 from revela.search.metrics import mean_scores
 from revela.search.rerank import READ, encode_packed, with_reranker
 from revela.types import Vectors
@@ -127,7 +127,7 @@ def main() -> None:
             heads = heads or load_query_heads(arguments.lm, partial(sample, collection))
             rows.append(by_heads(some, kept.queries[: arguments.heads], kept.passages, heads))
         else:
-            found = outcomes(collection, {"it": kept}, tokens=not arguments.no_tokens)
+            found = outcomes(collection, {"it": kept}, rerank=None if arguments.no_tokens else "tokens")
             bm25 = found["BM25"].means()["ndcg@10"]
             scores = [found[system].means()["ndcg@10"] for system in columns.values()]
             dense, by_rank, by_score, *_ = scores

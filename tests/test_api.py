@@ -61,7 +61,7 @@ def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
 
 
 def test_a_language_model_that_is_loaded_once_reads_what_was_found(retriever, tiny_lm_folder, tmp_path, monkeypatch):
-    from revela.search import heads
+    from revela.search import listwise as heads
 
     loaded, load = [], heads.load_language_model
     monkeypatch.setattr(heads, "load_language_model", lambda *given, **named: loaded.append(given) or load(*given, **named))

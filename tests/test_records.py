@@ -125,7 +125,7 @@ def test_scores_on_a_collection(saved_retriever, keep):
     qrels = {name: {name: 2, f"{name[:-1]}2": 1} for name in queries}
     parts = (list(part) for part in (texts, texts.values(), queries, queries.values()))
     encoder = Retriever(saved_retriever, "fp32").encoder
-    found = outcomes(Collection("made up", *parts, qrels), {"tiny": encoder}, tokens=True)
+    found = outcomes(Collection("made up", *parts, qrels), {"tiny": encoder}, rerank="tokens")
     record: Record = {}
     for system, outcome in found.items():
         record[system] = _short(scores["ndcg@10"] for scores in outcome.scores.values())

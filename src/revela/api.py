@@ -13,7 +13,7 @@ from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint, resolve
 from revela.search import indexing
 from revela.search.fusion import Fusion
-from revela.search.heads import QueryHeads, load_query_heads
+from revela.search.listwise import QueryHeads, load_query_heads
 from revela.search.rerank import Rerank
 from revela.search.store import Index, Mode
 from revela.types import Document, Hit, Vectors
@@ -116,8 +116,8 @@ class Searcher:
         Raises:
             RevelaError: the question is empty, the filter is wrong, or the language model cannot be loaded.
         """
-        reranker = self._heads if rerank == "heads" else None
-        return self._index.search(question, self._retriever.encoder, k, mode, where, fusion, rerank, reranker)
+        how = self._heads if rerank == "heads" else rerank
+        return self._index.search(question, self._retriever.encoder, k, mode, where, fusion, how)
 
     @cached_property
     def _heads(self) -> QueryHeads:

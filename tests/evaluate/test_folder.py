@@ -62,7 +62,7 @@ def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
 
     read = []
     collection = load_collection(write(tmp_path / "c"))
-    found = outcomes(collection, {"oracle": Oracle()}, reranker=Reader())
+    found = outcomes(collection, {"oracle": Oracle()}, rerank=Reader())
     assert read == [(f"query {i}", sorted(collection.documents)) for i in range(2)]
     assert found["oracle + BM25 + heads"].first == found["oracle + BM25"].first  # nothing else is near
     (again,) = read_again(dataclasses.replace(collection, queries=["q"]), Reader(), [{3: 0.4, 1: 0.39, 0: 0.38, 2: 0.1}])

@@ -15,9 +15,9 @@ from transformers import LlamaForCausalLM
 from conftest import make_rows
 from revela.data.prompts import ASK, INTRODUCTION, LEAD
 from revela.errors import RevelaError
-from revela.models.heads import heads_from_file, save_heads
+from revela.models.head_ranking import heads_from_file, save_heads
 from revela.models.weights import cache_folder, fingerprint
-from revela.search.heads import HEADS, load_query_heads
+from revela.search.listwise import HEADS, load_query_heads
 from revela.search.rerank import READ, READ_WEIGHT, with_reranker
 
 PASSAGES = [row["text"] for row in make_rows(READ + 4)]
@@ -78,7 +78,7 @@ def test_scores_equal_those_of_whole_attention_matrices(cache, tiny_lm_folder, t
 
 
 def test_heads_are_found_by_questions_from_the_text_once(cache, tiny_lm_folder, monkeypatch, capsys):
-    from revela.search import heads
+    from revela.search import listwise as heads
 
     seen, score = [], heads.score_query_heads
     monkeypatch.setattr(heads, "score_query_heads", lambda lm, examples: score(lm, seen.extend(examples) or seen))
@@ -151,7 +151,7 @@ def test_an_index_has_its_first_documents_read_whatever_found_them(tmp_path, mod
         passages = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in plain[:READ]]
         wanted = with_reranker(query, {hit.id: hit.score for hit in plain}, passages, Vowels())
         reranker = Vowels()
-        found = index.search(query, Letters(), 5, mode, where, fusion, "heads", reranker)
+        found = index.search(query, Letters(), 5, mode, where, fusion, reranker)
         assert reranker.read == ([passages] if passages else [])
         assert [(hit.id, hit.score) for hit in found] == list(wanted.items())[:5]
         texts = {hit.id: hit.text for hit in plain}

@@ -399,7 +399,7 @@ def test_search_orders_again_by_tokens_and_joins_as_asked(server, index, encoder
 def test_a_language_model_reads_for_one_search_at_a_time_and_others_pass(make_service, index, encoder):
     reranker = Backwards()
     asked = [{"query": "ocean01 word", "mode": mode, "rerank": "heads", "k": 25} for mode in ("hybrid", "lexical")]
-    wanted = [index.search(a["query"], encoder, 25, a["mode"], rerank="heads", reranker=Backwards()) for a in asked]
+    wanted = [index.search(a["query"], encoder, 25, a["mode"], rerank=Backwards()) for a in asked]
     with running(make_service(reranker=reranker)) as server, ThreadPoolExecutor(1) as pool:
         reranker.open.clear()
         first = pool.submit(post, server, SEARCH, json.dumps(asked[0]))

@@ -17,7 +17,7 @@ from served import build, encoder
 import revela.cli as cli
 from revela.cli.serve import name_of, token_of
 from revela.errors import RevelaError
-from revela.models.heads import save_heads
+from revela.models.head_ranking import save_heads
 from revela.models.retriever import load_encoder
 from revela.models.weights import fingerprint
 from revela.serve.server import Impatient

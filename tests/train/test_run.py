@@ -409,7 +409,7 @@ def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, 
 
 
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(recipe, taught_lm_folder, documents, tmp_path):
-    from revela.models.heads import save_heads
+    from revela.models.head_ranking import save_heads
     from revela.models.weights import resolve
 
     settings = {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}

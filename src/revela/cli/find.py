@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,6 +13,9 @@ from revela.cli.app import DEFAULTS, INDEXING, Flat, Several, app
 from revela.config import Indexing, Precision, Recipe
 from revela.errors import RevelaError
 from revela.terminal import print_hits
+
+if TYPE_CHECKING:
+    from revela.search.rerank import Reranking
 
 
 @app.command
@@ -177,12 +180,14 @@ def search(
         folder = resolve(model or opened.model)
         opened.check_model(fingerprint(folder), str(folder))
         encoder = load_encoder(folder, "auto")
-    reranker = None
+    how: Reranking | None
     if rerank == "heads":
-        from revela.search.heads import load_query_heads
+        from revela.search.listwise import load_query_heads
 
-        reranker = load_query_heads(lm, opened.sample)
-    hits = opened.search(query, encoder, top, mode, where, fusion, rerank, reranker)
+        how = load_query_heads(lm, opened.sample)
+    else:
+        how = rerank
+    hits = opened.search(query, encoder, top, mode, where, fusion, how)
     if as_json:
         print(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False, indent=1))
     else:

@@ -234,7 +234,7 @@ def heads(
         A TOML file of settings, as for train.
     """
     from revela.data.text import read_for
-    from revela.models.heads import save_heads
+    from revela.models.head_ranking import save_heads
     from revela.models.quiet import quieten
     from revela.train.heads import rank_heads
 

@@ -12,7 +12,7 @@ from revela.terminal import print_table, snippet
 if TYPE_CHECKING:
     from revela.evaluate.differences import Gain
     from revela.evaluate.quoted import Quote
-    from revela.search.rerank import Rerank
+    from revela.search.rerank import Rerank, Reranking
 
 
 def on_folders(
@@ -35,18 +35,20 @@ def on_folders(
     encoders = {label: load_encoder(resolve(name), precision, max_tokens) for label, name in zip(labels(models), models, strict=True)}
     # All are read before the first is scored, so that a bad one costs nothing.
     collections = dict(zip(labels([str(folder) for folder in folders]), map(load_collection, folders), strict=True))
-    reranker = None
+    how: Reranking | None
     if rerank == "heads":
-        from revela.search.heads import load_query_heads
+        from revela.search.listwise import load_query_heads
 
-        reranker = load_query_heads(lm, lambda: sample(next(iter(collections.values()))))
+        how = load_query_heads(lm, lambda: sample(next(iter(collections.values()))))
+    else:
+        how = rerank
     first, *others = encoders
     references = ["BM25", first] if others else ["BM25"]
     results: dict[str, Any] = {}
     quotes: list[tuple[str, Quote]] = []
     for label, collection in collections.items():
         print(f"{label}: {len(collection.documents):,} documents, {len(collection.queries):,} queries")
-        found = outcomes(collection, encoders, tokens=rerank == "tokens", reranker=reranker, progress=True)
+        found = outcomes(collection, encoders, rerank=how, progress=True)
         table = standings(found, references)
         results[label] = as_json(found, table)
         rows: list[list[object]] = []

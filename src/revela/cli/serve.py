@@ -76,7 +76,7 @@ def serve(
     encoder = load_encoder(folder, precision)
     reranker = None
     if lm is not None:
-        from revela.search.heads import load_query_heads
+        from revela.search.listwise import load_query_heads
 
         reranker = load_query_heads(lm, index.sample)
     local = is_loopback(host)

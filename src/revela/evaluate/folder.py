@@ -24,7 +24,7 @@ from revela.search.fusion import DEPTH as FUSED
 from revela.search.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion
 from revela.search.lexical import BM25
 from revela.search.metrics import means, per_query
-from revela.search.rerank import READ, RERANKED, encode_packed, with_reranker, with_tokens
+from revela.search.rerank import READ, RERANKED, Reranking, encode_packed, with_reranker, with_tokens
 from revela.search.statistics import Statistics
 from revela.types import Encoder, Reranker, TokenEncoder, Vectors
 
@@ -149,8 +149,7 @@ def outcomes(
     collection: Collection,
     encoders: Mapping[str, Encoder],
     *,
-    tokens: bool = False,
-    reranker: Reranker | None = None,
+    rerank: Reranking | None = None,
     progress: bool = False,
 ) -> dict[str, Outcome]:
     """What BM25 finds, and each encoder alone and fused with BM25 (by score, and by rank: RRF), by system.
@@ -158,8 +157,8 @@ def outcomes(
     Args:
         collection: documents and judged queries.
         encoders: by name.
-        tokens: order what the fusion by score found again by tokens, as one more system, for encoders that give them.
-        reranker: order it again by these heads, as one more system.
+        rerank: order what the fusion by score found again, as one more system: by tokens, for encoders that give them, or by the heads
+            of an LM.
         progress: show a bar.
 
     Raises:
@@ -167,10 +166,10 @@ def outcomes(
     """
     found = {"BM25": _outcome(collection, *collection.lexical)}
     for name, encoder in encoders.items():
-        reader = encoder if tokens and isinstance(encoder, TokenEncoder) else None
-        packed: list[bytes] = []
+        reader = encoder if rerank == "tokens" and isinstance(encoder, TokenEncoder) else None
+        tokens: list[bytes] = []
         if reader:
-            passages, packed = encode_packed(reader, collection.documents)
+            passages, tokens = encode_packed(reader, collection.documents)
         else:
             passages = encoder.encode_passages(collection.documents, progress=progress)
         queries = encoder.encode_queries(collection.queries)
@@ -181,9 +180,9 @@ def outcomes(
         by_score, by_rank = hybrid(collection, queries, passages, dense)
         fused = {f"{name} + BM25": by_score, f"{name} + BM25 (RRF)": by_rank}
         if reader:
-            fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, packed)
-        if reranker:
-            fused[f"{name} + BM25 + heads"] = list(read_again(collection, reranker, by_score, progress))
+            fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, tokens)
+        elif rerank is not None and rerank != "tokens":
+            fused[f"{name} + BM25 + heads"] = list(read_again(collection, rerank, by_score, progress))
         for label, rankings in fused.items():
             found[label] = _outcome(collection, rankings, (ranking.values() for ranking in rankings))
     return found

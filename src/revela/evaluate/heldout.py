@@ -43,7 +43,7 @@ class HeldOutCheck:
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = list(tasks)
-        self._lexical = [_Lexical(BM25(task.passages), task.queries) for task in self.tasks]
+        self._lexical = [_lexical(task) for task in self.tasks]
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
         """nDCG@10 by task name, without and with BM25."""
@@ -58,27 +58,25 @@ class HeldOutCheck:
             scores[task.name] = _score(task, dense)
             fused = [
                 fuse(query, passages, list(near), {d: share for d, share in words.items() if share > 0}, geometry)
-                for query, near, words in zip(queries, dense, _rankings(task, lexical.indices, lexical.shares), strict=True)
+                for query, near, words in zip(queries, dense, lexical, strict=True)
             ]
             scores[with_bm25(task.name)] = _score(task, fused)
         return scores
 
     def bm25(self) -> dict[str, float]:
         """The same of BM25 alone."""
-        lexical = zip(self.tasks, self._lexical, strict=True)
-        return {task.name: _score(task, _rankings(task, found.indices, found.shares)) for task, found in lexical}
+        return {task.name: _score(task, lexical) for task, lexical in zip(self.tasks, self._lexical, strict=True)}
 
     def describe(self) -> str:
         return "; ".join(f"{t.name}: {len(t.queries)} queries over {len(t.passages)} passages" for t in self.tasks)
 
 
-class _Lexical:
-    """What BM25 finds for a task's queries: passages (Q, K), and their shares of the best possible score."""
-
-    def __init__(self, bm25: BM25, queries: Sequence[str]) -> None:
-        self.indices, scores = bm25.top_k(queries, DEPTH)
-        best_Q1 = np.maximum(bm25.best(queries), TINY)[:, None]  # 0 for a query without a word
-        self.shares: Vectors = (scores / best_Q1).astype(np.float32)
+def _lexical(task: Task) -> list[dict[int, float]]:
+    """BM25's ranking for each query, in shares of the best possible score."""
+    bm25 = BM25(task.passages)
+    indices, scores = bm25.top_k(task.queries, DEPTH)
+    best_Q1 = np.maximum(bm25.best(task.queries), TINY)[:, None]  # 0 for a query without a word
+    return _rankings(task, indices, (scores / best_Q1).astype(np.float32))
 
 
 def with_bm25(task: str) -> str:

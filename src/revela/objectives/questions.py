@@ -14,6 +14,7 @@ from torch import Tensor
 
 from revela.config import Recipe
 from revela.data.prompts import QUESTION, Prompts
+from revela.types import Chunk
 
 QUESTION_TOKENS = 64  # longest question
 NOTHING = "N/A"  # a question whose attention is that of no question (QRHead)
@@ -80,6 +81,12 @@ class PromptMaker:
         asked = [(group, question) for group, (question, _) in zip(groups, questions, strict=True)]
         asked = sorted([*asked, *((group, NOTHING) for group in set(groups))], key=lambda pair: pair[0])  # a stable sort
         return self._batches(texts, [self.prompts.tail(question) for _, question in asked], [group for group, _ in asked])
+
+    def to_find_heads(self, members: Sequence[Chunk]) -> tuple[Batch, Batch, Tensor]:
+        """A group for ``score_query_heads``: its chunks, the queries that some of them have, and which chunk answers each."""
+        answers = [i for i, member in enumerate(members) if member.query]
+        prompt, tail = self.with_nothing_asked([member.text for member in members], [(members[i].query, i) for i in answers])
+        return prompt, tail, torch.tensor(answers)
 
     def _batches(self, texts: Sequence[str], tails: Sequence[tuple[list[int], list[int]]], groups: Sequence[int]) -> tuple[Batch, Batch]:
         prompts = [self.prompts.candidates(texts[i : i + self.group_size]) for i in range(0, len(texts), self.group_size)]

@@ -19,8 +19,9 @@ from revela.data.chunk import chunk
 from revela.data.store import Stored
 from revela.errors import RevelaError
 from revela.search.folder import Info, writing
+from revela.search.lance import OWN
 from revela.search.rerank import encode_packed
-from revela.search.store import OWN, Index
+from revela.search.store import Index
 from revela.types import Document, TokenEncoder, Value
 
 BATCH = 2**19  # characters in a commit: some hundred chunks, so that a kill costs seconds

@@ -9,7 +9,7 @@ One vector has to say all of a passage; its tokens still know what each word of 
 Khattab & Zaharia, SIGIR 2020, which trains for it; here nothing is trained). One bit a number finds as much as whole numbers
 do (docs/log.md), so an index can keep them: ``Indexing.keep_tokens``. A word weighs as it does in BM25.
 
-A listwise re-ranker (``with_reranker``), such as the heads of an LM (heads.py), orders the first documents by
+A listwise re-ranker (``with_reranker``), such as the heads of an LM (listwise.py), orders the first documents by
 
     z(fused(q, d)) + w z(s(q, d))
 
@@ -32,6 +32,9 @@ from revela.types import Reranker, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
 Rerank = Literal["tokens", "heads"]
+"""What a user asks for."""
+Reranking = Literal["tokens"] | Reranker
+"""What search is given: an LM that is asked for by its heads is loaded by then."""
 RERANKED = 50  # documents that are ordered again by their tokens
 WEIGHT = 0.75  # c
 READ, READ_WEIGHT = 20, 0.25  # documents that an LM reads; w

@@ -1,19 +1,16 @@
-"""An index in one folder: a LanceDB table of chunks, searched by meaning, by words, or by both. The only file that knows LanceDB.
+"""An index in one folder: a LanceDB table of chunks, searched by meaning, by words, or by both.
 
 A row is a chunk: the id, title and metadata of its document, its number in it, what was embedded (title and text), and the vector.
 Documents are found, each once, by the chunk that suits best. ``index.json`` beside the table says which model made the vectors.
 
 Each change is one commit of the table, so a kill leaves all of it or nothing. Below ``EXACT_BELOW`` chunks search by meaning is an exact
 scan; above, an approximate index finds candidates and the stored vectors score them (docs/results.md has what that costs and loses).
-Lance's BM25 has lexical.py's k1 and b, stemmer and stop words, and splits at underscores too.
+What is LanceDB's own stands in lance.py. Its BM25 has lexical.py's k1 and b, stemmer and stop words, and splits at underscores too.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,24 +18,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from revela.config import VectorForm
 from revela.errors import RevelaError
 from revela.search.folder import Info, begun_in, read_info
 from revela.search.fusion import DEPTH, Fusion, Geometry, Ranking, best_chunks, evenly, fuse_ranks, fuse_scores
-from revela.search.lexical import STOP_WORDS
-from revela.search.rerank import READ, RERANKED, Rerank, encode_packed, with_reranker, with_tokens
+from revela.search.lance import SHOWN, among, connect, damage, make_indices, query_of_words, schema_of
+from revela.search.rerank import READ, RERANKED, Reranking, encode_packed, with_reranker, with_tokens
 from revela.search.statistics import Statistics
 from revela.types import Hit, Reranker, TokenEncoder, Value, Vectors, is_missing
 
 Mode = Literal["dense", "lexical", "hybrid"]
 TABLE = "chunks"
-SHOWN = ("id", "chunk", "title", "passage")  # columns; those of metadata follow
-OWN = (*SHOWN, "digest", "vector", "tokens")
 EXACT_BELOW = 20_000  # chunks
 CELLS, CANDIDATES = 20, 200  # of the approximate index: cells that a query reads, candidates that it keeps at the least
-TOKENS: dict[str, Any] = dict(
-    language="English", stem=True, remove_stop_words=True, custom_stop_words=STOP_WORDS, ascii_folding=False, max_token_length=None
-)
 COUNTED = 2**14  # chunks whose words are counted at a time, when all of a table's are
 KEPT = timedelta(days=1)  # how long what a change replaced stays, for readers that had opened it
 FILTER_LIMIT = 10_000  # characters
@@ -76,10 +67,10 @@ class Index:
             raise RevelaError(f"{folder} was begun with another model or other settings: give those again, or remove it")
         folder.mkdir(parents=True, exist_ok=True)
         info.save(folder)
-        database = _connect(folder)
-        with _damage(folder):
+        database = connect(folder)
+        with damage(folder):
             names = database.list_tables().tables
-            return cls(folder, info, database.open_table(TABLE) if TABLE in names else database.create_table(TABLE, schema=_schema(info)))
+            return cls(folder, info, database.open_table(TABLE) if TABLE in names else database.create_table(TABLE, schema=schema_of(info)))
 
     @classmethod
     def load(cls, folder: Path) -> Index:
@@ -91,8 +82,8 @@ class Index:
         info = read_info(folder)
         if not info.finished:
             raise RevelaError(f"{folder} is not finished: run the same revela index again, and it goes on where it was")
-        with _damage(folder):
-            return cls(folder, info, _connect(folder).open_table(TABLE))
+        with damage(folder):
+            return cls(folder, info, connect(folder).open_table(TABLE))
 
     def check_model(self, fingerprint: str, named: str) -> None:
         """Refuse a model that did not make this index."""
@@ -109,8 +100,7 @@ class Index:
         mode: Mode = "hybrid",
         where: str | None = None,
         fusion: Fusion = "score",
-        rerank: Rerank | None = None,
-        reranker: Reranker | None = None,
+        rerank: Reranking | None = None,
     ) -> list[Hit]:
         """The k best documents, each with its best chunk.
 
@@ -124,8 +114,7 @@ class Index:
             where: only rows that this holds for, as SQL: "year > 2020 and lang = 'en'".
             fusion: of both, by score or by rank.
             rerank: order the first 50 again by their "tokens" (rerank.py); where the index keeps none, the model reads their chunks now.
-                Or the first 20 by the "heads" of an LM that reads them (heads.py).
-            reranker: that LM; only "heads" needs it.
+                Or the first 20 by what reads them, such as the heads of an LM (listwise.py).
 
         Raises:
             RevelaError: the query is empty, the filter is wrong, what is asked for does not go together, or the folder is damaged.
@@ -154,13 +143,11 @@ class Index:
                 if len(scores) < k and any(len(ranking) >= depth for ranking in rankings):
                     depth *= 4  # a few long documents fill the lists
                     continue
-                if rerank == "tokens" and encoder is not None:
-                    scores = self._reranked(query, best, scores, encoder)
-                if rerank == "heads":
-                    assert reranker is not None
-                    numbers = [best[document] for document in list(scores)[:READ]]
-                    texts = self._rows(numbers, ["passage"])
-                    scores = with_reranker(query, scores, [texts[number]["passage"] for number in numbers], reranker)
+                if rerank == "tokens":
+                    assert encoder is not None
+                    scores = self._by_tokens(query, best, scores, encoder)
+                elif rerank is not None:
+                    scores = self._read_again(query, best, scores, rerank)
                 documents = list(scores)[:k]
                 rows = self._rows([best[document] for document in documents])
                 found = [self._hit(rows[best[document]], scores[document]) for document in documents]
@@ -175,7 +162,7 @@ class Index:
             if self._table.version == version:
                 raise RevelaError(f"{self.folder} is damaged (rows that it names are not there): make it again with revela index")
 
-    def _reranked(self, query: str, best: Mapping[str, int], scores: Mapping[str, float], encoder: TokenEncoder) -> dict[str, float]:
+    def _by_tokens(self, query: str, best: Mapping[str, int], scores: Mapping[str, float], encoder: TokenEncoder) -> dict[str, float]:
         """Documents' scores, best first, with those of the first ones' tokens.
 
         Raises:
@@ -190,6 +177,16 @@ class Index:
         self._statistics.refresh()
         again = with_tokens(query, list(scores.values()), tokens, encoder, self._statistics.idf)
         return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
+
+    def _read_again(self, query: str, best: Mapping[str, int], scores: Mapping[str, float], reranker: Reranker) -> dict[str, float]:
+        """The same scores, best first, with the first documents as a re-ranker orders them.
+
+        Raises:
+            KeyError: a row is not there any more.
+        """
+        numbers = [best[document] for document in list(scores)[:READ]]
+        rows = self._rows(numbers, ["passage"])
+        return with_reranker(query, scores, [rows[number]["passage"] for number in numbers], reranker)
 
     def _fused(self, query: str, vector: Vectors, near: Ranking, worded: Ranking) -> Ranking:
         """Both rankings as one, by score. The cosines of chunks that only their words have found are made here."""
@@ -210,7 +207,7 @@ class Index:
         """
         if not numbers:
             return {}
-        with _damage(self.folder):
+        with damage(self.folder):
             found = self._table.take_row_ids(list(numbers)).select(["vector"]).with_row_id().to_arrow()
         cosines = dict(zip(found["_rowid"].to_pylist(), (self._matrix(found) @ vector).tolist(), strict=True))
         return {row: cosines[row] for row in numbers}
@@ -224,20 +221,18 @@ class Index:
 
     def _worded(self, text: str, depth: int, where: str | None) -> Ranking:
         """The chunks that hold the query's words, by BM25."""
-        from lancedb.query import MatchQuery
-
-        return self._ranking(self._table.search(MatchQuery(text, "passage"), query_type="fts"), depth, where, "_score", float)
+        return self._ranking(self._table.search(query_of_words(text), query_type="fts"), depth, where, "_score", float)
 
     def _ranking(self, query: Any, depth: int, where: str | None, column: str, score: Callable[[float], float]) -> Ranking:
         query = query.limit(depth).select(["id", column]).with_row_id(True)
-        with _damage(self.folder, where or "", self.info.columns):
+        with damage(self.folder, where or "", self.info.columns):
             found = (query.where(where) if where else query).to_arrow()
         rows, documents, values = (found[name].to_pylist() for name in ("_rowid", "id", column))
         return {row: (document, score(value)) for row, document, value in zip(rows, documents, values, strict=True)}
 
     def _rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
         names = list(names) or [*SHOWN, *self.info.columns]
-        with _damage(self.folder):
+        with damage(self.folder):
             found = self._table.take_row_ids(list(numbers)).select(names).with_row_id().to_list() if numbers else []
         return {row["_rowid"]: row for row in found}
 
@@ -266,8 +261,8 @@ class Index:
 
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
         """Of these documents, those that are here, with what ``put`` was told of their content."""
-        with _damage(self.folder):
-            query = self._table.search().where(f"{_among(documents)} and chunk = 0").select(["id", "digest"]).limit(len(documents))
+        with damage(self.folder):
+            query = self._table.search().where(f"{among(documents)} and chunk = 0").select(["id", "digest"]).limit(len(documents))
             return {row["id"]: row["digest"] for row in query.to_list()}
 
     def put(
@@ -288,19 +283,19 @@ class Index:
         import pyarrow as pa
 
         vectors = self.cut(vectors)
-        schema = _schema(self.info)
+        schema = schema_of(self.info)
         arrays = {name: pa.array(columns[name], schema.field(name).type) for name in schema.names if name in columns}
         if tokens is not None:
             arrays["tokens"] = pa.array(tokens, pa.binary())
         arrays["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), self.info.width)
         rows = pa.table(arrays, schema=schema)
-        with _damage(self.folder):
+        with damage(self.folder):
             self._count(rows["passage"].to_pylist(), replaced)
             if not replaced:
                 self._table.add(rows)
                 return
             merge = self._table.merge_insert(["id", "chunk"]).when_matched_update_all().when_not_matched_insert_all()
-            merge.when_not_matched_by_source_delete(_among(replaced)).execute(rows)
+            merge.when_not_matched_by_source_delete(among(replaced)).execute(rows)
 
     def delete(self, documents: Sequence[str]) -> int:
         """Remove documents, in one commit; how many chunks went.
@@ -313,17 +308,17 @@ class Index:
             raise RevelaError(
                 f"{self.folder} has no document {', '.join(missing[:3])}: nothing was deleted; give ids that revela search shows"
             )
-        with _damage(self.folder):
+        with damage(self.folder):
             self._count([], documents)
             before = len(self)
-            self._table.delete(_among(documents))
+            self._table.delete(among(documents))
             return before - len(self)
 
     def _count(self, passages: Sequence[str], gone: Sequence[str]) -> None:
         """Keep the table of words true: these passages come, and those of these documents go."""
         self._check_count()
         if gone:
-            self._statistics.add((row["passage"] for row in self._passages(_among(gone))), times=-1)
+            self._statistics.add((row["passage"] for row in self._passages(among(gone))), times=-1)
         self._statistics.add(passages)
 
     def _check_count(self) -> None:
@@ -346,7 +341,7 @@ class Index:
         """At most a thousand passages, evenly chosen."""
         if not len(self):
             return []
-        with _damage(self.folder):
+        with damage(self.folder):
             return [str(row["passage"]) for row in self._table.take_offsets(evenly(len(self)).tolist()).select(["passage"]).to_list()]
 
     def _passages(self, where: str | None = None) -> Iterator[dict[str, str]]:
@@ -356,22 +351,12 @@ class Index:
 
     def finish(self) -> None:
         """Pack the table, bring its indices up to date, make those that it lacks, and let it be searched."""
-        from lancedb.index import FTS, Bitmap, BTree
-
-        with _damage(self.folder):
+        with damage(self.folder):
             self._check_count()
             new = not self.info.finished
             # The lock keeps other writers away, so whatever no version holds is a killed run's.
             self._table.optimize(cleanup_older_than=timedelta(milliseconds=1) if new else KEPT, delete_unverified=True)
-            present = {column for index in self._table.list_indices() for column in index.columns}
-            if "id" not in present:
-                self._table.create_index("id", config=BTree())
-            if "passage" not in present:
-                self._table.create_index("passage", config=FTS(**TOKENS))
-            if "vector" not in present and len(self) >= EXACT_BELOW:
-                for name, kind in self.info.columns.items():
-                    self._table.create_index(name, config=Bitmap() if kind == "bool" else BTree())
-                self._table.create_index("vector", config=_vector_index(self.info.settings.vectors))
+            make_indices(self._table, self.info, approximate=len(self) >= EXACT_BELOW)
             if self._miscounted:
                 self._statistics.clear()
                 self._statistics.add(row["passage"] for row in self._passages())
@@ -380,51 +365,3 @@ class Index:
         if new:
             self.info = replace(self.info, finished=True)
             self.info.save(self.folder)
-
-
-def _connect(folder: Path) -> Any:
-    os.environ.setdefault("LANCEDB_LOG", "error")  # its warnings are for programmers; read when the library is loaded
-    import lancedb
-
-    return lancedb.connect(folder, read_consistency_interval=timedelta(0))
-
-
-def _schema(info: Info) -> Any:
-    import pyarrow as pa
-
-    own = {"id": pa.string(), "chunk": pa.int32(), "title": pa.string(), "passage": pa.string(), "digest": pa.string()}
-    metadata = {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}
-    kept = {"tokens": pa.binary()} if info.settings.keep_tokens else {}
-    return pa.schema({**own, "vector": pa.list_(pa.float32(), info.width), **kept, **metadata})
-
-
-def _vector_index(form: VectorForm) -> Any:
-    """Inner products of unit vectors throughout, so that scores are cosines."""
-    from lancedb.index import HnswFlat, HnswSq, IvfRq
-
-    if form == "binary":
-        return IvfRq(distance_type="dot")
-    return {"float32": HnswFlat, "int8": HnswSq}[form](distance_type="dot")
-
-
-@contextmanager
-def _damage(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
-    """What LanceDB raises, as a sentence. With a filter it is the filter's fault, unless files are at fault."""
-    try:
-        yield
-    except (ValueError, RuntimeError, OSError) as error:
-        said = " ".join(re.sub(r",? ?/\S+\.rs:\d+:\d+.*", "", str(error), flags=re.DOTALL).split())[:300]
-        if where and not isinstance(error, OSError) and not re.search(r"\(IO\)|Not found:", said):
-            why = _PREAMBLE.split(said)[-1].split(". Valid fields")[0].rstrip(".)")
-            names = ", ".join([*SHOWN, *columns])
-            raise RevelaError(
-                f'the filter "{where[:80]}" cannot be used ({why}): compare columns of this index, which are {names}'
-            ) from error
-        raise RevelaError(f"{folder} is damaged or out of reach ({said}): mend that, or make it again with revela index") from error
-
-
-_PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
-
-
-def _among(documents: Iterable[str]) -> str:
-    return "id in ({})".format(", ".join("'{}'".format(name.replace("'", "''")) for name in documents))

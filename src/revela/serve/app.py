@@ -193,8 +193,8 @@ class Service:
         encoder = None
         if asked.mode != "lexical":
             encoder = Known((await self.encode([asked.query], "query", False, "query"))[0], self.encoder)
-        how = (asked.mode, asked.where, asked.fusion, asked.rerank, self.reranker)
-        run = partial(self.index.search, asked.query, encoder, asked.k, *how)
+        rerank = self.reranker if asked.rerank == "heads" else asked.rerank
+        run = partial(self.index.search, asked.query, encoder, asked.k, asked.mode, asked.where, asked.fusion, rerank)
         if asked.rerank == "heads":  # takes seconds: nothing else waits for it, and those whose client has left are not begun
             return await to_thread.run_sync(run, limiter=self.reading_threads)
         return await to_thread.run_sync(run, limiter=self.search_threads, abandon_on_cancel=True)

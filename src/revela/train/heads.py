@@ -17,7 +17,7 @@ from torch import Tensor
 
 from revela.config import Recipe
 from revela.data.store import Stored
-from revela.models.heads import Head, cached_ranking
+from revela.models.head_ranking import Head, cached_ranking
 from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.models.retriever import compute_device, uses_bf16
 from revela.models.weights import find_weights
@@ -85,11 +85,8 @@ def _questions(recipe: Recipe, rows: Stored[Chunk], make: PromptMaker) -> Iterat
     asked = 0
     rows = rows.chosen(np.argsort(rows.column("document"), kind="stable"))  # stored groups lie in another order
     for group in order_of_groups(dataclasses.replace(recipe, groups="document"), rows)(0):
-        members = [rows[i] for i in group]
-        answers = [i for i, member in enumerate(members) if member.query]
-        questions = [(members[i].query, i) for i in answers]
-        prompt, tail = make.with_nothing_asked([member.text for member in members], questions)
-        yield prompt, tail, torch.tensor(answers)
+        prompt, tail, answers = make.to_find_heads([rows[i] for i in group])
+        yield prompt, tail, answers
         asked += len(answers)
         if asked >= PROBE_QUESTIONS:
             return

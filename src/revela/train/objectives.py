@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from revela.config import Recipe
 from revela.data.store import Stored
 from revela.errors import RevelaError
-from revela.models.heads import heads_from_file
+from revela.models.head_ranking import heads_from_file
 from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.models.retriever import load_encoder, without_lora
 from revela.models.weights import find_weights

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from revela.config import Recipe
 from revela.data.queries import with_telling_sentences
 from revela.errors import RevelaError
-from revela.models.heads import cached_ranking
+from revela.models.head_ranking import cached_ranking
 from revela.models.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.models.quiet import quieten
 from revela.models.retriever import compute_device, uses_bf16
@@ -104,6 +103,4 @@ def telling_questions(passages: Sequence[str], make: PromptMaker, name: str) -> 
             f"find them in other text, once, by revela heads CORPUS --objective dream --queries telling-sentence --lm {name}"
         )
     for start in range(0, len(rows), READ):
-        group = rows[start : start + READ]
-        prompt, tail = make.with_nothing_asked([row.text for row in group], [(row.query, i) for i, row in enumerate(group)])
-        yield prompt, tail, torch.arange(len(group))
+        yield make.to_find_heads(rows[start : start + READ])
