@@ -1,8 +1,10 @@
-"""What the ONNX forms of a retriever cost and keep: size, processor seconds of one thread, and nDCG@10, beside torch.
+"""What the ONNX forms of a retriever cost and keep: size, processor seconds of one thread, and
+nDCG@10, beside torch.
 
     PYTHONPATH=src python bench/exported.py --model my-retriever --on COLLECTIONS/med
 
-Each form encodes the same passages, sorted by length, and the queries. Processor seconds count, so that a busy machine does not.
+Each form encodes the same passages, sorted by length, and the queries. Processor seconds count, so
+that a busy machine does not.
 """
 
 from __future__ import annotations
@@ -15,20 +17,23 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from revela.evaluate.folder import load_collection
-from revela.models.onnx import MODEL, OnnxEncoder, export_onnx
-from revela.models.quiet import quieten
-from revela.models.retriever import RetrieverEncoder, load_retriever
-from revela.models.weights import resolve
-from revela.search.dense import top_k
-from revela.search.metrics import mean_scores
+from revela.evaluation.beir import load_collection
+from revela.evaluation.exact import top_k
+from revela.evaluation.metrics import mean_scores
+from revela.quiet import quieten
+from revela.retriever.build import load_retriever
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.onnx import MODEL, OnnxEncoder, export_onnx
+from revela.weights import resolve
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--on", type=Path, required=True, help="a BEIR-layout folder")
-    parser.add_argument("--max-tokens", type=int, default=0, help="cut texts here; 0: where the model does")
+    parser.add_argument(
+        "--max-tokens", type=int, default=0, help="cut texts here; 0: where the model does"
+    )
     arguments = parser.parse_args()
     quieten()
     import torch
@@ -46,7 +51,10 @@ def main() -> None:
             start = time.process_time()
             check = export_onnx(model, folder, int8)
             print(f"{name}: exported in {time.process_time() - start:.0f} s; {check}", flush=True)
-            forms[name], sizes[name] = OnnxEncoder(folder, threads=1), (folder / MODEL).stat().st_size / 1e6
+            forms[name], sizes[name] = (
+                OnnxEncoder(folder, threads=1),
+                (folder / MODEL).stat().st_size / 1e6,
+            )
         for name, encoder in forms.items():
             encoder.encode_passages(collection.documents[:8])
             start = time.process_time()
@@ -59,7 +67,10 @@ def main() -> None:
             }
             ndcg = mean_scores(collection.qrels, run)["ndcg@10"]
             rate = len(collection.documents) / seconds
-            print(f"{name}: {sizes[name]:.0f} MB, {seconds:.1f} s ({rate:.1f} passages/s), nDCG@10 {ndcg:.4f}", flush=True)
+            print(
+                f"{name}: {sizes[name]:.0f} MB, {seconds:.1f} s ({rate:.1f} passages/s), nDCG@10 {ndcg:.4f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The forms of a training step that the benchmarks time, over the same models and on any device.
 
 - ours; "ours, triton" is the same with document attention as a Triton kernel;
-- naive (naive_step.py): two whole passes, all pairs at once in every layer and head, all logits, padded batches;
+- naive (naive_step.py): two whole passes, all pairs at once in every layer and head, all logits,
+  padded batches;
 - naive, open layers: the same, but in-batch attention only in layers where a gate is open;
-- bound: the same models' forward and backward with no in-batch attention: the retriever on the same tokens, the LM as often and
-  as deep as the preset needs, on our packed rows and with our blockwise loss;
+- bound: the same models' forward and backward with no in-batch attention: the retriever on the same
+  tokens, the LM as often and as deep as the preset needs, on our packed rows and with our blockwise
+  loss;
 - plain: the same with stock padded modules and all logits.
 
 Forms are timed in turn in one process, so that whatever else the machine does meets all of them.
@@ -24,13 +26,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from naive_step import NaiveStep
-from revela.config import Recipe
-from revela.models.language_model import LanguageModel
-from revela.models.packed import packed
-from revela.models.retriever import autocast
+from revela.device import autocast
+from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import Revela, gates_on_heads
+from revela.packing import packed
+from revela.settings import Recipe
 
-OURS, TRITON, BOUND, PLAIN, NAIVE, LEAN = "ours", "ours, triton", "bound", "plain", "naive", "naive, open layers"
+OURS, TRITON, BOUND, PLAIN, NAIVE, LEAN = (
+    "ours",
+    "ours, triton",
+    "bound",
+    "plain",
+    "naive",
+    "naive, open layers",
+)
 
 Features = tuple[dict[str, Tensor], ...]
 Step = Callable[[Features], Tensor]
@@ -42,7 +51,8 @@ class Models:
 
     Args:
         recipe: the preset.
-        retriever: modules like a SentenceTransformer's, the first of which holds a transformers model.
+        retriever: modules like a SentenceTransformer's, the first of which holds a transformers
+            model.
         lm: the language model.
         device: where both are.
         bf16: run under bf16 autocast.
@@ -61,14 +71,21 @@ class Models:
     def __post_init__(self) -> None:
         r, lm = self.recipe, self.lm
         first = int(r.gate_first_layer * lm.n_layers)
-        # Which heads does not matter here: as many as the preset gates, spread over the layers that it may gate.
-        heads = {(first + i % (lm.n_layers - first), 7 * i % lm.n_heads) for i in range(r.gate_heads)}
+        # Which heads does not matter here: as many as the preset gates, spread over the layers that
+        # it may gate.
+        heads = {
+            (first + i % (lm.n_layers - first), 7 * i % lm.n_heads) for i in range(r.gate_heads)
+        }
         self.gates_LH = None if r.mix == "sum" else gates_on_heads(lm, r.gate, sorted(heads))
 
     @property
     def inner(self) -> Any:
         """The causal LM itself, whatever wraps it."""
-        return self.lm.model.get_base_model() if hasattr(self.lm.model, "get_base_model") else self.lm.model
+        return (
+            self.lm.model.get_base_model()
+            if hasattr(self.lm.model, "get_base_model")
+            else self.lm.model
+        )
 
     def objective(self, form: str = OURS) -> Revela:
         r = self.recipe
@@ -89,7 +106,14 @@ class Models:
         r = self.recipe
         self.inner.set_attn_implementation("sdpa" if form == PLAIN else "revela")
         if form in (NAIVE, LEAN):
-            return NaiveStep(self.retriever, self.lm.model, self.gates_LH, r.tau, r.standardise, everywhere=form == NAIVE)
+            return NaiveStep(
+                self.retriever,
+                self.lm.model,
+                self.gates_LH,
+                r.tau,
+                r.standardise,
+                everywhere=form == NAIVE,
+            )
         objective = self.objective(form)
         if form in (OURS, TRITON):
             return objective
@@ -97,7 +121,9 @@ class Models:
 
         def both(features: Features) -> Tensor:
             query, passage, chunk = features
-            vectors = [self.retriever(dict(f))["sentence_embedding"].float() for f in (query, passage)]
+            vectors = [
+                self.retriever(dict(f))["sentence_embedding"].float() for f in (query, passage)
+            ]
             return passes(chunk, objective.layers) + sum(v.sum() for v in vectors)
 
         return both
@@ -120,7 +146,9 @@ class Models:
             return F.cross_entropy(head(hidden)[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
         if self.lm.trainable:
-            read, predicted = (body(input_ids=ids, use_cache=False).last_hidden_state for _ in range(2))
+            read, predicted = (
+                body(input_ids=ids, use_cache=False).last_hidden_state for _ in range(2)
+            )
             return loss_of(predicted) + 0 * read.sum()
         hidden = body.embed_tokens(ids)
         rotary = body.rotary_emb(hidden, torch.arange(ids.shape[1], device=ids.device)[None])
@@ -172,7 +200,10 @@ def timed(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def in_turn(
-    runs: Mapping[str, Callable[[], float]], repeats: int, limit: float = float("inf"), failures: dict[str, str] | None = None
+    runs: Mapping[str, Callable[[], float]],
+    repeats: int,
+    limit: float = float("inf"),
+    failures: dict[str, str] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of each run, turn about; the first turn warms up.
 

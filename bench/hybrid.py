@@ -1,10 +1,13 @@
-"""Dense, BM25, their fusions and the re-ranking by tokens, or by the heads of an LM: nDCG@10 of a model on each collection.
+"""Dense, BM25, their fusions and the re-ranking by tokens, or by the heads of an LM: nDCG@10 of a
+model on each collection.
 
-    python bench/hybrid.py --data COLLECTIONS --model embedded:minilm-l6
-    python bench/hybrid.py --data COLLECTIONS --model fitted          # SmolLM2-135M's lower layers, fitted to each collection's raw text
-    python bench/hybrid.py --data COLLECTIONS --heads 60              # of each collection's first 60 queries: an LM takes seconds for each
+    python bench/hybrid.py --data COLLECTIONS --model embedded:minilm-l6 python bench/hybrid.py
+    --data COLLECTIONS --model fitted          # SmolLM2-135M's lower layers, fitted to each
+    collection's raw text python bench/hybrid.py --data COLLECTIONS --heads 60              # of
+    each collection's first 60 queries: an LM takes seconds for each
 
-Texts are cut to 256 tokens. With --cache the vectors, and the signs of the token vectors, are kept, and made only once.
+Texts are cut to 256 tokens. With --cache the vectors, and the signs of the token vectors, are kept,
+and made only once.
 """
 
 from __future__ import annotations
@@ -20,34 +23,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quality import UNTRAINED, corpus_of, save_untrained
-from revela.config import Recipe
-from revela.evaluate.folder import DEPTH, Collection, hybrid, load_collection, outcomes, sample
-from revela.models.retriever import RetrieverEncoder, load_encoder
-from revela.models.weights import resolve
-from revela.search.dense import top_k
-from revela.search.listwise import QueryHeads, load_query_heads
-from revela.search.metrics import mean_scores
-from revela.search.rerank import READ, encode_packed, with_reranker
+from revela.evaluation.beir import DEPTH, Collection, hybrid, load_collection, outcomes, sample
+from revela.evaluation.exact import top_k
+from revela.evaluation.metrics import mean_scores
+from revela.index.listwise import QueryHeads, load_query_heads
+from revela.index.rerank import READ, encode_packed, with_reranker
+from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.settings import Recipe
 from revela.types import Vectors
+from revela.weights import resolve
 
 MAX_TOKENS = 256
 WEIGHTS = 0.1, 0.25, 0.5  # of the heads' signal
-COLLECTIONS = ["scifact", "cranfield", "med", "npl_vaswani", "cosqa", "mbpp", "conala", "squad_dev", "pubmedqa_l", "coderag_libdocs"]
+COLLECTIONS = [
+    "scifact",
+    "cranfield",
+    "med",
+    "npl_vaswani",
+    "cosqa",
+    "mbpp",
+    "conala",
+    "squad_dev",
+    "pubmedqa_l",
+    "coderag_libdocs",
+]
 
 
 class Kept:
-    """An encoder whose vectors of a collection are read from a file; that file is made if it is not there."""
+    """An encoder whose vectors of a collection are read from a file; that file is made if it is not
+    there.
+    """
 
-    def __init__(self, encoder: RetrieverEncoder, file: Path, documents: Sequence[str], queries: Sequence[str], tokens: bool) -> None:
+    def __init__(
+        self,
+        encoder: RetrieverEncoder,
+        file: Path,
+        documents: Sequence[str],
+        queries: Sequence[str],
+        tokens: bool,
+    ) -> None:
         self.encoder = encoder
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            passages, packed = encode_packed(encoder, documents) if tokens else (encoder.encode_passages(documents), [])
+            passages, packed = (
+                encode_packed(encoder, documents)
+                if tokens
+                else (encoder.encode_passages(documents), [])
+            )
             ends = np.cumsum([0, *map(len, packed)])
             bits = np.frombuffer(b"".join(packed), np.uint8)
-            np.savez(file, passages=passages, queries=encoder.encode_queries(queries), ends=ends, bits=bits)
+            np.savez(
+                file,
+                passages=passages,
+                queries=encoder.encode_queries(queries),
+                ends=ends,
+                bits=bits,
+            )
         found = np.load(file)
-        self.passages, self.queries, self.ends, self.bits = (found[name] for name in ("passages", "queries", "ends", "bits"))
+        self.passages, self.queries, self.ends, self.bits = (
+            found[name] for name in ("passages", "queries", "ends", "bits")
+        )
         self.given = 0
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
@@ -56,12 +91,19 @@ class Kept:
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         return self.passages
 
-    def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> tuple[Vectors, list[Vectors]]:
-        """The next of the collection's documents, as they are asked for in order; tokens are signs, whose signs they are again."""
+    def encode_with_tokens(
+        self, texts: Sequence[str], progress: bool = False
+    ) -> tuple[Vectors, list[Vectors]]:
+        """The next of the collection's documents, as they are asked for in order; tokens are signs,
+        whose signs they are again.
+        """
         part = slice(self.given, self.given + len(texts))
         self.given = part.stop
         width = 8 * -(-self.encoder.query_tokens("a")[0].shape[1] // 8)
-        packed = [self.bits[first:past] for first, past in zip(self.ends[part], self.ends[1:][part], strict=True)]
+        packed = [
+            self.bits[first:past]
+            for first, past in zip(self.ends[part], self.ends[1:][part], strict=True)
+        ]
         signs = [np.unpackbits(bits).reshape(-1, width) * np.float32(2) - 1 for bits in packed]
         return self.passages[part], signs
 
@@ -79,8 +121,12 @@ class Said:
         return self.scores
 
 
-def by_heads(collection: Collection, queries: Vectors, passages: Vectors, heads: QueryHeads) -> list[float]:
-    """nDCG@10 of the fusion, and of it with the heads' signal in each weight; p50 processor seconds that a query's reading takes."""
+def by_heads(
+    collection: Collection, queries: Vectors, passages: Vectors, heads: QueryHeads
+) -> list[float]:
+    """nDCG@10 of the fusion, and of it with the heads' signal in each weight; p50 processor seconds
+    that a query's reading takes.
+    """
     dense, _ = top_k(queries, passages, DEPTH)
     fused, _ = hybrid(collection, queries, passages, dense)
     runs: list[dict[str, dict[str, float]]] = [{} for _ in (0, *WEIGHTS)]
@@ -91,19 +137,36 @@ def by_heads(collection: Collection, queries: Vectors, passages: Vectors, heads:
         said = Said(heads.score(query, texts))
         seconds.append(time.process_time() - begun)
         for weight, run in zip((0, *WEIGHTS), runs, strict=True):
-            run[name] = {collection.document_ids[i]: score for i, score in with_reranker(query, ranking, texts, said, weight).items()}
+            run[name] = {
+                collection.document_ids[i]: score
+                for i, score in with_reranker(query, ranking, texts, said, weight).items()
+            }
     qrels = {name: collection.qrels[name] for name in collection.query_ids}
     return [*(mean_scores(qrels, run)["ndcg@10"] for run in runs), float(np.median(seconds))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--data", type=Path, required=True, help="folder of BEIR-layout collections")
-    parser.add_argument("--model", default="embedded:minilm-l6", help='as for revela eval, or "fitted"')
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of BEIR-layout collections"
+    )
+    parser.add_argument(
+        "--model", default="embedded:minilm-l6", help='as for revela eval, or "fitted"'
+    )
     parser.add_argument("--only", nargs="*", default=COLLECTIONS, help="collections")
-    parser.add_argument("--cache", type=Path, default=Path(__file__).parent / "out" / "hybrid", help="where vectors are kept")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path(__file__).parent / "out" / "hybrid",
+        help="where vectors are kept",
+    )
     parser.add_argument("--no-tokens", action="store_true", help="do not re-rank")
-    parser.add_argument("--heads", type=int, default=0, help="re-rank by the heads of an LM, this many queries of each collection")
+    parser.add_argument(
+        "--heads",
+        type=int,
+        default=0,
+        help="re-rank by the heads of an LM, this many queries of each collection",
+    )
     parser.add_argument("--lm", default=Recipe.offline_model, help="that LM")
     arguments = parser.parse_args()
     columns = {"dense": "it", "RRF": "it + BM25 (RRF)", "by score": "it + BM25"}
@@ -118,16 +181,30 @@ def main() -> None:
         collection = load_collection(arguments.data / name)
         folder = arguments.cache / name
         if arguments.model == "fitted" and not (folder / "fitted").exists():
-            save_untrained(next(iter(UNTRAINED.values())), corpus_of(arguments.data / name), folder / "fitted")
-        encoder = load_encoder(folder / "fitted" if arguments.model == "fitted" else resolve(arguments.model), "auto", MAX_TOKENS)
+            save_untrained(
+                next(iter(UNTRAINED.values())), corpus_of(arguments.data / name), folder / "fitted"
+            )
+        encoder = load_encoder(
+            folder / "fitted" if arguments.model == "fitted" else resolve(arguments.model),
+            "auto",
+            MAX_TOKENS,
+        )
         file = folder / f"{arguments.model.split(':')[-1].replace('/', '-')}.npz"
-        kept = Kept(encoder, file, collection.documents, collection.queries, tokens=not arguments.no_tokens)
+        kept = Kept(
+            encoder, file, collection.documents, collection.queries, tokens=not arguments.no_tokens
+        )
         if arguments.heads:
-            some = replace(collection, query_ids=collection.query_ids[: arguments.heads], queries=collection.queries[: arguments.heads])
+            some = replace(
+                collection,
+                query_ids=collection.query_ids[: arguments.heads],
+                queries=collection.queries[: arguments.heads],
+            )
             heads = heads or load_query_heads(arguments.lm, partial(sample, collection))
             rows.append(by_heads(some, kept.queries[: arguments.heads], kept.passages, heads))
         else:
-            found = outcomes(collection, {"it": kept}, rerank=None if arguments.no_tokens else "tokens")
+            found = outcomes(
+                collection, {"it": kept}, rerank=None if arguments.no_tokens else "tokens"
+            )
             bm25 = found["BM25"].means()["ndcg@10"]
             scores = [found[system].means()["ndcg@10"] for system in columns.values()]
             dense, by_rank, by_score, *_ = scores

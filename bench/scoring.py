@@ -1,4 +1,5 @@
-"""What scoring costs beside encoding: `revela eval MODEL --on FOLDER` less the time its encoder took.
+"""What scoring costs beside encoding: `revela eval MODEL --on FOLDER` less the time its encoder
+took.
 
     python bench/scoring.py --data COLLECTIONS/scifact --max-tokens 128
 
@@ -14,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from revela.evaluate.differences import standings
-from revela.evaluate.folder import load_collection, outcomes
-from revela.models.retriever import load_encoder
-from revela.models.weights import resolve
+from revela.evaluation.beir import load_collection, outcomes
+from revela.evaluation.differences import standings
+from revela.retriever.encode import load_encoder
 from revela.types import Encoder, Vectors
+from revela.weights import resolve
 
 
 class Timed:
@@ -41,7 +42,9 @@ class Timed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="embedded:minilm-l6")
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -53,10 +56,17 @@ def main() -> None:
     begun = time.process_time()
     rows = standings(outcomes(collection, {"model": encoder}), ["BM25"])
     seconds = time.process_time() - begun
-    print(f"{len(collection.documents):,} documents, {len(collection.queries):,} queries, at most {arguments.max_tokens} tokens")
-    print(f"encoding {encoder.seconds:.1f} s, with BM25, fusion, metrics and tests {seconds:.1f} s: {seconds / encoder.seconds:.3f} times")
+    print(
+        f"{len(collection.documents):,} documents, {len(collection.queries):,} queries, at most {arguments.max_tokens} tokens"
+    )
+    print(
+        f"encoding {encoder.seconds:.1f} s, with BM25, fusion, metrics and tests {seconds:.1f} s: {seconds / encoder.seconds:.3f} times"
+    )
     for row in rows:
-        print(f"{row.system}: " + ", ".join(f"{metric} {value:.5f}" for metric, value in row.means.items()))
+        print(
+            f"{row.system}: "
+            + ", ".join(f"{metric} {value:.5f}" for metric, value in row.means.items())
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""The index beside its oracle on judged queries, and at a million chunks beside plain LanceDB and bm25s + numpy; and killed at random.
+"""The index beside its oracle on judged queries, and at a million chunks beside plain LanceDB and
+bm25s + numpy; and killed at random.
 
     python bench/search.py quality --collection COLLECTIONS/scifact --cache CACHE
     python bench/search.py scale --text TEXT/*.jsonl.gz --cache CACHE --out FOLDER
     python bench/search.py kill --out FOLDER
     python bench/search.py rerank --collection COLLECTIONS/scifact
 
-At scale the chunks are real text, and the vectors are made: MiniLM's of some thousand real chunks, each moved many times towards the
-difference of two others (.3 to .7 of it, cosine about .9), so that they keep that model's clusters and directions. They do not belong to
-the text beside them. Queries are real chunks that were held out: their own vectors, and their first words. Each part is a process.
+At scale the chunks are real text, and the vectors are made: MiniLM's of some thousand real chunks,
+each moved many times towards the difference of two others (.3 to .7 of it, cosine about .9), so
+that they keep that model's clusters and directions. They do not belong to the text beside them.
+Queries are real chunks that were held out: their own vectors, and their first words. Each part is a
+process.
 """
 
 from __future__ import annotations
@@ -27,17 +30,17 @@ from pathlib import Path
 
 import numpy as np
 
-from revela.config import Indexing
-from revela.data.chunk import chunk
-from revela.data.store import stored
-from revela.data.text import read_corpus
-from revela.evaluate.folder import load_collection, outcomes
-from revela.search import indexing
-from revela.search.dense import top_k
-from revela.search.fusion import DEPTH, reciprocal_rank_fusion
-from revela.search.lexical import BM25
-from revela.search.metrics import mean_scores
-from revela.search.store import Index
+from revela.corpus.arrow_list import stored
+from revela.corpus.chunk import chunk
+from revela.corpus.read import read_corpus
+from revela.evaluation.beir import load_collection, outcomes
+from revela.evaluation.exact import top_k
+from revela.evaluation.metrics import mean_scores
+from revela.index import encode_corpus as indexing
+from revela.index.bm25 import BM25
+from revela.index.fusion import DEPTH, reciprocal_rank_fusion
+from revela.index.store import Index
+from revela.settings import Indexing
 from revela.types import Document, Vectors
 
 MODEL, CHUNK_WORDS, QUERIES = "embedded:minilm-l6", 48, 300
@@ -51,8 +54,8 @@ def cached(path: Path, make: Callable[[], Vectors]) -> Vectors:
 
 
 def encoder(max_tokens: int):
-    from revela.models.retriever import load_encoder
-    from revela.models.weights import resolve
+    from revela.retriever.encode import load_encoder
+    from revela.weights import resolve
 
     return load_encoder(resolve(MODEL), "auto", max_tokens)
 
@@ -75,40 +78,72 @@ class Known:
 def quality(arguments: argparse.Namespace) -> None:
     """nDCG@10 of each mode, whole documents, by the index and by numpy + bm25s on the same vectors."""
     folder = load_collection(arguments.collection)
-    name, ids, texts, queries = folder.name, folder.document_ids, folder.documents, dict(zip(folder.query_ids, folder.queries, strict=True))
-    passages = cached(arguments.cache / f"{name}-passages.npy", lambda: encoder(128).encode_passages(texts))
-    asked = cached(arguments.cache / f"{name}-queries.npy", lambda: encoder(128).encode_queries(list(queries.values())))
+    name, ids, texts, queries = (
+        folder.name,
+        folder.document_ids,
+        folder.documents,
+        dict(zip(folder.query_ids, folder.queries, strict=True)),
+    )
+    passages = cached(
+        arguments.cache / f"{name}-passages.npy", lambda: encoder(128).encode_passages(texts)
+    )
+    asked = cached(
+        arguments.cache / f"{name}-queries.npy",
+        lambda: encoder(128).encode_queries(list(queries.values())),
+    )
     known = Known([*texts, *queries.values()], np.concatenate([passages, asked]))
     out = arguments.out / "quality"
     shutil.rmtree(out, ignore_errors=True)
     documents = stored(Document, (Document(i, text) for i, text in zip(ids, texts, strict=True)))
-    index, _ = indexing.build(out, documents, known, model=MODEL, fingerprint="0", settings=Indexing(chunk_words=10**6))
+    index, _ = indexing.build(
+        out, documents, known, model=MODEL, fingerprint="0", settings=Indexing(chunk_words=10**6)
+    )
     oracle = outcomes(folder, {"dense": known})
     print("| nDCG@10 | the index | numpy + bm25s |\n|---|---|---|")
     for mode, system in (("dense", "dense"), ("lexical", "BM25"), ("hybrid", "dense + BM25")):
-        run = {query: {hit.id: hit.score for hit in index.search(text, known, 100, mode)} for query, text in queries.items()}
-        print(f"| {mode} | {mean_scores(folder.qrels, run)['ndcg@10']:.4f} | {oracle[system].means()['ndcg@10']:.4f} |")
+        run = {
+            query: {hit.id: hit.score for hit in index.search(text, known, 100, mode)}
+            for query, text in queries.items()
+        }
+        print(
+            f"| {mode} | {mean_scores(folder.qrels, run)['ndcg@10']:.4f} | {oracle[system].means()['ndcg@10']:.4f} |"
+        )
 
 
 def rerank(arguments: argparse.Namespace) -> None:
-    """Milliseconds of a search with its query read by the model, as found and ordered again, in an index of real chunks of 120 words."""
+    """Milliseconds of a search with its query read by the model, as found and ordered again, in an
+    index of real chunks of 120 words.
+    """
     folder, model = load_collection(arguments.collection), encoder(256)
-    documents = [Document(i, text) for i, text in zip(folder.document_ids, folder.documents, strict=True)][: arguments.documents]
+    documents = [
+        Document(i, text) for i, text in zip(folder.document_ids, folder.documents, strict=True)
+    ][: arguments.documents]
     out = arguments.out / "rerank"
     shutil.rmtree(out, ignore_errors=True)
     made = dict(model=MODEL, fingerprint="0", settings=Indexing(keep_tokens=True))
     index, _ = indexing.build(out, stored(Document, documents), model, **made)
-    rows: dict[str, list[float]] = {"hybrid": [], "hybrid, tokens that are kept": [], "hybrid, tokens made at query time": []}
+    rows: dict[str, list[float]] = {
+        "hybrid": [],
+        "hybrid, tokens that are kept": [],
+        "hybrid, tokens made at query time": [],
+    }
     for number, query in enumerate(folder.queries[:70]):
         for name, row in rows.items():
             if "made" in name and number >= 25:
                 continue
-            index.info = replace(index.info, settings=replace(index.info.settings, keep_tokens="made" not in name))
+            index.info = replace(
+                index.info, settings=replace(index.info.settings, keep_tokens="made" not in name)
+            )
             begun = time.perf_counter()
             index.search(query, model, 10, rerank="tokens" if "tokens" in name else None)
             row.append(1e3 * (time.perf_counter() - begun))
-    size = sum(row["tokens"] is not None and len(row["tokens"]) for row in index._table.search().limit(10**6).to_list()) / len(index)
-    print(f"{len(index):,} chunks, {size:,.0f} bytes of tokens a chunk\n\n| | p50, ms | p99, ms |\n|---|---|---|")
+    size = sum(
+        row["tokens"] is not None and len(row["tokens"])
+        for row in index._table.search().limit(10**6).to_list()
+    ) / len(index)
+    print(
+        f"{len(index):,} chunks, {size:,.0f} bytes of tokens a chunk\n\n| | p50, ms | p99, ms |\n|---|---|---|"
+    )
     for name, row in rows.items():
         print(f"| {name} | {np.percentile(row[5:], 50):.1f} | {np.percentile(row[5:], 99):.1f} |")
 
@@ -121,7 +156,11 @@ def real_chunks(arguments: argparse.Namespace) -> list[str]:
     documents, _ = read_corpus(arguments.text, distinct=False)
     rng = random.Random(0)
     rows = rng.sample(range(len(documents)), min(len(documents), arguments.base))
-    texts = [rng.choice(chunk(documents[row], 0, CHUNK_WORDS)).text for row in rows if len(documents[row].text.split()) > 8]
+    texts = [
+        rng.choice(chunk(documents[row], 0, CHUNK_WORDS)).text
+        for row in rows
+        if len(documents[row].text.split()) > 8
+    ]
     return texts[: arguments.base]
 
 
@@ -133,7 +172,9 @@ class Made:
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         began = time.process_time()
-        one, two, three = (self.base[self.rng.integers(len(self.base), size=len(texts))] for _ in range(3))
+        one, two, three = (
+            self.base[self.rng.integers(len(self.base), size=len(texts))] for _ in range(3)
+        )
         towards = two - three
         towards /= np.maximum(np.linalg.norm(towards, axis=1, keepdims=True), 1e-6)
         made = one + self.rng.uniform(0.3, 0.7, size=(len(texts), 1)).astype(np.float32) * towards
@@ -151,7 +192,9 @@ def at_least(documents: Sequence[Document], chunks: int) -> Iterator[Document]:
             return
         document = documents[int(row)]
         count += len(chunk(document, 0, CHUNK_WORDS))
-        yield Document(f"{row}", document.text, document.title, metadata={"year": 1990 + int(row) % 36})
+        yield Document(
+            f"{row}", document.text, document.title, metadata={"year": 1990 + int(row) % 36}
+        )
 
 
 def scale(arguments: argparse.Namespace) -> None:
@@ -159,20 +202,35 @@ def scale(arguments: argparse.Namespace) -> None:
     if not texts.is_file():
         arguments.cache.mkdir(parents=True, exist_ok=True)
         texts.write_text(json.dumps(real_chunks(arguments)))
-    cached(arguments.cache / "chunks.npy", lambda: encoder(64).encode_passages(json.loads(texts.read_text())[: arguments.base]))
+    cached(
+        arguments.cache / "chunks.npy",
+        lambda: encoder(64).encode_passages(json.loads(texts.read_text())[: arguments.base]),
+    )
     for part in arguments.parts:
         command = [sys.executable, __file__, part, *sys.argv[2:]]
         print(
             json.dumps(
-                {"part": part} | json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+                {"part": part}
+                | json.loads(
+                    subprocess.run(
+                        command, check=True, capture_output=True, text=True
+                    ).stdout.splitlines()[-1]
+                )
             )
         )
 
 
 def held_out(arguments: argparse.Namespace) -> tuple[Vectors, list[str], Vectors]:
     """(base vectors, queries' words, queries' vectors)."""
-    vectors, texts = np.load(arguments.cache / "chunks.npy"), json.loads((arguments.cache / "chunks.json").read_text())
-    return vectors[QUERIES:], [" ".join(text.split()[:8]) for text in texts[:QUERIES]], vectors[:QUERIES]
+    vectors, texts = (
+        np.load(arguments.cache / "chunks.npy"),
+        json.loads((arguments.cache / "chunks.json").read_text()),
+    )
+    return (
+        vectors[QUERIES:],
+        [" ".join(text.split()[:8]) for text in texts[:QUERIES]],
+        vectors[:QUERIES],
+    )
 
 
 def clocked(work: Callable[[], object]) -> dict[str, float]:
@@ -184,9 +242,14 @@ def clocked(work: Callable[[], object]) -> dict[str, float]:
 def latencies(search: Callable[[int], object]) -> dict[str, float]:
     """Wall and CPU milliseconds of a query, after twenty that warm the caches."""
     rows = [clocked(lambda row=row: search(row)) for row in range(QUERIES)][20:]
-    times = {name: np.array([row[key] for row in rows]) * 1e3 for name, key in (("wall", "s"), ("cpu", "cpu_s"))}
+    times = {
+        name: np.array([row[key] for row in rows]) * 1e3
+        for name, key in (("wall", "s"), ("cpu", "cpu_s"))
+    }
     return {
-        f"{name}_{p}_ms": round(float(np.percentile(values, q)), 1) for name, values in times.items() for p, q in (("p50", 50), ("p99", 99))
+        f"{name}_{p}_ms": round(float(np.percentile(values, q)), 1)
+        for name, values in times.items()
+        for p, q in (("p50", 50), ("p99", 99))
     }
 
 
@@ -202,7 +265,14 @@ def size_of(folder: Path) -> float:
 def rows_of(folder: Path, columns: Sequence[str]) -> Iterator[object]:
     import lancedb
 
-    yield from lancedb.connect(folder).open_table("chunks").search().select(list(columns)).limit(10**9).to_batches(16384)
+    yield from (
+        lancedb.connect(folder)
+        .open_table("chunks")
+        .search()
+        .select(list(columns))
+        .limit(10**9)
+        .to_batches(16384)
+    )
 
 
 def exact_best(folder: Path, queries: Vectors, k: int) -> list[list[float]]:
@@ -224,21 +294,46 @@ def ours(arguments: argparse.Namespace) -> None:
         made_with = dict(model=MODEL, fingerprint="0", settings=settings, metadata=["year"])
         facts = clocked(lambda: indexing.build(out, documents, made, **made_with))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        built = {"build": facts | {"of_which_making_vectors": made.seconds, "peak_gb": peak, "documents": len(documents)}}
+        built = {
+            "build": facts
+            | {
+                "of_which_making_vectors": made.seconds,
+                "peak_gb": peak,
+                "documents": len(documents),
+            }
+        }
     index, known = Index.load(out), Known(words, vectors)
-    modes = {m: latencies(lambda row, m=m: index.search(words[row], known, 10, m)) for m in ("hybrid", "dense", "lexical")}
+    modes = {
+        m: latencies(lambda row, m=m: index.search(words[row], known, 10, m))
+        for m in ("hybrid", "dense", "lexical")
+    }
     filters = {"filtered, a quarter": "year >= 2017", "filtered, a 36th": "year = 2017"}
-    modes |= {f: latencies(lambda row, w=w: index.search(words[row], known, 10, "hybrid", w)) for f, w in filters.items()}
+    modes |= {
+        f: latencies(lambda row, w=w: index.search(words[row], known, 10, "hybrid", w))
+        for f, w in filters.items()
+    }
     near = [list(index._near(vector, DEPTH, None).values()) for vector in vectors]
     few = [list(index._near(vector, 20, None).values()) for vector in vectors]
     exact = exact_best(out, vectors, 10)
 
     def recall(found: list[list[tuple[str, float]]]) -> float:
         return float(
-            np.mean([sum(score >= wanted[-1] - 1e-6 for _, score in some[:10]) / 10 for some, wanted in zip(found, exact, strict=True)])
+            np.mean(
+                [
+                    sum(score >= wanted[-1] - 1e-6 for _, score in some[:10]) / 10
+                    for some, wanted in zip(found, exact, strict=True)
+                ]
+            )
         )
 
-    told(chunks=len(index), folder_gb=size_of(out), recall_hybrid=recall(near), recall_dense=recall(few), **modes, **built)
+    told(
+        chunks=len(index),
+        folder_gb=size_of(out),
+        recall_hybrid=recall(near),
+        recall_dense=recall(few),
+        **modes,
+        **built,
+    )
 
 
 def plain(arguments: argparse.Namespace) -> None:
@@ -265,11 +360,25 @@ def plain(arguments: argparse.Namespace) -> None:
     built = clocked(build)
 
     def search(row: int) -> list[dict[str, object]]:
-        return table.search(query_type="hybrid").vector(vectors[row]).text(words[row]).limit(10).to_list()
+        return (
+            table.search(query_type="hybrid")
+            .vector(vectors[row])
+            .text(words[row])
+            .limit(10)
+            .to_list()
+        )
 
     exact = exact_best(out, vectors, 10)
-    found = [np.array([row["vector"] for row in table.search(vector).limit(10).select(["vector"]).to_list()]) for vector in vectors]
-    hits = [(rows @ vector >= best[-1] - 1e-6).sum() / 10 for rows, vector, best in zip(found, vectors, exact, strict=True)]
+    found = [
+        np.array(
+            [row["vector"] for row in table.search(vector).limit(10).select(["vector"]).to_list()]
+        )
+        for vector in vectors
+    ]
+    hits = [
+        (rows @ vector >= best[-1] - 1e-6).sum() / 10
+        for rows, vector, best in zip(found, vectors, exact, strict=True)
+    ]
     told(build=built, hybrid=latencies(search), recall=float(np.mean(hits)), folder_gb=size_of(out))
 
 
@@ -282,7 +391,9 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
         nonlocal lexical, passages
         for batch in rows_of(arguments.out / "ours", ["passage", "vector"]):
             texts.extend(batch.column("passage").to_pylist())
-            parts.append(batch.column("vector").flatten().to_numpy().reshape(-1, vectors.shape[1]).copy())
+            parts.append(
+                batch.column("vector").flatten().to_numpy().reshape(-1, vectors.shape[1]).copy()
+            )
         passages = np.concatenate(parts)
         parts.clear()
         lexical = BM25(texts)
@@ -305,18 +416,26 @@ def kill(arguments: argparse.Namespace) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "search"))
     from killing import kill_while_appending
 
-    print(json.dumps(kill_while_appending(arguments.out / "killed", arguments.kills, seed=arguments.seed)))
+    print(
+        json.dumps(
+            kill_while_appending(arguments.out / "killed", arguments.kills, seed=arguments.seed)
+        )
+    )
 
 
 def main() -> None:
     os.environ.setdefault("LANCEDB_LOG", "error")
     parts = {"ours": ours, "plain": plain, "numpy": numpy_and_bm25s}
     whats = {"quality": quality, "scale": scale, "kill": kill, "rerank": rerank, **parts}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=list(whats))
     parser.add_argument("--collection", type=Path)
     parser.add_argument("--text", type=Path, nargs="+", default=[])
-    parser.add_argument("--cache", type=Path, default=Path(__file__).parent / "out" / "search-cache")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(__file__).parent / "out" / "search-cache"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "search")
     parser.add_argument("--chunks", type=int, default=1_000_000)
     parser.add_argument("--base", type=int, default=20_000, help="real chunks that MiniLM encodes")

@@ -3,13 +3,16 @@
     python bench/signals.py --text TEXT/wikipedia_small.jsonl.gz --what siblings
     python bench/signals.py --text TEXT/wikipedia_small.jsonl.gz --what duplicates
 
-Groups of 16 chunks, four each of four documents. The signal on a pair is minus the derivative of the LM's loss by the pair's score,
-before the soft-max that makes Sim of it: what the retriever is told about them. Taken at two places: where all scores are equal, and
-where the fitted retriever has them. A signal is as good as it tells siblings, chunks of one document, from strangers (AUC, mean over rows).
+Groups of 16 chunks, four each of four documents. The signal on a pair is minus the derivative of
+the LM's loss by the pair's score, before the soft-max that makes Sim of it: what the retriever is
+told about them. Taken at two places: where all scores are equal, and where the fitted retriever has
+them. A signal is as good as it tells siblings, chunks of one document, from strangers (AUC, mean
+over rows).
 
-``siblings``: documents that the fitted retriever finds alike; beside the signal at either place, the retriever's own cosines.
-``duplicates``: documents at random, and one chunk of another document replaced by a near-copy of a chunk (the same words but for one in
-twenty); of the row of the chunk that has a copy, the part of the signal that is on the copy, and how good the rest is, with and
+``siblings``: documents that the fitted retriever finds alike; beside the signal at either place,
+the retriever's own cosines. ``duplicates``: documents at random, and one chunk of another document
+replaced by a near-copy of a chunk (the same words but for one in twenty); of the row of the chunk
+that has a copy, the part of the signal that is on the copy, and how good the rest is, with and
 without the copy.
 
 Intervals (95 %) are Student's t over groups.
@@ -28,22 +31,26 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from revela.config import Recipe
-from revela.data.chunk import chunk
-from revela.data.text import read_corpus
-from revela.models.language_model import load_language_model, load_tokenizer
-from revela.models.quiet import quieten
-from revela.models.retriever import RetrieverEncoder, autocast, compute_device, uses_bf16
-from revela.models.weights import resolve
+from revela.corpus.chunk import chunk
+from revela.corpus.read import read_corpus
+from revela.device import autocast, compute_device, uses_bf16
+from revela.groups.training_set import training_chunks
+from revela.lm.language_model import load_language_model, load_tokenizer
+from revela.objectives.collate import first_half
+from revela.objectives.find_heads import sibling_heads
 from revela.objectives.revela import Revela, gates_on_heads, others
-from revela.train.collate import first_half
-from revela.train.heads import sibling_heads
-from revela.train.rows import training_chunks
-from revela.train.run import fit_to_chunks, untrained_retriever
+from revela.quiet import quieten
+from revela.retriever.encode import RetrieverEncoder
+from revela.settings import Recipe
+from revela.training.run import fit_to_chunks, untrained_retriever
+from revela.weights import resolve
 
 DOCUMENTS, PIECES = 4, 4  # of a group
 OWNER = np.repeat(np.arange(DOCUMENTS), PIECES)
-COPIED, REPLACED = 0, DOCUMENTS * PIECES - 1  # the copy of the first chunk takes the last one's place
+COPIED, REPLACED = (
+    0,
+    DOCUMENTS * PIECES - 1,
+)  # the copy of the first chunk takes the last one's place
 CHANGED = 0.05  # of a copy's words
 SOME = 600  # documents that groups of like ones are taken from
 
@@ -57,7 +64,9 @@ def near_copy(text: str, rng: random.Random) -> str:
 
 
 def auc(signal_B: np.ndarray, keep_B: np.ndarray, row: int) -> float:
-    """Chance that a sibling of the row's chunk has more signal than a stranger, among those that are kept."""
+    """Chance that a sibling of the row's chunk has more signal than a stranger, among those that
+    are kept.
+    """
     sibling_B = np.isin(OWNER, OWNER[row])
     siblings, strangers = signal_B[keep_B & sibling_B], signal_B[keep_B & ~sibling_B]
     return above(siblings, strangers)
@@ -70,7 +79,9 @@ def above(some: np.ndarray, others: np.ndarray) -> float:
 
 def mean_auc(signal_BB: np.ndarray) -> float:
     rows = range(len(signal_BB))
-    return float(np.mean([auc(signal_BB[row], np.arange(len(signal_BB)) != row, row) for row in rows]))
+    return float(
+        np.mean([auc(signal_BB[row], np.arange(len(signal_BB)) != row, row) for row in rows])
+    )
 
 
 def told(values: Sequence[float]) -> str:
@@ -83,15 +94,25 @@ class Signal:
 
     def __init__(self, recipe: Recipe, corpus: Path) -> None:
         documents, _ = read_corpus([corpus])
-        self.recipe, self.device, folder = recipe, compute_device(), resolve("embedded:smollm2-135m")
+        self.recipe, self.device, folder = (
+            recipe,
+            compute_device(),
+            resolve("embedded:smollm2-135m"),
+        )
         self.bf16 = uses_bf16(recipe.precision, self.device)
-        self.lm, self.tokenizer = load_language_model(folder, bf16=self.bf16).to(self.device), load_tokenizer(folder)
+        self.lm, self.tokenizer = (
+            load_language_model(folder, bf16=self.bf16).to(self.device),
+            load_tokenizer(folder),
+        )
         ranking = sibling_heads(recipe, self.lm, self.tokenizer, folder, documents, print)
         first = int(recipe.gate_first_layer * self.lm.n_layers)
         heads = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
         model = untrained_retriever(recipe, folder, documents, print)
         fit_to_chunks(recipe, model, training_chunks(recipe, documents), self.bf16, print)
-        self.encoder, gates_LH = RetrieverEncoder(model, self.bf16), gates_on_heads(self.lm, recipe.gate, heads)
+        self.encoder, gates_LH = (
+            RetrieverEncoder(model, self.bf16),
+            gates_on_heads(self.lm, recipe.gate, heads),
+        )
         self.objective = Revela(model, self.lm, tau=recipe.tau, gates_LH=gates_LH, v_norm=False)
         self.documents, self.folder = documents, folder
 
@@ -100,7 +121,9 @@ class Signal:
         return torch.zeros(len(texts), len(texts))
 
     def fitted(self, texts: Sequence[str]) -> Tensor:
-        """Cosines (B, B), over the standard deviation of their row, of the fitted retriever, first halves as queries."""
+        """Cosines (B, B), over the standard deviation of their row, of the fitted retriever, first
+        halves as queries.
+        """
         cosine_BB = self.cosines(self.halves(texts), texts)
         return cosine_BB / others(cosine_BB).std(dim=1, correction=0, keepdim=True)
 
@@ -109,12 +132,19 @@ class Signal:
 
     def cosines(self, queries: Sequence[str], passages: Sequence[str]) -> Tensor:
         """(Q, B), by the fitted retriever."""
-        return torch.tensor(self.encoder.encode_queries(queries) @ self.encoder.encode_passages(passages).T)
+        return torch.tensor(
+            self.encoder.encode_queries(queries) @ self.encoder.encode_passages(passages).T
+        )
 
     def tokens(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Ids and mask, (B, L), as the LM reads them."""
         side = self.tokenizer(
-            list(texts), truncation=True, max_length=self.recipe.lm_tokens, padding=True, padding_side="right", return_tensors="pt"
+            list(texts),
+            truncation=True,
+            max_length=self.recipe.lm_tokens,
+            padding=True,
+            padding_side="right",
+            return_tensors="pt",
         ).to(self.device)
         return side["input_ids"], side["attention_mask"]
 
@@ -122,20 +152,28 @@ class Signal:
         """(B, B)."""
         with autocast(self.device, self.bf16):
             packed = self.lm.pack(*self.tokens(texts))
-            signal_BB: np.ndarray = self.objective.signal(packed, [scores_BB.to(self.device)]).cpu().numpy()
+            signal_BB: np.ndarray = (
+                self.objective.signal(packed, [scores_BB.to(self.device)]).cpu().numpy()
+            )
         return signal_BB
 
 
 Piece = TypeVar("Piece")
 
 
-def some_pieces(cut: Iterable[Sequence[Piece]], groups: int, rng: random.Random) -> list[Sequence[Piece]]:
-    """The first chunks of as many documents as so many groups may want, of those that have enough of them."""
+def some_pieces(
+    cut: Iterable[Sequence[Piece]], groups: int, rng: random.Random
+) -> list[Sequence[Piece]]:
+    """The first chunks of as many documents as so many groups may want, of those that have enough
+    of them.
+    """
     long_enough = [pieces[:PIECES] for pieces in cut if len(pieces) >= PIECES]
     return rng.sample(long_enough, min(len(long_enough), max(SOME, DOCUMENTS * groups)))
 
 
-def duplicates(signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
+def duplicates(
+    signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random
+) -> Iterator[dict[str, float]]:
     """Of each group, what a near-copy does."""
     kept = np.isin(np.arange(len(OWNER)), (COPIED, REPLACED), invert=True)
     for start in range(0, DOCUMENTS * groups, DOCUMENTS):
@@ -143,29 +181,47 @@ def duplicates(signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng
         copied = [*plain[:REPLACED], near_copy(plain[COPIED], rng)]
         found = {}
         for place, scores in (("equal scores", signal.equal), ("fitted scores", signal.fitted)):
-            rows = {kind: signal(texts, scores(texts)) for kind, texts in (("plain", plain), ("copied", copied))}
+            rows = {
+                kind: signal(texts, scores(texts))
+                for kind, texts in (("plain", plain), ("copied", copied))
+            }
             for kind, row_BB in rows.items():
                 row_B = row_BB[COPIED]
-                found[f"{place}, {kind}: AUC of siblings, the replaced chunk left out"] = auc(row_B, kept, COPIED)
+                found[f"{place}, {kind}: AUC of siblings, the replaced chunk left out"] = auc(
+                    row_B, kept, COPIED
+                )
                 share = np.abs(row_B[REPLACED]) / np.abs(row_B).sum()
-                found[f"{place}, {kind}: part of the row's signal on the replaced chunk"] = float(share)
+                found[f"{place}, {kind}: part of the row's signal on the replaced chunk"] = float(
+                    share
+                )
             with_, without = rows["copied"], rows["plain"]
             size = np.abs(with_[COPIED][kept]).sum() / np.abs(without[COPIED][kept]).sum()
             found[f"{place}: signal on the others, with the copy over without"] = float(size)
-            unmoved = [np.corrcoef(with_[row][:REPLACED], without[row][:REPLACED])[0, 1] for row in range(1, REPLACED)]
-            found[f"{place}: correlation of the other rows with themselves, without and with"] = float(np.mean(unmoved))
+            unmoved = [
+                np.corrcoef(with_[row][:REPLACED], without[row][:REPLACED])[0, 1]
+                for row in range(1, REPLACED)
+            ]
+            found[f"{place}: correlation of the other rows with themselves, without and with"] = (
+                float(np.mean(unmoved))
+            )
         yield found
 
 
-def like_documents(signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random) -> Iterator[list[int]]:
-    """The documents of each group: one at random, and those that the fitted retriever finds most like it."""
+def like_documents(
+    signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random
+) -> Iterator[list[int]]:
+    """The documents of each group: one at random, and those that the fitted retriever finds most
+    like it.
+    """
     vectors = signal.encoder.encode_passages([" ".join(texts) for texts in pieces])
     for _ in range(groups):
         first = rng.randrange(len(pieces))
         yield np.argsort(-(vectors @ vectors[first]))[:DOCUMENTS].tolist()  # the first is itself
 
 
-def siblings(signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random) -> Iterator[dict[str, float]]:
+def siblings(
+    signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random
+) -> Iterator[dict[str, float]]:
     """Of each group, how well the retriever and its teachers tell siblings from strangers."""
     for documents in like_documents(signal, pieces, groups, rng):
         texts = [text for i in documents for text in pieces[i]]
@@ -180,7 +236,9 @@ def siblings(signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", type=Path, required=True, help="documents")
     parser.add_argument("--what", choices=["siblings", "duplicates"], default="siblings")
     parser.add_argument("--groups", type=int, default=20)
@@ -193,7 +251,9 @@ def main() -> None:
     recipe = Recipe()
     signal = Signal(recipe, arguments.text)
     measure = siblings if arguments.what == "siblings" else duplicates
-    cut = ([c.text for c in chunk(document, 0, recipe.chunk_words)] for document in signal.documents)
+    cut = (
+        [c.text for c in chunk(document, 0, recipe.chunk_words)] for document in signal.documents
+    )
     pieces = some_pieces(cut, arguments.groups, rng)
     found = list(measure(signal, pieces, arguments.groups, rng))
     for name in sorted(found[0]):

@@ -17,7 +17,9 @@ from hypothesis import settings
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, one operation at a time
+    os.environ.setdefault(
+        "TRITON_INTERPRET", "1"
+    )  # kernels run on the CPU, one operation at a time
 torch.set_num_threads(1)
 
 settings.register_profile("revela", deadline=None)  # a busy machine is not a failure
@@ -29,7 +31,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 SHARED = Path(__file__).parents[2] / "shared"
-TOPICS = ["ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle", "glacier", "circuit", "recipe", "harbour"]
+TOPICS = [
+    "ocean",
+    "engine",
+    "garden",
+    "planet",
+    "market",
+    "violin",
+    "enzyme",
+    "castle",
+    "glacier",
+    "circuit",
+    "recipe",
+    "harbour",
+]
 
 
 def sentence(topic: str, rng: random.Random) -> str:
@@ -38,7 +53,9 @@ def sentence(topic: str, rng: random.Random) -> str:
 
 
 def make_rows(count: int, sentences: int = 8, seed: int = 0) -> list[dict[str, str]]:
-    """Documents that each keep to one topic's words, so that siblings share words and strangers do not."""
+    """Documents that each keep to one topic's words, so that siblings share words and strangers do
+    not.
+    """
     rng = random.Random(seed)
     rows = []
     for i in range(count):
@@ -64,14 +81,23 @@ def tiny_tokenizer(corpus_file: Path):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<pad>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
-    tokenizer.train_from_iterator([json.loads(line)["text"] for line in corpus_file.read_text().splitlines()], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    tokenizer.train_from_iterator(
+        [json.loads(line)["text"] for line in corpus_file.read_text().splitlines()], trainer
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
 
 
 def tiny_config(kind: str, vocabulary: int = 400):
-    """Configurations of the families that must be carried: grouped-query heads wherever the family has them."""
+    """Configurations of the families that must be carried: grouped-query heads wherever the family
+    has them.
+    """
     import transformers as t
 
     common = dict(
@@ -89,7 +115,9 @@ def tiny_config(kind: str, vocabulary: int = 400):
         "qwen2": lambda: t.Qwen2Config(**common, num_key_value_heads=2, **ids),
         "qwen3": lambda: t.Qwen3Config(**common, **gqa, **ids),
         "mistral": lambda: t.MistralConfig(**common, **gqa, **ids, sliding_window=None),
-        "gemma3": lambda: t.Gemma3TextConfig(**common, **gqa, **ids, sliding_window=64, query_pre_attn_scalar=8),
+        "gemma3": lambda: t.Gemma3TextConfig(
+            **common, **gqa, **ids, sliding_window=64, query_pre_attn_scalar=8
+        ),
         "gpt_neox": lambda: t.GPTNeoXConfig(**common, **ids),
     }[kind]()
 
@@ -110,7 +138,9 @@ def moved_since_it_began() -> tuple[Embed, Embed, Callable[[], AbstractContextMa
     """A retriever, what it was at another time, and a context inside which it is that."""
     model, began = Embed().double(), Embed().double()
     with torch.no_grad():
-        began.table.weight.add_(0.3 * torch.randn(began.table.weight.shape, generator=torch.Generator().manual_seed(9)))
+        began.table.weight.add_(
+            0.3 * torch.randn(began.table.weight.shape, generator=torch.Generator().manual_seed(9))
+        )
     now = model.table.weight.data.clone()
 
     @contextlib.contextmanager
@@ -135,16 +165,31 @@ def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> 
 
 @pytest.fixture(scope="session")
 def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -> Path:
-    """The folder of a tiny retriever with all that a fit adds: token weights, the lexical half, whitening."""
-    from revela.models.corpus_fit import fit_to_corpus
-    from revela.models.retriever import build_retriever
-    from revela.models.saved import save_retriever
+    """The folder of a tiny retriever with all that a fit adds: token weights, the lexical half,
+    whitening.
+    """
+    from revela.retriever.build import build_retriever
+    from revela.retriever.fit import fit_to_corpus
+    from revela.retriever.save import save_retriever
 
     folder = tmp_path_factory.mktemp("saved-retriever")
     model = build_retriever(
-        tiny_lm_folder, layers=2, pooling="mean", max_tokens=100, lower_case=True, query_prompt="query: ", passage_prompt="passage: "
+        tiny_lm_folder,
+        layers=2,
+        pooling="mean",
+        max_tokens=100,
+        lower_case=True,
+        query_prompt="query: ",
+        passage_prompt="passage: ",
     )
-    fit_to_corpus(model, [row["text"] for row in make_rows(30)], token_weighting=3e-3, whitening=0.4, lexical=1.0, bf16=False)
+    fit_to_corpus(
+        model,
+        [row["text"] for row in make_rows(30)],
+        token_weighting=3e-3,
+        whitening=0.4,
+        lexical=1.0,
+        bf16=False,
+    )
     save_retriever(model, folder, "")
     return folder
 
@@ -156,7 +201,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="session")
 def taught_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
-    """A tiny Llama taught for some seconds on documents of one topic each, so that it uses what it has read before."""
+    """A tiny Llama taught for some seconds on documents of one topic each, so that it uses what it
+    has read before.
+    """
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -170,7 +217,9 @@ def taught_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -
         for _ in range(16):
             topic = f"{rng.choice(TOPICS)}{rng.randrange(7)}"
             texts.append(" ".join(sentence(topic, rng) for _ in range(3)))
-        batch = tiny_tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=120)
+        batch = tiny_tokenizer(
+            texts, return_tensors="pt", padding=True, truncation=True, max_length=120
+        )
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         loss = model(**batch, labels=labels).loss
         loss.backward()

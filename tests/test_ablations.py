@@ -1,4 +1,6 @@
-"""recipes/ablations: every variant is a recipe, the commands at their heads are right, and one runs to its table at tiny scale."""
+"""recipes/ablations: every variant is a recipe, the commands at their heads are right, and one runs
+to its table at tiny scale.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ import pytest
 
 import revela.cli as cli
 from conftest import make_rows
-from revela.cli.app import each_over
-from revela.config import PRESETS, Recipe
+from revela.cli.main import each_over
 from revela.errors import RevelaError
+from revela.settings import PRESETS, Recipe
 from test_cli import TINY, run
 
 ABLATIONS = Path(__file__).parents[1] / "recipes" / "ablations"
@@ -23,11 +25,20 @@ FILES = sorted(ABLATIONS.glob("*.toml"))
 
 
 def commands(file: Path) -> list[list[str]]:
-    return [shlex.split(line)[1:] for line in re.findall(r"^#   (revela .*)$", file.read_text(), re.M)]
+    return [
+        shlex.split(line)[1:] for line in re.findall(r"^#   (revela .*)$", file.read_text(), re.M)
+    ]
 
 
 def test_there_is_one_for_each_table_of_the_paper():
-    assert [file.stem for file in FILES] == ["group-size", "lm-size", "lora-rank", "mixed-domains", "random-groups", "v-norm"]
+    assert [file.stem for file in FILES] == [
+        "group-size",
+        "lm-size",
+        "lora-rank",
+        "mixed-domains",
+        "random-groups",
+        "v-norm",
+    ]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -44,7 +55,10 @@ def test_the_commands_at_the_head_parse(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("preset", ["gated", "paper"])
 def test_variants_differ_in_what_the_file_says_and_nothing_else(monkeypatch, file, preset):
-    monkeypatch.setattr("sys.argv", ["revela", "compare", "corpus", "--on", "judged", "--out", "runs", "--presets", preset])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["revela", "compare", "corpus", "--on", "judged", "--out", "runs", "--presets", preset],
+    )
     monkeypatch.setattr(cli.app, "config", cli.app.config)
     recipes = each_over([preset], file)
     content = tomllib.loads(file.read_text())
@@ -56,40 +70,65 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(monkeypatch, fil
     }
 
 
-def test_one_runs_at_tiny_scale_and_its_table_is_written(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+def test_one_runs_at_tiny_scale_and_its_table_is_written(
+    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
+):
     judged = tmp_path / "judged"
     (judged / "qrels").mkdir(parents=True)
     rows = make_rows(20, seed=5)
     (judged / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (judged / "queries.jsonl").write_text("".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows))
-    (judged / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows))
+    (judged / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows)
+    )
+    (judged / "qrels" / "test.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
+    )
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
     code, out, err = run(
         monkeypatch, capsys, "compare", corpus_file, "--on", judged, "--recipe", ABLATIONS / "v-norm.toml", "--out", tmp_path / "v-norm",
         "--presets", "paper", "--points", 1, *models, *TINY, "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0,
     )  # fmt: skip
     assert code == 0, err
-    runs = {name: json.loads((tmp_path / "v-norm" / f"{name}-0" / "run.json").read_text()) for name in ("v-norm", "no-v-norm")}
-    assert {name: settings["v_norm"] for name, settings in runs.items()} == {"v-norm": True, "no-v-norm": False}
+    runs = {
+        name: json.loads((tmp_path / "v-norm" / f"{name}-0" / "run.json").read_text())
+        for name in ("v-norm", "no-v-norm")
+    }
+    assert {name: settings["v_norm"] for name, settings in runs.items()} == {
+        "v-norm": True,
+        "no-v-norm": False,
+    }
     assert all(settings["mix"] == "sum" for settings in runs.values())
-    code, out, err = run(monkeypatch, capsys, "report", tmp_path / "v-norm", "--out", tmp_path / "table.html")
+    code, out, err = run(
+        monkeypatch, capsys, "report", tmp_path / "v-norm", "--out", tmp_path / "table.html"
+    )
     assert code == 0 and "runs: 2" in out, err
     page = (tmp_path / "table.html").read_text()
     curves = json.loads((tmp_path / "v-norm" / "compare.json").read_text())["curves"]
-    header, row = re.search(r"<caption>v-norm</caption>\s*<thead>(.*?)</thead>\s*<tbody>\s*(<tr>.*?</tr>)", page, re.S).groups()
+    header, row = re.search(
+        r"<caption>v-norm</caption>\s*<thead>(.*?)</thead>\s*<tbody>\s*(<tr>.*?</tr>)", page, re.S
+    ).groups()
     assert re.findall(r"<th[^>]*>(.*?)</th>", header) == ["nDCG@10", "BM25", "v-norm", "no-v-norm"]
-    ends = [f"{curves[f'{name}, seed 0'][-1]['judged']['judged']:.3f}" for name in ("v-norm", "no-v-norm")]
+    ends = [
+        f"{curves[f'{name}, seed 0'][-1]['judged']['judged']:.3f}"
+        for name in ("v-norm", "no-v-norm")
+    ]
     assert re.findall(r"<td[^>]*>([\d.]*)", row)[1:] == ends
 
 
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
-        ("[a]\ntau = 1.0\n[b]\ntau = 2.0\n", ("--tau", "3"), "a and b come out the same: leave away the flag"),
+        (
+            "[a]\ntau = 1.0\n[b]\ntau = 2.0\n",
+            ("--tau", "3"),
+            "a and b come out the same: leave away the flag",
+        ),
         ('["a/b"]\ntau = 1.0\n', (), "a variant is called 'a/b', but names a folder"),
     ],
 )
-def test_variants_that_cannot_be_run_are_refused(monkeypatch, capsys, corpus_file, tmp_path, recipe, flags, message):
+def test_variants_that_cannot_be_run_are_refused(
+    monkeypatch, capsys, corpus_file, tmp_path, recipe, flags, message
+):
     (tmp_path / "r.toml").write_text(recipe)
     arguments = (
         "compare",
@@ -105,16 +144,35 @@ def test_variants_that_cannot_be_run_are_refused(monkeypatch, capsys, corpus_fil
         *flags,
     )
     code, _, err = run(monkeypatch, capsys, *arguments)
-    assert code == 2 and message in err and len(err.strip().splitlines()) == 1 and not (tmp_path / "o").exists()
+    assert (
+        code == 2
+        and message in err
+        and len(err.strip().splitlines()) == 1
+        and not (tmp_path / "o").exists()
+    )
 
 
 def test_only_compare_takes_variants(monkeypatch, capsys, tmp_path):
-    code, _, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", "--recipe", ABLATIONS / "v-norm.toml")
-    assert code == 2 and "v-norm.toml holds 2 variants (v-norm, no-v-norm): train them by revela compare" in err
+    code, _, err = run(
+        monkeypatch,
+        capsys,
+        "train",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+        "--recipe",
+        ABLATIONS / "v-norm.toml",
+    )
+    assert (
+        code == 2
+        and "v-norm.toml holds 2 variants (v-norm, no-v-norm): train them by revela compare" in err
+    )
 
 
 def test_several_presets_and_variants_are_told_apart(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["revela", "compare", "corpus", "--on", "judged", "--out", "runs"])
+    monkeypatch.setattr(
+        "sys.argv", ["revela", "compare", "corpus", "--on", "judged", "--out", "runs"]
+    )
     monkeypatch.setattr(cli.app, "config", cli.app.config)
     assert list(each_over(["gated", "paper"], ABLATIONS / "random-groups.toml")) == [
         "gated-document", "gated-random", "paper-document", "paper-random",

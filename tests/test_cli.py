@@ -1,4 +1,6 @@
-"""The command line as a user meets it: verbs, errors in one sentence with exit code 2, and a help that loads nothing heavy."""
+"""The command line as a user meets it: verbs, errors in one sentence with exit code 2, and a help
+that loads nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ import torch
 
 import revela.cli as cli
 from conftest import make_rows
-from revela.config import PRESETS, READ_BY, Recipe, refuse_unread
 from revela.errors import RevelaError
+from revela.settings import PRESETS, READ_BY, Recipe, refuse_unread
 from revela.types import Document
 
 
@@ -42,7 +44,20 @@ def stop_at(seen):
 
 
 TINY = (
-    *("--layers", "2", "--chunk-words", "20", "--gate-heads", "4", "--lora-rank", "4", "--precision", "fp32", "--threads", "1"),
+    *(
+        "--layers",
+        "2",
+        "--chunk-words",
+        "20",
+        "--gate-heads",
+        "4",
+        "--lora-rank",
+        "4",
+        "--precision",
+        "fp32",
+        "--threads",
+        "1",
+    ),
     *("--max-steps", "2", "--max-minutes", "0", "--held-out", "0.2"),
 )
 HELP = """
@@ -58,7 +73,9 @@ print("torch" in sys.modules, "transformers" in sys.modules, "numpy" in sys.modu
 
 
 def test_help_loads_no_torch():
-    out = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", HELP], capture_output=True, text=True, check=True
+    ).stdout
     assert out.splitlines()[-1] == "False False False"
     assert "train" in out and "eval" in out
 
@@ -66,7 +83,17 @@ def test_help_loads_no_torch():
 def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
     model, index = tmp_path / "model", tmp_path / "index"
     code, out, err = run(
-        monkeypatch, capsys, "train", corpus_file, "--out", model, "--model", tiny_lm_folder, "--lm", tiny_lm_folder, *TINY
+        monkeypatch,
+        capsys,
+        "train",
+        corpus_file,
+        "--out",
+        model,
+        "--model",
+        tiny_lm_folder,
+        "--lm",
+        tiny_lm_folder,
+        *TINY,
     )
     assert code == 0, err
     assert "read 80 documents" in out and "BM25" in out and "held out 16 documents" in out
@@ -75,27 +102,54 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     folder = tmp_path / "beir"
     (folder / "qrels").mkdir(parents=True)
     (folder / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in make_rows(20)))
-    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "ocean01 ocean02"}) + "\n")
+    (folder / "queries.jsonl").write_text(
+        json.dumps({"_id": "q", "text": "ocean01 ocean02"}) + "\n"
+    )
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
-    code, out, err = run(monkeypatch, capsys, "eval", model, "--on", folder, "--json", tmp_path / "scores.json")
+    code, out, err = run(
+        monkeypatch, capsys, "eval", model, "--on", folder, "--json", tmp_path / "scores.json"
+    )
     assert code == 0, err
     scores = json.loads((tmp_path / "scores.json").read_text())["beir"]
-    assert set(scores) == {"BM25", "model", "model + BM25", "model + BM25 (RRF)"} and scores["BM25"]["ndcg@10"] == 1.0
+    assert (
+        set(scores) == {"BM25", "model", "model + BM25", "model + BM25 (RRF)"}
+        and scores["BM25"]["ndcg@10"] == 1.0
+    )
     (tmp_path / "scores.json").rename(model / "scores.json")
     code, out, err = run(monkeypatch, capsys, "report", model, "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert code == 0 and "runs: 1, files of scores: 1" in out and f"--out {model}" in page and page.count("<svg") >= 2, err
-    code, out, err = run(monkeypatch, capsys, "report", tmp_path / "none", "--out", tmp_path / "page.html")
+    assert (
+        code == 0
+        and "runs: 1, files of scores: 1" in out
+        and f"--out {model}" in page
+        and page.count("<svg") >= 2
+    ), err
+    code, out, err = run(
+        monkeypatch, capsys, "report", tmp_path / "none", "--out", tmp_path / "page.html"
+    )
     assert (
         code == 2
         and err
         == f"revela: {tmp_path / 'none'} does not exist: give folders of revela train or compare, or JSON files of revela eval or probe\n"
     )
     assert (tmp_path / "page.html").read_text() == page
-    code, out, err = run(monkeypatch, capsys, "index", corpus_file, "--model", model, "--out", index)
+    code, out, err = run(
+        monkeypatch, capsys, "index", corpus_file, "--model", model, "--out", index
+    )
     assert code == 0, err
     for mode in ("hybrid", "dense", "lexical"):
-        code, out, err = run(monkeypatch, capsys, "search", index, "ocean01 ocean02", "--mode", mode, "--json", "--top", 3)
+        code, out, err = run(
+            monkeypatch,
+            capsys,
+            "search",
+            index,
+            "ocean01 ocean02",
+            "--mode",
+            mode,
+            "--json",
+            "--top",
+            3,
+        )
         found = json.loads(out[out.index("[") :])
         assert code == 0 and 1 <= len(found) <= 3, err
     assert found[0]["id"] == "d0"
@@ -104,7 +158,18 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     code, out, err = run(monkeypatch, capsys, "search", index, "ocean01", "--model", tiny_lm_folder)
     assert code == 2 and "is not the model that made" in err
     code, out, err = run(
-        monkeypatch, capsys, "heads", corpus_file, "--lm", tiny_lm_folder, "--chunk-words", 20, "--top", 3, "--precision", "fp32"
+        monkeypatch,
+        capsys,
+        "heads",
+        corpus_file,
+        "--lm",
+        tiny_lm_folder,
+        "--chunk-words",
+        20,
+        "--top",
+        3,
+        "--precision",
+        "fp32",
     )
     assert code == 0 and "layer" in out
 
@@ -114,39 +179,72 @@ def test_an_index_grows_shrinks_and_filters(monkeypatch, capsys, tmp_path):
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = {word: number for number, word in enumerate(["[UNK]", "mars", "red", "planet", "engine", "piston", "violin"])}
+    words = {
+        word: number
+        for number, word in enumerate(
+            ["[UNK]", "mars", "red", "planet", "engine", "piston", "violin"]
+        )
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     for name, seed in (("model", 0), ("other", 1)):
         torch.manual_seed(seed)
-        SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(str(tmp_path / name))
+        SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(
+            str(tmp_path / name)
+        )
     settings = tmp_path / "model" / "config_sentence_transformers.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"matryoshka_dims": [4, 8]}))
     corpus, more, out = tmp_path / "corpus.csv", tmp_path / "more.csv", tmp_path / "index"
-    corpus.write_text("id,text,year,lang\na,red planet mars,2019,en\nb,engine piston,2021,en\nc,violin,,de\n")
+    corpus.write_text(
+        "id,text,year,lang\na,red planet mars,2019,en\nb,engine piston,2021,en\nc,violin,,de\n"
+    )
     more.write_text("id,text,year,lang\nb,violin violin,2022,en\nd,mars mars,2023,de\n")
 
     def do(*arguments):
         code, said, err = run(monkeypatch, capsys, *arguments)
         return code, said, err.strip().splitlines()[-1] if err.strip() else ""
 
-    made = ("index", corpus, "--model", tmp_path / "model", "--out", out, "--metadata", "year", "lang")
+    made = (
+        "index",
+        corpus,
+        "--model",
+        tmp_path / "model",
+        "--out",
+        out,
+        "--metadata",
+        "year",
+        "lang",
+    )
     code, said, err = do(*made, "--dimensions", 5)
     assert code == 2 and "was trained for 4, 8 only" in err and not out.exists()
     code, said, err = do(*made, "--dimensions", 4)
-    assert code == 0 and f"3 documents are new, 0 replaced, 0 unchanged; {out} holds 3 passages" in said, err
+    assert (
+        code == 0
+        and f"3 documents are new, 0 replaced, 0 unchanged; {out} holds 3 passages" in said
+    ), err
     code, said, err = do(*made)
     assert code == 2 and "exists: choose another --out, or add to an index with --append" in err
     code, said, err = do("index", more, "--out", out, "--append")
-    assert code == 0 and f"1 documents are new, 1 replaced, 0 unchanged; {out} holds 4 passages" in said, err
+    assert (
+        code == 0
+        and f"1 documents are new, 1 replaced, 0 unchanged; {out} holds 4 passages" in said
+    ), err
     code, said, err = do("index", more, "--out", out, "--append", "--model", tmp_path / "other")
     assert code == 2 and "is not the model that made" in err
     code, said, err = do("index", more, "--out", out, "--append", "--chunk-words", 9)
     assert code == 2 and "made with other settings" in err
-    code, said, err = do("search", out, "violin", "--json", "--where", "year > 2020 and lang = 'en'")
-    assert [(h["id"], h["text"], h["metadata"]) for h in json.loads(said)] == [("b", "violin violin", {"year": 2022, "lang": "en"})], err
+    code, said, err = do(
+        "search", out, "violin", "--json", "--where", "year > 2020 and lang = 'en'"
+    )
+    assert [(h["id"], h["text"], h["metadata"]) for h in json.loads(said)] == [
+        ("b", "violin violin", {"year": 2022, "lang": "en"})
+    ], err
     code, said, err = do("search", out, "violin", "--where", "yaer > 2020")
-    assert code == 2 and "No field named yaer" in err and "id, chunk, title, passage, year, lang" in err
+    assert (
+        code == 2
+        and "No field named yaer" in err
+        and "id, chunk, title, passage, year, lang" in err
+    )
     code, said, err = do("search", out, " ")
     assert code == 2 and "the query is empty" in err
     code, said, err = do("index", "--out", out, "--delete", "c", "nobody")
@@ -159,8 +257,14 @@ def test_an_index_grows_shrinks_and_filters(monkeypatch, capsys, tmp_path):
 
 def test_queries_of_a_hub_dataset_are_kept_in_this_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert cli.learn.queries_file([Path("hub:owner/name:en")], Recipe()) == tmp_path / "owner-name-en.queries.jsonl"
-    assert cli.learn.queries_file([Path("a/b.jsonl")], Recipe()) == tmp_path / "a" / "b.jsonl.queries.jsonl"
+    assert (
+        cli.learn.queries_file([Path("hub:owner/name:en")], Recipe())
+        == tmp_path / "owner-name-en.queries.jsonl"
+    )
+    assert (
+        cli.learn.queries_file([Path("a/b.jsonl")], Recipe())
+        == tmp_path / "a" / "b.jsonl.queries.jsonl"
+    )
 
 
 def bad_json(path: Path) -> None:
@@ -189,12 +293,30 @@ def too_few(path: Path) -> None:
         (too_few, "fewer than a group"),
     ],
 )
-def test_bad_corpora_are_one_sentence_and_leave_nothing(monkeypatch, capsys, tmp_path, tiny_lm_folder, prepare, message):
+def test_bad_corpora_are_one_sentence_and_leave_nothing(
+    monkeypatch, capsys, tmp_path, tiny_lm_folder, prepare, message
+):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     prepare(corpus)
-    code, _, err = run(monkeypatch, capsys, "train", corpus, "--out", tmp_path / "out", "--model", tiny_lm_folder, "--lm", tiny_lm_folder)
-    assert code == 2 and message in err and err.startswith("revela: ") and len(err.strip().splitlines()) == 1
+    code, _, err = run(
+        monkeypatch,
+        capsys,
+        "train",
+        corpus,
+        "--out",
+        tmp_path / "out",
+        "--model",
+        tiny_lm_folder,
+        "--lm",
+        tiny_lm_folder,
+    )
+    assert (
+        code == 2
+        and message in err
+        and err.startswith("revela: ")
+        and len(err.strip().splitlines()) == 1
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -202,20 +324,44 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(monkeypatch, capsys, tmp
     ("arguments", "message"),
     [
         (["eval", "{tmp}", "--on", "{tmp}"], "neither config.json nor modules.json"),
-        (["index", "{tmp}", "--model", "{tmp}/none/at/all", "--out", "{tmp}/index"], "no document found"),
+        (
+            ["index", "{tmp}", "--model", "{tmp}/none/at/all", "--out", "{tmp}/index"],
+            "no document found",
+        ),
         (["index", "{tmp}", "--model", "x", "--out", "{tmp}/../"], "exists: choose another --out"),
-        (["index", "{tmp}", "--out", "{tmp}/index"], "give the retriever that makes the vectors as --model"),
+        (
+            ["index", "{tmp}", "--out", "{tmp}/index"],
+            "give the retriever that makes the vectors as --model",
+        ),
         (["index", "--out", "{tmp}/index"], "give a corpus to index"),
         (["index", "{tmp}", "--out", "{tmp}", "--append"], "is not an index"),
-        (["index", "{tmp}", "--out", "{tmp}", "--delete", "d1"], "--delete takes ids and no corpus"),
+        (
+            ["index", "{tmp}", "--out", "{tmp}", "--delete", "d1"],
+            "--delete takes ids and no corpus",
+        ),
         (["search", "{tmp}", "query", "--top", "0"], "--top 0 is no number of results"),
         (["search", "{tmp}", "query"], "is not an index"),
         (["train", "{tmp}", "--out", "{tmp}/out", "--recipe", "{tmp}/none.toml"], "none.toml"),
-        (["train", "{tmp}", "--out", "{tmp}/out", "--group-size", "1"], "--group-size 1: give a number of 2 or more"),
-        (["train", "{tmp}", "--out", "{tmp}/out", "--tau", "0"], "--tau 0.0: give a number above 0"),
-        (["train", "{tmp}", "--out", "{tmp}/out", "--held-out", "1.5"], "--held-out 1.5: give a number from 0 to 1"),
-        (["train", "{tmp}", "--out", "{tmp}/out", "--learning-rate", "nan"], "--learning-rate nan: give a number of 0 or more"),
-        (["train", "{tmp}", "--out", "{tmp}/out", "--preset", "dream", "--gate", "1"], "--gate 1.0: DREAM's gate lies between 0 and 1"),
+        (
+            ["train", "{tmp}", "--out", "{tmp}/out", "--group-size", "1"],
+            "--group-size 1: give a number of 2 or more",
+        ),
+        (
+            ["train", "{tmp}", "--out", "{tmp}/out", "--tau", "0"],
+            "--tau 0.0: give a number above 0",
+        ),
+        (
+            ["train", "{tmp}", "--out", "{tmp}/out", "--held-out", "1.5"],
+            "--held-out 1.5: give a number from 0 to 1",
+        ),
+        (
+            ["train", "{tmp}", "--out", "{tmp}/out", "--learning-rate", "nan"],
+            "--learning-rate nan: give a number of 0 or more",
+        ),
+        (
+            ["train", "{tmp}", "--out", "{tmp}/out", "--preset", "dream", "--gate", "1"],
+            "--gate 1.0: DREAM's gate lies between 0 and 1",
+        ),
     ],
 )
 def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments, message):
@@ -224,7 +370,10 @@ def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments
 
 
 def test_no_number_of_a_recipe_is_below_0_but_two():
-    refused, numbers = set(), {f.name for f in dataclasses.fields(Recipe) if type(f.default) in (int, float)}
+    refused, numbers = (
+        set(),
+        {f.name for f in dataclasses.fields(Recipe) if type(f.default) in (int, float)},
+    )
     for name in numbers:
         try:
             Recipe(**{name: -1})
@@ -235,17 +384,29 @@ def test_no_number_of_a_recipe_is_below_0_but_two():
 
 
 def test_typos_are_refused(monkeypatch, capsys, tmp_path):
-    code, out, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "out", "--lerning-rate", "1")
+    code, out, err = run(
+        monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "out", "--lerning-rate", "1"
+    )
     assert code == 2 and "lerning-rate" in out + err
     (tmp_path / "r.toml").write_text("lerning_rate = 1.0\n")
-    code, out, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "out", "--recipe", tmp_path / "r.toml")
+    code, out, err = run(
+        monkeypatch,
+        capsys,
+        "train",
+        tmp_path,
+        "--out",
+        tmp_path / "out",
+        "--recipe",
+        tmp_path / "r.toml",
+    )
     assert code == 2 and "lerning" in out + err
 
 
 def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
     seen = []
     monkeypatch.setattr(
-        "revela.data.text.read_for", lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop"))
+        "revela.corpus.read.read_for",
+        lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop")),
     )
     (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
     run(
@@ -269,9 +430,14 @@ def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["train", "compare", "heads", "groups", "queries"])
-def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(monkeypatch, capsys, tmp_path, verb):
+def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(
+    monkeypatch, capsys, tmp_path, verb
+):
     seen = []
-    for place in ("revela.train.grouping", "revela.data.text"):  # the one that keeps a name of its own first
+    for place in (
+        "revela.groups.build",
+        "revela.corpus.read",
+    ):  # the one that keeps a name of its own first
         monkeypatch.setattr(f"{place}.read_for", stop_at(seen))
     (tmp_path / "r.toml").write_text('objective = "dream"\ngate = 0.3\n')
     more = {"heads": (), "queries": (), "compare": ("--on", tmp_path)}.get(verb, ())
@@ -280,23 +446,57 @@ def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(monkeypat
         code, _, err = run(monkeypatch, capsys, verb, tmp_path, *rest, *more, *flags)
         assert code == 2 and "stop" in err
     by_flag, by_file = seen
-    assert by_flag == by_file and (by_file.objective, by_file.gate, by_file.learn_gates) == ("dream", 0.3, True)
+    assert by_flag == by_file and (by_file.objective, by_file.gate, by_file.learn_gates) == (
+        "dream",
+        0.3,
+        True,
+    )
     (tmp_path / "r.toml").write_text('objective = "dream"\n')
-    run(monkeypatch, capsys, verb, tmp_path, *rest, *more, "--recipe", tmp_path / "r.toml", "--objective", "crop")
-    assert seen[2].objective == "crop" and seen[2].group_size == PRESETS["crop"]["group_size"] and not seen[2].learn_gates
+    run(
+        monkeypatch,
+        capsys,
+        verb,
+        tmp_path,
+        *rest,
+        *more,
+        "--recipe",
+        tmp_path / "r.toml",
+        "--objective",
+        "crop",
+    )
+    assert (
+        seen[2].objective == "crop"
+        and seen[2].group_size == PRESETS["crop"]["group_size"]
+        and not seen[2].learn_gates
+    )
 
 
 def test_a_named_preset_wins_over_the_one_that_a_recipe_implies(monkeypatch, capsys, tmp_path):
     seen = []
-    monkeypatch.setattr("revela.data.text.read_for", stop_at(seen))
+    monkeypatch.setattr("revela.corpus.read.read_for", stop_at(seen))
     (tmp_path / "r.toml").write_text('objective = "infonce"\n')
-    run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", "--recipe", tmp_path / "r.toml", "--preset", "pairs")
-    assert (seen[0].objective, seen[0].queries, seen[0].group_size) == ("infonce", "authors-words", 32)
+    run(
+        monkeypatch,
+        capsys,
+        "train",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+        "--recipe",
+        tmp_path / "r.toml",
+        "--preset",
+        "pairs",
+    )
+    assert (seen[0].objective, seen[0].queries, seen[0].group_size) == (
+        "infonce",
+        "authors-words",
+        32,
+    )
 
 
 def test_several_widths_after_one_flag(monkeypatch, capsys, tmp_path):
     seen = []
-    monkeypatch.setattr("revela.data.text.read_for", stop_at(seen))
+    monkeypatch.setattr("revela.corpus.read.read_for", stop_at(seen))
     (tmp_path / "r.toml").write_text("matryoshka = [64, 128]\n")
     for flags in (("--matryoshka", 64, 128, "--seed", 1), ("--recipe", tmp_path / "r.toml")):
         run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", *flags)
@@ -306,60 +506,125 @@ def test_several_widths_after_one_flag(monkeypatch, capsys, tmp_path):
 def test_a_recipe_may_set_what_shares_its_name_with_a_verb(monkeypatch, capsys, tmp_path):
     seen = []
     monkeypatch.setattr(
-        "revela.data.text.read_for", lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop"))
+        "revela.corpus.read.read_for",
+        lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop")),
     )
-    (tmp_path / "r.toml").write_text('objective = "dream"\nqueries = "title"\nheads = "heads.json"\n')
-    for flags in (("train", tmp_path, "--out", tmp_path / "o"), ("compare", tmp_path, "--out", tmp_path / "o", "--on", tmp_path)):
+    (tmp_path / "r.toml").write_text(
+        'objective = "dream"\nqueries = "title"\nheads = "heads.json"\n'
+    )
+    for flags in (
+        ("train", tmp_path, "--out", tmp_path / "o"),
+        ("compare", tmp_path, "--out", tmp_path / "o", "--on", tmp_path),
+    ):
         run(monkeypatch, capsys, *flags, "--recipe", tmp_path / "r.toml")
     assert [(recipe.queries, recipe.heads) for recipe in seen] == [("title", "heads.json")] * 2
     (tmp_path / "r.toml").write_text("tau = = 1\n")
-    code, _, err = run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", "--recipe", tmp_path / "r.toml")
+    code, _, err = run(
+        monkeypatch,
+        capsys,
+        "train",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+        "--recipe",
+        tmp_path / "r.toml",
+    )
     assert code == 2 and "r.toml is not TOML" in err and len(err.strip().splitlines()) == 1
 
 
-def test_compare_puts_flags_and_recipe_over_every_preset(monkeypatch, capsys, corpus_file, tmp_path):
+def test_compare_puts_flags_and_recipe_over_every_preset(
+    monkeypatch, capsys, corpus_file, tmp_path
+):
     seen: dict[str, Recipe] = {}
 
     def stop(recipes, *_, **__):
         seen.update(recipes)
         raise RevelaError("stop")
 
-    monkeypatch.setattr("revela.compare.compare", stop)
+    monkeypatch.setattr("revela.evaluation.comparison.compare", stop)
     (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
     code, _, err = run(
         monkeypatch, capsys, "compare", corpus_file, "--on", tmp_path, "--out", tmp_path / "o", "--presets", "gated", "crop", "paper",
         "--recipe", tmp_path / "r.toml", "--lora-rank", 9, "--group-size", Recipe.group_size, "--no-lm-lora",
     )  # fmt: skip
     assert code == 2 and "stop" in err
-    assert list(seen) == ["gated", "crop", "paper"] and (Recipe.group_size, Recipe.lm_lora) != (32, True)
+    assert list(seen) == ["gated", "crop", "paper"] and (Recipe.group_size, Recipe.lm_lora) != (
+        32,
+        True,
+    )
     for preset, recipe in seen.items():
-        assert (recipe.tau, recipe.lora_rank, recipe.group_size, recipe.lm_lora) == (0.3, 9, Recipe.group_size, False)
-        assert all(getattr(recipe, k) == v for k, v in PRESETS[preset].items() if k not in ("tau", "lora_rank", "group_size", "lm_lora"))
+        assert (recipe.tau, recipe.lora_rank, recipe.group_size, recipe.lm_lora) == (
+            0.3,
+            9,
+            Recipe.group_size,
+            False,
+        )
+        assert all(
+            getattr(recipe, k) == v
+            for k, v in PRESETS[preset].items()
+            if k not in ("tau", "lora_rank", "group_size", "lm_lora")
+        )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("train", "--preset", "crop", "--tau-lm", "0.1"), "--tau-lm says nothing to --objective crop: leave it away, or train replug"),
-        (("train", "--objective", "gains", "--siblings", "0.5"), "--siblings says nothing to --objective gains"),
+        (
+            ("train", "--preset", "crop", "--tau-lm", "0.1"),
+            "--tau-lm says nothing to --objective crop: leave it away, or train replug",
+        ),
+        (
+            ("train", "--objective", "gains", "--siblings", "0.5"),
+            "--siblings says nothing to --objective gains",
+        ),
         (
             ("train", "--recipe", "{tmp}/r.toml"),
             "--sharpness says nothing to --objective revela: leave it away, or train gains or attention",
         ),
-        (("train", "--preset", "paper", "--crop-window", "99"), "--crop-window says nothing to --objective revela"),
-        (("train", "--preset", "paper", "--objective", "crop"), "stop"),  # what the preset says nobody gave
+        (
+            ("train", "--preset", "paper", "--crop-window", "99"),
+            "--crop-window says nothing to --objective revela",
+        ),
+        (
+            ("train", "--preset", "paper", "--objective", "crop"),
+            "stop",
+        ),  # what the preset says nobody gave
         (("train", "--preset", "attention", "--recipe", "{tmp}/r.toml"), "stop"),
         (("train", "--preset", "pairs", "--lm", "x"), "stop"),
-        (("train", "--preset", "crop", "--query-lm", "x"), "--query-lm says nothing to --objective crop"),
-        (("train", "--preset", "crop", "--query-lm", "x", "--queries-file", "q", "--check-questions", "9"), "stop"),
-        (("train", "--preset", "crop", "--queries", "title", "--check-questions", "9"), "--queries says nothing to --objective crop"),
-        (("compare", "--presets", "crop", "pairs", "--v-norm"), "--v-norm says nothing to --objective crop and infonce: leave it away"),
+        (
+            ("train", "--preset", "crop", "--query-lm", "x"),
+            "--query-lm says nothing to --objective crop",
+        ),
+        (
+            (
+                "train",
+                "--preset",
+                "crop",
+                "--query-lm",
+                "x",
+                "--queries-file",
+                "q",
+                "--check-questions",
+                "9",
+            ),
+            "stop",
+        ),
+        (
+            ("train", "--preset", "crop", "--queries", "title", "--check-questions", "9"),
+            "--queries says nothing to --objective crop",
+        ),
+        (
+            ("compare", "--presets", "crop", "pairs", "--v-norm"),
+            "--v-norm says nothing to --objective crop and infonce: leave it away",
+        ),
         (("compare", "--presets", "crop", "paper", "--no-v-norm", "--gate-heads", "3"), "stop"),
         (("compare", "--presets", "gated", "gains", "--recipe", "{tmp}/r.toml"), "stop"),
     ],
 )
-def test_a_setting_that_the_objective_does_not_read_is_refused(monkeypatch, capsys, tmp_path, arguments, message):
-    monkeypatch.setattr("revela.data.text.read_for", stop_at([]))
+def test_a_setting_that_the_objective_does_not_read_is_refused(
+    monkeypatch, capsys, tmp_path, arguments, message
+):
+    monkeypatch.setattr("revela.corpus.read.read_for", stop_at([]))
     (tmp_path / "r.toml").write_text("sharpness = 3.0\n")
     verb, *flags = (part.format(tmp=tmp_path) for part in arguments)
     more = ("--on", tmp_path) if verb == "compare" else ()
@@ -382,13 +647,40 @@ def test_recipes_in_the_tree_are_the_presets():
             assert settings == PRESETS[file.stem]
 
 
-def test_objectives_from_the_command_line(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+def test_objectives_from_the_command_line(
+    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
+):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_bytes(corpus_file.read_bytes())
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
-    small = ("--layers", "2", "--chunk-words", "30", "--lora-rank", "4", "--precision", "fp32", "--threads", "1", "--group-size", "4")
+    small = (
+        "--layers",
+        "2",
+        "--chunk-words",
+        "30",
+        "--lora-rank",
+        "4",
+        "--precision",
+        "fp32",
+        "--threads",
+        "1",
+        "--group-size",
+        "4",
+    )
     dream = ("--objective", "dream", "--queries", "title", "--lm-tokens", "32", "--held-out", "0.2")
-    code, out, err = run(monkeypatch, capsys, "heads", corpus, *models, *small, *dream, "--top", 4, "--out", tmp_path / "heads.json")
+    code, out, err = run(
+        monkeypatch,
+        capsys,
+        "heads",
+        corpus,
+        *models,
+        *small,
+        *dream,
+        "--top",
+        4,
+        "--out",
+        tmp_path / "heads.json",
+    )
     assert code == 0, err
     assert len(json.loads((tmp_path / "heads.json").read_text())["ranking"]) == 16
     code, out, err = run(
@@ -398,44 +690,81 @@ def test_objectives_from_the_command_line(monkeypatch, capsys, corpus_file, tiny
     assert code == 0, err
     assert "16 heads that look from questions" in out
     saved = json.loads((tmp_path / "dream" / "run.json").read_text())
-    assert saved["objective"] == "dream" and saved["tau"] == PRESETS["dream"]["tau"] and saved["learn_gates"]
-    code, out, err = run(monkeypatch, capsys, "queries", corpus, *models, *small, "--max-queries", 20, "--show", 2)
+    assert (
+        saved["objective"] == "dream"
+        and saved["tau"] == PRESETS["dream"]["tau"]
+        and saved["learn_gates"]
+    )
+    code, out, err = run(
+        monkeypatch, capsys, "queries", corpus, *models, *small, "--max-queries", 20, "--show", 2
+    )
     assert code == 0, err
     assert "rejected" in out and (tmp_path / "corpus.jsonl.queries.jsonl").is_file()
 
 
-def test_what_nothing_else_can_ask_is_checked_by_written_questions(monkeypatch, capsys, tiny_lm_folder, tmp_path):
+def test_what_nothing_else_can_ask_is_checked_by_written_questions(
+    monkeypatch, capsys, tiny_lm_folder, tmp_path
+):
     corpus = tmp_path / "snippets.jsonl"
-    corpus.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in make_rows(60, sentences=1)))
+    corpus.write_text(
+        "".join(json.dumps({"text": row["text"]}) + "\n" for row in make_rows(60, sentences=1))
+    )
     command = (
         "train", corpus, "--preset", "crop", "--group-size", 8, "--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--layers", 2,
         "--lora-rank", 4, "--precision", "fp32", "--threads", 1, "--max-steps", 2, "--max-minutes", 0, "--held-out", 0.2, "--out",
     )  # fmt: skip
     code, out, err = run(monkeypatch, capsys, *command, tmp_path / "unguarded")
-    assert code == 0 and "saved unseen: --check-questions 100 has a language model write questions" in out, err
-    code, out, err = run(monkeypatch, capsys, *command, tmp_path / "rambling", "--check-questions", 12)  # the tiny model writes noise
+    assert (
+        code == 0
+        and "saved unseen: --check-questions 100 has a language model write questions" in out
+    ), err
+    code, out, err = run(
+        monkeypatch, capsys, *command, tmp_path / "rambling", "--check-questions", 12
+    )  # the tiny model writes noise
     assert code == 0 and "queries for 0 of 12 held-out chunks" in out, err
-    assert "fewer than 5 questions about held-out chunks were kept" in out and "saved unseen)" in out
+    assert (
+        "fewer than 5 questions about held-out chunks were kept" in out and "saved unseen)" in out
+    )
 
     asked = []
 
     def pretending(*_):
-        return lambda passages: asked.extend(passages) or [f"What is known about {p.split()[1]}?" for p in passages]
+        return lambda passages: (
+            asked.extend(passages) or [f"What is known about {p.split()[1]}?" for p in passages]
+        )
 
-    monkeypatch.setattr("revela.models.writer.writer", pretending)
+    monkeypatch.setattr("revela.lm.generate.writer", pretending)
     questions = ("--check-questions", 10, "--query-prompting", "instruction")
     for name in ("guarded", "again"):
         code, out, err = run(monkeypatch, capsys, *command, tmp_path / name, *questions)
-        assert code == 0 and "queries for 10 of 10 held-out chunks" in out and "(question: 10 queries over 12 passages)" in out, err
+        assert (
+            code == 0
+            and "queries for 10 of 10 held-out chunks" in out
+            and "(question: 10 queries over 12 passages)" in out
+        ), err
     assert len(asked) == 10  # the second run found them
     code, out, err = run(monkeypatch, capsys, *command, tmp_path / "again", "--check-questions", 11)
-    assert code == 2 and "exists: choose another --out" in err and not out and len(asked) == 10  # refused before it writes
+    assert (
+        code == 2 and "exists: choose another --out" in err and not out and len(asked) == 10
+    )  # refused before it writes
     for name in ("guarded", "again"):
-        checks = [json.loads(line).get("check") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        assert all(0 < check["question"] <= 1 for check in checks if check) and sum(map(bool, checks)) == 2
+        checks = [
+            json.loads(line).get("check")
+            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        assert (
+            all(0 < check["question"] <= 1 for check in checks if check)
+            and sum(map(bool, checks)) == 2
+        )
     assert "| nDCG@10 | question |" in (tmp_path / "guarded" / "README.md").read_text()
-    code, out, err = run(monkeypatch, capsys, "report", tmp_path / "guarded", "--out", tmp_path / "page.html")
-    assert code == 0 and "a question that a language model wrote its chunk" in (tmp_path / "page.html").read_text(), err
+    code, out, err = run(
+        monkeypatch, capsys, "report", tmp_path / "guarded", "--out", tmp_path / "page.html"
+    )
+    assert (
+        code == 0
+        and "a question that a language model wrote its chunk"
+        in (tmp_path / "page.html").read_text()
+    ), err
 
 
 def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
@@ -443,8 +772,12 @@ def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_fo
     (folder / "qrels").mkdir(parents=True)
     rows = make_rows(20, seed=5)
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows))
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows)
+    )
+    (folder / "qrels" / "test.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
+    )
     command = (
         "compare", corpus_file, "--on", folder, "--out", tmp_path / "out", "--presets", "gated", "crop", "--points", 2,
         "--model", tiny_lm_folder, "--lm", tiny_lm_folder, *TINY, "--group-size", 4,
@@ -455,14 +788,24 @@ def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_fo
     found = json.loads((tmp_path / "out" / "compare.json").read_text())
     for curve in found["curves"].values():
         assert len(curve) == 3 and all(0 <= row["judged"]["judged"] <= 1 for row in curve)
-        assert curve[0]["judged"] == next(iter(found["curves"].values()))[0]["judged"]  # the same start
+        assert (
+            curve[0]["judged"] == next(iter(found["curves"].values()))[0]["judged"]
+        )  # the same start
     assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
     written = (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns
     code, out, err = run(monkeypatch, capsys, *command)
-    assert code == 0 and (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
+    assert (
+        code == 0 and (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
+    )
     code, _, err = run(monkeypatch, capsys, *command, "--learning-rate", 0.5)
-    assert code == 2 and "gated-0 was begun with other settings (learning_rate): give the same, or another --out" in err
-    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(80, seed=9)))
+    assert (
+        code == 2
+        and "gated-0 was begun with other settings (learning_rate): give the same, or another --out"
+        in err
+    )
+    (tmp_path / "other.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in make_rows(80, seed=9))
+    )
     code, _, err = run(monkeypatch, capsys, "compare", tmp_path / "other.jsonl", *command[2:])
     assert code == 2 and "gated-0 was begun on another corpus" in err
 
@@ -472,19 +815,27 @@ def test_one_of_several_processes_is_refused(monkeypatch, capsys, corpus_file, t
     monkeypatch.setenv("WORLD_SIZE", "2")
     more = ("--on", tmp_path) if verb == "compare" else ()
     code, _, err = run(monkeypatch, capsys, verb, corpus_file, "--out", tmp_path / "out", *more)
-    assert code == 2 and "revela: a run takes one process and 2 were started (WORLD_SIZE): start revela without torchrun" in err
+    assert (
+        code == 2
+        and "revela: a run takes one process and 2 were started (WORLD_SIZE): start revela without torchrun"
+        in err
+    )
     assert len(err.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
 def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
-    from revela.compare import compare
+    from revela.evaluation.comparison import compare
 
     mine = tmp_path / "gated-0" / "notes.md"
     mine.parent.mkdir()
     mine.write_text("mine")
-    told = dict(check=None, bm25={}, corpus="", command="", queries_file=tmp_path / "q", say=lambda _: None)
+    told = dict(
+        check=None, bm25={}, corpus="", command="", queries_file=tmp_path / "q", say=lambda _: None
+    )
     with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
-        compare({"gated": Recipe()}, [Document("d", "text")], [], tmp_path, seeds=[0], points=1, **told)
+        compare(
+            {"gated": Recipe()}, [Document("d", "text")], [], tmp_path, seeds=[0], points=1, **told
+        )
     assert mine.read_text() == "mine"
 
 
@@ -492,21 +843,56 @@ def test_a_language_model_reads_what_search_and_eval_have_found(
     monkeypatch, capsys, corpus_file, saved_retriever, tiny_lm_folder, tmp_path
 ):
     index, judged, scores = tmp_path / "index", tmp_path / "judged", tmp_path / "scores.json"
-    assert run(monkeypatch, capsys, "index", corpus_file, "--model", saved_retriever, "--out", index)[0] == 0
+    assert (
+        run(monkeypatch, capsys, "index", corpus_file, "--model", saved_retriever, "--out", index)[
+            0
+        ]
+        == 0
+    )
     read = {}
     for more in ((), ("--rerank", "heads", "--lm", tiny_lm_folder)):
-        code, out, err = run(monkeypatch, capsys, "search", index, "ocean01 violin02", "--json", "--top", 30, *more)
+        code, out, err = run(
+            monkeypatch, capsys, "search", index, "ocean01 violin02", "--json", "--top", 30, *more
+        )
         assert code == 0, err
         read[bool(more)] = json.loads(out)
     assert [hit["score"] for hit in read[True]] == [hit["score"] for hit in read[False]]
     assert {hit["id"] for hit in read[True]} == {hit["id"] for hit in read[False]}
-    code, out, err = run(monkeypatch, capsys, "search", index, "ocean01", "--rerank", "heads", "--lm", tmp_path / "none")
-    assert code == 2 and out == "" and len(err.splitlines()) == 1 and "is neither a folder nor a hub id" in err
+    code, out, err = run(
+        monkeypatch,
+        capsys,
+        "search",
+        index,
+        "ocean01",
+        "--rerank",
+        "heads",
+        "--lm",
+        tmp_path / "none",
+    )
+    assert (
+        code == 2
+        and out == ""
+        and len(err.splitlines()) == 1
+        and "is neither a folder nor a hub id" in err
+    )
     (judged / "qrels").mkdir(parents=True)
     (judged / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(24)))
-    (judged / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "ocean01 ocean02"}) + "\n")
+    (judged / "queries.jsonl").write_text(
+        json.dumps({"_id": "q", "text": "ocean01 ocean02"}) + "\n"
+    )
     (judged / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
-    asked = ("eval", saved_retriever, "--on", judged, "--rerank", "heads", "--lm", tiny_lm_folder, "--json", scores)
+    asked = (
+        "eval",
+        saved_retriever,
+        "--on",
+        judged,
+        "--rerank",
+        "heads",
+        "--lm",
+        tiny_lm_folder,
+        "--json",
+        scores,
+    )
     code, out, err = run(monkeypatch, capsys, *asked)
     name = saved_retriever.name
     assert code == 0 and set(json.loads(scores.read_text())["judged"]) == {
@@ -516,32 +902,79 @@ def test_a_language_model_reads_what_search_and_eval_have_found(
 
 def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder, tmp_path):
     pytest.importorskip("mteb")
-    from revela.models.retriever import build_retriever
+    from revela.retriever.build import build_retriever
 
     for name, layers in (("a", 1), ("b", 2)):
         build_retriever(
-            tiny_lm_folder, layers=layers, pooling="mean", max_tokens=64, lower_case=False, query_prompt="", passage_prompt=""
+            tiny_lm_folder,
+            layers=layers,
+            pooling="mean",
+            max_tokens=64,
+            lower_case=False,
+            query_prompt="",
+            passage_prompt="",
         ).save(str(tmp_path / name))
     folder = tmp_path / "judged"
     (folder / "qrels").mkdir(parents=True)
     rows = make_rows(20, seed=5)
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows))
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows)
+    )
+    (folder / "qrels" / "test.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
+    )
     scores, out = tmp_path / "scores.json", tmp_path / "mteb"
     code, printed, err = run(
-        monkeypatch, capsys, "eval", tmp_path / "a", tmp_path / "b", "--on", folder, "--show", 2, "--json", scores, "--precision", "fp32"
+        monkeypatch,
+        capsys,
+        "eval",
+        tmp_path / "a",
+        tmp_path / "b",
+        "--on",
+        folder,
+        "--show",
+        2,
+        "--json",
+        scores,
+        "--precision",
+        "fp32",
     )
     assert code == 0, err
-    assert "judged: where a beats b most" in printed and "judged: where b beats a most" in printed and "p, BM25" in printed
+    assert (
+        "judged: where a beats b most" in printed
+        and "judged: where b beats a most" in printed
+        and "p, BM25" in printed
+    )
     local = json.loads(scores.read_text())["judged"]
-    assert set(local) == {"BM25", "a", "a + BM25", "a + BM25 (RRF)", "b", "b + BM25", "b + BM25 (RRF)"}
+    assert set(local) == {
+        "BM25",
+        "a",
+        "a + BM25",
+        "a + BM25 (RRF)",
+        "b",
+        "b + BM25",
+        "b + BM25 (RRF)",
+    }
     assert set(local["b"]["p"]) == {"BM25", "a"} and len(local["b"]["queries"]) == 20
-    benchmark = ("eval", tmp_path / "a", "--benchmark", folder, "--out", out, "--json", scores, "--precision", "fp32")
+    benchmark = (
+        "eval",
+        tmp_path / "a",
+        "--benchmark",
+        folder,
+        "--out",
+        out,
+        "--json",
+        scores,
+        "--precision",
+        "fp32",
+    )
     for expected in ("judged, a", "judged, a: finished before"):
         code, printed, err = run(monkeypatch, capsys, *benchmark)
         assert code == 0 and expected in printed, err
-    assert json.loads(scores.read_text())["judged (mteb)"]["a"]["ndcg@10"] == pytest.approx(local["a"]["ndcg@10"], abs=1e-4)
+    assert json.loads(scores.read_text())["judged (mteb)"]["a"]["ndcg@10"] == pytest.approx(
+        local["a"]["ndcg@10"], abs=1e-4
+    )
     assert [file.name for file in out.rglob("judged.json")] == ["judged.json"]
     for arguments, message in (
         ((), "nothing to score on"),
@@ -549,4 +982,9 @@ def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder,
         (("--benchmark", "NanoSciFactRetrieval", "--out", out), "its data cannot be had"),
     ):
         code, _, err = run(monkeypatch, capsys, "eval", tmp_path / "a", *arguments)
-        assert code == 2 and message in err and len(err.strip().splitlines()) == 1 and "Traceback" not in err
+        assert (
+            code == 2
+            and message in err
+            and len(err.strip().splitlines()) == 1
+            and "Traceback" not in err
+        )

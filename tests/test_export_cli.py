@@ -1,4 +1,6 @@
-"""revela export: one command, a line that says how well it agrees; mistakes are one sentence and exit code 2."""
+"""revela export: one command, a line that says how well it agrees; mistakes are one sentence and
+exit code 2.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,22 @@ def run(monkeypatch, capsys, *arguments):
 
 def test_export_says_how_well_it_agrees(monkeypatch, capsys, tmp_path, saved_retriever):
     pytest.importorskip("onnxscript")
-    code, out, _ = run(monkeypatch, capsys, "export", saved_retriever, "--out", tmp_path / "onnx", "--onnx", "--int8")
+    code, out, _ = run(
+        monkeypatch,
+        capsys,
+        "export",
+        saved_retriever,
+        "--out",
+        tmp_path / "onnx",
+        "--onnx",
+        "--int8",
+    )
     assert code == 0 and "model.onnx" in out and "least cosine 0.9" in out
-    assert {file.name for file in (tmp_path / "onnx").iterdir()} == {"model.onnx", "tokenizer.json", "retriever.json"}
+    assert {file.name for file in (tmp_path / "onnx").iterdir()} == {
+        "model.onnx",
+        "tokenizer.json",
+        "retriever.json",
+    }
 
 
 @pytest.mark.parametrize(
@@ -33,12 +48,19 @@ def test_export_says_how_well_it_agrees(monkeypatch, capsys, tmp_path, saved_ret
     [
         (["{model}", "--out", "{new}"], "say --onnx"),
         (["{model}", "--out", "{model}", "--onnx"], "exists: choose another --out"),
-        (["{lm}", "--out", "{new}", "--onnx"], "is not a Sentence-Transformers folder: it has no modules.json"),
+        (
+            ["{lm}", "--out", "{new}", "--onnx"],
+            "is not a Sentence-Transformers folder: it has no modules.json",
+        ),
         (["{new}", "--out", "{new}", "--onnx"], "is neither a folder nor a hub id"),
     ],
 )
-def test_mistakes(monkeypatch, capsys, tmp_path, saved_retriever, tiny_lm_folder, arguments, sentence):
+def test_mistakes(
+    monkeypatch, capsys, tmp_path, saved_retriever, tiny_lm_folder, arguments, sentence
+):
     places = {"model": saved_retriever, "lm": tiny_lm_folder, "new": tmp_path / "new"}
-    code, _, err = run(monkeypatch, capsys, "export", *(argument.format(**places) for argument in arguments))
+    code, _, err = run(
+        monkeypatch, capsys, "export", *(argument.format(**places) for argument in arguments)
+    )
     assert code == 2 and sentence in err and len(err.strip().splitlines()) == 1
     assert not (tmp_path / "new").exists()

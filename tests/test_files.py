@@ -38,7 +38,10 @@ def test_a_folder_appears_with_all_that_is_in_it(tmp_path):
         temporary.mkdir()
         (temporary / "part").write_text("x")
         assert not path.exists()
-    assert [p.relative_to(tmp_path).as_posix() for p in sorted(tmp_path.rglob("*"))] == ["index", "index/part"]
+    assert [p.relative_to(tmp_path).as_posix() for p in sorted(tmp_path.rglob("*"))] == [
+        "index",
+        "index/part",
+    ]
 
 
 def test_a_folder_in_the_way_is_kept(tmp_path):
@@ -46,4 +49,6 @@ def test_a_folder_in_the_way_is_kept(tmp_path):
     (tmp_path / "index" / "precious").write_text("x")
     with pytest.raises(OSError), whole(tmp_path / "index") as temporary:
         temporary.mkdir()
-    assert (tmp_path / "index" / "precious").read_text() == "x" and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "index" / "precious").read_text() == "x" and len(
+        list(tmp_path.iterdir())
+    ) == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import make_rows
-from revela.data.shards import GroupFolder
-from revela.models.retriever import build_retriever
+from revela.groups.folder import GroupFolder
+from revela.retriever.build import build_retriever
 from test_cli import TINY, run
 
 CUT = ("--chunk-words", "12", "--threads", "1", "--held-out", "0.2")
@@ -21,15 +21,25 @@ def models(folder: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("kind", ["document", "random", "cluster"])
-def test_groups_are_built_shown_stored_and_trained_on(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path, kind):
+def test_groups_are_built_shown_stored_and_trained_on(
+    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path, kind
+):
     out = tmp_path / "groups"
     flags = (*BUILD, *models(tiny_lm_folder), "--groups", kind)
-    code, said, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", out, "--show", 2, *flags)
+    code, said, err = run(
+        monkeypatch, capsys, "groups", corpus_file, "--out", out, "--show", 2, *flags
+    )
     assert code == 0, err
     folder = GroupFolder(out)
     assert len(folder.held_out) == 16 and len(folder.documents) == 64
-    assert f"{len(folder)} groups of 8 in {out}" in said and said.count("8 chunks of ") == 2 and "About the" in said
-    owners = [len({member.document for member in folder.members(group)}) for group in folder.order(0)(0)]
+    assert (
+        f"{len(folder)} groups of 8 in {out}" in said
+        and said.count("8 chunks of ") == 2
+        and "About the" in said
+    )
+    owners = [
+        len({member.document for member in folder.members(group)}) for group in folder.order(0)(0)
+    ]
     assert (sum(owners) / len(owners) > 5) == (kind == "random")
     code, _, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", out, *flags)
     assert code == 2 and "exists: choose another --out" in err
@@ -40,19 +50,45 @@ def test_groups_are_built_shown_stored_and_trained_on(monkeypatch, capsys, corpu
     assert code == 2 and "give --group-size 8" in err
     code, said, err = run(monkeypatch, capsys, "train", out, *train, "--group-size", 8)
     assert code == 0, err
-    assert f"64 documents -> {len(folder.rows)} chunks -> {len(folder)} groups of 8 an epoch" in said
+    assert (
+        f"64 documents -> {len(folder.rows)} chunks -> {len(folder)} groups of 8 an epoch" in said
+    )
     assert "held out 16 documents for the label-free check (sibling" in said
 
 
-def test_clusters_of_what_a_surrogate_finds_similar(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+def test_clusters_of_what_a_surrogate_finds_similar(
+    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
+):
     model = build_retriever(
-        tiny_lm_folder, layers=1, pooling="mean", max_tokens=64, lower_case=False, query_prompt="", passage_prompt="passage: "
+        tiny_lm_folder,
+        layers=1,
+        pooling="mean",
+        max_tokens=64,
+        lower_case=False,
+        query_prompt="",
+        passage_prompt="passage: ",
     )
     model.save(str(tmp_path / "surrogate"))
-    flags = (*BUILD, *models(tiny_lm_folder), "--groups", "cluster", "--surrogate", tmp_path / "surrogate")
+    flags = (
+        *BUILD,
+        *models(tiny_lm_folder),
+        "--groups",
+        "cluster",
+        "--surrogate",
+        tmp_path / "surrogate",
+    )
     for objective in ("revela", "dream"):
         asked = ("--objective", objective, "--queries", "title")
-        code, said, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path / objective, *flags, *asked)
+        code, said, err = run(
+            monkeypatch,
+            capsys,
+            "groups",
+            corpus_file,
+            "--out",
+            tmp_path / objective,
+            *flags,
+            *asked,
+        )
         assert code == 0 and "embedded in" in said, err
         assert len(GroupFolder(tmp_path / objective)) > 10
 
@@ -63,12 +99,19 @@ def test_several_corpora_in_given_shares(monkeypatch, capsys, tiny_lm_folder, tm
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sources = (tmp_path / "few.jsonl", tmp_path / "many.jsonl")
     flags = (*BUILD, *models(tiny_lm_folder))
-    code, _, err = run(monkeypatch, capsys, "groups", *sources, "--out", tmp_path / "g", "--shares", 1, 2, *flags)
+    code, _, err = run(
+        monkeypatch, capsys, "groups", *sources, "--out", tmp_path / "g", "--shares", 1, 2, *flags
+    )
     assert code == 0, err
     folder = GroupFolder(tmp_path / "g")
     kinds = [{member.name for member in folder.members(group)} for group in folder.order(0)(0)]
-    assert all(len(kind) == 1 for kind in kinds) and abs(kinds.count({"many"}) - 2 * kinds.count({"few"})) <= 2
-    code, _, err = run(monkeypatch, capsys, "groups", *sources, "--out", tmp_path / "h", "--shares", 1, *flags)
+    assert (
+        all(len(kind) == 1 for kind in kinds)
+        and abs(kinds.count({"many"}) - 2 * kinds.count({"few"})) <= 2
+    )
+    code, _, err = run(
+        monkeypatch, capsys, "groups", *sources, "--out", tmp_path / "h", "--shares", 1, *flags
+    )
     assert code == 2 and "--shares gives 1 numbers for 2 corpora" in err
 
 
@@ -76,35 +119,80 @@ def test_groups_of_the_hub_layout(monkeypatch, capsys, tiny_lm_folder, tmp_path)
     texts = [row["text"] for row in make_rows(30)]
     lines = [[f"{text} {i}" for i in range(8)] for text in texts]
     path = tmp_path / "ready.jsonl"
-    path.write_text("".join(json.dumps(line if i % 2 else {"src": "posts", "text": line}) + "\n" for i, line in enumerate(lines)))
+    path.write_text(
+        "".join(
+            json.dumps(line if i % 2 else {"src": "posts", "text": line}) + "\n"
+            for i, line in enumerate(lines)
+        )
+    )
     code, _, err = run(monkeypatch, capsys, "groups", path, "--out", tmp_path / "g", *BUILD)
     assert code == 0, err
     folder = GroupFolder(tmp_path / "g")
     assert len(folder) == 24 and len(folder.held_out) == 6
-    found = {frozenset(member.text for member in folder.members(group)) for group in folder.order(0)(0)}
+    found = {
+        frozenset(member.text for member in folder.members(group)) for group in folder.order(0)(0)
+    }
     assert found < {frozenset(line) for line in lines}
-    code, _, err = run(monkeypatch, capsys, "groups", path, "--out", tmp_path / "h", *CUT, "--group-size", 9)
-    assert code == 2 and "ready.jsonl:1 has 8 texts, fewer than a group of 9" in err and len(err.strip().splitlines()) == 1
+    code, _, err = run(
+        monkeypatch, capsys, "groups", path, "--out", tmp_path / "h", *CUT, "--group-size", 9
+    )
+    assert (
+        code == 2
+        and "ready.jsonl:1 has 8 texts, fewer than a group of 9" in err
+        and len(err.strip().splitlines()) == 1
+    )
 
 
-def test_groups_of_the_hub_are_stored_and_asked_for_before_training(monkeypatch, capsys, tiny_lm_folder, tmp_path):
+def test_groups_of_the_hub_are_stored_and_asked_for_before_training(
+    monkeypatch, capsys, tiny_lm_folder, tmp_path
+):
     folder = tmp_path / "owner" / "name"
     folder.mkdir(parents=True)
-    rows = [{"src": "posts", "text": [f"{row['text']} {i}" for i in range(8)]} for row in make_rows(30)]
+    rows = [
+        {"src": "posts", "text": [f"{row['text']} {i}" for i in range(8)]} for row in make_rows(30)
+    ]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, err = run(monkeypatch, capsys, "train", f"hub:{folder}", "--out", tmp_path / "model", *models(tiny_lm_folder))
-    assert code == 2 and f"hub:{folder} holds groups: store them by revela groups" in err and len(err.strip().splitlines()) == 1
-    code, _, err = run(monkeypatch, capsys, "groups", f"hub:{folder}", "--out", tmp_path / "g", *BUILD)
+    code, _, err = run(
+        monkeypatch,
+        capsys,
+        "train",
+        f"hub:{folder}",
+        "--out",
+        tmp_path / "model",
+        *models(tiny_lm_folder),
+    )
+    assert (
+        code == 2
+        and f"hub:{folder} holds groups: store them by revela groups" in err
+        and len(err.strip().splitlines()) == 1
+    )
+    code, _, err = run(
+        monkeypatch, capsys, "groups", f"hub:{folder}", "--out", tmp_path / "g", *BUILD
+    )
     assert code == 0, err
     stored = GroupFolder(tmp_path / "g")
-    assert {frozenset(m.text for m in stored.members(g)) for g in stored.order(0)(0)} < {frozenset(row["text"]) for row in rows}
+    assert {frozenset(m.text for m in stored.members(g)) for g in stored.order(0)(0)} < {
+        frozenset(row["text"]) for row in rows
+    }
     assert len(stored) == 24 and len(stored.held_out) == 6
 
 
-def test_a_run_on_groups_that_have_changed_is_not_resumed(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
+def test_a_run_on_groups_that_have_changed_is_not_resumed(
+    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
+):
     flags = (*BUILD, *models(tiny_lm_folder))
     for name, seed in (("first", 0), ("second", 1)):
-        code, _, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path / name, "--seed", seed, *flags)
+        code, _, err = run(
+            monkeypatch,
+            capsys,
+            "groups",
+            corpus_file,
+            "--out",
+            tmp_path / name,
+            "--seed",
+            seed,
+            *flags,
+        )
         assert code == 0, err
     more = ("--out", tmp_path / "model", *models(tiny_lm_folder), *TINY, "--group-size", 8)
     code, _, err = run(monkeypatch, capsys, "train", tmp_path / "first", *more)
@@ -119,25 +207,46 @@ def test_a_run_on_groups_that_have_changed_is_not_resumed(monkeypatch, capsys, c
     ("prepare", "message"),
     [
         (lambda folder: (folder / "a.jsonl").write_text(""), "no document found"),
-        (lambda folder: (folder / "a.jsonl").write_text(json.dumps(make_rows(1, sentences=3)[0])), "give no group of 8"),
+        (
+            lambda folder: (folder / "a.jsonl").write_text(
+                json.dumps(make_rows(1, sentences=3)[0])
+            ),
+            "give no group of 8",
+        ),
         (lambda folder: (folder / "shard-00.arrow").write_text(""), "no whole group folder"),
         (lambda folder: None, "no document found"),
     ],
 )
 @pytest.mark.parametrize("kind", ["document", "cluster"])
-def test_what_gives_no_groups_is_one_sentence(monkeypatch, capsys, tiny_lm_folder, tmp_path, prepare, message, kind):
+def test_what_gives_no_groups_is_one_sentence(
+    monkeypatch, capsys, tiny_lm_folder, tmp_path, prepare, message, kind
+):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     prepare(corpus)
     flags = ("--groups", kind, "--neighbours", "random", *BUILD, *models(tiny_lm_folder))
     code, _, err = run(monkeypatch, capsys, "groups", corpus, "--out", tmp_path / "g", *flags)
-    assert code == 2 and message in err and err.startswith("revela: ") and len(err.strip().splitlines()) == 1
+    assert (
+        code == 2
+        and message in err
+        and err.startswith("revela: ")
+        and len(err.strip().splitlines()) == 1
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
 def test_one_document_is_enough_if_it_is_long(monkeypatch, capsys, tiny_lm_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(make_rows(1, sentences=60)[0]))
-    code, _, err = run(monkeypatch, capsys, "groups", tmp_path / "a.jsonl", "--out", tmp_path / "g", *BUILD, *models(tiny_lm_folder))
+    code, _, err = run(
+        monkeypatch,
+        capsys,
+        "groups",
+        tmp_path / "a.jsonl",
+        "--out",
+        tmp_path / "g",
+        *BUILD,
+        *models(tiny_lm_folder),
+    )
     assert code == 0 and len(GroupFolder(tmp_path / "g")) >= 2, err
 
 
@@ -148,12 +257,36 @@ def test_groups_need_a_folder(monkeypatch, capsys, corpus_file, tmp_path):
     assert code == 2 and "exists" in err
 
 
-def test_dream_trains_on_stored_questions(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
-    flags = (*BUILD, *models(tiny_lm_folder), "--objective", "dream", "--queries", "title", "--lm-tokens", "32")
+def test_dream_trains_on_stored_questions(
+    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
+):
+    flags = (
+        *BUILD,
+        *models(tiny_lm_folder),
+        "--objective",
+        "dream",
+        "--queries",
+        "title",
+        "--lm-tokens",
+        "32",
+    )
     code, _, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path / "g", *flags)
     assert code == 0, err
-    rest = ("--layers", "2", "--lora-rank", "4", "--precision", "fp32", "--max-steps", "1", "--max-minutes", "0")
-    code, said, err = run(monkeypatch, capsys, "train", tmp_path / "g", "--out", tmp_path / "model", *flags, *rest)
+    rest = (
+        "--layers",
+        "2",
+        "--lora-rank",
+        "4",
+        "--precision",
+        "fp32",
+        "--max-steps",
+        "1",
+        "--max-minutes",
+        "0",
+    )
+    code, said, err = run(
+        monkeypatch, capsys, "train", tmp_path / "g", "--out", tmp_path / "model", *flags, *rest
+    )
     assert code == 0 and "heads that look from questions" in said, err
     code, _, err = run(monkeypatch, capsys, "queries", tmp_path / "g", *flags)
     assert code == 2 and "holds groups" in err

@@ -1,4 +1,6 @@
-"""The snippets of docs/integrations.md give revela's own vectors, wherever the package is installed."""
+"""The snippets of docs/integrations.md give revela's own vectors, wherever the package is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ def test_snippet_gives_our_vectors(name, tmp_path, monkeypatch, saved_retriever)
     monkeypatch.chdir(tmp_path)
     if name == "onnxruntime":
         pytest.importorskip("onnxscript")
-        from revela.models.onnx import export_onnx
-        from revela.models.retriever import load_retriever
+        from revela.retriever.build import load_retriever
+        from revela.retriever.onnx import export_onnx
 
         export_onnx(load_retriever("my-retriever"), Path("my-retriever-onnx"))
     found: dict[str, object] = {}
     exec(SNIPPETS[name], found)
     retriever = Retriever("my-retriever", precision="fp32")
-    np.testing.assert_allclose([found["query_vector"]], retriever.encode_queries(["how are invoices archived"]), atol=1e-5)
-    passages = retriever.encode_passages(["Invoices are kept for ten years.", "The garden opens at nine."])
+    np.testing.assert_allclose(
+        [found["query_vector"]], retriever.encode_queries(["how are invoices archived"]), atol=1e-5
+    )
+    passages = retriever.encode_passages(
+        ["Invoices are kept for ten years.", "The garden opens at nine."]
+    )
     np.testing.assert_allclose(found["passage_vectors"], passages, atol=1e-5)

@@ -10,11 +10,20 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "papers.md").read_text()
-# `path.py`, `path.py: name`, and names of the same file after that: `path.py: name`, `another`, `.method`
+# `path.py`, `path.py: name`, and names of the same file after that: `path.py: name`, `another`,
+# `.method`
 NAMED = [
     (path, name)
-    for path, first, more in re.findall(r"`([^`\s]+\.py)(?:: ([\w.]+))?`((?:, `\.?[a-zA-Z_][\w]*`)*)", TEXT)
-    for name in (first, *(re.sub(r"^\.", f"{first.split('.')[0]}.", other) for other in re.findall(r"`(.+?)`", more)))
+    for path, first, more in re.findall(
+        r"`([^`\s]+\.py)(?:: ([\w.]+))?`((?:, `\.?[a-zA-Z_][\w]*`)*)", TEXT
+    )
+    for name in (
+        first,
+        *(
+            re.sub(r"^\.", f"{first.split('.')[0]}.", other)
+            for other in re.findall(r"`(.+?)`", more)
+        ),
+    )
 ]
 METHODS = re.findall(r"`([A-Z]\w+\.\w+)`", TEXT)
 SOURCES = [ROOT / "src" / "revela", ROOT]
@@ -37,7 +46,11 @@ def names_in(file: Path) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+            found |= {
+                f"{node.name}.{part.name}"
+                for part in node.body
+                if isinstance(part, ast.FunctionDef)
+            }
     return found
 
 
@@ -53,6 +66,12 @@ def test_methods_without_a_file_are_there():
 
 
 def test_names_were_found():
-    assert sum(path.startswith("tests/") for path, _ in NAMED) > 9 and sum(bool(name) for _, name in NAMED) > 50
-    assert ("objectives/query_heads.py", "by_document") in NAMED and ("models/language_model.py", "LanguageModel.predict") in NAMED
+    assert (
+        sum(path.startswith("tests/") for path, _ in NAMED) > 9
+        and sum(bool(name) for _, name in NAMED) > 50
+    )
+    assert ("lm/query_heads.py", "by_document") in NAMED and (
+        "lm/language_model.py",
+        "LanguageModel.predict",
+    ) in NAMED
     assert "Dream.answer_loss" in METHODS

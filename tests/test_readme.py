@@ -1,4 +1,6 @@
-"""What the README tells a user to type is there: the make targets, and every revela command with its flags."""
+"""What the README tells a user to type is there: the make targets, and every revela command with
+its flags.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from revela.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line.split("#")[0].strip() for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in re.findall(r"```bash\n(.*?)```", README, re.S)
+    for line in block.splitlines()
+]
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
@@ -23,7 +29,11 @@ def test_make_targets_exist(command):
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("revela ")])
 def test_commands_parse(command):
     function, bound, _ = app.parse_args(shlex.split(command)[1:], exit_on_error=False)
-    assert function.__name__ in {"train", "evaluate", "probe", "index", "search", "serve", "compare", "report"} and bound.arguments
+    assert (
+        function.__name__
+        in {"train", "evaluate", "probe", "index", "search", "serve", "compare", "report"}
+        and bound.arguments
+    )
 
 
 def test_python_runs(tmp_path, monkeypatch, capsys, saved_retriever):

@@ -18,11 +18,11 @@ import torch
 
 from conftest import make_rows
 from revela import Document, Retriever
-from revela.config import PRESETS, Recipe
-from revela.evaluate.folder import Collection, outcomes
-from revela.train.order import order_of_groups
-from revela.train.rows import training_chunks, training_rows
-from revela.train.run import train
+from revela.evaluation.beir import Collection, outcomes
+from revela.groups.order import order_of_groups
+from revela.groups.training_set import training_chunks, training_rows
+from revela.settings import PRESETS, Recipe
+from revela.training.run import train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="recorded on a CPU")
 Record = dict[str, list[float] | list[str]]

@@ -1,4 +1,5 @@
-"""Raw text in, a dense retriever out: trained without labels by a language model's next-token prediction.
+"""Raw text in, a dense retriever out: trained without labels by a language model's next-token
+prediction.
 
 What is public is here, and imported when it is first asked for: ``import revela`` costs nothing.
 """
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Document", "Hit", "Retriever", "RevelaError", "Searcher", "__version__"]
 
-_HOMES = {"Retriever": "api", "Searcher": "api", "RevelaError": "errors", "Document": "types", "Hit": "types"}
+_HOMES = {
+    "Retriever": "api",
+    "Searcher": "api",
+    "RevelaError": "errors",
+    "Document": "types",
+    "Hit": "types",
+}
 
 
 def __getattr__(name: str) -> Any:

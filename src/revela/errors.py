@@ -1,4 +1,6 @@
-"""The one exception that a user is meant to read: one sentence saying what, where and what to do. Exit code 2."""
+"""The one exception that a user is meant to read: one sentence saying what, where and what to do.
+Exit code 2.
+"""
 
 
 class RevelaError(Exception):

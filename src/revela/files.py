@@ -1,4 +1,6 @@
-"""Files and folders that are whole or not there: written under a temporary name, and renamed when whole."""
+"""Files and folders that are whole or not there: written under a temporary name, and renamed when
+whole.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from pathlib import Path
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` at the end; if anything is raised, ``path`` stays as it was.
+    """A path to write to, which takes the place of ``path`` at the end; if anything is raised,
+    ``path`` stays as it was.
 
-    The folder of ``path`` is made if need be. What is given has the same name, in a hidden folder beside ``path``.
+    The folder of ``path`` is made if need be. What is given has the same name, in a hidden folder
+    beside ``path``.
 
     Args:
         path: a file, which may exist, or a folder, which may not unless it is empty.

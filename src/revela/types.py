@@ -1,4 +1,6 @@
-"""The nouns that every part of revela shares. No imports of weight: these are what the arrows point at."""
+"""The nouns that every part of revela shares. No imports of weight: these are what the arrows point
+at.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Say = Callable[[str], None]
 
 
 def is_missing(value: object) -> bool:
-    """Whether a field has no value: a null, or NaN or infinity, which no JSON can say; pandas writes NaN for what is missing."""
+    """Whether a field has no value: a null, or NaN or infinity, which no JSON can say; pandas
+    writes NaN for what is missing.
+    """
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
@@ -44,7 +48,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of whole sentences (or whole functions) of one document; ``document`` is its index in the corpus.
+    """A run of whole sentences (or whole functions) of one document; ``document`` is its index in
+    the corpus.
 
     ``query`` is what it should be found by, where an objective asks for that; "" if nothing.
     """
@@ -56,9 +61,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One document found, with the chunk of it that suits the query best. ``score`` is comparable within one query and one mode only.
+    """One document found, with the chunk of it that suits the query best. ``score`` is comparable
+    within one query and one mode only.
 
-    ``id`` and ``title`` are the document's, ``text`` and ``chunk`` (its number, from 0) the chunk's.
+    ``id`` and ``title`` are the document's, ``text`` and ``chunk`` (its number, from 0) the
+    chunk's.
     """
 
     id: str
@@ -79,14 +86,20 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class TokenEncoder(Encoder, Protocol):
-    """An encoder that also gives the vectors of single tokens, (T, W) float32 of length one: for late interaction."""
+    """An encoder that also gives the vectors of single tokens, (T, W) float32 of length one: for
+    late interaction.
+    """
 
-    def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> tuple[Vectors, list[Vectors]]: ...
+    def encode_with_tokens(
+        self, texts: Sequence[str], progress: bool = False
+    ) -> tuple[Vectors, list[Vectors]]: ...
 
     def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]: ...
 
 
 class Reranker(Protocol):
-    """Anything that scores passages for a query in the light of one another (listwise), (len(passages),); higher is better."""
+    """Anything that scores passages for a query in the light of one another (listwise),
+    (len(passages),); higher is better.
+    """
 
     def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]: ...

@@ -1,8 +1,10 @@
-"""The same on the CPU and on a device that is not there (pretend_gpu.py); prints what came of it as JSON.
+"""The same on the CPU and on a device that is not there (pretend_gpu.py); prints what came of it as
+JSON.
 
     python on_a_pretend_gpu.py FOLDER-OF-A-TINY-LM
 
-Models are built before the pretence begins: transformers does not load them right under a dispatch mode.
+Models are built before the pretence begins: transformers does not load them right under a dispatch
+mode.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from transformers import LlamaForCausalLM
 import forms
 import gpu
 from conftest import tiny_config
-from revela.models import packed as packed_attention
-from revela.models.corpus_fit import fit_to_corpus
-from revela.models.language_model import LanguageModel
-from revela.models.packed import packed
-from revela.models.retriever import autocast, build_retriever
-from revela.objectives.head_probe import probe_heads
-from revela.objectives.query_heads import score_query_heads
+from revela import packing as packed_attention
+from revela.device import autocast
+from revela.lm.language_model import LanguageModel
+from revela.lm.query_heads import score_query_heads
+from revela.lm.sibling_heads import probe_heads
+from revela.packing import packed
+from revela.retriever.build import build_retriever
+from revela.retriever.fit import fit_to_corpus
 
 CPU = torch.device("cpu")
 
@@ -38,7 +41,7 @@ def numbers(tensor: Tensor) -> list[Any]:
 def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> dict[str, Any]:
     """Loss and gradients of a step whose chunks differ in length, and the host's waits."""
     torch.manual_seed(0)
-    gpu.retrievers.has_fast_bf16 = lambda _device: bf16
+    gpu.has_fast_bf16 = lambda _device: bf16
     models = gpu.build(tiny_config("llama"), preset, CPU)
     for name, p in models.retriever.named_parameters():
         if "lora_B" in name:  # zero at first, and then LoRA's other factor gets no gradient
@@ -66,25 +69,44 @@ def probes(device: torch.device) -> list[Any]:
     torch.manual_seed(0)
     lm = LanguageModel(LlamaForCausalLM(tiny_config("llama")).eval().requires_grad_(False))
     generator = torch.Generator().manual_seed(0)
-    chunk, text, tail = (torch.randint(3, 400, size, generator=generator) for size in ((4, 6), (1, 8), (3, 5)))
+    chunk, text, tail = (
+        torch.randint(3, 400, size, generator=generator) for size in ((4, 6), (1, 8), (3, 5))
+    )
     document, role = torch.tensor([[0, 0, 1, 1, 2, 2, -1, -1]]), torch.tensor([[1, 1, 2, 2, 0]] * 3)
     prompt = {"input_ids": text, "attention_mask": torch.ones_like(text), "document": document}
     questions = {"input_ids": tail, "attention_mask": torch.ones_like(tail), "role": role}
     with pretending():
         lm.to(device)
-        siblings = probe_heads(lm, [(lm.pack(chunk, torch.ones_like(chunk)), torch.tensor([0, 0, 1, 1]))])
-        return [numbers(siblings), numbers(score_query_heads(lm, [(prompt, questions, torch.tensor([0, 2]))]))]
+        siblings = probe_heads(
+            lm, [(lm.pack(chunk, torch.ones_like(chunk)), torch.tensor([0, 0, 1, 1]))]
+        )
+        return [
+            numbers(siblings),
+            numbers(score_query_heads(lm, [(prompt, questions, torch.tensor([0, 2]))])),
+        ]
 
 
 def fit(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Where the retriever is after the fit, and cosines of what it gives (axes of like strength are anyone's choice)."""
-    settings = dict(layers=2, pooling="mean", max_tokens=32, lower_case=False, query_prompt="query: ", passage_prompt="passage: ")
+    """Where the retriever is after the fit, and cosines of what it gives (axes of like strength are
+    anyone's choice).
+    """
+    settings = dict(
+        layers=2,
+        pooling="mean",
+        max_tokens=32,
+        lower_case=False,
+        query_prompt="query: ",
+        passage_prompt="passage: ",
+    )
     model = build_retriever(folder, **settings).eval()
     texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
     with pretending(), torch.no_grad():
         model.to(device)
         fit_to_corpus(model, texts, token_weighting=1e-2, whitening=0.4, lexical=1.0, bf16=False)
-        features = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in model.preprocess(texts[:5]).items()}
+        features = {
+            k: v.to(device) if isinstance(v, Tensor) else v
+            for k, v in model.preprocess(texts[:5]).items()
+        }
         vectors_ND = model(features)["sentence_embedding"]
         cosines = numbers(vectors_ND @ vectors_ND.T)
     return {"devices": sorted({p.device.type for p in model.parameters()}), "cosines": cosines}
@@ -93,14 +115,16 @@ def fit(folder: Path, device: torch.device) -> dict[str, Any]:
 def bench(device: torch.device) -> list[str]:
     """Forms that the GPU's part of the benchmark gets through."""
     found = []
-    gpu.retrievers.has_fast_bf16 = lambda _device: False
+    gpu.has_fast_bf16 = lambda _device: False
     for preset in ("gated", "paper"):
         models = gpu.build(tiny_config("qwen2"), preset, CPU)
         models.device, models.group_size = device, 3
         with pretending():
             models.retriever.to(device)
             models.lm.to(device)
-            rows = [*gpu.step_rows("tiny", preset, models, 2, 6, 1, [forms.OURS, forms.BOUND], 1e12)]
+            rows = [
+                *gpu.step_rows("tiny", preset, models, 2, 6, 1, [forms.OURS, forms.BOUND], 1e12)
+            ]
             rows += gpu.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device, 1e12)
         found += [row.get("note", row["form"]) for row in rows]
     return found
@@ -111,8 +135,14 @@ def main() -> None:
     cases = [(preset, groups) for preset in ("gated", "paper") for groups in (1, 3)]
     found = {
         device.type: {
-            **{f"{preset}, {groups} groups": step(preset, groups, device) for preset, groups in cases},
-            **{f"{preset}, bf16": step(preset, 2, device, bf16=True) for preset in ("gated", "paper")},
+            **{
+                f"{preset}, {groups} groups": step(preset, groups, device)
+                for preset, groups in cases
+            },
+            **{
+                f"{preset}, bf16": step(preset, 2, device, bf16=True)
+                for preset in ("gated", "paper")
+            },
             "probes": probes(device),
             "fit": fit(Path(sys.argv[1]), device),
             "bench": bench(device),

@@ -1,10 +1,13 @@
 """A device that is not there: its tensors lie in the CPU's memory, but are no CPU tensors.
 
-What would fail on a GPU fails here, too: an operation on tensors of both devices. What would make the host wait for a GPU is counted:
-a number or a list asked of a tensor, a result whose size depends on values (nonzero, boolean masks), a copy from one device to the
-other without ``non_blocking``. Autocast casts as on CUDA, which is not as on the CPU. Values are computed by the CPU.
+What would fail on a GPU fails here, too: an operation on tensors of both devices. What would make
+the host wait for a GPU is counted: a number or a list asked of a tensor, a result whose size
+depends on values (nonzero, boolean masks), a copy from one device to the other without
+``non_blocking``. Autocast casts as on CUDA, which is not as on the CPU. Values are computed by the
+CPU.
 
-PyTorch calls its way to declare such a device experimental, and cannot undo it: use this in a process of its own.
+PyTorch calls its way to declare such a device experimental, and cannot undo it: use this in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -20,16 +23,53 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 
-PLACES = ("/revela/", "/transformers/", "/sentence_transformers/", "/bench/")  # whose line is blamed for a wait
+PLACES = (
+    "/revela/",
+    "/transformers/",
+    "/sentence_transformers/",
+    "/bench/",
+)  # whose line is blamed for a wait
 SIZE_BY_VALUE = ("nonzero", "masked_select", "bincount", "_unique2", "repeat_interleave")
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 
-# What CUDA's autocast does (ATen/autocast_mode.h), as far as it concerns us: cast to bf16, cast to fp32, give a result in fp32.
-LOWER = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
-SINGLE = ("exp", "log", "reciprocal", "rsqrt", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "layer_norm", "nll_loss", "logsumexp", "kl_div")
-WIDE = ("softmax.int", "log_softmax.int", "cumsum", "linalg_vector_norm", "sum", "sum.dim_IntList", "prod")
+# What CUDA's autocast does (ATen/autocast_mode.h), as far as it concerns us: cast to bf16, cast to
+# fp32, give a result in fp32.
+LOWER = (
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "einsum",
+    "scaled_dot_product_attention",
+)
+SINGLE = (
+    "exp",
+    "log",
+    "reciprocal",
+    "rsqrt",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "layer_norm",
+    "nll_loss",
+    "logsumexp",
+    "kl_div",
+)
+WIDE = (
+    "softmax.int",
+    "log_softmax.int",
+    "cumsum",
+    "linalg_vector_norm",
+    "sum",
+    "sum.dim_IntList",
+    "prod",
+)
 AUTOCAST = "AutocastPrivateUse1"
 
 
@@ -58,7 +98,9 @@ def _casting(name: str, dtype: torch.dtype | None, wide: bool = False) -> None:
         return t.to(dtype or torch.get_autocast_dtype(DEVICE.type))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST))):
+        with torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST))
+        ):
             if not wide:
                 args, kwargs = tree_map(cast, (args, kwargs))
             elif args[0].dtype in (torch.bfloat16, torch.float16) and kwargs.get("dtype") is None:
@@ -81,14 +123,21 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, data: Tensor) -> OnDevice:
-        layout = dict(strides=data.stride(), storage_offset=data.storage_offset(), dtype=data.dtype, layout=data.layout)
+        layout = dict(
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            layout=data.layout,
+        )
         return Tensor._make_wrapper_subclass(cls, data.size(), device=DEVICE, **layout)
 
     def __init__(self, data: Tensor) -> None:
         self.on_host = data
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(function, args, dict(kwargs or {}))
 
     def tolist(self) -> Any:
@@ -102,7 +151,9 @@ class OnDevice(Tensor):
 class _Everywhere(TorchDispatchMode):
     """Also sees what is made on the device from nothing."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(function, args, dict(kwargs or {}))
 
 
@@ -122,8 +173,16 @@ def pretending() -> Iterator[None]:
 
 
 def _wait(kind: str) -> None:
-    frames = [f for f in reversed(traceback.extract_stack()) if any(p in f.filename for p in PLACES) and f.filename != __file__]
-    place = f"{'/'.join(frames[0].filename.split('/')[-2:])}: {frames[0].line}" if frames else "the backward pass"
+    frames = [
+        f
+        for f in reversed(traceback.extract_stack())
+        if any(p in f.filename for p in PLACES) and f.filename != __file__
+    ]
+    place = (
+        f"{'/'.join(frames[0].filename.split('/')[-2:])}: {frames[0].line}"
+        if frames
+        else "the backward pass"
+    )
     waits[f"{kind} in {place}"] += 1
 
 
@@ -134,22 +193,37 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     others = [t for t in tensors if not isinstance(t, OnDevice)]
     target = kwargs.get("device")
     on_device = bool(ours) if target is None else torch.device(target).type == DEVICE.type
-    by_value = name in SIZE_BY_VALUE or (name in INDEXING and any(getattr(t, "dtype", None) == torch.bool for t in tree_leaves(args[1])))
+    by_value = name in SIZE_BY_VALUE or (
+        name in INDEXING
+        and any(getattr(t, "dtype", None) == torch.bool for t in tree_leaves(args[1]))
+    )
     if name == "copy_":
         on_device = isinstance(args[0], OnDevice)
-    if (ours and (name == "_local_scalar_dense" or by_value)) or (ours and others and name == "copy_"):
+    if (ours and (name == "_local_scalar_dense" or by_value)) or (
+        ours and others and name == "copy_"
+    ):
         _wait(name)
     elif name == "_to_copy" and on_device != bool(ours) and not kwargs.get("non_blocking"):
         _wait("copy")
-    elif ours and others and name in INDEXING and isinstance(args[0], OnDevice):  # a GPU fetches indices from the host
+    elif (
+        ours and others and name in INDEXING and isinstance(args[0], OnDevice)
+    ):  # a GPU fetches indices from the host
         _wait("indices from the host")
     elif ours and name not in ("_to_copy", "copy_") and any(t.dim() for t in others):
         raise RuntimeError(f"{function} of tensors on two devices")
     if target is not None:
         kwargs["device"] = torch.device("cpu")
-    args_on_host, kwargs_on_host = tree_map(lambda t: t.on_host if isinstance(t, OnDevice) else t, (args, kwargs))
+    args_on_host, kwargs_on_host = tree_map(
+        lambda t: t.on_host if isinstance(t, OnDevice) else t, (args, kwargs)
+    )
     out = function(*args_on_host, **kwargs_on_host)
     if not on_device:
         return out
-    wrapped = tree_map(lambda t: OnDevice(t) if isinstance(t, Tensor) and not isinstance(t, OnDevice) else t, out)
-    return return_and_correct_aliasing(function, args, kwargs, wrapped) if function._schema.is_mutable else wrapped
+    wrapped = tree_map(
+        lambda t: OnDevice(t) if isinstance(t, Tensor) and not isinstance(t, OnDevice) else t, out
+    )
+    return (
+        return_and_correct_aliasing(function, args, kwargs, wrapped)
+        if function._schema.is_mutable
+        else wrapped
+    )

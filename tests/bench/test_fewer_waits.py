@@ -1,4 +1,6 @@
-"""What is written so that the host seldom waits for a GPU gives, bit for bit, what the plain way gives."""
+"""What is written so that the host seldom waits for a GPU gives, bit for bit, what the plain way
+gives.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
-from revela.models.language_model import LanguageModel
-from revela.objectives.document_attention import _turns
+from revela.lm.document_attention import _turns
+from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import TINY, in_batch_weights
 
 
@@ -28,7 +30,10 @@ def test_sim_without_its_diagonal(size):
     query, passage = (torch.randn(size, 8, generator=generator).requires_grad_() for _ in range(2))
     direction = torch.randn(size, size, generator=generator)
     found = []
-    for weights in (in_batch_weights(query, passage, 0.5, standardise=True), masked_out(query, passage, 0.5)):
+    for weights in (
+        in_batch_weights(query, passage, 0.5, standardise=True),
+        masked_out(query, passage, 0.5),
+    ):
         found.append([weights, *torch.autograd.grad((weights * direction).sum(), (query, passage))])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -40,7 +45,10 @@ def test_readers_of_all_documents_at_once():
     weights[:, 1], weights[:, 4] = 0.0, 1.0  # nobody reads one, everybody the other
     query, key = (torch.randn(2, sum(lengths), 4, generator=generator) for _ in range(2))
     owner = torch.repeat_interleave(torch.tensor(lengths))
-    turns = {turn.index: turn.rows_R for turn in _turns(query, key, weights, lengths, lengths, 1.0, epsilon)}
+    turns = {
+        turn.index: turn.rows_R
+        for turn in _turns(query, key, weights, lengths, lengths, 1.0, epsilon)
+    }
     assert set(turns) == {0, 2, 3, 4, 5} and [j for j, rows in turns.items() if rows is None] == [4]
     for j in (0, 2, 3, 5):
         assert torch.equal(turns[j], (weights[:, j] > epsilon)[owner].nonzero().squeeze(1))
@@ -48,5 +56,7 @@ def test_readers_of_all_documents_at_once():
 
 def test_lengths_of_a_batch():
     lm = LanguageModel(LlamaForCausalLM(tiny_config("llama")).eval().requires_grad_(False))
-    packed = lm.pack(torch.arange(12).view(3, 4), torch.tensor([[1, 1, 1, 0], [0, 1, 0, 0], [1, 1, 1, 1]]))
+    packed = lm.pack(
+        torch.arange(12).view(3, 4), torch.tensor([[1, 1, 1, 0], [0, 1, 0, 0], [1, 1, 1, 1]])
+    )
     assert packed.lengths == (3, 1, 4) and all(type(n) is int for n in packed.lengths)

@@ -1,4 +1,6 @@
-"""Everything of a step is on one device, the host seldom waits for it, and results are the CPU's: on a device that is not there."""
+"""Everything of a step is on one device, the host seldom waits for it, and results are the CPU's:
+on a device that is not there.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,18 @@ HERE = Path(__file__).parent
 def found(tiny_lm_folder):
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this PyTorch cannot pretend a device")
-    paths = [HERE.parent, HERE.parents[1] / "bench", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    command = [sys.executable, "-W", "ignore", str(HERE / "on_a_pretend_gpu.py"), str(tiny_lm_folder)]
+    paths = [
+        HERE.parent,
+        HERE.parents[1] / "bench",
+        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+    ]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(HERE / "on_a_pretend_gpu.py"),
+        str(tiny_lm_folder),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr[-3000:]
@@ -28,12 +40,16 @@ def found(tiny_lm_folder):
     return found["cpu"], found["pretend"]
 
 
-@pytest.mark.parametrize("case", ["gated, 1 groups", "gated, 3 groups", "paper, 1 groups", "paper, 3 groups"])
+@pytest.mark.parametrize(
+    "case", ["gated, 1 groups", "gated, 3 groups", "paper, 1 groups", "paper, 3 groups"]
+)
 def test_a_step_gives_the_cpus_loss_and_gradients(found, case):
     cpu, device = (side[case] for side in found)
     assert device["loss"] == pytest.approx(cpu["loss"], rel=1e-6)
     greatest = max(abs(g) for part in cpu["gradients"] for g in part)
-    assert greatest > 0 or case.startswith("paper")  # at its temperature a row's weights may all be 0 or 1
+    assert greatest > 0 or case.startswith(
+        "paper"
+    )  # at its temperature a row's weights may all be 0 or 1
     for one, other in zip(cpu["gradients"], device["gradients"], strict=True):
         np.testing.assert_allclose(other, one, rtol=0, atol=1e-4 * greatest + 1e-12)
 

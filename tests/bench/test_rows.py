@@ -22,12 +22,20 @@ def made_up(chunks=(16,), depths=(30,), presets=("gated", "paper"), memory=True)
                 for form, factor in FACTORS.items():
                     if (form, preset) == ("naive, open layers", "paper"):  # it has no gates
                         continue
-                    row = {"what": f"step, {preset}", "form": form, "preset": preset, "lm_layers": depth, "chunks": n}
+                    row = {
+                        "what": f"step, {preset}",
+                        "form": form,
+                        "preset": preset,
+                        "lm_layers": depth,
+                        "chunks": n,
+                    }
                     if "naive" in form and n > 16:
                         found.append(row | {"note": "left out"})
                         continue
                     growth = factor * n / 16 * (3 if preset == "paper" else 1) * (depth + 8) / 38
-                    found.append(row | {"seconds": 3.5 * growth, "peak_gb": 1.9 * growth if memory else None})
+                    found.append(
+                        row | {"seconds": 3.5 * growth, "peak_gb": 1.9 * growth if memory else None}
+                    )
     return found
 
 
@@ -70,7 +78,9 @@ def test_each_preset_is_shown_where_it_has_the_most_points():
     by_depth, chunks = rows._sweep(found, "lm_layers")
     by_chunks, depth = rows._sweep(found, "chunks")
     assert (chunks, depth) == (16, 30)
-    assert {r["lm_layers"] for r in by_depth} == {6, 12, 30} and {r["chunks"] for r in by_chunks} == {8, 16, 32}
+    assert {r["lm_layers"] for r in by_depth} == {6, 12, 30} and {
+        r["chunks"] for r in by_chunks
+    } == {8, 16, 32}
 
 
 def test_ratios_are_of_the_same_turn():

@@ -13,8 +13,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from conftest import Embed, tiny_config
-from revela.config import PRESETS, Recipe
-from revela.models.language_model import LanguageModel
+from revela.lm.language_model import LanguageModel
+from revela.settings import PRESETS, Recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import forms
@@ -40,7 +40,9 @@ def tiny_models(preset, layers, lm_layers):
 
 @pytest.fixture
 def measure(monkeypatch):
-    """Rows of steps, and what memory was asked for; ``too_big`` says which form does not fit from how many chunks on."""
+    """Rows of steps, and what memory was asked for; ``too_big`` says which form does not fit from
+    how many chunks on.
+    """
 
     def run(too_big=(), **changes):
         asked = []
@@ -52,7 +54,15 @@ def measure(monkeypatch):
         monkeypatch.setattr(speed, "peak", peak)
         monkeypatch.setattr(speed, "smollm", tiny_models)
         settings = dict(
-            preset=["gated"], lm_layers=[0], layers=2, chunks=[4, 2], tokens=6, forms=speed.FORMS, naive_up_to=2, repeats=1, limit=60.0
+            preset=["gated"],
+            lm_layers=[0],
+            layers=2,
+            chunks=[4, 2],
+            tokens=6,
+            forms=speed.FORMS,
+            naive_up_to=2,
+            repeats=1,
+            limit=60.0,
         )
         arguments = argparse.Namespace(**{**settings, "no_memory": False, **changes})
         return speed.steps(arguments, ["some words of a text"] * 40), asked
@@ -63,19 +73,29 @@ def measure(monkeypatch):
 def test_naive_forms_are_timed_up_to_their_limit_and_ours_beyond(measure):
     rows, asked = measure()
     timed = {(r["form"], r["chunks"]) for r in rows if "seconds" in r}
-    assert timed == {(f, n) for f in speed.FORMS for n in (2, 4) if n == 2 or "naive" not in f} == set(asked)
+    assert (
+        timed
+        == {(f, n) for f in speed.FORMS for n in (2, 4) if n == 2 or "naive" not in f}
+        == set(asked)
+    )
     left_out = [r for r in rows if "note" in r]
-    assert {r["form"] for r in left_out} == {forms.NAIVE, forms.LEAN} and all("--naive-up-to" in r["note"] for r in left_out)
+    assert {r["form"] for r in left_out} == {forms.NAIVE, forms.LEAN} and all(
+        "--naive-up-to" in r["note"] for r in left_out
+    )
     assert [r["chunks"] for r in rows] == sorted(r["chunks"] for r in rows)
     assert all(r["to_ours"] == 1 for r in rows if r["form"] == forms.OURS)
     assert json.loads(json.dumps(rows)) == rows
 
 
 def test_a_form_that_did_not_fit_is_not_tried_with_more_chunks(measure):
-    rows, asked = measure(too_big=[(forms.PLAIN, 2)], chunks=[2, 3, 4], forms=[forms.OURS, forms.PLAIN])
+    rows, asked = measure(
+        too_big=[(forms.PLAIN, 2)], chunks=[2, 3, 4], forms=[forms.OURS, forms.PLAIN]
+    )
     assert [chunks for form, chunks in asked if form == forms.PLAIN] == [2]
     plain = [r for r in rows if r["form"] == forms.PLAIN]
-    assert len(plain) == 3 and all(r["note"] == "more memory than this machine has free" for r in plain)
+    assert len(plain) == 3 and all(
+        r["note"] == "more memory than this machine has free" for r in plain
+    )
 
 
 def test_the_paper_has_no_open_layers_and_time_is_limited(measure):
@@ -91,5 +111,10 @@ def test_a_text_too_short_for_the_largest_group_is_refused_at_once(measure):
 
 def test_memory_that_is_not_free_is_not_taken():
     code = "import torch, speed; speed.limit_memory(1.0); torch.ones(2**26); print('some', flush=True); torch.ones(2**29); print('more')"
-    run = subprocess.run([sys.executable, "-c", code], cwd=Path(speed.__file__).parent, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(speed.__file__).parent,
+        capture_output=True,
+        text=True,
+    )
     assert run.stdout == "some\n" and run.returncode != 0

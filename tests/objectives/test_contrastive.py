@@ -1,4 +1,6 @@
-"""InfoNCE by hand; GradCache: the same gradient, memory that does not grow; negatives from every process."""
+"""InfoNCE by hand; GradCache: the same gradient, memory that does not grow; negatives from every
+process.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def features(n: int, seed: int):
 
 
 def test_info_nce_by_hand():
-    query, passage = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 3.0]])
+    query, passage = (
+        torch.tensor([[2.0, 0.0], [0.0, 1.0]]),
+        torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 3.0]]),
+    )
     scores = torch.tensor([[0.5**0.5, 1.0, 0.0], [0.5**0.5, 0.0, 1.0]]) / 0.5
     want = -(scores[0].log_softmax(0)[1] + scores[1].log_softmax(0)[0]) / 2
     torch.testing.assert_close(info_nce(query, passage, torch.tensor([1, 0]), 0.5), want)
@@ -29,7 +34,10 @@ def test_a_query_meets_its_own_group_only():
     target = torch.tensor([0, 2, 4])
     loss = Contrastive(model, tau=0.1, group_size=3)([{**query, "target": target}, passage])
     with torch.no_grad():
-        q, p = (torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1) for f in (query, passage))
+        q, p = (
+            torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
+            for f in (query, passage)
+        )
     scores = q @ p.T / 0.1
     parts = [(0, slice(0, 3), 0), (1, slice(0, 3), 2), (2, slice(3, 6), 1)]
     want = -torch.stack([scores[i, group].log_softmax(0)[t] for i, group, t in parts]).mean()
@@ -39,16 +47,26 @@ def test_a_query_meets_its_own_group_only():
 @pytest.mark.parametrize("margin", [0.0, 0.3])
 @pytest.mark.parametrize("group_size", [0, 3])
 def test_false_negatives_leave_the_denominator(margin, group_size):
-    """Against a loop over the rule: j is out if f(q_i, d_j) >= f(q_i, d_i) - margin, and i's own never is."""
+    """Against a loop over the rule: j is out if f(q_i, d_j) >= f(q_i, d_i) - margin, and i's own
+    never is.
+    """
     model, target = Embed(), torch.tensor([0, 2, 4, 5])
     query, passage = features(4, 0), features(6, 1)
     generator = torch.Generator().manual_seed(5)
-    near_q, near_p = (torch.nn.functional.normalize(torch.randn(n, 3, generator=generator), dim=-1) for n in (4, 6))
+    near_q, near_p = (
+        torch.nn.functional.normalize(torch.randn(n, 3, generator=generator), dim=-1)
+        for n in (4, 6)
+    )
     near_p[1] = near_p[0]  # as near to the first query as its own
     objective = Contrastive(model, tau=0.1, group_size=group_size, margin=margin)
-    loss = objective([{**query, "target": target, "surrogate": near_q}, {**passage, "surrogate": near_p}])
+    loss = objective(
+        [{**query, "target": target, "surrogate": near_q}, {**passage, "surrogate": near_p}]
+    )
     with torch.no_grad():
-        q, p = (torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1) for f in (query, passage))
+        q, p = (
+            torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
+            for f in (query, passage)
+        )
     want, dropped = 0.0, 0
     for i, own in enumerate(target.tolist()):
         total = 0.0
@@ -62,7 +80,9 @@ def test_false_negatives_leave_the_denominator(margin, group_size):
         want -= float(q[i] @ p[own] / 0.1 - torch.tensor(total).log()) / 4
     assert dropped > 0
     torch.testing.assert_close(float(loss.detach()), want, atol=1e-4, rtol=0)
-    plain = Contrastive(model, tau=0.1, group_size=group_size)([{**query, "target": target}, passage])
+    plain = Contrastive(model, tau=0.1, group_size=group_size)(
+        [{**query, "target": target}, passage]
+    )
     assert float(loss.detach()) < float(plain.detach()) - 1e-3
 
 
@@ -70,7 +90,9 @@ def test_a_copy_of_the_own_passage_is_no_negative_and_the_own_one_stays():
     near = torch.eye(3)[[0, 0, 1, 2]]
     kept = true_negatives(torch.eye(3)[[0, 1]], near, torch.tensor([0, 2]), 0.0)
     assert kept.tolist() == [[True, False, True, True], [True, True, True, True]]
-    assert true_negatives(torch.eye(3)[[0]], near, torch.tensor([0]), 1.0).tolist() == [[True, False, False, False]]
+    assert true_negatives(torch.eye(3)[[0]], near, torch.tensor([0]), 1.0).tolist() == [
+        [True, False, False, False]
+    ]
 
 
 class Dropping(torch.nn.Module):
@@ -85,10 +107,14 @@ class Dropping(torch.nn.Module):
 def test_gradcache_gives_the_plain_gradient():
     found = []
     for batch in (0, 2):
-        objective = Contrastive(Dropping(0.0), tau=0.1, learn_tau=True, retriever_batch=batch).double()
+        objective = Contrastive(
+            Dropping(0.0), tau=0.1, learn_tau=True, retriever_batch=batch
+        ).double()
         loss = objective([{**features(5, 0), "target": torch.arange(5)}, features(5, 1)])
         loss.backward()
-        found.append((loss.detach(), objective.model.table.table.weight.grad, objective.log_tau.grad))
+        found.append(
+            (loss.detach(), objective.model.table.table.weight.grad, objective.log_tau.grad)
+        )
     for plain, cached in zip(*found, strict=True):
         assert plain.dtype == torch.float64 and plain.abs().sum() > 0
         torch.testing.assert_close(plain, cached, atol=1e-12, rtol=0)
@@ -101,10 +127,17 @@ def test_gradcache_reads_again_with_the_same_dropout():
         model, log_tau = Dropping(0.4), torch.tensor(0.1, dtype=torch.float64).log()
         torch.manual_seed(0)
         if cached:
-            loss = Contrastive(model, tau=0.1, retriever_batch=2).double()([{**features(5, 0), "target": torch.arange(5)}, features(5, 1)])
+            loss = Contrastive(model, tau=0.1, retriever_batch=2).double()(
+                [{**features(5, 0), "target": torch.arange(5)}, features(5, 1)]
+            )
         else:
-            parts = [[features(5, side)["input_ids"][i : i + 2] for i in (0, 2, 4)] for side in (0, 1)]
-            sides = [torch.cat([model({"input_ids": ids})["sentence_embedding"] for ids in part]) for part in parts]
+            parts = [
+                [features(5, side)["input_ids"][i : i + 2] for i in (0, 2, 4)] for side in (0, 1)
+            ]
+            sides = [
+                torch.cat([model({"input_ids": ids})["sentence_embedding"] for ids in part])
+                for part in parts
+            ]
             loss = info_nce(*sides, torch.arange(5), log_tau.exp())
         loss.backward()
         found.append((loss.detach(), model.table.table.weight.grad))
@@ -113,12 +146,19 @@ def test_gradcache_reads_again_with_the_same_dropout():
 
 
 def test_gradcache_keeps_as_much_for_a_large_batch_as_for_a_small_one():
-    """What autograd keeps of the model, in numbers, for 8 and for 64 texts read 4 at a time: nothing but ids and vectors."""
+    """What autograd keeps of the model, in numbers, for 8 and for 64 texts read 4 at a time:
+    nothing but ids and vectors.
+    """
 
     def kept(n: int, batch: int) -> int:
         model = torch.nn.Sequential()
         model.table, model.wide = Embed(), torch.nn.Linear(8, 500)
-        model.forward = lambda f: {"sentence_embedding": model.wide(model.table(f)["sentence_embedding"]).relu().view(-1, 50, 10).sum(1)}
+        model.forward = lambda f: {
+            "sentence_embedding": model.wide(model.table(f)["sentence_embedding"])
+            .relu()
+            .view(-1, 50, 10)
+            .sum(1)
+        }
         total = 0
 
         def pack(tensor):
@@ -127,7 +167,9 @@ def test_gradcache_keeps_as_much_for_a_large_batch_as_for_a_small_one():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            Contrastive(model, tau=0.1, retriever_batch=batch)([{**features(n, 0), "target": torch.arange(n)}, features(n, 1)])
+            Contrastive(model, tau=0.1, retriever_batch=batch)(
+                [{**features(n, 0), "target": torch.arange(n)}, features(n, 1)]
+            )
         return total / n
 
     assert kept(64, 0) > 500  # read at once, each text leaves its wide layer
@@ -141,7 +183,9 @@ def _in_two_processes(rank: int, port: int, out) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     model = Embed()
-    query, passage = ({k: v[2 * rank : 2 * rank + 2] for k, v in features(4, s).items()} for s in (0, 1))
+    query, passage = (
+        {k: v[2 * rank : 2 * rank + 2] for k, v in features(4, s).items()} for s in (0, 1)
+    )
     loss = Contrastive(model, tau=0.1)([{**query, "target": torch.arange(2)}, passage])
     loss.backward()
     gradient = model.table.weight.grad
@@ -159,22 +203,31 @@ def test_two_processes_see_one_another_s_negatives():
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         out = manager.dict()
-        processes = [context.Process(target=_in_two_processes, args=(rank, port, out)) for rank in range(2)]
+        processes = [
+            context.Process(target=_in_two_processes, args=(rank, port, out)) for rank in range(2)
+        ]
         for process in processes:
             process.start()
         for process in processes:
             process.join(120)
         results = dict(out)
     model = Embed()
-    loss = Contrastive(model, tau=0.1)([{**features(4, 0), "target": torch.arange(4)}, features(4, 1)])
+    loss = Contrastive(model, tau=0.1)(
+        [{**features(4, 0), "target": torch.arange(4)}, features(4, 1)]
+    )
     loss.backward()
     assert sum(loss for loss, _ in results.values()) / 2 == pytest.approx(loss.item(), abs=1e-6)
     for _, gradient in results.values():
-        torch.testing.assert_close(torch.from_numpy(gradient), model.table.weight.grad, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.from_numpy(gradient), model.table.weight.grad, atol=1e-6, rtol=1e-5
+        )
 
 
 def test_a_cut_loss_has_the_same_gradient_and_no_graph_of_its_own():
-    a, b = torch.randn(2, 3, dtype=torch.float64, requires_grad=True), torch.randn(3, dtype=torch.float64)
+    a, b = (
+        torch.randn(2, 3, dtype=torch.float64, requires_grad=True),
+        torch.randn(3, dtype=torch.float64),
+    )
     freed = []
 
     def loss_of(x, y, z):

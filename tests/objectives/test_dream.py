@@ -1,4 +1,6 @@
-"""DREAM: injected rows against A' written out, gradients against one long naive pass, and the search for its heads."""
+"""DREAM: injected rows against A' written out, gradients against one long naive pass, and the
+search for its heads.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
 
 from conftest import Embed, tiny_config
-from revela.data.prompts import ANSWER, QUESTION
-from revela.models.language_model import LanguageModel
-from revela.models.streams import Memory
+from revela.lm.language_model import LanguageModel
+from revela.lm.prompts import ANSWER, QUESTION
+from revela.lm.query_heads import by_document, score_query_heads
+from revela.lm.streams import Memory
 from revela.objectives.dream import Dream, Injection
-from revela.objectives.query_heads import by_document, score_query_heads
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
 
@@ -46,7 +48,9 @@ def attention_inputs():
 def own_output(query, earlier, own, values, scale):
     keys = torch.cat([earlier, own], dim=1)
     seen = torch.ones(5, keys.shape[1], dtype=torch.bool).tril(earlier.shape[1])
-    return ((query @ keys.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf).softmax(-1)) @ values
+    return (
+        (query @ keys.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf).softmax(-1)
+    ) @ values
 
 
 def test_every_injected_row_is_a_prime_written_out():
@@ -56,7 +60,15 @@ def test_every_injected_row_is_a_prime_written_out():
     weights = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
     memory = Memory({3: earlier}, {3: values[:, : len(DOCUMENTS)]})
     rows = torch.tensor([1, 2, 3])
-    inject = Injection(weights, memory, torch.tensor(DOCUMENTS), rows, [3], [(3, 1)], torch.tensor(0.4, dtype=torch.float64))
+    inject = Injection(
+        weights,
+        memory,
+        torch.tensor(DOCUMENTS),
+        rows,
+        [3],
+        [(3, 1)],
+        torch.tensor(0.4, dtype=torch.float64),
+    )
     plain = own_output(query, earlier, own, values, 0.5)
     got = inject(3, plain, query, own, values, 0.5)
     want = written_out(query, earlier, own, weights[0], [1, 2, 3], 0.4, 0.5)
@@ -74,24 +86,41 @@ def test_a_head_s_own_masses_leave_its_attention_on_the_candidates_as_it_is(gate
     plain = own_output(query, earlier, own, values, 0.5)
     documents = torch.tensor(DOCUMENTS)
     rows = torch.arange(5)
-    masses = torch.stack([plain[0][:, : len(DOCUMENTS)][:, documents == j].sum(1) for j in range(3)], dim=1)
+    masses = torch.stack(
+        [plain[0][:, : len(DOCUMENTS)][:, documents == j].sum(1) for j in range(3)], dim=1
+    )
     memory = Memory({0: earlier}, {0: values[:, : len(DOCUMENTS)]})
-    inject = Injection(masses, memory, documents, rows, [1] * 5, [(0, 0)], torch.tensor(gate, dtype=torch.float64))
+    inject = Injection(
+        masses, memory, documents, rows, [1] * 5, [(0, 0)], torch.tensor(gate, dtype=torch.float64)
+    )
     got = inject(0, plain, query, own, values, 0.5)
     on_candidates = torch.cat([documents >= 0, torch.zeros(5, dtype=torch.bool)])
-    torch.testing.assert_close(got[0][:, on_candidates], plain[0][:, on_candidates], atol=1e-6, rtol=0)
-    torch.testing.assert_close(got[0][:, ~on_candidates], (1 - gate) * plain[0][:, ~on_candidates], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        got[0][:, on_candidates], plain[0][:, on_candidates], atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        got[0][:, ~on_candidates], (1 - gate) * plain[0][:, ~on_candidates], atol=1e-6, rtol=0
+    )
 
 
 def texts():
     """One group of three candidates, two questions with answers of different lengths."""
     generator = torch.Generator().manual_seed(3)
     prompt_ids = torch.randint(3, 400, (1, len(DOCUMENTS)), generator=generator)
-    prompt = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), "document": torch.tensor([DOCUMENTS])}
+    prompt = {
+        "input_ids": prompt_ids,
+        "attention_mask": torch.ones_like(prompt_ids),
+        "document": torch.tensor([DOCUMENTS]),
+    }
     tail_ids = torch.randint(3, 400, (2, 7), generator=generator)
     roles = torch.tensor([[QUESTION] * 3 + [ANSWER] * 4, [QUESTION] * 2 + [ANSWER] * 3 + [0] * 2])
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
-    tail = {"input_ids": tail_ids, "attention_mask": mask, "role": roles, "group": torch.zeros(2, dtype=torch.long)}
+    tail = {
+        "input_ids": tail_ids,
+        "attention_mask": mask,
+        "role": roles,
+        "group": torch.zeros(2, dtype=torch.long),
+    }
     return prompt, tail
 
 
@@ -104,7 +133,9 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
         keys, values = (t[0].repeat_interleave(repeats, 0) for t in (key, value))
         length = query.shape[2]
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
-        probabilities = (query[0] @ keys.transpose(1, 2) * scaling).masked_fill(future, -torch.inf).softmax(-1)
+        probabilities = (
+            (query[0] @ keys.transpose(1, 2) * scaling).masked_fill(future, -torch.inf).softmax(-1)
+        )
         rows = []
         for h in range(query.shape[1]):
             if (module.layer_idx, h) not in heads:
@@ -116,8 +147,12 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
                 if t in current["rows"]:
                     injected = torch.zeros_like(row)
                     for j in range(3):
-                        mine = torch.tensor([m < len(DOCUMENTS) and DOCUMENTS[m] == j for m in range(length)])
-                        injected = injected + torch.where(mine, current["weights"][j] * row / row[mine].sum(), 0.0)
+                        mine = torch.tensor(
+                            [m < len(DOCUMENTS) and DOCUMENTS[m] == j for m in range(length)]
+                        )
+                        injected = injected + torch.where(
+                            mine, current["weights"][j] * row / row[mine].sum(), 0.0
+                        )
                     row = (1 - gate) * row + gate * injected
                 changed.append(row)
             rows.append(torch.stack(changed))
@@ -131,9 +166,15 @@ def naive_answer_loss(model, prompt, tail, weights, gate, heads):
         ids = torch.cat([prompt["input_ids"][0], tail["input_ids"][i, :length]])[None]
         roles = tail["role"][i, :length].tolist()
         start = len(DOCUMENTS)
-        current.update(weights=weights[i], rows={start + t for t, role in enumerate(roles) if role == QUESTION})
+        current.update(
+            weights=weights[i], rows={start + t for t, role in enumerate(roles) if role == QUESTION}
+        )
         logits = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
-        losses += [-logits[start + t - 1, ids[0, start + t]] for t, role in enumerate(roles) if role == ANSWER]
+        losses += [
+            -logits[start + t - 1, ids[0, start + t]]
+            for t, role in enumerate(roles)
+            if role == ANSWER
+        ]
     return torch.stack(losses).mean()
 
 
@@ -147,23 +188,36 @@ def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
     heads = [(1, 2), (1, 0), (3, 1)]
     found = []
     for fast in (False, True):
-        weights = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]], dtype=torch.float64, requires_grad=True)
+        weights = torch.tensor(
+            [[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]], dtype=torch.float64, requires_grad=True
+        )
         logit = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
         if fast:
-            objective = Dream(Embed(), LanguageModel(lm_weights()), heads, tau=0.1, gate=0.5, group_size=3)
-            loss = objective.answer_loss(weights, logit, prompt, {k: v for k, v in tail.items() if k != "group"})
+            objective = Dream(
+                Embed(), LanguageModel(lm_weights()), heads, tau=0.1, gate=0.5, group_size=3
+            )
+            loss = objective.answer_loss(
+                weights, logit, prompt, {k: v for k, v in tail.items() if k != "group"}
+            )
         else:
-            loss = naive_answer_loss(lm_weights(), prompt, tail, weights, logit.sigmoid(), set(heads))
+            loss = naive_answer_loss(
+                lm_weights(), prompt, tail, weights, logit.sigmoid(), set(heads)
+            )
         found.append((loss.detach(), *torch.autograd.grad(loss, [weights, logit])))
     for slow, fast in zip(*found, strict=True):
         assert slow.abs().sum() > 0
-        torch.testing.assert_close(fast, slow, atol=1e-6, rtol=0)  # transformers' norms round to fp32
+        torch.testing.assert_close(
+            fast, slow, atol=1e-6, rtol=0
+        )  # transformers' norms round to fp32
 
 
 def test_it_learns_and_leaves_groups_without_questions_out():
     prompt, tail = texts()
     twice = {k: torch.cat([v, v]) for k, v in prompt.items()}
-    side = {"input_ids": torch.randint(3, 400, (6, 4), generator=torch.Generator().manual_seed(5)), "attention_mask": torch.ones(6, 4)}
+    side = {
+        "input_ids": torch.randint(3, 400, (6, 4), generator=torch.Generator().manual_seed(5)),
+        "attention_mask": torch.ones(6, 4),
+    }
     question = {k: v[:2] for k, v in side.items()}
     lm = LanguageModel(lm_weights().float())
     objective = Dream(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
@@ -182,7 +236,9 @@ def test_it_learns_and_leaves_groups_without_questions_out():
 
 
 def planted():
-    """Partial rotary attention, a residual stream without noise, and one head whose keys and queries are the token itself."""
+    """Partial rotary attention, a residual stream without noise, and one head whose keys and
+    queries are the token itself.
+    """
     import transformers as t
 
     torch.manual_seed(0)
@@ -205,10 +261,20 @@ def test_a_planted_retrieval_head_ranks_first():
     for _ in range(6):
         candidates = torch.randint(8, 64, (8, 6), generator=generator)
         answer = torch.randint(8, (3,), generator=generator)
-        questions = torch.cat([candidates[answer][:, 1:5], torch.full((1, 4), 5)])  # the last one is "N/A"
+        questions = torch.cat(
+            [candidates[answer][:, 1:5], torch.full((1, 4), 5)]
+        )  # the last one is "N/A"
         ids = candidates.flatten()[None]
-        prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "document": torch.arange(8).repeat_interleave(6)[None]}
-        tail = {"input_ids": questions, "attention_mask": torch.ones_like(questions), "role": torch.full_like(questions, QUESTION)}
+        prompt = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "document": torch.arange(8).repeat_interleave(6)[None],
+        }
+        tail = {
+            "input_ids": questions,
+            "attention_mask": torch.ones_like(questions),
+            "role": torch.full_like(questions, QUESTION),
+        }
         examples.append((prompt, tail, answer))
     for drop in (False, True):
         scores = score_query_heads(planted(), examples, drop_outliers=drop)

@@ -1,4 +1,6 @@
-"""Gain distillation: gains against finite differences, loss and gradients against a loop over rows, and that it learns."""
+"""Gain distillation: gains against finite differences, loss and gradients against a loop over rows,
+and that it learns.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from conftest import Embed, moved_since_it_began, tiny_config
-from revela.models.language_model import LanguageModel
+from revela.lm.document_attention import InBatchAttention
+from revela.lm.language_model import LanguageModel
 from revela.objectives.gains import GainDistillation
-from revela.objectives.revela import InBatchAttention, gates_in_upper_layers
+from revela.objectives.revela import gates_in_upper_layers
 
 SIZE = 4  # of each of two groups
 
@@ -19,23 +22,36 @@ SIZE = 4  # of each of two groups
 @pytest.fixture(scope="module")
 def lm():
     torch.manual_seed(0)
-    return LanguageModel(LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False))
+    return LanguageModel(
+        LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
+    )
 
 
 def sides():
     """Queries, passages, and chunks of unequal length."""
     generator = torch.Generator().manual_seed(5)
-    query, passage, chunk = (torch.randint(3, 400, (2 * SIZE, n), generator=generator) for n in (3, 4, 6))
+    query, passage, chunk = (
+        torch.randint(3, 400, (2 * SIZE, n), generator=generator) for n in (3, 4, 6)
+    )
     mask = torch.ones_like(chunk)
     mask[1, 4:] = mask[5, 3:] = 0
-    return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in (query, passage)] + [
-        {"input_ids": chunk, "attention_mask": mask}
-    ]
+    return [
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in (query, passage)
+    ] + [{"input_ids": chunk, "attention_mask": mask}]
 
 
 def build(lm, model=None, as_it_began=contextlib.nullcontext, **changes):
-    settings = dict(tau=0.2, gates_LH=gates_in_upper_layers(lm, 0.5, 2), v_norm=False, group_size=SIZE, sharpness=1.5, prior=0.5)
-    return GainDistillation(model or Embed().double(), lm, as_it_began=as_it_began, **(settings | changes))
+    settings = dict(
+        tau=0.2,
+        gates_LH=gates_in_upper_layers(lm, 0.5, 2),
+        v_norm=False,
+        group_size=SIZE,
+        sharpness=1.5,
+        prior=0.5,
+    )
+    return GainDistillation(
+        model or Embed().double(), lm, as_it_began=as_it_began, **(settings | changes)
+    )
 
 
 def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
@@ -55,7 +71,10 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
     step = 1e-2  # the loss is summed in fp32
     for i in range(2 * SIZE):
         for j in range(2 * SIZE):
-            up, down = torch.zeros(2 * SIZE, 2 * SIZE).double(), torch.zeros(2 * SIZE, 2 * SIZE).double()
+            up, down = (
+                torch.zeros(2 * SIZE, 2 * SIZE).double(),
+                torch.zeros(2 * SIZE, 2 * SIZE).double(),
+            )
             up[i, j], down[i, j] = step, -step
             want = 0.0 if i == j else (loss(down) - loss(up)) / (2 * step)
             assert float(gains[i, j]) == pytest.approx(want, rel=1e-3, abs=1e-5)
@@ -74,8 +93,13 @@ def test_loss_and_gradient_equal_the_naive_loop(lm, prior, retriever_batch):
     gains = objective.gains(lm.pack(chunk["input_ids"], chunk["attention_mask"])).double()
 
     def cosines(encoder, i, others):
-        vectors, passages = encoder(query)["sentence_embedding"], encoder(passage)["sentence_embedding"]
-        return torch.stack([torch.cosine_similarity(vectors[i], passages[j], dim=0) for j in others])
+        vectors, passages = (
+            encoder(query)["sentence_embedding"],
+            encoder(passage)["sentence_embedding"],
+        )
+        return torch.stack(
+            [torch.cosine_similarity(vectors[i], passages[j], dim=0) for j in others]
+        )
 
     def z(x):
         return (x - x.mean()) / x.std(correction=0)
@@ -89,7 +113,9 @@ def test_loss_and_gradient_equal_the_naive_loop(lm, prior, retriever_batch):
         found.append(sum(t * (t / p).log() for t, p in zip(target, predicted, strict=True)))
     naive = torch.stack(found).mean()
     torch.testing.assert_close(loss, naive, atol=1e-6, rtol=0)
-    torch.testing.assert_close(fast, torch.autograd.grad(naive, model.table.weight)[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        fast, torch.autograd.grad(naive, model.table.weight)[0], atol=1e-6, rtol=0
+    )
     assert fast.abs().max() > 1e-3
 
 

@@ -1,4 +1,6 @@
-"""One width a batch: the loss and the gradient that vectors of that width have, and every width gets its turn."""
+"""One width a batch: the loss and the gradient that vectors of that width have, and every width
+gets its turn.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def naive(model: Embed, width: int) -> torch.Tensor:
     query, passage = (model(side)["sentence_embedding"][:, :width] for side in sides())
     losses = []
     for i in range(len(query)):
-        scores = torch.stack([F.cosine_similarity(query[i], passage[j], dim=0) for j in range(len(passage))]) / 0.1
+        scores = (
+            torch.stack(
+                [F.cosine_similarity(query[i], passage[j], dim=0) for j in range(len(passage))]
+            )
+            / 0.1
+        )
         losses.append(scores.logsumexp(0) - scores[i])
     return torch.stack(losses).mean()
 

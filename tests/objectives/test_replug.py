@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from conftest import Embed, tiny_config
-from revela.models.language_model import LanguageModel
+from revela.lm.language_model import LanguageModel
 from revela.objectives.replug import Replug, likelihoods, ranking_divergence
 
 LENGTHS = [5, 1, 3, 4]
@@ -46,7 +46,9 @@ def test_likelihoods_equal_one_pair_at_a_time(model, by_token, lead, batch):
 
 
 def test_the_divergence_by_hand_leaves_the_diagonal_out():
-    teacher, student = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    teacher, student = torch.randn(
+        2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     want = 0.0
     for i in range(3):
         others = [j for j in range(3) if j != i]

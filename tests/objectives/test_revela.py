@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
-from revela.models.language_model import LanguageModel
-from revela.objectives.head_probe import BASE_GATE, probe_heads, ranked_heads
+from revela.lm.document_attention import InBatchAttention
+from revela.lm.language_model import LanguageModel
+from revela.lm.sibling_heads import BASE_GATE, probe_heads, ranked_heads
 from revela.objectives.revela import (
-    InBatchAttention,
     gated_layers,
     gates_in_upper_layers,
     gates_on_heads,
@@ -21,7 +21,9 @@ from revela.objectives.revela import (
 )
 
 
-@given(st.integers(2, 20), st.sampled_from([1e-4, 1e-2, 0.05, 1.0]), st.booleans(), st.integers(0, 5))
+@given(
+    st.integers(2, 20), st.sampled_from([1e-4, 1e-2, 0.05, 1.0]), st.booleans(), st.integers(0, 5)
+)
 def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, standardise, seed):
     generator = torch.Generator().manual_seed(seed)
     query, passage = (torch.randn(size, 8, generator=generator) for _ in range(2))
@@ -31,7 +33,10 @@ def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, standardise, seed):
 
 
 def test_sim_by_hand_and_asymmetric():
-    query, passage = torch.tensor([[2.0, 0], [0, 1], [1, 1]]), torch.tensor([[1.0, 0], [3, 3], [0, 5]])
+    query, passage = (
+        torch.tensor([[2.0, 0], [0, 1], [1, 1]]),
+        torch.tensor([[1.0, 0], [3, 3], [0, 5]]),
+    )
     weights = in_batch_weights(query, passage, 0.5)
     want = (torch.tensor([0.5**0.5, 0.0]) / 0.5).softmax(0)  # row 0 against passages 1 and 2
     torch.testing.assert_close(weights[0, 1:], want)
@@ -48,7 +53,10 @@ def test_standardised_weights_cannot_be_sharpened_by_spreading_the_cosines():
         rest = (1 - share) ** 0.5
         pad_q, pad_p = (torch.zeros(9, 18).double() for _ in range(2))
         pad_q[:, :9], pad_p[:, 9:] = rest * torch.eye(9), rest * torch.eye(9)
-        q, p = torch.cat([query * share**0.5, pad_q], 1), torch.cat([passage * share**0.5, pad_p], 1)
+        q, p = (
+            torch.cat([query * share**0.5, pad_q], 1),
+            torch.cat([passage * share**0.5, pad_p], 1),
+        )
         return in_batch_weights(q, p, 0.5, standardise=standardise)
 
     torch.testing.assert_close(weights(1.0, True), weights(0.3, True))
@@ -67,18 +75,29 @@ def test_standardised_weights_by_hand_and_with_equal_cosines():
 
 def test_sibling_loss_equals_a_loop_and_needs_siblings():
     generator = torch.Generator().manual_seed(2)
-    query, passage = (torch.randn(6, 8, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    query, passage = (
+        torch.randn(6, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        for _ in range(2)
+    )
     document = torch.tensor([4, 7, 4, 9, 7, 4])  # 9 has no sibling
     loss = sibling_loss(in_batch_weights(query, passage, 0.3), document)
-    cosine = torch.nn.functional.normalize(query, dim=1) @ torch.nn.functional.normalize(passage, dim=1).T
+    cosine = (
+        torch.nn.functional.normalize(query, dim=1)
+        @ torch.nn.functional.normalize(passage, dim=1).T
+    )
     rows = []
     for i in (0, 1, 2, 4, 5):
         others = [j for j in range(6) if j != i]
         siblings = [j for j in others if document[j] == document[i]]
-        rows.append((cosine[i, others] / 0.3).logsumexp(0) - (cosine[i, siblings] / 0.3).logsumexp(0))
+        rows.append(
+            (cosine[i, others] / 0.3).logsumexp(0) - (cosine[i, siblings] / 0.3).logsumexp(0)
+        )
     want = torch.stack(rows).mean()
     torch.testing.assert_close(loss, want)
-    found, wanted = torch.autograd.grad(loss, query, retain_graph=True)[0], torch.autograd.grad(want, query)[0]
+    found, wanted = (
+        torch.autograd.grad(loss, query, retain_graph=True)[0],
+        torch.autograd.grad(want, query)[0],
+    )
     torch.testing.assert_close(found, wanted)
     assert sibling_loss(in_batch_weights(query, passage, 0.3), torch.arange(6)) == 0
 
@@ -94,14 +113,20 @@ def test_bf16_ties_soften_a_saturated_row():
 @pytest.fixture(scope="module")
 def lm():
     torch.manual_seed(0)
-    return LanguageModel(LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False))
+    return LanguageModel(
+        LlamaForCausalLM(tiny_config("llama")).double().eval().requires_grad_(False)
+    )
 
 
 def test_gates_choose_layers_and_heads(lm):
     assert gated_layers(None, 4) == [0, 1, 2, 3]
     assert gated_layers(gates_in_upper_layers(lm, 0.3, 2), 4) == [2, 3]
     gates = gates_on_heads(lm, 0.3, [(1, 2), (3, 0)])
-    assert gated_layers(gates, 4) == [1, 3] and gates.count_nonzero() == 2 and gates[3, 0] == pytest.approx(0.3)
+    assert (
+        gated_layers(gates, 4) == [1, 3]
+        and gates.count_nonzero() == 2
+        and gates[3, 0] == pytest.approx(0.3)
+    )
 
 
 def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):
@@ -113,7 +138,9 @@ def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):
     other = (documents[:, None] != documents[None, :]).double()
 
     def loss(weights, gates):
-        mix = InBatchAttention(weights / weights.sum(1, keepdim=True), packed.lengths, gates, v_norm=False)
+        mix = InBatchAttention(
+            weights / weights.sum(1, keepdim=True), packed.lengths, gates, v_norm=False
+        )
         return float(lm.loss(packed, lm.read(packed, range(4)), mix))
 
     step = 1e-4
@@ -121,8 +148,12 @@ def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):
         up, down = (torch.full((4, 4), BASE_GATE, dtype=torch.float64) for _ in range(2))
         up[layer, head] += step
         down[layer, head] -= step
-        slopes = [(loss(weights, up) - loss(weights, down)) / (2 * step) for weights in (other, same)]
-        assert scores[layer, head].item() == pytest.approx(slopes[0] - slopes[1], rel=2e-2, abs=1e-5)
+        slopes = [
+            (loss(weights, up) - loss(weights, down)) / (2 * step) for weights in (other, same)
+        ]
+        assert scores[layer, head].item() == pytest.approx(
+            slopes[0] - slopes[1], rel=2e-2, abs=1e-5
+        )
     ranking = ranked_heads(scores)
     assert len(ranking) == 16 and ranking[0][2] == pytest.approx(scores.max().item())
     assert [s for *_, s in ranking] == sorted((s for *_, s in ranking), reverse=True)

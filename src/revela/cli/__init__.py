@@ -1,6 +1,8 @@
-"""The command line: one function a verb; nothing else knows the CLI library. Errors are one sentence, exit code 2."""
+"""The command line: one function a verb; nothing else knows the CLI library. Errors are one
+sentence, exit code 2.
+"""
 
 from revela.cli import carry, find, learn, measure, probe, serve
-from revela.cli.app import app, main
+from revela.cli.main import app, main
 
 __all__ = ["app", "carry", "find", "learn", "main", "measure", "probe", "serve"]

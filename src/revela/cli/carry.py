@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.app import app
+from revela.cli.main import app
 from revela.errors import RevelaError
 
 
@@ -36,13 +36,15 @@ def export(
         raise RevelaError("there is one form to export to: say --onnx")
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    from revela.models.onnx import MODEL, export_onnx
-    from revela.models.quiet import quieten
-    from revela.models.retriever import load_retriever
-    from revela.models.weights import resolve
+    from revela.quiet import quieten
+    from revela.retriever.build import load_retriever
+    from revela.retriever.onnx import MODEL, export_onnx
+    from revela.weights import resolve
 
     quieten()
     check = export_onnx(load_retriever(resolve(model)), out, int8=int8)
     size = sum(file.stat().st_size for file in out.glob(f"{MODEL}*")) / 1e6
-    agreement = f"least cosine {check.cosine:.4f}" if int8 else f"largest difference {check.difference:.0e}"
+    agreement = (
+        f"least cosine {check.cosine:.4f}" if int8 else f"largest difference {check.difference:.0e}"
+    )
     print(f"{out / MODEL}: {size:,.0f} MB; {agreement} from torch's vectors")

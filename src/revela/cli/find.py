@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.app import DEFAULTS, INDEXING, Flat, Several, app
-from revela.config import Indexing, Precision, Recipe
+from revela.cli.main import DEFAULTS, INDEXING, Flat, Several, app
+from revela.cli.printing import print_hits
 from revela.errors import RevelaError
-from revela.terminal import print_hits
+from revela.settings import Indexing, Precision, Recipe
 
 if TYPE_CHECKING:
-    from revela.search.rerank import Reranking
+    from revela.index.rerank import Reranking
 
 
 @app.command
@@ -34,7 +34,8 @@ def index(
     max_bad_share: float = DEFAULTS.max_bad_share,
     precision: Precision = "auto",
 ) -> None:
-    """Index a corpus for search; add to an index, or remove documents from it. A run that was killed goes on when it is started again.
+    """Index a corpus for search; add to an index, or remove documents from it. A run that was
+    killed goes on when it is started again.
 
     Parameters
     ----------
@@ -43,7 +44,8 @@ def index(
     out:
         Folder of the index.
     model:
-        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6. Where documents are added it is the index's own.
+        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6. Where
+            documents are added it is the index's own.
     append:
         Add to the index; documents whose id is there already are replaced.
     delete:
@@ -66,20 +68,24 @@ def index(
         return
     if not corpus:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
-    from revela.data.text import read_corpus
-    from revela.models.retriever import load_encoder
-    from revela.models.weights import fingerprint, refuse_untrained_dimensions, resolve
-    from revela.search import indexing
-    from revela.search.folder import begun_in
-    from revela.search.store import Index
+    from revela.corpus.read import read_corpus
+    from revela.index import encode_corpus as indexing
+    from revela.index.manifest import begun_in
+    from revela.index.store import Index
+    from revela.retriever.encode import load_encoder
+    from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
 
     opened = Index.load(out) if append else None
     if opened is None:
         begun_in(out)  # refuses a folder that is taken, before much is read
         if model is None:
             raise RevelaError("give the retriever that makes the vectors as --model")
-    elif settings not in (INDEXING, opened.info.settings) or (metadata and set(metadata) != set(opened.info.columns)):
-        raise RevelaError(f"{out} was made with other settings or metadata: leave those flags away, or make a new index")
+    elif settings not in (INDEXING, opened.info.settings) or (
+        metadata and set(metadata) != set(opened.info.columns)
+    ):
+        raise RevelaError(
+            f"{out} was made with other settings or metadata: leave those flags away, or make a new index"
+        )
     documents, report = read_corpus(
         corpus,
         text_field=text_field,
@@ -117,8 +123,8 @@ def index(
 def _delete(out: Path, ids: list[str], corpus: list[Path] | None) -> None:
     if corpus:
         raise RevelaError("--delete takes ids and no corpus: first delete, then add with --append")
-    from revela.search.folder import writing
-    from revela.search.store import Index
+    from revela.index.manifest import writing
+    from revela.index.store import Index
 
     opened = Index.load(out)
     with writing(out):
@@ -154,8 +160,9 @@ def search(
     fusion:
         How both are joined: by score, or by rank (reciprocal rank fusion).
     rerank:
-        Order the first 50 again by the vectors of single tokens (tokens): in milliseconds if the index was made with --keep-tokens. Or the
-        first 20 by where the heads of a language model look when it reads them with the query (heads): in seconds.
+        Order the first 50 again by the vectors of single tokens (tokens): in milliseconds if the
+        index was made with --keep-tokens. Or the first 20 by where the heads of a language model
+        look when it reads them with the query (heads): in seconds.
     lm:
         Language model of --rerank heads: a hub id, a local folder or embedded:smollm2-135m.
     top:
@@ -169,20 +176,20 @@ def search(
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")
-    from revela.search.store import Index
+    from revela.index.store import Index
 
     opened = Index.load(index_folder)
     encoder = None
     if mode != "lexical":
-        from revela.models.retriever import load_encoder
-        from revela.models.weights import fingerprint, resolve
+        from revela.retriever.encode import load_encoder
+        from revela.weights import fingerprint, resolve
 
         folder = resolve(model or opened.model)
         opened.check_model(fingerprint(folder), str(folder))
         encoder = load_encoder(folder, "auto")
     how: Reranking | None
     if rerank == "heads":
-        from revela.search.listwise import load_query_heads
+        from revela.index.listwise import load_query_heads
 
         how = load_query_heads(lm, opened.sample)
     else:

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.app import Several, app
-from revela.config import Precision, Recipe
+from revela.cli.main import Several, app
 from revela.errors import RevelaError
 from revela.files import whole
+from revela.settings import Precision, Recipe
 
 
 @app.command(name="eval")
@@ -28,7 +28,8 @@ def evaluate(
     max_tokens: int | None = None,
     precision: Precision = "auto",
 ) -> None:
-    """Score models: on your own folders beside BM25 and the fusion of both, or on public benchmarks beside what others published.
+    """Score models: on your own folders beside BM25 and the fusion of both, or on public benchmarks
+    beside what others published.
 
     Parameters
     ----------
@@ -37,14 +38,18 @@ def evaluate(
     on:
         Folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (the first two may be .gz).
     benchmark:
-        BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, its tasks by name, or folders as for --on.
+        BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, its tasks by
+        name, or folders as for --on.
     out:
-        Where results of --benchmark are kept, in mteb's layout; what is finished there is not run again.
+        Where results of --benchmark are kept, in mteb's layout; what is finished there is not run
+        again.
     show:
-        Print as many queries on which the first model beats the second (BM25 if it is alone) most, and as many the other way round.
+        Print as many queries on which the first model beats the second (BM25 if it is alone) most,
+        and as many the other way round.
     rerank:
-        With --on: order what the fusion with BM25 found again, by the vectors of single tokens (tokens) or by the heads of a language
-        model (heads, which takes seconds a query), as search --rerank does.
+        With --on: order what the fusion with BM25 found again, by the vectors of single tokens
+        (tokens) or by the heads of a language model (heads, which takes seconds a query), as search
+        --rerank does.
     lm:
         Language model of --rerank heads, as for search.
     json_file:
@@ -57,7 +62,9 @@ def evaluate(
     from revela.cli import scores
 
     if not on and not benchmark:
-        raise RevelaError("nothing to score on: give folders with --on, or --benchmark with names such as NanoBEIR or SciFact")
+        raise RevelaError(
+            "nothing to score on: give folders with --on, or --benchmark with names such as NanoBEIR or SciFact"
+        )
     results: dict[str, Any] = {}
     if on:
         results |= scores.on_folders(model, on, show, rerank, lm, max_tokens, precision)
@@ -69,19 +76,25 @@ def evaluate(
 
 
 @app.command
-def report(runs: Annotated[list[Path], Parameter(negative=())], *, out: Path = Path("report.html")) -> None:
-    """Put runs side by side on one HTML page: curves, scores, probes, recipes, and how to repeat them.
+def report(
+    runs: Annotated[list[Path], Parameter(negative=())], *, out: Path = Path("report.html")
+) -> None:
+    """Put runs side by side on one HTML page: curves, scores, probes, recipes, and how to repeat
+    them.
 
     The page stands alone, without a network or scripts, and can be printed.
 
     Parameters
     ----------
     runs:
-        Folders of revela train or compare, with scores.json or probe.json if these are there; or such files themselves.
+        Folders of revela train or compare, with scores.json or probe.json if these are there; or
+        such files themselves.
     out:
         The page.
     """
-    from revela.evaluate.report.page import report as write
+    from revela.evaluation.report.html_page import report as write
 
     found = write(runs, out)
-    print(f"saved to {out} (runs: {len(found.runs)}, files of scores: {len(found.scores)}, probes: {len(found.probes)})")
+    print(
+        f"saved to {out} (runs: {len(found.runs)}, files of scores: {len(found.scores)}, probes: {len(found.probes)})"
+    )

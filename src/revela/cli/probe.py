@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.app import DEFAULTS, Corpus, app
-from revela.config import Precision
+from revela.cli.main import DEFAULTS, Corpus, app
+from revela.cli.printing import print_table
 from revela.errors import RevelaError
 from revela.files import whole
-from revela.terminal import print_table
+from revela.settings import Precision
 
 if TYPE_CHECKING:
-    from revela.evaluate.probe.geometry import Geometry
-    from revela.evaluate.probe.profile import Interval, Profile
+    from revela.evaluation.probe.geometry import Geometry
+    from revela.evaluation.probe.profile import Interval, Profile
 
 
 @app.command
@@ -41,9 +41,10 @@ def probe(
 ) -> None:
     """Ask where in a text a model looks, and how its vectors lie.
 
-    A retriever is asked whether each tenth of a document finds the whole (no labels needed), whether a document still ranks when
-    the passage that answers a query is moved through it (with --move), and for alignment, uniformity, anisotropy and effective rank.
-    A language model is asked for its next-token loss by place.
+    A retriever is asked whether each tenth of a document finds the whole (no labels needed),
+    whether a document still ranks when the passage that answers a query is moved through it (with
+    --move), and for alignment, uniformity, anisotropy and effective rank. A language model is asked
+    for its next-token loss by place.
 
     Parameters
     ----------
@@ -52,9 +53,11 @@ def probe(
     corpus:
         Text, as for train; documents of --max-tokens or more are used.
     move:
-        Folder in BEIR layout with answers.jsonl, or with --join-titles one of passages that make articles: move the answers about.
+        Folder in BEIR layout with answers.jsonl, or with --join-titles one of passages that make
+        articles: move the answers about.
     pairs:
-        Folder in BEIR layout whose queries and judged passages are the pairs of the geometry; without it, halves of chunks are.
+        Folder in BEIR layout whose queries and judged passages are the pairs of the geometry;
+        without it, halves of chunks are.
     max_tokens:
         Cut texts here, or where the model stops reading if that is earlier.
     documents:
@@ -80,15 +83,23 @@ def probe(
     """
     if documents < 2:
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
-    from revela.data.text import read_corpus
-    from revela.evaluate.probe.probe import probe_language_model, probe_retriever
-    from revela.models.weights import resolve
+    from revela.corpus.read import read_corpus
+    from revela.evaluation.probe.model import probe_language_model, probe_retriever
+    from revela.weights import resolve
 
     folder = resolve(model)
     is_retriever = (folder / "modules.json").is_file()
     if not is_retriever and (move or pairs):
-        raise RevelaError(f"{model} is a language model, of which only the loss is probed: leave --move and --pairs away")
-    read, report = read_corpus(corpus, text_field=text_field, title_field=title_field, max_bad_share=max_bad_share, join_titles=join_titles)
+        raise RevelaError(
+            f"{model} is a language model, of which only the loss is probed: leave --move and --pairs away"
+        )
+    read, report = read_corpus(
+        corpus,
+        text_field=text_field,
+        title_field=title_field,
+        max_bad_share=max_bad_share,
+        join_titles=join_titles,
+    )
     for line in report.lines():
         print(line)
     if is_retriever:
@@ -107,15 +118,30 @@ def probe(
             say=print,
         )
     else:
-        found = probe_language_model(folder, model, read, max_tokens=max_tokens, count=documents, seed=seed, precision=precision, say=print)
+        found = probe_language_model(
+            folder,
+            model,
+            read,
+            max_tokens=max_tokens,
+            count=documents,
+            seed=seed,
+            precision=precision,
+            say=print,
+        )
     _print_profiles(found.profiles)
     if found.geometry is not None:
         _print_geometry(found.geometry)
     if json_file is not None:
         with whole(json_file) as temporary:
-            temporary.write_text(json.dumps({"model": model, "corpus": [str(c) for c in corpus], **found.as_json()}, indent=1) + "\n")
+            temporary.write_text(
+                json.dumps(
+                    {"model": model, "corpus": [str(c) for c in corpus], **found.as_json()},
+                    indent=1,
+                )
+                + "\n"
+            )
     if plot is not None:
-        from revela.evaluate.probe.plot import plot_profiles
+        from revela.evaluation.probe.plot import plot_profiles
 
         plot_profiles({model: found.profiles}, plot, f"{Path(model).name}, {found.tokens} tokens")
 
@@ -123,7 +149,10 @@ def probe(
 def _print_profiles(profiles: Mapping[str, Profile]) -> None:
     """A row a place and a column a test; below, what sums them up."""
     columns = list(profiles.values())
-    rows = [[str(place + 1), *(_between(p.places[place], 3) for p in columns)] for place in range(len(columns[0].places))]
+    rows = [
+        [str(place + 1), *(_between(p.places[place], 3) for p in columns)]
+        for place in range(len(columns[0].places))
+    ]
     rows.append(["slope a tenth", *(_between(p.slope, 4) for p in columns)])
     rows.append(["first - last", *(_between(p.drop, 3) for p in columns)])
     rows.append(["first > last", *(_between(p.first_wins, 2) for p in columns)])
@@ -135,5 +164,14 @@ def _between(interval: Interval, digits: int) -> str:
 
 
 def _print_geometry(found: Geometry) -> None:
-    values = [found.alignment, found.uniformity, found.anisotropy, f"{found.effective_rank:.1f} of {min(found.pairs, found.width)}"]
-    print_table(f"geometry, {found.pairs:,} pairs", ["alignment", "uniformity", "anisotropy", "effective rank"], [values])
+    values = [
+        found.alignment,
+        found.uniformity,
+        found.anisotropy,
+        f"{found.effective_rank:.1f} of {min(found.pairs, found.width)}",
+    ]
+    print_table(
+        f"geometry, {found.pairs:,} pairs",
+        ["alignment", "uniformity", "anisotropy", "effective rank"],
+        [values],
+    )

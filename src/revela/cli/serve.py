@@ -9,9 +9,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.app import Flat, app
-from revela.config import Limits, Precision
+from revela.cli.main import Flat, app
 from revela.errors import RevelaError
+from revela.settings import Limits, Precision
 
 LIMITS = Limits()
 
@@ -37,11 +37,13 @@ def serve(
     index_folder:
         Made by revela index.
     host:
-        Address to listen on. Without a token, a server on this machine's own address answers to localhost only.
+        Address to listen on. Without a token, a server on this machine's own address answers to
+        localhost only.
     port:
         Port to listen on; 0: any that is free.
     token_env:
-        Environment variable that holds the token which clients must send (Authorization: Bearer TOKEN).
+        Environment variable that holds the token which clients must send (Authorization: Bearer
+        TOKEN).
     token_file:
         File that holds it.
     name:
@@ -49,8 +51,8 @@ def serve(
     model:
         The retriever, if it has moved since the index was made.
     lm:
-        Language model for searches that ask for "rerank": "heads": a hub id, a local folder or embedded:smollm2-135m. Without it they are
-        refused; each takes the machine for seconds.
+        Language model for searches that ask for "rerank": "heads": a hub id, a local folder or
+        embedded:smollm2-135m. Without it they are refused; each takes the machine for seconds.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
@@ -58,17 +60,17 @@ def serve(
     if min(astuple(limits)) <= 0:
         raise RevelaError("a limit of revela serve is 0 or less: give numbers above 0")
     try:
-        from revela.serve.app import Service
-        from revela.serve.guard import is_loopback
-        from revela.serve.server import listen, server_of
+        from revela.server.app import Service
+        from revela.server.guard import is_loopback
+        from revela.server.lifecycle import listen, server_of
     except ImportError as error:
         raise RevelaError(f"serving needs {error.name}: run pip install 'revela[serve]'") from error
     listening = listen(host, port)
 
-    from revela.models.retriever import load_encoder
-    from revela.models.token_counter import TokenCounter
-    from revela.models.weights import fingerprint, resolve, trained_dimensions
-    from revela.search.store import Index
+    from revela.index.store import Index
+    from revela.retriever.encode import load_encoder
+    from revela.retriever.tokens import TokenCounter
+    from revela.weights import fingerprint, resolve, trained_dimensions
 
     index = Index.load(index_folder)
     folder = resolve(model or index.model)
@@ -76,7 +78,7 @@ def serve(
     encoder = load_encoder(folder, precision)
     reranker = None
     if lm is not None:
-        from revela.search.listwise import load_query_heads
+        from revela.index.listwise import load_query_heads
 
         reranker = load_query_heads(lm, index.sample)
     local = is_loopback(host)
@@ -92,11 +94,18 @@ def serve(
         reranker=reranker,
     )
     server = server_of(service, limits)
-    listening.listen()  # from here on clients are kept waiting for some moments, and no longer refused
+    # from here on clients are kept waiting for some moments, and no longer refused
+    listening.listen()
     shown = f"[{host}]" if ":" in host else host
-    print(f"serving {index_folder} at http://{shown}:{listening.getsockname()[1]}/ as {service.name}; stop with Ctrl-C", flush=True)
+    print(
+        f"serving {index_folder} at http://{shown}:{listening.getsockname()[1]}/ as {service.name}; stop with Ctrl-C",
+        flush=True,
+    )
     if token is None and not local:
-        print("anybody who reaches this address may ask: give --token-env or --token-file to prevent that", flush=True)
+        print(
+            "anybody who reaches this address may ask: give --token-env or --token-file to prevent that",
+            flush=True,
+        )
     server.run(sockets=[listening])
 
 
@@ -110,13 +119,17 @@ def token_of(variable: str | None, file: Path | None) -> str | None:
         raise RevelaError("--token-env and --token-file are both given: give one")
     if variable is not None:
         if not os.environ.get(variable, "").strip():
-            raise RevelaError(f"the environment variable {variable} is empty or not set: put the token into it")
+            raise RevelaError(
+                f"the environment variable {variable} is empty or not set: put the token into it"
+            )
         return os.environ[variable].strip()
     if file is not None:
         try:
             token = file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise RevelaError(f"{file} cannot be read as a token ({type(error).__name__}): give a text file as --token-file") from error
+            raise RevelaError(
+                f"{file} cannot be read as a token ({type(error).__name__}): give a text file as --token-file"
+            ) from error
         if not token:
             raise RevelaError(f"{file} is empty: put the token into it")
         return token

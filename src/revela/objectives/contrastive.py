@@ -1,12 +1,17 @@
-"""Contrastive objectives without labels: a query and its passage against the other passages of the batch.
+"""Contrastive objectives without labels: a query and its passage against the other passages of the
+batch.
 
-- InfoNCE on generated queries (DREAM's control): a chunk's question should find the chunk among the chunks of its group.
-- Random crops (Contriever; Izacard et al., TMLR 2022; Dwell in the Beginning, eq. 1): one crop of a text should find another.
+- InfoNCE on generated queries (DREAM's control): a chunk's question should find the chunk among the
+  chunks of its group.
+- Random crops (Contriever; Izacard et al., TMLR 2022; Dwell in the Beginning, eq. 1): one crop of a
+  text should find another.
 
-Both are L = -mean_i log softmax_j(cos(q_i, d_j) / tau) at j = target(i). The texts are embedded a few at a time (gradcache.py), so a
-batch is limited by time, not by memory, and every process sees the passages of all.
+Both are L = -mean_i log softmax_j(cos(q_i, d_j) / tau) at j = target(i). The texts are embedded a
+few at a time (gradcache.py), so a batch is limited by time, not by memory, and every process sees
+the passages of all.
 
-Passages that a surrogate model finds as near to a query as its own may be left out (false negatives; CDE, section 4.1).
+Passages that a surrogate model finds as near to a query as its own may be left out (false
+negatives; CDE, section 4.1).
 
 Shapes: Q queries, B passages, D width of a vector, S width of a surrogate's.
 """
@@ -24,7 +29,13 @@ from torch import Tensor, nn
 from revela.objectives.gradcache import embed
 
 
-def info_nce(query_QD: Tensor, passage_BD: Tensor, target_Q: Tensor, tau: float | Tensor, allowed_QB: Tensor | None = None) -> Tensor:
+def info_nce(
+    query_QD: Tensor,
+    passage_BD: Tensor,
+    target_Q: Tensor,
+    tau: float | Tensor,
+    allowed_QB: Tensor | None = None,
+) -> Tensor:
     """Mean cross-entropy (nats) of finding each query's passage by cosine.
 
     Args:
@@ -41,12 +52,14 @@ def info_nce(query_QD: Tensor, passage_BD: Tensor, target_Q: Tensor, tau: float 
 
 
 def true_negatives(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor, margin: float) -> Tensor:
-    """Which passages a query is compared with, (Q, B): its own, and every j with f(q, d_j) < f(q, d_own) - margin.
+    """Which passages a query is compared with, (Q, B): its own, and every j with f(q, d_j) < f(q,
+    d_own) - margin.
 
     Args:
         query_QS, passage_BS: vectors of the surrogate, whose dot product is f.
         target_Q: index of each query's own passage.
-        margin: 0 leaves out what f finds as near as the own one (CDE); above 0, also what comes that close.
+        margin: 0 leaves out what f finds as near as the own one (CDE); above 0, also what comes
+            that close.
     """
     scores_QB = query_QS @ passage_BS.T
     own_Q1 = target_Q[:, None]
@@ -60,7 +73,8 @@ class Contrastive(nn.Module):
         model: the retriever; called on tokenized features, gives ``sentence_embedding``.
         tau: temperature; ``learn_tau`` makes it a parameter (kept positive by its logarithm).
         retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
-        group_size: passages a group: a query is compared with those of its own group only. 0: with all, of all processes.
+        group_size: passages a group: a query is compared with those of its own group only. 0: with
+            all, of all processes.
         margin: of ``true_negatives``, where the sides bring vectors of a ``surrogate``.
     """
 
@@ -80,11 +94,21 @@ class Contrastive(nn.Module):
         self.log_tau = nn.Parameter(torch.tensor(math.log(tau)), requires_grad=learn_tau)
 
     def forward(self, features: Sequence[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """Loss (nats a query); ``features`` are queries, with the ``target`` index of each, and passages."""
+        """Loss (nats a query); ``features`` are queries, with the ``target`` index of each, and
+        passages.
+        """
         query, passage = features
-        target_Q, near_QS, near_BS = query["target"], query.get("surrogate"), passage.get("surrogate")
+        target_Q, near_QS, near_BS = (
+            query["target"],
+            query.get("surrogate"),
+            passage.get("surrogate"),
+        )
         query_QD, passage_BD = (
-            embed(self.model, {k: v for k, v in side.items() if k not in ("target", "surrogate")}, self.retriever_batch)
+            embed(
+                self.model,
+                {k: v for k, v in side.items() if k not in ("target", "surrogate")},
+                self.retriever_batch,
+            )
             for side in (query, passage)
         )
         with torch.autocast(query_QD.device.type, enabled=False):
@@ -103,7 +127,9 @@ class Contrastive(nn.Module):
 
 
 def of_all_processes(vectors_BD: Tensor) -> tuple[Tensor, int]:
-    """Everyone's vectors, in the order of processes and with their gradient, and where one's own begin; each process must bring B."""
+    """Everyone's vectors, in the order of processes and with their gradient, and where one's own
+    begin; each process must bring B.
+    """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return vectors_BD, 0

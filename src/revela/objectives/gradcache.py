@@ -1,8 +1,10 @@
-"""Memory of a part instead of the whole: two cuts through a training step that change no gradient (GradCache; Gao et al., 2021).
+"""Memory of a part instead of the whole: two cuts through a training step that change no gradient
+(GradCache; Gao et al., 2021).
 
-- ``embed`` reads texts a few at a time and keeps nothing of the way; the backward pass reads them again.
-- ``cut`` takes the gradient of a loss to a few small tensors at once, so that the graph behind the loss is gone before the
-  backward pass of what made those tensors begins.
+- ``embed`` reads texts a few at a time and keeps nothing of the way; the backward pass reads them
+  again.
+- ``cut`` takes the gradient of a loss to a few small tensors at once, so that the graph behind the
+  loss is gone before the backward pass of what made those tensors begins.
 
 Shapes: N texts, D width of a vector.
 """
@@ -23,7 +25,8 @@ def embed(model: nn.Module, features: dict[str, Any], batch: int) -> Tensor:
     Args:
         model: gives ``sentence_embedding``.
         features: of N texts.
-        batch: texts at a time, forward and once more in the backward pass (with the same dropout); 0: all at once, and once.
+        batch: texts at a time, forward and once more in the backward pass (with the same dropout);
+            0: all at once, and once.
     """
 
     def vectors(part: dict[str, Any]) -> Tensor:
@@ -34,13 +37,18 @@ def embed(model: nn.Module, features: dict[str, Any], batch: int) -> Tensor:
     if not batch or not torch.is_grad_enabled():
         return vectors(features)
     parts = (
-        {k: v[i : i + batch] if isinstance(v, Tensor) and v.dim() else v for k, v in features.items()} for i in range(0, n_texts, batch)
+        {
+            k: v[i : i + batch] if isinstance(v, Tensor) and v.dim() else v
+            for k, v in features.items()
+        }
+        for i in range(0, n_texts, batch)
     )
     return torch.cat([checkpoint(vectors, part, use_reentrant=False) for part in parts])
 
 
 def cut(loss_of: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-    """``loss_of(*inputs)``: the same scalar with the same gradient to the inputs, but its own graph is already freed.
+    """``loss_of(*inputs)``: the same scalar with the same gradient to the inputs, but its own graph
+    is already freed.
 
     Args:
         loss_of: must depend on nothing else that is trained.
@@ -48,9 +56,15 @@ def cut(loss_of: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     """
     leaves = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
     loss = loss_of(*leaves)
-    wanted = [(t, leaf) for t, leaf in zip(inputs, leaves, strict=True) if t is not None and leaf is not None and leaf.requires_grad]
+    wanted = [
+        (t, leaf)
+        for t, leaf in zip(inputs, leaves, strict=True)
+        if t is not None and leaf is not None and leaf.requires_grad
+    ]
     if not wanted or not loss.requires_grad:
         return loss.detach()
     gradients = torch.autograd.grad(loss, [leaf for _, leaf in wanted], allow_unused=True)
-    linear = torch.stack([(t * g).sum() for (t, _), g in zip(wanted, gradients, strict=True) if g is not None]).sum()
+    linear = torch.stack(
+        [(t * g).sum() for (t, _), g in zip(wanted, gradients, strict=True) if g is not None]
+    ).sum()
     return loss.detach() + linear - linear.detach()

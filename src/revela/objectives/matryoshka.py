@@ -1,8 +1,10 @@
-"""Vectors whose first numbers are vectors as well (matryoshka representations; Kusupati et al., NeurIPS 2022), for any objective here.
+"""Vectors whose first numbers are vectors as well (matryoshka representations; Kusupati et al.,
+NeurIPS 2022), for any objective here.
 
-Each batch trains one width, drawn from those that are wanted and the whole one: the objective reads vectors that end there. Kusupati et
-al. add the losses at all widths. What is drawn has that sum's gradient on average, up to a factor, and costs nothing, where the sum would
-have the LM read everything once for each width. The price is a loss that jumps from line to line.
+Each batch trains one width, drawn from those that are wanted and the whole one: the objective reads
+vectors that end there. Kusupati et al. add the losses at all widths. What is drawn has that sum's
+gradient on average, up to a factor, and costs nothing, where the sum would have the LM read
+everything once for each width. The price is a loss that jumps from line to line.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from torch import Tensor, nn
 
 
 class Matryoshka(nn.Module):
-    """An objective that sees its retriever's vectors cut to one of these widths, another with every batch.
+    """An objective that sees its retriever's vectors cut to one of these widths, another with every
+    batch.
 
     Args:
-        objective: has a ``model`` that gives ``sentence_embedding``, and brings vectors to unit length itself, as all in this folder do.
+        objective: has a ``model`` that gives ``sentence_embedding``, and brings vectors to unit
+            length itself, as all in this folder do.
         widths: numbers that a vector may be cut to; the whole width should be among them.
     """
 
@@ -30,7 +34,9 @@ class Matryoshka(nn.Module):
     def forward(self, features: Sequence[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """The objective's loss of this batch at one width."""
         model: Any = self.objective.model
-        model.width = self.widths[int(torch.randint(len(self.widths), ()))]  # until the next batch: a backward pass may read again
+        model.width = self.widths[
+            int(torch.randint(len(self.widths), ()))
+        ]  # until the next batch: a backward pass may read again
         loss: Tensor = self.objective(features, labels)
         return loss
 

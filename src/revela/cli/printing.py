@@ -1,0 +1,124 @@
+"""What a person reads in the terminal: tables of numbers, and hits of a search."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from revela.types import Chunk, Hit
+
+SNIPPET = 240  # characters
+LINES = 6  # of code
+FILE_WIDTH = 160  # columns of a table that goes to a file or a pipe
+
+
+def print_scores(
+    title: str, tasks: Iterable[str], systems: Mapping[str, Mapping[str, float]]
+) -> None:
+    """A row a system, a column a task; where there is no score there is nothing."""
+    tasks = list(tasks)
+    print_table(
+        title,
+        ["system", *tasks],
+        [[name, *(scores.get(task) for task in tasks)] for name, scores in systems.items()],
+    )
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Floats with three digits, numbers at the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    texts = [
+        [
+            "" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+            for cell in row
+        ]
+        for row in rows
+    ]
+    table = Table(title=title or None, title_justify="left")
+    for name, *cells in zip(header, *texts, strict=True):
+        numeric = all(cell.replace(".", "", 1).isdigit() for cell in cells if cell)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
+
+
+def print_hits(hits: Sequence[Hit], query: str) -> None:
+    """Best first, with the best passage of each from shortly before the query's words on; those are
+    bold on a terminal.
+    """
+    words = re.compile(
+        "|".join(rf"\b{re.escape(word)}\b" for word in re.findall(r"\w{3,}", query)) or r"(?!)",
+        re.IGNORECASE,
+    )
+    for rank, hit in enumerate(hits, 1):
+        shown = (
+            _lines(hit.text, words)
+            if re.search(r"\n[ \t]+\S", hit.text)
+            else _sentence(hit.text, words)
+        )
+        marked = (
+            words.sub(lambda word: f"\033[1m{word.group()}\033[0m", shown)
+            if sys.stdout.isatty()
+            else shown
+        )
+        print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {marked}")
+    if not hits:
+        print("nothing found")
+
+
+def _sentence(text: str, words: re.Pattern[str]) -> str:
+    """Prose in one line, from shortly before the first of these words on."""
+    line = " ".join(text.split())
+    found = words.search(line)
+    start = (
+        line.rfind(" ", 0, found.start() - SNIPPET // 3) + 1
+        if found and found.start() > SNIPPET // 2
+        else 0
+    )
+    return ("... " if start else "") + snippet(line[start:])
+
+
+def _lines(text: str, words: re.Pattern[str]) -> str:
+    """Some lines of code as they stand, from the first that holds most of these words on."""
+    lines = [line.rstrip() for line in text.expandtabs(4).splitlines() if line.strip()]
+    held = [len({word.lower() for word in words.findall(line)}) for line in lines]
+    first = max(0, min(held.index(max(held)), len(lines) - LINES))
+    indent = min(len(line) - len(line.lstrip()) for line in lines[first : first + LINES])
+    shown = [line[indent : indent + FILE_WIDTH] for line in lines[first : first + LINES]]
+    return "\n   ".join(
+        [*(["..."] if first else []), *shown, *(["..."] if first + LINES < len(lines) else [])]
+    )
+
+
+def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> None:
+    """A group as a person would read it: each document once, its chunks under it, the first of them
+    without the title before its text.
+    """
+    owners = list(dict.fromkeys(sorted(member.document for member in members)))
+    print(
+        f"\n{title}: {len(members)} chunks of {len(owners)} document{'s' if len(owners) > 1 else ''}"
+    )
+    for owner in owners:
+        title = next(
+            name for member, name in zip(members, names, strict=True) if member.document == owner
+        )
+        print(f"  {snippet(title)}")
+        for member in members:
+            if member.document == owner:
+                said = snippet(member.text.removeprefix(f"{title}\n")) or "(nothing but the title)"
+                print(
+                    f"    - {said}"
+                    + (f"\n      asked for by: {member.query}" if member.query else "")
+                )
+
+
+def snippet(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= SNIPPET else f"{line[:SNIPPET]}..."

@@ -1,0 +1,108 @@
+"""StackExchange dumps: a question and its answers, best first, are one document.
+
+An answer may stand anywhere after its question, years later in a long dump. So one pass writes
+every post's text to a file on disk (``Stored``), and only three numbers a post stay in memory;
+sorted, they say in which order to read the posts back.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from revela.corpus.arrow_list import Stored, stored
+from revela.corpus.readers.html import fragment
+from revela.corpus.readers.opened import READ_ERRORS, Damaged, Unsuited, opened
+from revela.corpus.readers.rows import Fields
+from revela.corpus.report import Report
+from revela.types import Document
+
+QUESTION, ANSWER = "1", "2"  # PostTypeId
+FIRST = -(2**63)  # the rank of a question among its answers
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A question or an answer; ``question`` is the question's Id in both, ``rank`` what to sort by
+    within one.
+    """
+
+    question: int
+    rank: int
+    title: str
+    text: str
+
+
+def read_posts(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
+    broken: list[Exception] = []
+
+    def until_it_breaks() -> Iterator[Post]:
+        try:
+            with opened(path) as handle:
+                yield from _posts(handle, name, report)
+        except READ_ERRORS as error:
+            broken.append(error)
+
+    posts = stored(Post, until_it_breaks())
+    yield from _questions(posts, name, report)
+    if broken:
+        raise broken[0]
+
+
+def _questions(posts: Stored[Post], name: str, report: Report) -> Iterator[Document]:
+    if not posts:
+        return
+    order = np.lexsort((posts.column("rank"), posts.column("question")))
+    for number, group in groupby(posts.chosen(order), key=lambda post: post.question):
+        question, *answers = group
+        where = f"{name}:{number}"
+        if question.rank != FIRST:
+            report.skip("answers without their question", where)
+            continue
+        yield Document(
+            where,
+            "\n\n".join(post.text for post in (question, *answers) if post.text),
+            question.title,
+        )
+
+
+def _posts(handle: BinaryIO, name: str, report: Report) -> Iterator[Post]:
+    for row in _rows(handle):
+        where = f"{name}:{row.get('Id', '?')}"
+        kind = row.get("PostTypeId")
+        if kind not in (QUESTION, ANSWER):
+            report.skip("neither question nor answer", where)
+            continue
+        try:
+            question = int(row["Id"] if kind == QUESTION else row["ParentId"])
+            rank = FIRST if kind == QUESTION else -int(row.get("Score", "0"))
+            body = row["Body"]
+        except (KeyError, ValueError):
+            report.skip("post without Id, ParentId or Body", where, bad=True)
+            continue
+        yield Post(question, rank, " ".join(row.get("Title", "").split()), fragment(body))
+
+
+def _rows(handle: BinaryIO) -> Iterator[Mapping[str, str]]:
+    """The attributes of each row, one at a time: what has been read is let go."""
+    try:
+        events: Iterable[tuple[str, ET.Element]] = ET.iterparse(handle, events=("start", "end"))
+        root: ET.Element | None = None
+        for event, element in events:
+            if root is None:
+                root = element
+                if root.tag != "posts":
+                    raise Unsuited(
+                        "XML that is no StackExchange Posts.xml", f"begins with <{root.tag}>"
+                    )
+            elif event == "end" and element.tag == "row":
+                yield element.attrib
+                root.clear()
+    except ET.ParseError as error:
+        raise Damaged("broken XML, its rest lost", f"after line {error.position[0]:,}") from error

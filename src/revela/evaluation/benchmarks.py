@@ -1,0 +1,321 @@
+"""Public benchmarks through mteb: BEIR, NanoBEIR, CoIR, BRIGHT, RTEB, or single tasks; the only
+file that imports mteb.
+
+mteb loads the data, ranks and scores; ours is the encoder, with the model's own prompts. Results
+lie in mteb's layout, OUT/results/MODEL/REVISION/TASK.json, as its leaderboard takes them, with
+prompts, maximum length and arithmetic in run_settings.jsonl beside them. What changes the vectors,
+cutting texts or bf16, has a folder of its own there (experiments/...), so that a score is only ever
+re-used for the run it came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from revela.errors import RevelaError
+from revela.evaluation.beir import load_collection
+from revela.retriever.encode import RetrieverEncoder, passage_prompt_of, query_prompt_of
+from revela.types import Say, Vectors
+from revela.weights import EMBEDDED, fingerprint
+
+try:
+    import mteb
+    from datasets import Dataset
+    from mteb.abstasks import AbsTaskRetrieval
+    from mteb.abstasks.aggregated_task import AbsTaskAggregate
+    from mteb.abstasks.task_metadata import TaskMetadata
+    from mteb.get_tasks import TASK_LIST
+    from mteb.models import ModelMeta
+    from mteb.models.model_meta import ScoringFunction
+    from mteb.types import PromptType
+except ModuleNotFoundError as error:
+    raise RevelaError(
+        f"benchmarks need mteb ({error}): run pip install 'revela[benchmarks]'"
+    ) from error
+
+FOLDER_FILES = (
+    "corpus.jsonl",
+    "corpus.jsonl.gz",
+    "queries.jsonl",
+    "queries.jsonl.gz",
+    "qrels/test.tsv",
+)
+METRICS = {
+    "ndcg@10": "ndcg_at_10",
+    "recall@100": "recall_at_100",
+    "mrr@10": "mrr_at_10",
+    "map": "map_at_1000",
+}  # ours: mteb's
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model as mteb files it: ``name`` is owner/model, ``revision`` the hub's commit, or a
+    fingerprint of what lies in a folder.
+    """
+
+    encoder: RetrieverEncoder
+    name: str
+    revision: str
+
+    def settings(self) -> dict[str, Any]:
+        """What a score depends on beside the weights; recorded with each."""
+        model, cut = self.encoder.model, self.encoder.max_tokens
+        limits = [limit for limit in (model.max_seq_length, cut) if limit is not None]
+        return {
+            "query_prompt": query_prompt_of(model),
+            "passage_prompt": passage_prompt_of(model),
+            "max_tokens": min(limits, default=None),
+            "arithmetic": "bf16" if self.encoder.bf16 else "fp32",
+        }
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """mteb's result of one task: its main score, those of ``METRICS`` that it has (means over
+    splits and subsets), and how it was made.
+    """
+
+    main: float
+    metrics: dict[str, float]
+    settings: dict[str, Any]
+
+
+def contender(given: str, folder: Path, encoder: RetrieverEncoder) -> Contender:
+    """The model that a user named ``given`` and that lies in ``folder``."""
+    if given in EMBEDDED:
+        return Contender(encoder, given.replace(":", "/"), fingerprint(folder))
+    if Path(given).exists():
+        return Contender(encoder, f"local/{folder.resolve().name}", fingerprint(folder))
+    return Contender(encoder, given, folder.name)  # the hub's cache names a snapshot by its commit
+
+
+def find_tasks(names: Sequence[str], say: Say) -> dict[str, list[Any]]:
+    """The tasks of each of these benchmarks, tasks and BEIR-layout folders; private ones are named
+    and left out.
+
+    Raises:
+        RevelaError: a name is none of the three; or no task is left.
+    """
+    benchmarks = {alias: b for b in mteb.get_benchmarks() for alias in (b.name, *(b.aliases or ()))}
+    found: dict[str, list[Any]] = {}
+    for name in names:
+        if name in benchmarks:
+            found[name] = list(benchmarks[name].tasks)
+        elif (Path(name) / "qrels").is_dir():
+            found[name] = [folder_task(Path(name))]
+        else:
+            found[name] = [_task(name, benchmarks)]
+    for name in dict.fromkeys(
+        task.metadata.name
+        for tasks in found.values()
+        for task in tasks
+        if not task.metadata.is_public
+    ):
+        say(f"{name}: private, only mteb's maintainers have its data; skipped")
+    found = {
+        name: [task for task in tasks if task.metadata.is_public] for name, tasks in found.items()
+    }
+    if not any(found.values()):
+        raise RevelaError(
+            f"{', '.join(names)}: every task is private; name one whose data are public"
+        )
+    return found
+
+
+def _task(name: str, benchmarks: Iterable[str]) -> Any:
+    known = {
+        each.lower(): each for each in [*(task.metadata.name for task in TASK_LIST), *benchmarks]
+    }
+    if name in known.values():
+        return mteb.get_task(name)
+    near = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
+    nearest = (
+        f"did you mean {' or '.join(near)}?" if near else "mteb.get_tasks() lists what there is"
+    )
+    raise RevelaError(
+        f"{name} is neither a benchmark nor a task of mteb {mteb.__version__}, nor a folder with qrels/: {nearest}"
+    )
+
+
+def folder_task(folder: Path) -> Any:
+    """A BEIR-layout folder as an mteb task named as the folder; its revision is a digest of its
+    files.
+
+    Raises:
+        RevelaError: as ``load_collection``.
+    """
+    collection = load_collection(folder)
+    digest = hashlib.blake2b(digest_size=16)
+    for file in (folder / name for name in FOLDER_FILES):
+        if file.is_file():
+            digest.update(file.read_bytes())
+
+    class FolderTask(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            name=collection.name,
+            description=f"{len(collection.documents)} documents, {len(collection.queries)} queries of a local folder",
+            type="Retrieval",
+            dataset={"path": collection.name, "revision": digest.hexdigest()},
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )
+
+        def load_data(self, **_: Any) -> None:
+            # Titles stand before the texts already.
+            corpus = Dataset.from_dict(
+                {"id": collection.document_ids, "text": collection.documents}
+            )
+            queries = Dataset.from_dict({"id": collection.query_ids, "text": collection.queries})
+            split = {
+                "corpus": corpus,
+                "queries": queries,
+                "relevant_docs": dict(collection.qrels),
+                "top_ranked": None,
+            }
+            self.dataset = {"default": {"test": split}}
+            self.data_loaded = True
+
+    return FolderTask()
+
+
+def run_tasks(
+    tasks: Sequence[Any], models: Mapping[str, Contender], out: Path, say: Say
+) -> dict[str, dict[str, TaskScore]]:
+    """Every model on every task: {task: {model: score}}. What is finished in ``out`` is not run
+    again.
+
+    Raises:
+        RevelaError: data cannot be had, vectors are not finite, or a result file is damaged;
+            finished tasks stay.
+    """
+    for name in ("mteb", "huggingface_hub"):  # the errors they warn of are raised as well
+        logging.getLogger(name).setLevel(logging.ERROR)
+    cache = mteb.ResultCache(out)
+    once = {task.metadata.name: task for task in tasks}
+    scores: dict[str, dict[str, TaskScore]] = {name: {} for name in once}
+    for label, model in models.items():
+        bridge = _Bridge(label, model)
+        for task in once.values():
+            result = _run(task, bridge, cache, say)
+            scores[task.metadata.name][label] = TaskScore(
+                float(result.get_score()), _metrics(result), bridge.settings
+            )
+    return scores
+
+
+def _run(task: Any, model: _Bridge, cache: Any, say: Say) -> Any:
+    name, meta = task.metadata.name, model.mteb_model_meta
+    try:
+        kept = cache.load_task_result(name, meta)
+    except ValueError as error:
+        raise RevelaError(
+            f"{cache.get_task_result_path(name, meta)} is damaged: delete it, and the task runs again"
+        ) from error
+    current = kept is not None and (
+        task.is_aggregate or kept.dataset_revision == task.metadata.revision
+    )
+    if current and not kept.get_missing_evaluations(task):
+        say(f"{name}, {model.label}: finished before ({cache.get_task_result_path(name, meta)})")
+        return kept
+    if isinstance(task, AbsTaskAggregate):
+        for part in task.tasks:
+            _run(part, model, cache, say)
+    else:
+        say(f"{name}, {model.label}")
+        _load(task, cache)
+    settings = {"batch_size": 1024, "show_progress_bar": False, **model.settings}
+    strategy = "only-missing" if current or task.is_aggregate else "always"
+    result = mteb.evaluate(
+        model,
+        task,
+        cache=cache,
+        encode_kwargs=settings,
+        overwrite_strategy=strategy,
+        co2_tracker=False,
+        show_progress_bar=False,
+    )
+    task.unload_data()
+    return result.task_results[0]
+
+
+def _load(task: Any, cache: Any) -> None:
+    try:
+        task.load_data()
+    except RevelaError:
+        raise
+    except (
+        Exception
+    ) as error:  # whatever datasets, the hub's client or its HTTP library call a lost connection
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        finished = f"finished tasks are kept in {cache.cache_path}"
+        raise RevelaError(
+            f"{task.metadata.name}: its data cannot be had ({reason}); run again with a network, {finished}"
+        ) from error
+
+
+def _metrics(result: Any) -> dict[str, float]:
+    rows = [scores for split in result.scores.values() for scores in split]
+    return {
+        ours: float(np.mean([row[theirs] for row in rows]))
+        for ours, theirs in METRICS.items()
+        if all(theirs in row for row in rows)
+    }
+
+
+class _Bridge:
+    """Our encoder under mteb's encoder protocol. Texts of tasks that know no queries (STS and the
+    like) are read as queries.
+    """
+
+    def __init__(self, label: str, model: Contender) -> None:
+        self.label, self.encoder, self.settings = label, model.encoder, model.settings()
+        inner = model.encoder.model
+        variant = {}
+        if self.settings["max_tokens"] != inner.max_seq_length:
+            variant["max_tokens"] = self.settings["max_tokens"]
+        if model.encoder.bf16:
+            variant["arithmetic"] = "bf16"
+        self.mteb_model_meta = ModelMeta.create_empty(
+            {
+                "name": model.name,
+                "revision": model.revision,
+                "max_tokens": self.settings["max_tokens"],
+                "embed_dim": inner.get_embedding_dimension(),
+                "n_parameters": sum(p.numel() for p in inner.parameters()),
+                "similarity_fn_name": ScoringFunction.COSINE,
+                "framework": ["Sentence Transformers"],
+                "use_instructions": bool(
+                    self.settings["query_prompt"] or self.settings["passage_prompt"]
+                ),
+                "experiment_kwargs": variant or None,
+            }
+        )
+
+    def encode(
+        self, inputs: Any, *, task_metadata: Any, prompt_type: Any = None, **_: Any
+    ) -> Vectors:
+        texts = [text for batch in inputs for text in batch["text"]]
+        if prompt_type == PromptType.document:
+            vectors = self.encoder.encode_passages(texts, progress=True)
+        else:
+            vectors = self.encoder.encode_queries(texts)
+        if not np.isfinite(vectors).all():
+            raise RevelaError(
+                f"{self.label} gives vectors that are not finite on {task_metadata.name}: the model is broken"
+            )
+        return vectors
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        return np.atleast_2d(embeddings1) @ np.atleast_2d(embeddings2).T
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        return (np.asarray(embeddings1) * np.asarray(embeddings2)).sum(axis=-1)

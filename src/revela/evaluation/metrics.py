@@ -1,0 +1,52 @@
+"""Ranking metrics by pytrec-eval-terrier, the reference implementation's own code: nDCG@10,
+recall@100, MRR@10, MAP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")
+_MEASURES = {"ndcg_cut.10", "recall.100", "map"}
+
+Qrels = Mapping[str, Mapping[str, int]]
+Run = Mapping[str, Mapping[str, float]]
+
+
+def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
+    """Each judged query's metrics. A judged query that the run lacks scores 0; an unjudged one does
+    not count.
+    """
+    import pytrec_eval
+
+    evaluator = pytrec_eval.RelevanceEvaluator({q: dict(d) for q, d in qrels.items()}, _MEASURES)
+    found = evaluator.evaluate({q: {d: float(s) for d, s in run.get(q, {}).items()} for q in qrels})
+    scores = {}
+    for query, judged in qrels.items():
+        values = found.get(query, {})
+        scores[query] = {
+            "ndcg@10": values.get("ndcg_cut_10", 0.0),
+            "recall@100": values.get("recall_100", 0.0),
+            "mrr@10": _reciprocal_rank(judged, run.get(query, {}), 10),
+            "map": values.get("map", 0.0),
+        }
+    return scores
+
+
+def mean_scores(qrels: Qrels, run: Run) -> dict[str, float]:
+    """Metrics averaged over the judged queries."""
+    return means(per_query(qrels, run))
+
+
+def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Averages of what ``per_query`` gives."""
+    return {name: sum(s[name] for s in scores.values()) / max(1, len(scores)) for name in METRICS}
+
+
+def _reciprocal_rank(judged: Mapping[str, int], ranked: Mapping[str, float], depth: int) -> float:
+    # trec_eval's recip_rank has no cut-off; ties are broken as it does, by document id, descending.
+    best = sorted(ranked.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)[:depth]
+    return next(
+        (1.0 / rank for rank, (document, _) in enumerate(best, 1) if judged.get(document, 0) > 0),
+        0.0,
+    )

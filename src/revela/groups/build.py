@@ -1,0 +1,178 @@
+"""Corpora -> a folder of groups: what a training run does before its first update, done once and
+kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformer
+
+from revela.corpus.arrow_list import Stored, stored
+from revela.corpus.read import read_for
+from revela.errors import RevelaError
+from revela.groups.documents import mixed_groups
+from revela.groups.folder import GroupFolder, save_groups
+from revela.groups.held_out import split_held_out
+from revela.groups.order import similar_groups
+from revela.groups.ready import group_documents, group_rows, holds_groups
+from revela.groups.training_set import training_chunks, training_rows
+from revela.quiet import quieten
+from revela.settings import Recipe
+from revela.training.run import untrained_retriever
+from revela.types import Chunk, Document, Say
+from revela.weights import find_weights
+
+SAMPLE = 2000  # documents kept whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    """One corpus's share: its documents, those held out, the rows of its chunks, and its groups as
+    indices of these.
+    """
+
+    documents: Stored[Document]
+    held_out: list[Document]
+    rows: Stored[Chunk]
+    groups: Iterator[list[int]]
+
+
+def build_groups(
+    recipe: Recipe,
+    sources: Sequence[Path],
+    out: Path,
+    shares: Sequence[float],
+    queries_file: Path | None,
+    say: Say,
+) -> GroupFolder:
+    """Read corpora, group their chunks as the recipe says, and store the groups.
+
+    Args:
+        recipe: how.
+        sources: corpora, or files that hold groups already.
+        out: a folder that does not exist yet.
+        shares: what share each source has of the groups, as weights; none: all groups of all.
+        queries_file: keeps the queries that a language model writes, for objectives that need them.
+        say: prints a line.
+
+    Raises:
+        RevelaError: a source cannot be read or gives no group, ``out`` is in the way.
+    """
+    quieten()
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    if recipe.groups == "iterative":
+        raise RevelaError(
+            "iterative groups are built while a retriever trains: give --groups iterative to revela train"
+        )
+    if shares and (len(shares) != len(sources) or min(shares) <= 0):
+        raise RevelaError(
+            f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one above 0"
+        )
+    ready = [source for source in sources if holds_groups(source)]
+    apart = bool(
+        shares or ready or recipe.groups == "cluster"
+    )  # no group has chunks of two corpora
+    domains = [
+        _ready(recipe, some[0], say)
+        if some[0] in ready
+        else _domain(recipe, some, queries_file, say)
+        for some in ([[s] for s in sources] if apart else [list(sources)])
+    ]
+    rows, documents = _joined(domains)
+    parts = [
+        _moved(domain.groups, sum(len(d.rows) for d in domains[:i]))
+        for i, domain in enumerate(domains)
+    ]
+    settings = {
+        "sources": [str(source) for source in sources],
+        "shares": list(shares),
+        "documents": len(documents),
+        "groups": ["ready" if source in ready else recipe.groups for source in sources],
+        "objective": recipe.objective,
+        "chunk_words": recipe.chunk_words,
+        "neighbours": recipe.neighbours,
+        "surrogate": recipe.surrogate,
+        "seed": recipe.seed,
+    }
+    return save_groups(
+        out,
+        rows,
+        mixed_groups(parts, shares, recipe.seed) if shares else chain(*parts),
+        documents,
+        size=recipe.group_size,
+        sample=sorted(
+            random.Random(recipe.seed).sample(range(len(documents)), min(SAMPLE, len(documents)))
+        ),
+        held_out=[document for domain in domains for document in domain.held_out],
+        settings=settings,
+    )
+
+
+def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None, say: Say) -> Domain:
+    read, report = read_for(recipe, sources)
+    for line in report.lines():
+        say(line)
+    documents, held = split_held_out(read, recipe.held_out, recipe.held_out_at_most)
+    chunks = training_chunks(recipe, documents)
+    rows = training_rows(recipe, documents, chunks, queries_file, say)
+    say(f"{len(documents):,} documents -> {len(chunks):,} chunks; {len(held):,} documents held out")
+
+    @functools.cache
+    def model() -> SentenceTransformer:
+        return untrained_retriever(
+            recipe, find_weights(recipe.model, recipe.offline_model, say), documents, say
+        )
+
+    groups = similar_groups(recipe, documents, rows, model, say)(0)
+    first = next(groups, None)
+    if first is None:
+        names = ", ".join(map(str, sources))
+        raise RevelaError(
+            f"{names}: {len(rows):,} chunks give no group of {recipe.group_size}: add text, or lower --chunk-words or --group-size"
+        )
+    return Domain(documents, held, rows, chain([first], groups))
+
+
+def _ready(recipe: Recipe, source: Path, say: Say) -> Domain:
+    """Groups that are ready: a row is a group, and counts as a document."""
+    documents, held = split_held_out(
+        stored(Document, group_documents(source, recipe.group_size)),
+        recipe.held_out,
+        recipe.held_out_at_most,
+    )
+    rows = stored(
+        Chunk, group_rows(source, recipe.group_size, frozenset(document.id for document in held))
+    )
+    say(f"read {len(documents) + len(held):,} groups from {source}; {len(held):,} of them held out")
+    size = recipe.group_size
+    return Domain(
+        documents,
+        held,
+        rows,
+        (list(range(start, start + size)) for start in range(0, len(rows), size)),
+    )
+
+
+def _joined(domains: Sequence[Domain]) -> tuple[Stored[Chunk], Stored[Document]]:
+    if len(domains) == 1:
+        return domains[0].rows, domains[0].documents
+    firsts = [sum(len(domain.documents) for domain in domains[:i]) for i in range(len(domains))]
+    rows = (
+        dataclasses.replace(row, document=row.document + first)
+        for domain, first in zip(domains, firsts, strict=True)
+        for row in domain.rows
+    )
+    return stored(Chunk, rows), stored(
+        Document, chain.from_iterable(domain.documents for domain in domains)
+    )
+
+
+def _moved(groups: Iterator[list[int]], first: int) -> Iterator[list[int]]:
+    return ([i + first for i in group] for group in groups)

@@ -1,0 +1,242 @@
+"""Groups on disk: a folder of Arrow shards that hold the chunks themselves, group after group, so
+that training needs no corpus.
+
+Groups are dealt to the shards in turn. An epoch visits the shards in turn as well, each in an order
+of its own: so when P processes take batches in turn and P divides the number of shards, each reads
+its own shards, and the order is the same for any P. The manifest says how long every shard is; the
+folder gets its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.corpus.arrow_list import Stored, read, write
+from revela.errors import RevelaError
+from revela.files import whole
+from revela.groups.documents import Groups
+from revela.types import Chunk, Document
+
+MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
+FORMAT = 1
+SHARDS, FEWEST = 16, 4  # shards, and groups that a shard should have at least
+BLOCK = 2**16  # chunks looked up at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Member(Chunk):
+    """A chunk in a group; ``name`` is its document's title, or id."""
+
+    name: str = ""
+
+
+class GroupFolder:
+    """Stored groups; ``save_groups`` writes a folder of them.
+
+    Args:
+        folder: made by ``save_groups``.
+
+    Attributes:
+        size: chunks a group.
+        rows: all chunks; group g is rows g * size up to (g + 1) * size, in the order of the corpus.
+        documents: a sample of the documents that the groups were made of.
+        held_out: documents that were held out of them.
+        settings: what the groups were made by.
+        fingerprint: of the groups themselves.
+
+    Raises:
+        RevelaError: it is none, or not as it was written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        manifest = _manifest(folder)
+        files = [folder / shard["file"] for shard in manifest["shards"]]
+        for file, shard in zip(files, manifest["shards"], strict=True):
+            if not file.is_file() or file.stat().st_size != shard["bytes"]:
+                found = (
+                    f"has {file.stat().st_size:,} bytes of {shard['bytes']:,}"
+                    if file.is_file()
+                    else "is missing"
+                )
+                raise RevelaError(
+                    f"{file} {found}: build the groups again with revela groups --out"
+                )
+        self.folder, self.size, self.settings = (
+            folder,
+            int(manifest["size"]),
+            dict[str, Any](manifest["settings"]),
+        )
+        self.fingerprint = hashlib.blake2b(
+            json.dumps(manifest["shards"]).encode(), digest_size=8
+        ).hexdigest()
+        self._counts = [int(shard["groups"]) for shard in manifest["shards"]]
+        try:
+            self.rows = read(Member, files)
+            self.documents = read(Document, [folder / SAMPLE])
+            self.held_out = read(Document, [folder / HELD_OUT])
+        except (OSError, ValueError) as error:
+            raise RevelaError(
+                f"{folder} is damaged ({str(error).splitlines()[0]}): build the groups again with revela groups"
+            ) from error
+        if len(self.rows) != len(self) * self.size:
+            raise RevelaError(
+                f"{folder} holds {len(self.rows):,} chunks, and {MANIFEST} says otherwise: build the groups again"
+            )
+
+    def __len__(self) -> int:
+        return sum(self._counts)
+
+    def members(self, group: Sequence[int]) -> list[Member]:
+        """The chunks of a group, in this order."""
+        return [self.rows[i] for i in group]
+
+    def order(self, seed: int, together: int = 1) -> Groups:
+        """epoch -> every group once, as indices of ``rows``; their order, and that of their chunks,
+        depends on seed and epoch alone.
+
+        Args:
+            seed: of the run.
+            together: groups a batch, which come from one shard (but for the last of a shard).
+        """
+        firsts = np.cumsum([0, *self._counts])
+
+        def groups(epoch: int) -> Iterator[list[int]]:
+            rng = np.random.default_rng([seed, epoch])
+            lanes = [
+                first + rng.permutation(count)
+                for first, count in zip(firsts, self._counts, strict=False)
+            ]
+            lanes = [lanes[i] for i in rng.permutation(len(lanes))]
+            for start in range(0, max(self._counts), together):
+                for lane in lanes:
+                    for group in lane[start : start + together].tolist():
+                        yield (group * self.size + rng.permutation(self.size)).tolist()
+
+        return groups
+
+
+def is_group_folder(path: Path) -> bool:
+    """Whether this is a folder of groups, whole or not."""
+    return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
+
+
+def save_groups(
+    out: Path,
+    rows: Stored[Chunk],
+    groups: Iterable[list[int]],
+    documents: Stored[Document],
+    *,
+    size: int,
+    sample: Iterable[int],
+    held_out: Iterable[Document],
+    settings: dict[str, Any],
+) -> GroupFolder:
+    """Write groups into a folder that does not exist yet.
+
+    Args:
+        out: the folder.
+        rows: the chunks.
+        groups: indices of ``rows``, ``size`` each.
+        documents: what the chunks' ``document`` refers to.
+        size: chunks a group, for whoever reads them.
+        sample: which documents to keep whole, for what a run asks of documents.
+        held_out: documents kept for the label-free check.
+        settings: what the groups were made by.
+    """
+    import pyarrow as pa
+
+    stream = iter(groups)
+    with whole(out) as folder:
+        folder.mkdir()
+        writers: list[Any] = []
+        counts: list[int] = []
+        dealt = 0
+        while some := list(islice(stream, max(1, BLOCK // size))):
+            table = _members(rows, np.sort(np.array(some, dtype=np.int64)).ravel(), documents)
+            if not writers:
+                number = max(1, min(SHARDS, len(some) // FEWEST))
+                writers = [
+                    pa.ipc.new_stream(folder / f"shard-{i:02}.arrow", table.schema)
+                    for i in range(number)
+                ]
+                counts = [0] * number
+            which = np.repeat((dealt + np.arange(len(some))) % len(writers), size)
+            for i, writer in enumerate(writers):
+                mine = table.take(np.flatnonzero(which == i))
+                writer.write_table(mine.combine_chunks())
+                counts[i] += len(mine) // size
+            dealt += len(some)
+        for writer in writers:
+            writer.close()
+        if not dealt:
+            raise RevelaError(
+                f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower --chunk-words or --group-size"
+            )
+        write(Document, documents.chosen(sample), folder / SAMPLE)
+        write(Document, held_out, folder / HELD_OUT)
+        files = sorted(folder.glob("shard-*.arrow"))
+        shards = [
+            {"file": f.name, "groups": n, "bytes": f.stat().st_size, "digest": _digest(f)}
+            for f, n in zip(files, counts, strict=True)
+        ]
+        manifest = {
+            "format": FORMAT,
+            "size": size,
+            "groups": dealt,
+            "settings": settings,
+            "shards": shards,
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    return GroupFolder(out)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
+
+
+def _members(rows: Stored[Chunk], indices: NDArray[np.int64], documents: Stored[Document]) -> Any:
+    """These chunks as a table of ``Member``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    chunks = rows.take(indices, ["document", "text", "query"])
+    owners, place = np.unique(chunks["document"].to_numpy(), return_inverse=True)
+    known = documents.take(owners, ["id", "title"])
+    names = pc.if_else(pc.equal(known["title"], ""), known["id"], known["title"]).take(
+        pa.array(place)
+    )
+    return chunks.append_column("name", names)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise RevelaError(
+            f"{folder} is no whole group folder, it has no {MANIFEST}: build the groups again with revela groups --out"
+        )
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise RevelaError(
+                f"{folder} was written by another version of revela: build the groups again with revela groups --out"
+            )
+        _ = (
+            manifest["size"],
+            manifest["settings"],
+            [(s["file"], s["groups"], s["bytes"]) for s in manifest["shards"]],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RevelaError(
+            f"{file} is damaged: build the groups again with revela groups --out"
+        ) from error
+    return dict(manifest)

@@ -1,0 +1,215 @@
+"""Which rows meet in a group, and in what order groups come: by document, at random, or like beside
+like.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from tqdm import tqdm
+
+from revela.corpus.arrow_list import Stored, Texts, vectors_on_disk
+from revela.errors import RevelaError
+from revela.files import whole
+from revela.groups.documents import (
+    Groups,
+    document_groups,
+    random_groups,
+    spread_groups,
+    tour_groups,
+    with_queries,
+)
+from revela.groups.folder import GroupFolder
+from revela.groups.similar import paired, tour
+from revela.groups.training_set import ASKING
+from revela.retriever.encode import load_encoder
+from revela.retriever.fit import lexical_vectors
+from revela.settings import Recipe
+from revela.types import Chunk, Document, Encoder, Say, Vectors
+from revela.weights import find_weights
+
+SHARED = (
+    "title",
+    "authors-words",
+)  # queries that all chunks of a document may have: two of them must not meet in a group
+ENCODING_BATCH = 2**14  # texts of a corpus that are encoded between two writes to disk
+POOL = 8  # chunks that iterative groups are chosen from, for each that a round needs
+NEIGHBOUR_CHARACTERS = 2000  # of a document, that say what it is about
+
+Model = Callable[[], SentenceTransformer]
+Encode = Callable[[Sequence[str]], Vectors]
+
+
+def order_of_groups(
+    recipe: Recipe,
+    rows: Stored[Chunk],
+    vectors_ND: Vectors | None = None,
+    tour_N: NDArray[np.int64] | None = None,
+) -> Groups:
+    """epoch -> the groups of that epoch, as the objective needs them.
+
+    Args:
+        recipe: says which kind of groups.
+        rows: what they are made of.
+        vectors_ND: a vector a document, for similar short documents to meet; None: any meet.
+        tour_N: the rows with like beside like, for groups of similar chunks; None: as they stand in
+            the corpus.
+    """
+    groups: Groups
+    if recipe.groups == "random":
+        groups = functools.partial(random_groups, len(rows), recipe.group_size, recipe.seed)
+    elif recipe.groups in ("cluster", "iterative"):
+        groups = functools.partial(
+            tour_groups,
+            [np.arange(len(rows)) if tour_N is None else tour_N],
+            recipe.group_size,
+            recipe.seed,
+        )
+    else:
+        shared = recipe.objective in ASKING and recipe.queries in SHARED
+        build = spread_groups if recipe.objective == "crop" or shared else document_groups
+        groups = functools.partial(
+            build, rows.column("document"), recipe.group_size, recipe.seed, vectors_ND=vectors_ND
+        )
+    return _asking(recipe, rows, groups)
+
+
+def similar_groups(
+    recipe: Recipe, documents: Sequence[Document], rows: Stored[Chunk], model: Model, say: Say
+) -> Groups:
+    """``order_of_groups``, with what the recipe asks for in order to tell what is similar.
+
+    Args:
+        recipe, documents, rows: as above.
+        model: the untrained retriever; asked for only if its words are needed.
+        say: prints a line.
+    """
+    if recipe.groups == "cluster":
+        return order_of_groups(recipe, rows, tour_N=chunk_tour(recipe, rows, model, say))
+    if recipe.groups == "document" and recipe.neighbours == "similar":
+        beginnings = Texts(documents, lambda document: document.full_text[:NEIGHBOUR_CHARACTERS])
+        return order_of_groups(
+            recipe, rows, lexical_vectors(model(), beginnings, recipe.token_weighting)
+        )
+    return order_of_groups(recipe, rows)
+
+
+def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
+    """epoch -> the groups of a folder, in the order of this recipe's seed."""
+    if folder.size != recipe.group_size:
+        raise RevelaError(
+            f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
+        )
+    return _asking(recipe, folder.rows, folder.order(recipe.seed, recipe.groups_per_batch))
+
+
+def chunk_tour(recipe: Recipe, rows: Stored[Chunk], model: Model, say: Say) -> NDArray[np.int64]:
+    """The rows in an order in which like stands beside like; pairs of query and chunk by both."""
+    began = time.monotonic()
+    if recipe.surrogate:
+        encoder = load_encoder(
+            find_weights(recipe.surrogate, "", say), recipe.precision, recipe.surrogate_tokens
+        )
+        sides: tuple[Encode, Encode] = (
+            _in_parts(encoder.encode_queries, progress=True),
+            _in_parts(encoder.encode_passages, progress=True),
+        )
+    else:
+        words = functools.partial(lexical_vectors, model(), token_weighting=recipe.token_weighting)
+        sides = words, words
+    vectors = _vectors(recipe, rows, *sides)
+    embedded = time.monotonic()
+    tour_N = tour(*vectors, recipe.cluster_size or recipe.group_size, recipe.seed)
+    say(
+        f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in {time.monotonic() - embedded:.0f} s"
+    )
+    return tour_N
+
+
+class IterativeGroups:
+    """Groups of what the retriever in training finds similar, built anew every so many updates from
+    a random part of the corpus.
+
+    Called with the number of a round, gives its groups. They are kept, so that a run that is
+    resumed goes through the same ones.
+
+    Args:
+        recipe: says how often, and how large groups are.
+        rows: what they are made of.
+        encoder: the retriever as it is when a round begins.
+        folder: where rounds are kept, until the run ends.
+    """
+
+    def __init__(self, recipe: Recipe, rows: Stored[Chunk], encoder: Encoder, folder: Path) -> None:
+        self.recipe, self.rows, self.encoder, self.folder = recipe, rows, encoder, folder
+
+    def __call__(self, round_: int) -> Iterator[list[int]]:
+        file = self.folder / f"groups-{round_}.npy"
+        if not file.is_file():
+            groups = np.array(self._build(round_), dtype=np.int64)
+            with whole(file) as temporary:
+                np.save(temporary, groups)
+        yield from np.load(file).tolist()
+
+    def _build(self, round_: int) -> list[list[int]]:
+        recipe = self.recipe
+        size, wanted = recipe.group_size, recipe.regroup_every * recipe.groups_per_step
+        rng = np.random.default_rng([recipe.seed, round_])
+        some = np.sort(
+            rng.choice(len(self.rows), min(len(self.rows), POOL * wanted * size), replace=False)
+        )
+        rows = self.rows.chosen(some)
+        vectors = _vectors(
+            recipe,
+            rows,
+            _in_parts(self.encoder.encode_queries),
+            _in_parts(self.encoder.encode_passages),
+        )
+        order = tour(*vectors, recipe.cluster_size or size, int(rng.integers(2**31)))
+        groups = _asking(recipe, rows, functools.partial(tour_groups, [order], size, recipe.seed))(
+            round_
+        )
+        return [some[group].tolist() for group in islice(groups, wanted)]
+
+
+def _vectors(
+    recipe: Recipe, rows: Stored[Chunk], encode_queries: Encode, encode_passages: Encode
+) -> tuple[Vectors, Vectors | None]:
+    """What ``tour`` reads: vectors of the chunks; for an objective that asks, of the pairs of query
+    and chunk.
+    """
+    passages_ND = encode_passages(Texts(rows, lambda row: row.text))
+    if recipe.objective not in ASKING:
+        return passages_ND, None
+    return paired(encode_queries(Texts(rows, lambda row: row.query or row.text)), passages_ND)
+
+
+def _in_parts(encode: Encode, progress: bool = False) -> Encode:
+    """The same for many texts: a part at a time, its vectors on disk."""
+
+    def encode_all(texts: Sequence[str]) -> Vectors:
+        first = encode(texts[:1])
+        vectors_ND = vectors_on_disk(len(texts), first.shape[1])
+        with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
+            for start in range(0, len(texts), ENCODING_BATCH):
+                some = texts[start : start + ENCODING_BATCH]
+                vectors_ND[start : start + len(some)] = encode(some)
+                bar.update(len(some))
+        return vectors_ND
+
+    return encode_all
+
+
+def _asking(recipe: Recipe, rows: Stored[Any], groups: Groups) -> Groups:
+    if recipe.objective not in ASKING:
+        return groups
+    has_query = rows.column("query") != ""
+    return lambda epoch: with_queries(groups(epoch), has_query)

@@ -1,0 +1,96 @@
+"""Groups that somebody else has built: JSONL, or a dataset of the hub, whose rows are groups and
+not documents.
+
+As in the hub's trumancai/revela_training_corpus: a row is a list of texts, or {"src": where they
+come from, "text": such a list}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from revela.corpus.readers.hub import PREFIX, hub_rows
+from revela.corpus.readers.opened import opened_text
+from revela.errors import RevelaError
+from revela.types import Chunk, Document
+
+
+def holds_groups(source: Path) -> bool:
+    """Whether a source's rows are groups; its first row tells."""
+    if not str(source).startswith(PREFIX) and not (
+        source.is_file() and {".jsonl", ".ndjson", ".json"} & set(source.suffixes)
+    ):
+        return False
+    try:
+        _, first = next(_rows(source), (0, None))
+    except RevelaError:
+        return False  # whoever reads documents says what is wrong
+    return isinstance(first, list) or (
+        isinstance(first, dict) and isinstance(first.get("text"), list)
+    )
+
+
+def read_groups(source: Path, size: int) -> Iterator[tuple[str, list[str]]]:
+    """Groups of a source that ``holds_groups``, each with its name: the first ``size`` texts of
+    every row.
+
+    Raises:
+        RevelaError: a row is no group, or has fewer texts.
+    """
+    for number, row in _rows(source):
+        origin, texts = (
+            (row.get("src"), row.get("text")) if isinstance(row, dict) else (source.name, row)
+        )
+        if (
+            not isinstance(origin, str)
+            or not isinstance(texts, list)
+            or not all(isinstance(text, str) for text in texts)
+        ):
+            raise _no_group(source, number)
+        if len(texts) < size:
+            raise RevelaError(
+                f"{source}:{number} has {len(texts)} texts, fewer than a group of {size}: lower --group-size"
+            )
+        yield f"{origin}:{number}", texts[:size]
+
+
+def _rows(source: Path) -> Iterator[tuple[int, Any]]:
+    """Every row, and its number from 1."""
+    if str(source).startswith(PREFIX):
+        yield from enumerate(hub_rows(str(source)), 1)
+        return
+    number = 0
+    with opened_text(source) as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, json.loads(line)
+        except ValueError as error:
+            raise _no_group(source, number) from error
+        except (OSError, EOFError) as error:
+            raise RevelaError(
+                f"{source} cannot be read after line {number} ({error}): get a whole copy of it"
+            ) from error
+
+
+def _no_group(source: Path, number: int) -> RevelaError:
+    return RevelaError(
+        f'{source}:{number} is neither a list of texts nor {{"src": ..., "text": [...]}}: mend that line'
+    )
+
+
+def group_rows(source: Path, size: int, leave_out: frozenset[str]) -> Iterator[Chunk]:
+    """The chunks of a source that ``holds_groups``, as of one document a row; those of the named
+    rows are left out.
+    """
+    kept = (texts for name, texts in read_groups(source, size) if name not in leave_out)
+    return chain.from_iterable((Chunk(i, text) for text in texts) for i, texts in enumerate(kept))
+
+
+def group_documents(source: Path, size: int) -> Iterator[Document]:
+    """A document for each row of a source that ``holds_groups``."""
+    return (Document(name, "\n\n".join(texts)) for name, texts in read_groups(source, size))

@@ -1,0 +1,93 @@
+"""What an index folder holds beside its table: index.json, which says what made the index and
+whether it is finished, and a lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from revela.errors import RevelaError
+from revela.files import whole
+from revela.settings import Indexing
+
+INFO, LOCK, FORMAT = "index.json", ".lock", 3
+
+
+@dataclass(frozen=True)
+class Info:
+    """What ``index.json`` holds. ``columns`` are the metadata fields and their Arrow types;
+    ``width`` is that of the stored vectors.
+    """
+
+    model: str
+    fingerprint: str
+    width: int
+    settings: Indexing
+    columns: Mapping[str, str] = field(default_factory=dict)
+    finished: bool = False
+    format: int = FORMAT
+
+    def save(self, folder: Path) -> None:
+        with whole(folder / INFO) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+
+def read_info(folder: Path) -> Info:
+    """What ``index.json`` of this folder says.
+
+    Raises:
+        RevelaError: it is not there, is damaged, or is another version's.
+    """
+    if not (folder / INFO).is_file():
+        raise RevelaError(f"{folder} is not an index: it has no {INFO}; make one with revela index")
+    try:
+        found = json.loads((folder / INFO).read_text(encoding="utf-8"))
+        if found.get("format") == FORMAT:
+            return Info(**{**found, "settings": Indexing(**found["settings"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RevelaError(
+            f"{folder} is damaged ({INFO}: {error}): make it again with revela index"
+        ) from error
+    raise RevelaError(
+        f"{folder} was made by another version of revela: make it again with revela index"
+    )
+
+
+def begun_in(folder: Path) -> Info | None:
+    """What a run that was killed has begun in this folder; None where nothing is.
+
+    Raises:
+        RevelaError: the folder holds a finished index, or something else.
+    """
+    if not folder.exists() or (
+        folder.is_dir() and all(entry.name == LOCK for entry in folder.iterdir())
+    ):
+        return None
+    if not (folder / INFO).is_file() or (info := read_info(folder)).finished:
+        raise RevelaError(
+            f"{folder} exists: choose another --out, or add to an index with --append"
+        )
+    return info
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Be the only one that changes this index.
+
+    Raises:
+        RevelaError: another process is at it.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / LOCK, blocking=False):
+            yield
+    except Timeout as error:
+        raise RevelaError(
+            f"another process is writing to {folder}: wait until it is done"
+        ) from error

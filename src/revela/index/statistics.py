@@ -1,0 +1,171 @@
+"""What fusion has to know of an index as a whole, and the store does not tell: how many chunks hold
+each word, and how the vectors lie.
+
+Words are hashed, so that ten million of them are two arrays in one file. They are counted as
+batches are written, and saved with the version of the table that they describe; where the two
+differ (a run was killed between them), they are counted again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.errors import RevelaError
+from revela.files import whole
+from revela.index.bm25 import STOP_WORDS, best_score, idf
+from revela.index.fusion import Geometry
+
+FILE = "statistics.safetensors"
+WORD = re.compile(r"[^\W_]+")  # as the store cuts text
+PENDING = 2**20  # changes that wait before they are sorted in
+
+
+class Statistics:
+    """Document frequencies of the words of an index of ``chunks``, and the ``geometry`` of its
+    vectors; none where there is no file.
+
+    ``version`` is the table's when they were saved, ``changed`` whether there is something to save.
+
+    Raises:
+        RevelaError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / FILE
+        self._hash_of = _Hashes()
+        self._lock = threading.Lock()  # searches of several threads share them
+        self.clear()
+        self.refresh()
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.chunks, self.version, self.changed = 0, -1, False
+        self._hashes, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._pending = Counter[int]()
+        self.geometry = Geometry(np.zeros(0, np.float32), 0.0)
+        self._stamp = 0
+
+    def refresh(self) -> None:
+        """Read the file again if another process has written it, and there is nothing to save."""
+        from safetensors import SafetensorError, safe_open
+
+        stamp = self.file.stat().st_mtime_ns if self.file.is_file() else 0
+        if stamp == self._stamp or self.changed:
+            return
+        try:
+            with safe_open(self.file, "numpy") as file:
+                about = file.metadata()
+                chunks, version = int(about["chunks"]), int(about["version"])
+                hashes, counts = file.get_tensor("hashes"), file.get_tensor("counts")
+                geometry = Geometry(file.get_tensor("mean"), float(about["spread"]))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise RevelaError(
+                f"{self.file} is damaged ({error}): remove it, and it is made again by revela index --append"
+            ) from error
+        with self._lock:
+            self.chunks, self.version, self._stamp = chunks, version, stamp
+            self._hashes, self._counts, self.geometry = hashes, counts, geometry
+
+    def save(self, version: int, geometry: Geometry) -> None:
+        """Write them, as what version ``version`` of the table holds."""
+        from safetensors.numpy import save_file
+
+        self._merge()
+        with whole(self.file) as temporary:
+            tensors: dict[str, NDArray[Any]] = {
+                "hashes": self._hashes,
+                "counts": self._counts,
+                "mean": geometry.mean,
+            }
+            save_file(
+                tensors,
+                temporary,
+                {
+                    "chunks": str(self.chunks),
+                    "version": str(version),
+                    "spread": repr(geometry.spread),
+                },
+            )
+        self.geometry, self.version, self.changed, self._stamp = (
+            geometry,
+            version,
+            False,
+            self.file.stat().st_mtime_ns,
+        )
+
+    def add(self, passages: Iterable[str], times: int = 1) -> None:
+        """Count these chunks; with ``times`` -1, those that go."""
+        self.changed = True
+        for passage in passages:
+            self.chunks += times
+            for word in {self._hash_of[word] for word in WORD.findall(passage.lower())}:
+                self._pending[word] += times
+        if len(self._pending) > PENDING:
+            self._merge()
+
+    def best(self, query: str) -> float:
+        """The greatest BM25 score that a chunk could have for this query; 0 if it has no word to
+        look for.
+        """
+        return best_score(
+            self._frequencies(
+                [word for word in WORD.findall(query.lower()) if word not in STOP_WORDS]
+            ),
+            self.chunks,
+        )
+
+    def idf(self, word: str) -> float:
+        """The BM25 idf of a word in lower case; 0 for a stop word."""
+        return 0.0 if word in STOP_WORDS else float(idf(self._frequencies([word]), self.chunks)[0])
+
+    def _frequencies(self, words: Sequence[str]) -> NDArray[np.int64]:
+        with self._lock:
+            self._merge()
+            known, counts = self._hashes, self._counts
+        hashes = np.array([self._hash_of[word] for word in words], np.uint64)
+        places = np.searchsorted(known, hashes)
+        found = places < len(known)
+        found[found] = known[places[found]] == hashes[found]
+        frequencies = np.zeros(len(hashes), np.int64)
+        frequencies[found] = counts[places[found]]
+        return frequencies
+
+    def _merge(self) -> None:
+        if not self._pending:
+            return
+        hashes = np.fromiter(self._pending.keys(), np.uint64, len(self._pending))
+        counts = np.fromiter(self._pending.values(), np.int64, len(self._pending))
+        hashes, places = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
+        totals = np.zeros(len(hashes), np.int64)
+        np.add.at(totals, places, np.concatenate([self._counts, counts]))
+        self._hashes, self._counts = hashes[totals > 0], totals[totals > 0]
+        self._pending.clear()
+
+
+class _Hashes(dict[str, int]):
+    """A word -> 64 bits of its stem, made when first asked for; forgets all when it holds too many."""
+
+    MOST = 2**18
+
+    def __init__(self) -> None:
+        import Stemmer
+
+        self._stem = Stemmer.Stemmer("english").stemWord
+        self._lock = threading.Lock()  # threads may not share a stemmer
+
+    def __missing__(self, word: str) -> int:
+        with self._lock:
+            if len(self) >= self.MOST:
+                self.clear()
+            digest = hashlib.blake2b(self._stem(word).encode(), digest_size=8).digest()
+            self[word] = hashed = int.from_bytes(digest, "little")
+            return hashed

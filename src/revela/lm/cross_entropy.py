@@ -1,0 +1,81 @@
+"""Cross-entropy of a linear head without its logits in memory: a block of rows at a time, their
+gradient taken at once.
+
+The logits of 875 tokens over 49,152 words are 172 MB in fp32, several times over in the backward
+pass. Here they exist for a block of rows only, long enough for the loss and for softmax - onehot to
+be taken back through the head. The arithmetic is that of the plain form (one product forward, one
+backward), not that of recomputation.
+
+Traded: the head must be frozen, as in every preset; the gradient is computed even if nobody asks
+for it later.
+
+Shapes: R rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LOGITS_A_BLOCK = 2**23  # 32 MB in fp32
+
+
+def linear_cross_entropy(
+    hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, bias_V: Tensor | None = None
+) -> Tensor:
+    """-log softmax(hidden W^T + b) at each row's target, in nats, (R,);
+    ``F.cross_entropy(F.linear(...), reduction="none")`` in blocks.
+
+    Args:
+        hidden_RD: input of the head. Carries the gradient.
+        weight_VD: of the head, frozen; its dtype is that of the products.
+        targets_R: word ids.
+        bias_V: of the head, frozen.
+
+    Raises:
+        ValueError: the head is not frozen.
+    """
+    if weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad):
+        raise ValueError(
+            "linear_cross_entropy gives the head no gradient: freeze it, or use F.cross_entropy"
+        )
+    losses_R: Tensor = _LinearCrossEntropy.apply(hidden_RD, weight_VD, targets_R, bias_V)  # type: ignore[no-untyped-call]
+    return losses_R
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, bias_V: Tensor | None
+    ) -> Tensor:
+        n_rows = len(hidden_RD)
+        block = max(1, LOGITS_A_BLOCK // len(weight_VD))
+        exact = torch.promote_types(weight_VD.dtype, torch.float32)
+        losses_R = torch.empty(n_rows, dtype=exact, device=hidden_RD.device)
+        gradient_RD = torch.empty_like(hidden_RD) if ctx.needs_input_grad[0] else None
+        for start in range(0, n_rows, block):
+            rows = slice(start, start + block)
+            target_R1 = targets_R[rows, None]
+            scores_RV = (hidden_RD[rows].to(weight_VD.dtype) @ weight_VD.T).to(exact)
+            if bias_V is not None:
+                scores_RV += bias_V
+            # Written out in place: torch.logsumexp is several times slower on a CPU (docs/log.md).
+            scores_RV -= scores_RV.amax(dim=1, keepdim=True)
+            of_target_R1 = scores_RV.gather(1, target_R1)
+            sum_R1 = scores_RV.exp_().sum(dim=1, keepdim=True)
+            losses_R[rows] = (sum_R1.log() - of_target_R1).squeeze(1)
+            if gradient_RD is not None:
+                scores_RV /= sum_R1
+                scores_RV.scatter_add_(1, target_R1, scores_RV.new_full(target_R1.shape, -1.0))
+                gradient_RD[rows] = (scores_RV.to(weight_VD.dtype) @ weight_VD).to(hidden_RD.dtype)
+        ctx.save_for_backward(gradient_RD)
+        return losses_R
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient_RD,) = ctx.saved_tensors
+        return gradient_RD * gradients[0][:, None].to(gradient_RD.dtype), None, None, None

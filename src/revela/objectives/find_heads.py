@@ -1,0 +1,140 @@
+"""Which heads of an LM an objective uses: found by a probe, best first, once per LM, and kept.
+
+Revela gates the heads that look to a related document, DREAM injects into those that look from a
+question to its answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from revela.corpus.arrow_list import Stored
+from revela.device import compute_device, uses_bf16
+from revela.groups.order import order_of_groups
+from revela.groups.training_set import training_chunks, training_rows
+from revela.lm.head_ranking import Head, cached_ranking
+from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
+from revela.lm.query_heads import score_query_heads
+from revela.lm.questions import Batch, PromptMaker
+from revela.lm.sibling_heads import probe_heads, ranked_heads
+from revela.settings import Recipe
+from revela.types import Chunk, Document, Say
+from revela.weights import find_weights
+
+PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = (
+    5,
+    4,
+    (6, 48),
+)  # groups; documents a group and pieces a document; words a piece
+PROBE_QUESTIONS = 64  # of the search for query-focused heads
+
+
+def rank_heads(
+    recipe: Recipe, documents: Sequence[Document], queries_file: Path | None, say: Say
+) -> tuple[Path, list[Head]]:
+    """The LM's folder, and the ranking of its heads that this objective goes by."""
+    folder = find_weights(recipe.lm, recipe.offline_model, say)
+    device = compute_device()
+    lm = load_language_model(folder, bf16=uses_bf16(recipe.precision, device), name=recipe.lm).to(
+        device
+    )
+    tokenizer = load_tokenizer(folder)
+    if recipe.objective not in ("dream", "attention"):
+        return folder, sibling_heads(recipe, lm, tokenizer, folder, documents, say)
+    rows = training_rows(recipe, documents, training_chunks(recipe, documents), queries_file, say)
+    return folder, query_heads(recipe, lm, tokenizer, folder, rows, say)
+
+
+def sibling_heads(
+    recipe: Recipe,
+    lm: LanguageModel,
+    tokenizer: Any,
+    folder: Path,
+    documents: Sequence[Document],
+    say: Say,
+) -> list[Head]:
+    """Heads that look to a related document, by Revela's label-free probe. Empty if no document is
+    long enough.
+    """
+
+    def probe() -> list[Head]:
+        groups = []
+        for texts, owners in _probe_groups(documents, recipe.seed):
+            tokens = tokenizer(
+                texts,
+                truncation=True,
+                max_length=recipe.lm_tokens,
+                padding=True,
+                padding_side="right",
+                return_tensors="pt",
+            )
+            groups.append(
+                (lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners))
+            )
+        return ranked_heads(probe_heads(lm, groups)) if groups else []
+
+    return cached_ranking("siblings", lm, folder, probe, say)
+
+
+def query_heads(
+    recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: Stored[Chunk], say: Say
+) -> list[Head]:
+    """Heads that look from a question to its answer; their score is nDCG@10."""
+    questions = _questions(recipe, rows, PromptMaker(tokenizer, recipe))
+    kind = "questions-without-outliers" if recipe.drop_outliers else "questions"
+    return cached_ranking(
+        kind,
+        lm,
+        folder,
+        lambda: ranked_heads(score_query_heads(lm, questions, recipe.drop_outliers)),
+        say,
+    )
+
+
+def _probe_groups(
+    documents: Sequence[Document], seed: int
+) -> Iterator[tuple[list[str], list[int]]]:
+    """Groups of four documents cut in four, so that every piece has siblings and strangers; none if
+    all documents are too short.
+    """
+    pieces: list[list[str]] = []
+    for i in random.Random(seed).sample(range(len(documents)), len(documents)):
+        words = documents[i].text.split()
+        size = min(PROBE_WORDS[1], len(words) // PROBE_PIECES)
+        if size >= PROBE_WORDS[0]:
+            pieces.append([" ".join(words[k * size : (k + 1) * size]) for k in range(PROBE_PIECES)])
+        if len(pieces) == PROBE_GROUPS * PROBE_PIECES:
+            break
+    for start in range(0, len(pieces), PROBE_PIECES):
+        members = pieces[start : start + PROBE_PIECES]
+        if len(members) > 1:
+            yield (
+                [t for texts in members for t in texts],
+                [i for i, texts in enumerate(members) for _ in texts],
+            )
+
+
+def _questions(
+    recipe: Recipe, rows: Stored[Chunk], make: PromptMaker
+) -> Iterator[tuple[Batch, Batch, Tensor]]:
+    """Prompt, tail with "N/A" as its last question, and the candidate that answers each of the
+    others.
+    """
+    asked = 0
+    rows = rows.chosen(
+        np.argsort(rows.column("document"), kind="stable")
+    )  # stored groups lie in another order
+    for group in order_of_groups(dataclasses.replace(recipe, groups="document"), rows)(0):
+        prompt, tail, answers = make.to_find_heads([rows[i] for i in group])
+        yield prompt, tail, answers
+        asked += len(answers)
+        if asked >= PROBE_QUESTIONS:
+            return

@@ -1,0 +1,125 @@
+"""The retriever: a Sentence-Transformers model, or the lower layers of a decoder with pooling and
+LoRA on top.
+
+It is made of stock modules only, so what is saved loads in stock sentence-transformers with no code
+of ours: the tokenizer itself appends the EOS that ``eos`` pooling reads, prompts are stored with
+the model, LoRA is merged. What is fitted to the corpus before the first update is in corpus_fit.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import nn
+
+from revela.errors import RevelaError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
+
+
+def load_retriever(folder: Path | str) -> SentenceTransformer:
+    """Open a saved retriever or any Sentence-Transformers folder, on the best device at hand.
+
+    Raises:
+        RevelaError: the folder is not one.
+    """
+    if not (Path(folder) / "modules.json").is_file():
+        raise RevelaError(f"{folder} is not a Sentence-Transformers folder: it has no modules.json")
+    try:
+        return SentenceTransformer(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise RevelaError(
+            f"{folder} cannot be opened as a Sentence-Transformers model: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def build_retriever(
+    folder: Path,
+    *,
+    layers: int,
+    pooling: str,
+    max_tokens: int,
+    lower_case: bool,
+    query_prompt: str,
+    passage_prompt: str,
+) -> SentenceTransformer:
+    """The untrained retriever from a model folder.
+
+    A Sentence-Transformers folder is taken as it is (its own pooling, prompts, length and case). A
+    decoder is cut to its lower ``layers`` (0: all) and pooled; its final norm stays. Weights are
+    fp32, whatever they were stored in: small updates of LoRA would be rounded away in bf16.
+    """
+    if (folder / "modules.json").is_file():
+        return load_retriever(folder).float()
+    try:
+        # Named modalities keep an instruct model's chat template away: text is embedded as it is,
+        # not as a user's turn.
+        transformer = modules.Transformer(
+            str(folder),
+            model_kwargs={"dtype": torch.float32},
+            max_seq_length=max_tokens,
+            do_lower_case=lower_case,
+            modality_config={
+                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+            },
+            module_output_name="token_embeddings",
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise RevelaError(
+            f"{folder} cannot be opened as a model: {str(error).splitlines()[0]}"
+        ) from error
+    _keep_lower_layers(transformer.model, layers)
+    tokenizer = transformer.tokenizer
+    tokenizer.padding_side = "right"
+    tokenizer.chat_template = None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if pooling == "eos":
+        _append_eos(tokenizer)
+    width = transformer.get_embedding_dimension()
+    parts = [
+        transformer,
+        modules.Pooling(width, pooling_mode=POOLING_MODES[pooling]),
+        modules.Normalize(),
+    ]
+    prompts = {"query": query_prompt, "document": passage_prompt, "passage": passage_prompt}
+    return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
+
+
+def _keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
+    depth = int(model.config.num_hidden_layers)
+    if not layers or layers >= depth:
+        return
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == depth:
+                setattr(module, name, child[:layers])
+    model.config.num_hidden_layers = layers
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[:layers]
+
+
+def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let the tokenizer end every text with EOS, after truncation, keeping whatever it already puts
+    in front.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    special = tokenizer("a")["input_ids"]
+    before = special[: special.index(plain[0])]
+    if special[-1] == tokenizer.eos_token_id and len(special) > len(before) + len(plain):
+        return
+    front = tokenizer.convert_ids_to_tokens(before)
+    tokens = [*front, tokenizer.eos_token]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[*front, "$A", tokenizer.eos_token],
+        special_tokens=[(t, tokenizer.convert_tokens_to_ids(t)) for t in dict.fromkeys(tokens)],
+    )

@@ -1,0 +1,313 @@
+"""What a decoder's pooling learns from the raw corpus before the first update, without labels, as
+stock modules:
+- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent
+  tokens count less. Tokens without a letter or digit weigh nothing, as BM25 has no words for them
+  either: in code every other token is one. Nor do the prompts' own: a decoder turns its first
+  tokens into attention sinks, and so no word of the text is one;
+- whitening x -> (x - mean) C^-p (Su et al., 2021), with C taken over tokens: the vectors of a raw
+  LM share a few huge directions that say nothing about the text, and pooled vectors are too few and
+  too alike to tell which;
+- beside the mean of the contextual vectors, the mean of the tokens' own input embeddings, whitened
+  over the corpus's tokens and each of unit length, so that a rare word can still be found by its
+  name;
+- a rotation of the whole vector to its principal axes over the corpus, so that the first numbers
+  say most and a vector can be cut short. It changes no cosine of whole vectors.
+Together they are worth more than most training (docs/log.md), and give the retriever a start from
+which cosines already mean something.
+
+Shapes: N texts, T tokens, D width of the contextual vectors, W of the whole ones, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import Tensor, nn
+
+from revela.corpus.arrow_list import vectors_on_disk
+from revela.device import autocast
+from revela.retriever.encode import passage_prompt_of, token_batches, without_padding
+from revela.types import Vectors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+TEXTS = 1024  # tokenized at a time
+COUNTED = 20_000  # texts, of many more, that say how frequent a word is
+RIDGE = (
+    1e-2  # of the mean eigenvalue: what keeps directions that the sample never used from blowing up
+)
+
+
+@torch.no_grad()
+def fit_to_corpus(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    *,
+    token_weighting: float,
+    whitening: float,
+    lexical: float,
+    bf16: bool,
+) -> None:
+    """Fit token weights, whitening and the lexical half of the vector to these texts, and insert
+    them as stock modules.
+
+    Args:
+        model: transformer, pooling, normalisation.
+        texts: a sample of the corpus's chunks.
+        token_weighting: a of a / (a + p); 0: none.
+        whitening: the power; 0.5 whitens fully, 0.25 halves every log-variance, 0: none.
+        lexical: weight of the tokens' own embeddings against the contextual vector, in what they
+            add to the dot products; 0: none.
+        bf16: run the transformer under bf16 autocast.
+    """
+    transformer, pooling, normalize = model
+    tokenizer = transformer.tokenizer
+    counts_V = _token_counts(tokenizer, texts)
+    weight_V = _token_weights(tokenizer, counts_V, token_weighting)
+    weight_V[_prompt_ids(model)] = 0.0
+    parts: list[nn.Module] = [transformer, pooling]
+    if token_weighting:
+        vocabulary = tokenizer.convert_ids_to_tokens(range(len(counts_V)))
+        weights = modules.WordWeights(
+            vocabulary, dict(zip(vocabulary, weight_V.tolist(), strict=True))
+        )
+        parts.insert(1, weights)
+    _set_modules(model, parts)
+    if not whitening and not lexical:
+        model.append(normalize)
+        return
+
+    pooled_ND, token_moments = _read_sample(model, texts, bf16)
+    weight_DD, bias_D = _whitening(model, pooled_ND, token_moments, whitening)
+    width = len(bias_D)
+    parts_of_vector = [pooled_ND @ weight_DD.double().T + bias_D]
+    dense = modules.Dense(
+        width, width, activation_function=nn.Identity(), init_weight=weight_DD, init_bias=bias_D
+    )
+    if lexical:
+        table_VD = _lexical_table(model, counts_V, weight_V)
+        sums_ND, weights_N = _sums_of_rows(tokenizer, texts, table_VD, weight_V)
+        means_ND = sums_ND / weights_N.clamp(min=1e-9)[:, None]
+        scale = lexical**0.5 * _to_unit_spread(means_ND)
+        parts_of_vector.append(scale * means_ND.double())
+        # Pooling joins what lies under "cls_token_embeddings" to the mean of "token_embeddings":
+        # stock modules, no code of ours.
+        dense.module_output_name = "cls_token_embeddings"
+        model.append(modules.WordEmbeddings(tokenizer, table_VD * scale))
+        model.append(dense)
+        model.append(modules.Pooling(width, pooling_mode=("cls", "mean")))
+    else:
+        model.append(dense)
+    axes_WW = _principal_axes(F.normalize(torch.cat(parts_of_vector, dim=1), dim=1)).float()
+    model.append(
+        modules.Dense(
+            len(axes_WW),
+            len(axes_WW),
+            bias=False,
+            activation_function=nn.Identity(),
+            init_weight=axes_WW,
+        )
+    )
+    model.append(normalize)
+    model.to(model.device)
+
+
+@torch.no_grad()
+def lexical_vectors(
+    model: SentenceTransformer, texts: Sequence[str], token_weighting: float
+) -> Vectors:
+    """(N, D) unit vectors of the texts' words, without running the model: the weighted mean of its
+    whitened input embeddings.
+
+    Args:
+        model: whose tokenizer and input embeddings to use.
+        texts: documents, or the beginnings of long ones; read a few at a time, twice, and so are
+            the vectors written.
+        token_weighting: a of a / (a + p); 0: all tokens weigh the same.
+    """
+    counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
+    weight_V = _token_weights(model.tokenizer, counts_V, token_weighting)
+    table_VD = _lexical_table(model, counts_V, weight_V)
+    vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
+    for start in range(0, len(texts), TEXTS):
+        sums_ND, _ = _sums_of_rows(
+            model.tokenizer, texts[start : start + TEXTS], table_VD, weight_V
+        )
+        vectors_ND[start : start + TEXTS] = F.normalize(sums_ND, dim=1).numpy()
+    return vectors_ND
+
+
+def _sums_of_rows(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], table_VD: Tensor, weight_V: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The sum of the table's rows over each text's tokens, (N, D), and of their weights, (N,)."""
+    sums_ND, weights_N = torch.zeros(len(texts), table_VD.shape[1]), torch.zeros(len(texts))
+    for start in range(0, len(texts), TEXTS):
+        for i, ids in enumerate(
+            tokenizer(list(texts[start : start + TEXTS]), add_special_tokens=False)["input_ids"],
+            start,
+        ):
+            sums_ND[i], weights_N[i] = table_VD[ids].sum(dim=0), weight_V[ids].sum()
+    return sums_ND, weights_N
+
+
+def _token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
+    """How often each token occurs; (V,)."""
+    counts_V = torch.zeros(len(tokenizer), dtype=torch.long)
+    for start in range(0, len(texts), TEXTS):
+        ids = [
+            i
+            for row in tokenizer(list(texts[start : start + TEXTS]), add_special_tokens=False)[
+                "input_ids"
+            ]
+            for i in row
+        ]
+        counts_V += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=len(tokenizer))
+    return counts_V.float()
+
+
+def _token_weights(tokenizer: PreTrainedTokenizerFast, counts_V: Tensor, a: float) -> Tensor:
+    """SIF (Arora, Liang & Ma, ICLR 2017): a / (a + share of the tokens), 0 without a letter or
+    digit; all 1 if a is 0.
+    """
+    if not a:
+        return torch.ones(len(counts_V))
+    texts = tokenizer.batch_decode([[i] for i in range(len(counts_V))])
+    # A token that is a part of a letter's bytes alone is decoded as a replacement character.
+    word_V = torch.tensor(
+        [any(c.isalnum() or c == "\N{REPLACEMENT CHARACTER}" for c in text) for text in texts]
+    )
+    return torch.where(word_V, a / (a + counts_V / counts_V.sum()), 0.0)
+
+
+class _Moments:
+    """Running mean and covariance of vectors (D,), in fp64."""
+
+    def __init__(self, width: int) -> None:
+        self.count, self.sum_D, self.outer_DD = (
+            0,
+            torch.zeros(width).double(),
+            torch.zeros(width, width).double(),
+        )
+
+    def add(self, rows_TD: Tensor) -> None:
+        rows_TD = rows_TD.double()
+        self.count += len(rows_TD)
+        self.sum_D += rows_TD.sum(dim=0)
+        self.outer_DD += rows_TD.T @ rows_TD
+
+    def covariance(self) -> Tensor:
+        mean_D = self.sum_D / self.count
+        return self.outer_DD / self.count - torch.outer(mean_D, mean_D)
+
+
+def _whitening(
+    model: SentenceTransformer, pooled_ND: Tensor, token_moments: _Moments, power: float
+) -> tuple[Tensor, Tensor]:
+    """Weight (D, D) and bias (D,) of the linear layer that centres and whitens pooled vectors, to
+    unit spread.
+    """
+    pooling = next(m for m in model if isinstance(m, modules.Pooling))
+    over_tokens = (
+        pooling.pooling_mode != "lasttoken"
+    )  # else the pooled token is of its own kind, unlike the others
+    weight_DD = _inverse_power(
+        token_moments.covariance() if over_tokens else torch.cov(pooled_ND.T), power
+    )
+    mean_D = pooled_ND.mean(dim=0)
+    scale = _to_unit_spread((pooled_ND - mean_D) @ weight_DD)
+    return (scale * weight_DD.T).float().contiguous(), (-scale * (mean_D @ weight_DD)).float()
+
+
+def _to_unit_spread(vectors_ND: Tensor) -> float:
+    """The factor after which dot products of unrelated texts spread by 1 (root mean square about
+    their mean): 1 / sqrt(|C|_F).
+
+    The two halves of a vector are summed in the cosine like two noisy scores, so what has to be
+    equal is the noise. Their norms would not do: training makes contextual vectors run together, at
+    the same norm (docs/log.md).
+    """
+    return float(torch.cov(vectors_ND.T).norm().clamp(min=1e-12) ** -0.5)
+
+
+def _prompt_ids(model: SentenceTransformer) -> list[int]:
+    """Tokens of the prompts, which weigh nothing."""
+    return [
+        i
+        for prompt in model.prompts.values()
+        if prompt
+        for i in model.tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]
+    ]
+
+
+def _read_sample(
+    model: SentenceTransformer, texts: Sequence[str], bf16: bool
+) -> tuple[Tensor, _Moments]:
+    """Pooled vectors of passages (N, D) in fp64, and moments of the token vectors under them
+    (prompts and padding left out).
+    """
+    training = model.training
+    model.eval()
+    prompt_ids = torch.tensor(_prompt_ids(model), device=model.device)
+    parts = list(model)
+    transformer, *rest = parts[
+        : 1 + next(i for i, m in enumerate(parts) if isinstance(m, modules.Pooling))
+    ]
+    width = transformer.get_embedding_dimension()
+    pooled_ND, moments = torch.empty(len(texts), width).double(), _Moments(width)
+    for indices, features in token_batches(model, texts, passage_prompt_of(model)):
+        with autocast(model.device, bf16), without_padding(model):
+            features = transformer(features)
+            kept_NT = features["attention_mask"].bool() & ~torch.isin(
+                features["input_ids"], prompt_ids
+            )
+            moments.add(features["token_embeddings"][kept_NT].cpu())
+            for module in rest:
+                features = module(features)
+        pooled_ND[indices] = features["sentence_embedding"].cpu().double()
+    model.train(training)
+    return pooled_ND, moments
+
+
+def _principal_axes(vectors_NW: Tensor) -> Tensor:
+    """(W, W): orthonormal rows, first the one along which the dot products of these vectors are
+    greatest.
+    """
+    axes_WW: Tensor = torch.linalg.eigh(vectors_NW.T @ vectors_NW)[1].T  # ascending
+    return axes_WW.flip(0).contiguous()
+
+
+def _inverse_power(covariance_DD: Tensor, power: float) -> Tensor:
+    """C ** -power of a covariance, in fp64, with a ridge."""
+    values_D, vectors_DD = torch.linalg.eigh(covariance_DD)
+    values_D = values_D.clamp(min=0) + RIDGE * values_D.clamp(min=0).mean().clamp(min=1e-12)
+    power_DD: Tensor = vectors_DD @ torch.diag(values_D.pow(-power)) @ vectors_DD.T
+    return power_DD
+
+
+def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tensor) -> Tensor:
+    """(V, D): each token's input embedding, whitened over the corpus's tokens, brought to unit
+    length and then weighted.
+    """
+    embeddings_VD = model[0].model.get_input_embeddings().weight.float().cpu()
+    unit_VD = F.normalize(embeddings_VD[: len(counts_V)], dim=1).double()
+    share_V1 = (counts_V / counts_V.sum()).double()[:, None]
+    centred_VD = unit_VD - (share_V1 * unit_VD).sum(dim=0)
+    covariance_DD = centred_VD.T @ (share_V1 * centred_VD)
+    return (
+        weight_V[:, None]
+        * F.normalize(centred_VD @ _inverse_power(covariance_DD, 0.5), dim=1).float()
+    )
+
+
+def _set_modules(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:
+    device = model.device  # an empty model has none
+    model._modules.clear()
+    for i, part in enumerate(parts):
+        model.add_module(str(i), part.to(device))

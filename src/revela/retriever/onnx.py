@@ -1,0 +1,281 @@
+"""The ONNX form of a retriever: token ids in, unit vectors out, for runtimes that know neither
+torch nor sentence-transformers.
+
+All that the modules of a saved folder do is inside the graph: token weights, pooling, the lexical
+half, whitening, length one. Beside it lie tokenizer.json, which cuts, pads and folds case as the
+model does, and retriever.json with the prompts, which the caller puts before a text. What is
+written is kept only if onnxruntime's vectors are torch's.
+
+In 8 bits (onnxruntime's dynamic quantisation) are the tables and the products of tokens with
+weights; activations are rounded as they come. Two kinds of products stay fp32: those of pooled
+vectors, as whitening enlarges just what rounding destroys, and those that read the inner
+activations of a feed-forward block, where a decoder has a few values so large that no steps are
+left for the rest. They cost next to nothing, and a fifth of the size; without them cosines with
+torch's vectors fall from .99 to .93 (docs/results.md).
+
+Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from revela.errors import RevelaError
+from revela.files import whole
+from revela.quiet import hushed
+from revela.retriever.encode import passage_prompt_of, query_prompt_of
+from revela.types import Vectors
+
+MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"
+INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
+TOLERANCE = 1e-5  # between onnxruntime's vectors and torch's, in any component
+LEAST_COSINE = 0.95  # between 8-bit vectors and torch's
+BATCH = 32  # texts
+SAMPLE = (
+    "kidneys",
+    "How are invoices archived?",
+    "The relation between bone marrow and the immune response of mice has been studied for forty years.",
+    "def area(width: float, height: float) -> float:\n    return width * height",
+    "Übermäßig lange Wörter, 漢字 und emoji 🙂 come from other alphabets.",
+    "Blood pressure was measured twice in each arm, with an interval of ten minutes between two readings. "
+    * 60,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """How far onnxruntime's vectors of ``SAMPLE`` are from torch's: the largest difference in a
+    component, and the least cosine.
+    """
+
+    difference: float
+    cosine: float
+
+
+def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Check:
+    """Write the ONNX form of a retriever into a new folder.
+
+    Args:
+        model: a Sentence-Transformers model of text whose first module is a transformer; it is
+            moved to the CPU, in fp32.
+        out: must not exist.
+        int8: quantise.
+
+    Returns:
+        The check of what was written.
+
+    Raises:
+        RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
+            says something else in ONNX.
+    """
+    if missing := [
+        name
+        for name in ("onnx", "onnxscript", "onnxruntime")
+        if importlib.util.find_spec(name) is None
+    ]:
+        raise RevelaError(
+            f"export to ONNX needs {', '.join(missing)}: run pip install 'revela[onnx]'"
+        )
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    model = model.cpu().float().eval()
+    with whole(out) as temporary:
+        temporary.mkdir()
+        _write_graph(model, temporary / MODEL)
+        _write_tokenizer(model, temporary / TOKENIZER)
+        config = {
+            "prompts": {"query": query_prompt_of(model), "passage": passage_prompt_of(model)},
+            "max_tokens": model.max_seq_length,
+            "dimension": model.get_embedding_dimension(),
+            "similarity": "cosine",
+            "inputs": INPUTS,
+            "output": OUTPUT,
+        }
+        (temporary / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+        check = _check(model, temporary)
+        if check.difference > TOLERANCE:
+            raise RevelaError(
+                f"this model says something else in ONNX than in torch (vectors differ by {check.difference:.1e}): it cannot be exported"
+            )
+        if int8:
+            _quantise(temporary / MODEL, width=int(model[0].get_embedding_dimension()))
+            check = _check(model, temporary)
+            if check.cosine < LEAST_COSINE:
+                raise RevelaError(
+                    f"8 bits are too few for this model (cosine with its vectors: {check.cosine:.3f}): export without --int8"
+                )
+    return check
+
+
+class OnnxEncoder:
+    """The ``Encoder`` of an exported folder: onnxruntime and tokenizers, nothing else.
+
+    Args:
+        folder: made by ``export_onnx``.
+        threads: of onnxruntime; 0: all cores.
+    """
+
+    def __init__(self, folder: Path, threads: int = 0) -> None:
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        self.session = onnxruntime.InferenceSession(
+            str(folder / MODEL), options, providers=["CPUExecutionProvider"]
+        )
+        self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self.config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) float32 vectors of these texts as queries."""
+        return self._encode(texts, self.config["prompts"]["query"], progress)
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) float32 vectors of these texts as passages."""
+        return self._encode(texts, self.config["prompts"]["passage"], progress)
+
+    def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
+        vectors_ND = np.empty((len(texts), self.config["dimension"]), dtype=np.float32)
+        by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
+            for start in range(0, len(texts), BATCH):
+                rows = by_length[start : start + BATCH]
+                # An empty text has no token to pool.
+                encodings = self.tokenizer.encode_batch(
+                    [prompt + (texts[i] if texts[i].strip() else ".") for i in rows]
+                )
+                ids_BL, mask_BL = [e.ids for e in encodings], [e.attention_mask for e in encodings]
+                inputs = {
+                    name: np.array(values, dtype=np.int64)
+                    for name, values in zip(INPUTS, (ids_BL, mask_BL), strict=True)
+                }
+                vectors_ND[rows] = self.session.run([OUTPUT], inputs)[0]
+                bar.update(len(rows))
+        return vectors_ND
+
+
+class _Graph(nn.Module):
+    """A retriever as ONNX wants it: tensors in, one tensor out."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        vectors_BD: Tensor = self.model({"input_ids": input_ids, "attention_mask": attention_mask})[
+            OUTPUT
+        ]
+        return F.normalize(vectors_BD, dim=1)
+
+
+def _write_graph(model: SentenceTransformer, file: Path) -> None:
+    if not isinstance(model[0], modules.Transformer):
+        raise RevelaError(
+            f"a {type(model[0]).__name__} cannot be exported to ONNX: only retrievers that begin with a transformer can"
+        )
+    example = model.preprocess(["two texts of", "different lengths, so that one of them is padded"])
+    axes = {0: "batch", 1: "length"}
+    try:
+        with torch.no_grad(), hushed():
+            program = torch.onnx.export(
+                _Graph(model).eval(),
+                tuple(example[name] for name in INPUTS),
+                dynamo=True,
+                verbose=False,
+                input_names=list(INPUTS),
+                output_names=[OUTPUT],
+                dynamic_shapes=(axes, axes),
+            )
+    except (
+        RuntimeError
+    ) as error:  # the exporter's own errors, whose causes are legion, are among them
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise RevelaError(
+            f"{type(model[0].model).__name__} cannot be exported to ONNX ({reason}): serve it with torch"
+        ) from error
+    assert program is not None  # as it is where dynamo is
+    program.save(file)
+
+
+def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
+    from tokenizers import Tokenizer
+
+    own = model.tokenizer
+    tokenizer = Tokenizer.from_str(own.backend_tokenizer.to_str())
+    tokenizer.enable_padding(
+        direction=own.padding_side, pad_id=own.pad_token_id, pad_token=own.pad_token
+    )
+    if model.max_seq_length:
+        tokenizer.enable_truncation(model.max_seq_length)
+    tokenizer.save(str(file))
+
+
+def _quantise(file: Path, width: int) -> None:
+    """Quantise in place, with all but the products of tokens' vectors (of this width, or parts of
+    it) and tables left as it is.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph = onnx.load(file, load_external_data=False).graph
+    shapes = {weight.name: tuple(weight.dims) for weight in graph.initializer}
+    chosen = [
+        node.name for node in graph.node if node.op_type == "Gather" and node.input[0] in shapes
+    ]
+    chosen += [
+        n.name
+        for n in graph.node
+        if n.op_type == "MatMul" and n.input[1] in shapes and shapes[n.input[1]][0] <= width
+    ]
+    fp32 = file.with_suffix(".fp32")
+    file.rename(fp32)
+    with hushed():
+        quantize_dynamic(
+            fp32,
+            file,
+            op_types_to_quantize=["MatMul", "Gather"],
+            nodes_to_quantize=chosen,
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+    fp32.unlink()
+    file.with_name(f"{MODEL}.data").unlink(
+        missing_ok=True
+    )  # where the weights lie if they are more than 2 GB
+
+
+def _check(model: SentenceTransformer, folder: Path) -> Check:
+    """What onnxruntime says of ``SAMPLE`` beside what torch says, from the text on: the tokenizers
+    are compared too.
+    """
+    encoder = OnnxEncoder(folder, threads=1)
+    got, wanted = [], []
+    for encode, prompt in (
+        (encoder.encode_queries, query_prompt_of(model)),
+        (encoder.encode_passages, passage_prompt_of(model)),
+    ):
+        got += [encode(SAMPLE), encode(SAMPLE[:1])]
+        for texts in (SAMPLE, SAMPLE[:1]):
+            wanted.append(
+                model.encode(
+                    list(texts), prompt=prompt, normalize_embeddings=True, show_progress_bar=False
+                )
+            )
+    got_ND, wanted_ND = np.concatenate(got), np.concatenate(wanted)
+    return Check(
+        float(np.abs(got_ND - wanted_ND).max()), float((got_ND * wanted_ND).sum(axis=1).min())
+    )

@@ -1,0 +1,122 @@
+"""Saving a retriever: a stock Sentence-Transformers folder with LoRA merged and a model card,
+renamed into place when whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformer
+
+from revela.retriever.lora import merged
+
+
+def save_retriever(
+    model: SentenceTransformer, folder: Path, card: str, matryoshka: Sequence[int] = ()
+) -> None:
+    """Write the retriever into ``folder``, beside whatever else lies there; modules.json, which
+    makes it loadable, comes last.
+
+    Args:
+        model: the retriever, with or without LoRA.
+        folder: created if need be.
+        card: README.md.
+        matryoshka: widths that its vectors were trained to be cut to; "matryoshka_dims" of its
+            configuration, with the whole one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden:
+        temporary = Path(hidden)
+        if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
+            # what was last read in training cut texts shorter than the model may read
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        merged(model).save_pretrained(hidden, create_model_card=False)
+        (temporary / "README.md").write_text(card)
+        if matryoshka:
+            configuration = temporary / "config_sentence_transformers.json"
+            settings = json.loads(configuration.read_text())
+            widths = sorted({*matryoshka, int(model.get_embedding_dimension() or 0)})
+            configuration.write_text(json.dumps({**settings, "matryoshka_dims": widths}, indent=2))
+        for file in temporary.rglob("*"):  # safetensors writes files that only their owner can read
+            file.chmod(0o755 if file.is_dir() else 0o644)
+        (folder / "modules.json").unlink(missing_ok=True)
+        for part in sorted(temporary.iterdir(), key=lambda p: p.name == "modules.json"):
+            target = folder / part.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(part, target)
+
+
+def model_card(
+    name: str,
+    learned_from: str,
+    corpus: str,
+    command: str,
+    settings: str,
+    scores: Mapping[str, Mapping[str, float]],
+    minutes: float,
+    steps: int,
+    matryoshka: Sequence[int] = (),
+) -> str:
+    """The README.md of a retriever: what it was trained on, by which command, and the label-free
+    numbers.
+
+    Args:
+        learned_from: a sentence that says what it is, and what told it what is good.
+        scores: rows of nDCG@10 by system, then by task.
+        matryoshka: widths that its vectors were trained to be cut to.
+    """
+    tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
+    header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
+    rows = "\n".join(
+        f"| {system} | " + " | ".join(f"{row[t]:.3f}" if t in row else "" for t in tasks) + " |"
+        for system, row in scores.items()
+    )
+    widths = ", ".join(map(str, matryoshka))
+    cut = (
+        f"\nIts vectors were trained to be cut to their first numbers (`truncate_dim`): {widths}.\n"
+        if matryoshka
+        else ""
+    )
+    return f"""---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
+---
+# {name}
+
+A dense retriever trained without labels by [revela](https://arxiv.org/abs/2506.16552).
+{learned_from}
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+passages = model.encode_document(["a passage", "another passage"])
+queries = model.encode_query(["a question"])
+scores = model.similarity(queries, passages)
+```
+{cut}
+Trained on {corpus}, {steps:,} updates in {minutes:.1f} minutes:
+
+    {command}
+
+Label-free check on documents held out of training (first half of a chunk finds the rest of its document; title finds its
+document; docstring finds its function; question, written by a language model, finds its chunk), by the vectors alone and by
+their fusion with BM25:
+
+{header}
+{rows}
+
+Settings:
+
+```
+{settings}
+```
+"""

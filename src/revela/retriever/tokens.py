@@ -1,0 +1,87 @@
+"""Texts measured in a model's own tokens: how long they are, and where to cut them so that nothing
+of them is lost to truncation.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from revela.errors import RevelaError
+from revela.retriever.encode import passage_prompt_of, query_prompt_of
+
+Spans = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """A tokenizer, and how many tokens of a text the model reads beside prompt and special tokens."""
+
+    tokenizer: Any
+    room: int
+
+    def spans(self, texts: Sequence[str]) -> list[Spans]:
+        """Where each token of each text begins and ends, in characters."""
+        if not texts:
+            return []
+        found: list[Spans] = self.tokenizer(
+            list(texts), add_special_tokens=False, return_offsets_mapping=True
+        )["offset_mapping"]
+        return found
+
+
+def ruler_of(model: SentenceTransformer, name: str, max_tokens: int) -> Ruler:
+    """The ruler of a retriever that reads ``max_tokens`` of a text, or fewer if it cannot read so
+    many.
+
+    Raises:
+        RevelaError: its tokenizer does not tell where in a text its tokens are.
+    """
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if not getattr(tokenizer, "is_fast", False):
+        raise RevelaError(
+            f"{name} has no fast tokenizer of transformers, which tells where in a text its tokens are: probe another model"
+        )
+    limit = min(max_tokens, model.max_seq_length or max_tokens)
+    prompts = [
+        tokenizer(prompt)["input_ids"]
+        for prompt in (query_prompt_of(model), passage_prompt_of(model))
+    ]
+    return Ruler(tokenizer, limit - max(map(len, prompts)))
+
+
+class TokenCounter:
+    """A copy of a model's tokenizer that neither cuts nor pads.
+
+    The model's own sets its cutting and padding at every call, which another thread must not meet.
+    """
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        tokenizer = copy.deepcopy(getattr(model.tokenizer, "backend_tokenizer", model.tokenizer))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer, self._query_prompt, self._passage_prompt = (
+            tokenizer,
+            query_prompt_of(model),
+            passage_prompt_of(model),
+        )
+        self.limit: int | None = model.max_seq_length
+        "Tokens that the model reads of a text; what follows is cut off. None: no limit."
+
+    def count_queries(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text as a query: with its prompt and the special ones, uncut."""
+        return self._count(self._query_prompt, texts)
+
+    def count_passages(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text as a passage: with its prompt and the special ones, uncut."""
+        return self._count(self._passage_prompt, texts)
+
+    def _count(self, prompt: str, texts: Sequence[str]) -> list[int]:
+        return [
+            len(encoding.ids)
+            for encoding in self._tokenizer.encode_batch_fast([prompt + text for text in texts])
+        ]

@@ -1,0 +1,77 @@
+"""HTML: the text stays, the boilerplate goes, and a hostile page does not stop the run."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from revela.corpus.read import read_corpus
+from revela.corpus.readers.html import DEEPEST, fragment, page
+from revela.errors import RevelaError
+
+PAGE = """<!DOCTYPE html><html><head><title>Invoices &amp;
+ more</title><script>no()</script><style>p {{}}</style></head><body>
+<nav><ul><li><a href="/">Home</a></li><li><a href="/b">Blog</a></li></ul></nav>
+<div class="sidebar"><a href="/x">Related things</a></div>
+<main><h1>Invoices</h1><p>Invoices are archived {0} for <b>ten years</b> by law.</p>
+<pre><code>def archive(x):
+    return x
+</code></pre><p>They are then deleted without a trace.</p></main>
+<footer>Copyright, cookies and contact</footer></body></html>"""
+
+
+def test_boilerplate_goes_and_text_stays():
+    title, text = page(PAGE.format("here"))
+    assert title == "Invoices & more"
+    for kept in (
+        "Invoices are archived here for ten years by law.",
+        "def archive(x):\n    return x",
+        "deleted without a trace.",
+    ):
+        assert kept in text
+    for gone in ("Home", "Blog", "Related", "Copyright", "no()", "p {"):
+        assert gone not in text
+
+
+def test_a_page_without_a_main_part_is_read_whole():
+    assert page("<p>too short</p>") == ("", "too short")
+    assert page("<nav><a href=x>Only a link</a></nav>") == ("", "Only a link")
+
+
+def test_a_fragment_keeps_code_as_it_stands():
+    assert fragment(
+        "<p>Do <code>x</code>:</p>\n<pre><code>for i in x:\n    print(i &lt; 5)\n</code></pre>"
+    ) == ("Do x:\n\nfor i in x:\n    print(i < 5)")
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        '<meta charset="iso-8859-1">',
+        '<meta http-equiv=x content="text/html; charset=windows-1252">',
+    ],
+)
+def test_the_declared_encoding_is_used(tmp_path, declaration):
+    (tmp_path / "a.html").write_bytes(
+        PAGE.format("über").replace("<head>", f"<head>{declaration}").encode("latin-1")
+    )
+    assert "archived über for" in read_corpus([tmp_path])[0][0].text
+
+
+@pytest.mark.parametrize(
+    "declaration", ["", '<meta charset="no-such-thing">', '<meta charset="utf-8">']
+)
+def test_an_unknown_encoding_is_named(tmp_path, declaration):
+    (tmp_path / "a.html").write_bytes(
+        PAGE.format("über").replace("<head>", f"<head>{declaration}").encode("latin-1")
+    )
+    with pytest.raises(RevelaError, match=r"neither UTF-8 nor what the page declares: a\.html"):
+        read_corpus([tmp_path])
+
+
+def test_blocks_in_blocks_without_end_take_no_more_than_a_moment():
+    depth = 20 * DEEPEST
+    start = time.process_time()
+    assert page("<div>" * depth + "A word." + "</div>" * depth) == ("", "A word.")
+    assert time.process_time() - start < 5

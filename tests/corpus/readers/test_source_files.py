@@ -1,0 +1,118 @@
+"""What holds for every format: folders are searched, changes under the reader are noticed, and one
+bad file is no disaster.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from revela.corpus.read import read_corpus
+from revela.corpus.readers import READERS, read_sources
+from revela.corpus.readers.rows import Fields
+from revela.corpus.report import Report
+from revela.errors import RevelaError
+
+SENTENCE = "A sentence that has more than five words."
+FIELDS = Fields("text", "title")
+
+
+def test_folders_are_searched_in_order_and_without_caches(tmp_path):
+    for name in (
+        "b/2.txt",
+        "a.txt",
+        "b/10.txt",
+        "c.txt",
+        "node_modules/x.txt",
+        ".hidden/x.txt",
+        "b/.x.txt",
+        "__pycache__/x.py",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{SENTENCE} {name}")
+    (tmp_path / "b" / "link").symlink_to(tmp_path)  # round and round, if it were followed
+    found = [d.id for d in read_sources([tmp_path], FIELDS, Report())]
+    assert found == ["a.txt", "b/10.txt", "b/2.txt", "c.txt"]
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(SENTENCE)
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(folder):
+        if str(folder).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    assert len(documents) == 1 and report.bad == 1
+    assert report.examples["unreadable, permission denied"] == [str(tmp_path / "closed")]
+
+
+def write(path: Path, rows: int) -> None:
+    texts = [f"{SENTENCE} Number {i}." for i in range(rows)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=1000)
+    elif path.suffix == ".csv":
+        path.write_text("\n".join(["text", *texts]))
+    else:
+        raw = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+        path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".csv", ".parquet"])
+@pytest.mark.parametrize("keep", [0.3, 1.0])
+def test_a_file_that_changes_while_it_is_read_is_one_sentence(tmp_path, ending, keep):
+    """Cut short, or touched by a writer: both when the rest is still readable and when it is torn."""
+    path = tmp_path / f"a{ending}"
+    write(path, 20_000)
+    reading = read_sources([path], FIELDS, Report())
+    next(reading)
+    os.truncate(path, int(path.stat().st_size * keep))
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(
+        RevelaError, match=rf"a{ending} changed \(.* bytes, now .*\) while it was read: .*run again"
+    ):
+        list(reading)
+
+
+def test_a_file_that_vanishes_is_one_sentence(tmp_path):
+    write(tmp_path / "a.jsonl", 3)
+    reading = read_sources([tmp_path / "a.jsonl"], FIELDS, Report())
+    next(reading)
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(RevelaError, match="vanished while it was read"):
+        list(reading)
+
+
+def test_a_file_that_stays_is_read_to_its_end(tmp_path):
+    write(tmp_path / "a.jsonl", 3)
+    assert len(list(read_sources([tmp_path / "a.jsonl"], FIELDS, Report()))) == 3
+
+
+def test_one_damaged_file_of_each_kind_costs_nothing_but_itself(tmp_path):
+    """Bytes that are no file of any kind, under every ending that a reader claims."""
+    for ending in READERS:
+        (tmp_path / f"Posts{ending}").write_bytes(b"\x80\x81 \xff no file at all\n\xfe" * 30)
+    (tmp_path / "good.txt").write_text(SENTENCE)
+    documents, report = read_corpus([tmp_path], max_bad_share=1.0)
+    assert [d.id for d in documents] == ["good.txt"]
+    assert (
+        report.bad >= len(READERS) - 2
+    )  # what looks like a table without a column "text" is left out, not bad
+
+
+def test_nothing_known_is_said_with_what_is_known(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"x")
+    with pytest.raises(RevelaError, match=r"no document found in .*Parquet"):
+        read_corpus([tmp_path])
+    with pytest.raises(RevelaError, match=r"unknown ending; give a folder.*hub:owner/name"):
+        read_corpus([tmp_path / "a.bin"])

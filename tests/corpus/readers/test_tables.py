@@ -1,0 +1,287 @@
+"""Parquet, Arrow and CSV: rows become documents, bad ones are told apart, and a missing column is
+answered with those there are.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revela.corpus.read import read_corpus
+from revela.corpus.readers import tables
+from revela.corpus.readers.rows import Fields
+from revela.corpus.report import Report
+from revela.errors import RevelaError
+from revela.types import Document
+
+SENTENCE = "A sentence that has more than five words."
+FIELDS = Fields("text", "title")
+ROWS = [
+    {"id": i, "title": f"T{i}", "text": f"{SENTENCE} Number {i}.", "other": 1.5} for i in range(30)
+]
+
+
+def arrow_stream(path: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def arrow_file(path: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def comma_separated(path: Path, table: pa.Table) -> None:
+    with path.open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerows(
+            [
+                table.column_names,
+                *([row[n] for n in table.column_names] for row in table.to_pylist()),
+            ]
+        )
+
+
+WRITERS = {
+    "a.parquet": lambda path, table: pq.write_table(table, path, row_group_size=7),
+    "stream.arrow": arrow_stream,
+    "file.arrow": arrow_file,
+    "a.csv": comma_separated,
+    "a.tsv": comma_separated,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_rows_become_documents(tmp_path, name):
+    WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS))
+    documents, report = read_corpus([tmp_path])
+    assert (
+        list(documents) == [Document(str(r["id"]), r["text"], r["title"]) for r in ROWS]
+        and not report.skipped
+    )
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
+    WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS))
+    with pytest.raises(
+        RevelaError,
+        match=rf'{name}: no column "body"; name one with --text-field \(has id, title, text, other\)',
+    ):
+        read_corpus([tmp_path / name], text_field="body")
+    (tmp_path / "b.txt").write_text(
+        SENTENCE
+    )  # among a folder's other files it is left out and named
+    documents, report = read_corpus([tmp_path], text_field="body")
+    assert len(documents) == 1 and not report.bad
+    assert report.examples['no column "body"; name one with --text-field'] == [
+        f"{name} (has id, title, text, other)"
+    ]
+
+
+def test_a_table_without_a_header_does_not_flood_the_message(tmp_path):
+    (tmp_path / "a.tsv").write_text("\t".join(["word " * 100] * 50) + "\n")
+    with pytest.raises(RevelaError, match=r"\(has word .*\.\.\., \.\.\.\)") as found:
+        read_corpus([tmp_path / "a.tsv"])
+    assert len(str(found.value)) < 1000
+
+
+def test_a_column_of_another_type_is_named(tmp_path):
+    pq.write_table(pa.table({"text": [[1], [2]]}), tmp_path / "a.parquet")
+    with pytest.raises(RevelaError, match=r'column "text" holds no text.*list<'):
+        read_corpus([tmp_path / "a.parquet"])
+
+
+def test_a_row_without_text_is_bad_and_the_others_are_read(tmp_path):
+    rows = [*ROWS[:3], {**ROWS[3], "text": None}, *ROWS[4:]]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    documents, report = read_corpus([tmp_path], max_bad_share=0.1)
+    assert len(documents) == 29 and report.examples == {'no text field "text"': ["a.parquet:4"]}
+
+
+def test_a_string_that_is_not_utf8_is_bad_and_the_others_are_read(tmp_path):
+    raw = pa.array([SENTENCE.encode(), b"\xff\xfe", SENTENCE.encode() + b" Two."], pa.binary())
+    pq.write_table(
+        pa.table({"text": pa.Array.from_buffers(pa.string(), 3, raw.buffers())}),
+        tmp_path / "a.parquet",
+    )
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    assert [d.id for d in documents] == ["a.parquet:1", "a.parquet:3"] and report.bad == 1
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.2, 0.9])
+@pytest.mark.parametrize("name", ["a.parquet", "stream.arrow", "file.arrow"])
+def test_a_truncated_file_is_named(tmp_path, name, keep):
+    WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS * 100))
+    raw = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(raw[: int(len(raw) * keep)])
+    with pytest.raises(
+        RevelaError, match=rf"damaged (Parquet|Arrow file): {name}.*--max-bad-share"
+    ):
+        read_corpus([tmp_path], max_bad_share=0)
+
+
+def test_damage_within_a_parquet_file_is_named(tmp_path):
+    pq.write_table(
+        pa.Table.from_pylist(ROWS * 1000),
+        tmp_path / "a.parquet",
+        compression="none",
+        use_dictionary=False,
+    )
+    raw = bytearray((tmp_path / "a.parquet").read_bytes())
+    raw[4:3000] = bytes(2996)
+    (tmp_path / "a.parquet").write_bytes(raw)
+    with pytest.raises(RevelaError, match=r"damaged Parquet: a\.parquet"):
+        read_corpus([tmp_path])
+
+
+def csv_documents(raw: bytes, path: Path, report: Report) -> list[Document]:
+    path.write_bytes(raw)
+    return list(tables.read_csv(path, path.name, FIELDS, report))
+
+
+def test_csv_rows_with_quotes_line_ends_and_separators(tmp_path):
+    raw = (
+        f'\ufeffid;text\r\n1;"{SENTENCE}\r\nA line; with ""quotes""."\r\n\r\n2;{SENTENCE}'.encode()
+    )
+    report = Report()
+    found = csv_documents(raw, tmp_path / "a.csv", report)
+    assert [(d.id, d.text) for d in found] == [
+        ("1", f'{SENTENCE}\r\nA line; with "quotes".'),
+        ("2", SENTENCE),
+    ] and not report.skipped
+    assert csv_documents(b"", tmp_path / "a.csv", report) == [] and not report.skipped
+
+
+def test_bad_csv_rows_are_told_apart(tmp_path):
+    raw = b"id,text\n1,one\n2,two,three\n3,f\xfcnf\n4\n5,five\n"
+    report = Report()
+    found = csv_documents(raw, tmp_path / "a.csv", report)
+    assert [d.id for d in found] == ["1", "5"] and report.bad == 3
+    assert report.examples == {
+        "row of 3 fields under a header of 2": ["a.csv:3"],
+        "not UTF-8": ["a.csv:4"],
+        "row of 1 fields under a header of 2": ["a.csv:5"],
+    }
+
+
+def test_a_quote_that_nobody_closed_is_bounded_and_named(tmp_path, monkeypatch):
+    report = Report()
+    found = csv_documents(b'text,id\n"a","1"\n"b,2\n' + b"c,3\n" * 50, tmp_path / "a.csv", report)
+    assert len(found) == 1 and report.examples == {
+        "row of 1 fields under a header of 2": ["a.csv:3-53"]
+    }
+    monkeypatch.setattr(tables.files, "MAX_BYTES", 100)
+    with pytest.raises(tables.Damaged, match="broken CSV, its rest lost"):
+        csv_documents(b'text,id\n"a","1"\n"b,2\n' + b"c,3\n" * 50, tmp_path / "a.csv", report)
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8"))),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_csv_gives_back_what_was_written(tmp_path_factory, rows):
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\r\n").writerows([("text", "title"), *rows])
+    path = tmp_path_factory.mktemp("csv") / "a.csv.gz"
+    found = csv_documents(gzip.compress(buffer.getvalue().encode()), path, Report())
+    assert [(d.text, d.title) for d in found] == rows
+
+
+MEMORY = """
+import os, sys
+import pyarrow as pa, pyarrow.parquet as pq
+from revela.corpus.report import Report
+from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.tables import read_parquet
+from pathlib import Path
+path, count = Path(sys.argv[1]), int(sys.argv[2])
+if not path.exists():
+    rows = pa.table({"text": [os.urandom(2250).hex() for _ in range(count)]})
+    pq.write_table(rows, path, row_group_size=10**6)
+    sys.exit()
+for document in read_parquet(path, "a", Fields("text", "title"), Report()):
+    count -= 1
+assert count == 0
+status = open("/proc/self/status").read().split()
+print(int(status[status.index("VmHWM:") + 1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_row_group_may_be_larger_than_memory(tmp_path):
+    """One row group of 60 MB against one of 1 MB: what is held grows by far less."""
+    peaks = []
+    for count in ("200", "14000"):
+        arguments = [sys.executable, "-c", MEMORY, str(tmp_path / f"{count}.parquet"), count]
+        subprocess.run(arguments, check=True)
+        peaks.append(
+            int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+        )
+    assert peaks[1] < peaks[0] + 60, f"{peaks[0]} MB -> {peaks[1]} MB"
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "a.jsonl"])
+def test_metadata_comes_along_when_it_is_asked_for(tmp_path, name):
+    rows = [
+        {
+            "text": SENTENCE,
+            "year": 2020 + i,
+            "share": i / 8,
+            "lang": "en" if i else None,
+            "code": "007",
+        }
+        for i in range(3)
+    ]
+    if name == "a.jsonl":
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        WRITERS[name](tmp_path / name, pa.Table.from_pylist(rows))
+    documents, _ = read_corpus(
+        [tmp_path], distinct=False, metadata=["year", "lang", "share", "code", "none"]
+    )
+    assert [d.metadata for d in documents] == [
+        {k: v for k, v in row.items() if k != "text" and v is not None} for row in rows
+    ]
+    assert [type(d.metadata["year"]) for d in documents] == [int] * 3
+    documents, _ = read_corpus([tmp_path], distinct=False)
+    assert [d.metadata for d in documents] == [{}] * 3
+
+
+def test_metadata_of_other_kinds_are_kept_as_text(tmp_path):
+    row = {"text": SENTENCE, "tags": ["a", "b"], "day": datetime.date(2026, 1, 2)}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    assert read_corpus([tmp_path], metadata=["tags", "day"])[0][0].metadata == {
+        "tags": '["a", "b"]',
+        "day": "2026-01-02",
+    }
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_a_number_that_is_none_is_missing(tmp_path, name):
+    rows = [
+        {"text": f"{SENTENCE} {i}", "share": share}
+        for i, share in enumerate([0.5, math.nan, math.inf, -math.inf])
+    ]
+    if name == "a.jsonl":
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+    documents, _ = read_corpus([tmp_path], distinct=False, metadata=["share"])
+    assert [d.metadata for d in documents] == [{"share": 0.5}, {}, {}, {}]

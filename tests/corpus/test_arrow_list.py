@@ -1,0 +1,135 @@
+"""What is stored on disk reads as the list it was made from, and costs no memory that grows with
+it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revela.corpus import arrow_list as store
+from revela.corpus.arrow_list import stored
+from revela.corpus.batches import batches, ordered_map
+from revela.corpus.chunk import chunk, chunk_all
+from revela.types import Chunk, Document
+
+CHUNKS = [Chunk(i // 3, f"text {i} " * (i % 7)) for i in range(50)]
+
+
+@pytest.mark.parametrize("limit", [1, 200, 2**22])
+def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
+    monkeypatch.setattr(store, "BATCH", limit)
+    kept = stored(Chunk, iter(CHUNKS))
+    assert list(kept) == CHUNKS and len(kept) == 50
+    assert (
+        kept[0] == CHUNKS[0]
+        and kept[-1] == CHUNKS[-1]
+        and kept[17] == CHUNKS[17]
+        and kept[10:20:3] == CHUNKS[10:20:3]
+    )
+    assert (
+        kept.value(17, "text") == CHUNKS[17].text
+        and kept.chosen([3, 40]).value(-1, "document") == 13
+    )
+    with pytest.raises(IndexError):
+        kept[50]
+    np.testing.assert_array_equal(kept.column("document"), [c.document for c in CHUNKS])
+    for rows in ([0, 2, 3, 17, 40, 49], [], [49], [2, 2, 3]):
+        assert list(kept.chosen(rows)) == [CHUNKS[i] for i in rows]
+    some = kept.chosen([3, 40, 4]).chosen([1, 2])
+    assert (
+        list(some) == [CHUNKS[40], CHUNKS[4]]
+        and some[0] == CHUNKS[40]
+        and some.column("document").tolist() == [13, 1]
+    )
+
+
+def test_metadata_may_differ_from_one_to_the_next(monkeypatch):
+    monkeypatch.setattr(store, "BATCH", 1)
+    documents = [
+        Document(f"d{i}", "text", metadata=m)
+        for i, m in enumerate([{}, {"year": 1}, {"year": "x", "b": True}, {"share": 0.5}])
+    ]
+    kept = stored(Document, documents)
+    assert (
+        list(kept) == documents
+        and kept[2] == documents[2]
+        and list(kept.chosen([3, 1])) == [documents[3], documents[1]]
+    )
+
+
+def test_nothing_is_a_sequence_too():
+    kept = stored(Document, [])
+    assert len(kept) == 0 and list(kept) == [] and not kept
+
+
+def test_the_file_goes_with_the_last_view():
+    kept = stored(Chunk, CHUNKS)
+    view, path = kept.chosen([1]), kept.paths[0]
+    del kept
+    assert path.exists() and view[0] == CHUNKS[1]
+    del view
+    assert not path.exists()
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 30))
+def test_batches_are_bounded_and_lose_nothing(sizes, limit):
+    made = list(batches(sizes, lambda n: n, limit))
+    assert [n for batch in made for n in batch] == sizes
+    assert all(sum(batch[:-1]) < limit for batch in made)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_number_of_workers_changes_nothing(workers, monkeypatch):
+    monkeypatch.setattr("revela.corpus.chunk.BATCH", 100)
+    documents = [Document(f"d{i}", "One two three. " * (i % 11 + 1)) for i in range(40)]
+    documents += [
+        Document(f"d{i}.js", "function f() {\n  return 1;\n}\n" * (i % 7), kind="code")
+        for i in range(20)
+    ]
+    want = [piece for i, d in enumerate(documents) for piece in chunk(d, i, 8)]
+    assert list(chunk_all(iter(documents), 8, workers)) == want
+
+
+def test_a_reader_that_stops_early_has_read_little_ahead():
+    taken = []
+    items = (taken.append(i) or i for i in range(1000))
+    first = next(iter(ordered_map(abs, items, 2)))
+    assert first == 0 and len(taken) < 20
+
+
+MEMORY = """
+import sys
+from revela.corpus.chunk import chunk_all
+from revela.corpus.arrow_list import stored
+from revela.types import Chunk, Document
+text = "A sentence of seven words stands here. " * 2000
+count = int(sys.argv[1])
+documents = stored(Document, (Document(str(i), f"{i} {text}") for i in range(count)))
+chunks = stored(Chunk, chunk_all(documents, 48))
+assert len(documents) == count and len(chunks) > 100 * count
+assert sum(chunks.column("document") == 3) > 100 and len(chunks.take(chunks.column("document")[:5], ["text"])) == 5
+status = open("/proc/self/status").read().split()
+print(int(status[status.index("VmHWM:") + 1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_memory_does_not_grow_with_the_corpus():
+    """160 MB of text against 8 MB: what is resident stays the same, pages of the mapped files
+    included.
+    """
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", MEMORY, n], capture_output=True, text=True, check=True
+        )
+        for n in ("100", "2000")
+    ]
+    small, large = (int(run.stdout) for run in runs)
+    assert large < small + 40, f"{small} MB -> {large} MB"

@@ -1,0 +1,284 @@
+"""Near-duplicates: what shares most of its wording with an earlier document goes, all else stays."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from revela.corpus import arrow_list as store
+from revela.corpus import duplicates
+from revela.corpus.arrow_list import stored
+from revela.corpus.duplicates import (
+    FOUND,
+    SHORTEST,
+    SKETCH,
+    jaccard,
+    near_duplicates,
+    rows_of_band,
+    wording,
+)
+from revela.corpus.read import read_corpus
+from revela.errors import RevelaError
+from revela.types import Document
+
+WORDS = [
+    f"{a}{b}"
+    for a in ("ka", "lo", "mi", "tu", "ser", "ven", "dor")
+    for b in ("ra", "ne", "st", "pol", "gim", "hat", "cu", "bel")
+]
+
+
+def text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def edited(source: str, changes: int, rng: random.Random) -> str:
+    """The text with so many of its words replaced."""
+    words = source.split()
+    for i in rng.sample(range(len(words)), changes):
+        words[i] = "changed"
+    return " ".join(words)
+
+
+def corpus(texts: list[str]) -> store.Stored[Document]:
+    return stored(Document, [Document(str(i), t) for i, t in enumerate(texts)])
+
+
+def runs_of(source: str) -> set[tuple[str, ...]]:
+    words = source.lower().split()
+    return {tuple(words[i : i + 5]) for i in range(len(words) - 4)}
+
+
+def similarity(one: str, other: str) -> float:
+    """The definition, by sets."""
+    a, b = runs_of(one), runs_of(other)
+    return len(a & b) / len(a | b) if a | b else 0.0
+
+
+def expected(texts: list[str], least: float) -> dict[int, set[int]]:
+    """By comparing all pairs: each document that resembles an earlier, kept one, and which ones
+    those are.
+    """
+    dropped: dict[int, set[int]] = {}
+    for i, one in enumerate(texts):
+        like = {j for j in range(i) if j not in dropped and similarity(one, texts[j]) >= least}
+        if like:
+            dropped[i] = like
+    return dropped
+
+
+def test_near_duplicates_go_and_different_texts_stay():
+    rng = random.Random(0)
+    base = [text(rng, 200) for _ in range(30)]
+    copies = [edited(t, 3, rng) for t in base[:10]]
+    relatives = [edited(t, 60, rng) for t in base[10:20]]
+    found = near_duplicates(corpus(base + copies + relatives), 0.8)
+    assert found == {30 + i: i for i in range(10)}
+
+
+def test_the_same_as_comparing_all_pairs():
+    """Texts edited more and more, so that similarities lie on both sides of the threshold."""
+    rng = random.Random(1)
+    texts = [
+        edited(t, k, rng)
+        for t in (text(rng, 150) for _ in range(12))
+        for k in (0, 1, 2, 4, 6, 8, 12)
+    ]
+    rng.shuffle(texts)
+    for least in (0.5, 0.7, 0.9):
+        want, found = expected(texts, least), near_duplicates(corpus(texts), least)
+        assert all(
+            similarity(texts[i], texts[j]) >= least and j not in found and j < i
+            for i, j in found.items()
+        )
+        missed = set(want) - set(found)
+        assert len(want) > 10 and len(missed) <= (1 - FOUND) * len(want) + 1
+
+
+@given(
+    st.lists(st.sampled_from("abcdef"), min_size=SHORTEST, max_size=60),
+    st.lists(st.sampled_from("abcdef"), min_size=SHORTEST, max_size=60),
+)
+def test_wordings_are_compared_as_sets_of_runs_of_five_words(one, other):
+    a, b = " ".join(one), " ".join(other)
+    assert jaccard(wording(a), wording(b)) == pytest.approx(similarity(a, b))
+
+
+def test_words_are_the_same_whatever_stands_between_them():
+    plain = "one two three four five six é seven 8 nine"
+    assert np.array_equal(
+        wording(plain), wording("One, TWO (three) -- four\n\nfive: six/é; seven 8... 'nine'!")
+    )
+    assert not np.array_equal(wording(plain), wording(plain.replace("é", "è")))
+    assert (
+        len(wording("四つの文字は五つの言葉")) == 7
+    )  # scripts without spaces: a run of five characters
+    assert len(wording("one two three four")) == len(wording("")) == 0
+
+
+def test_texts_do_not_run_into_one_another():
+    """Several texts at a time have the runs of each alone, though no white space lies between texts
+    on disk.
+    """
+    rng = random.Random(2)
+    texts = [text(rng, n) for n in (40, 3, 20, 0, 1, 90)] + [
+        "四つの文字は五つの言葉",
+        "x",
+        "a b c d, é f, G-H",
+        "B c\x00d é. F g h",
+    ]
+    texts += [edited(texts[0], 3, rng), edited(texts[5], 5, rng)]
+    raw = [t.encode() for t in texts]
+    bounds = np.cumsum([0, *map(len, raw)])
+    hashes, counts = duplicates.runs(np.frombuffer(b"".join(raw), dtype=np.uint8), bounds)
+    parts = np.split(hashes, np.cumsum(counts)[:-1])
+    alone = [wording(t) for t in texts]
+    assert [len(np.unique(part)) for part in parts] == [len(w) for w in alone]
+    together = [[len(np.intersect1d(a, b)) for a in parts] for b in parts]
+    assert together == [[len(np.intersect1d(a, b)) for a in alone] for b in alone]
+    assert 0 < together[0][-2] < 36 and together[8][9] == 3
+
+
+@pytest.mark.parametrize("batch", [1, 1000, 2**22])
+@pytest.mark.parametrize("longest", [700, 5000, 2**20])
+def test_how_the_work_is_cut_changes_nothing(monkeypatch, batch, longest):
+    rng = random.Random(3)
+    texts = [
+        edited(t, k, rng) for t in (text(rng, 100) for _ in range(20)) for k in (0, 1, 3)
+    ]  # none is over 700 bytes
+    want = near_duplicates(corpus(texts), 0.7)
+    monkeypatch.setattr(store, "BATCH", batch)
+    monkeypatch.setattr(duplicates, "LONGEST", longest)
+    assert want and near_duplicates(corpus(texts), 0.7) == want
+
+
+def test_the_order_of_documents_decides_only_which_of_two_stays():
+    rng = random.Random(4)
+    pairs = [(t, edited(t, 1, rng)) for t in (text(rng, 120) for _ in range(25))]
+    texts = [t for pair in pairs for t in pair]
+    for seed in range(3):
+        order = random.Random(seed).sample(range(50), 50)
+        found = near_duplicates(corpus([texts[i] for i in order]), 0.8)
+        assert {frozenset((order[i] // 2, order[j] // 2)) for i, j in found.items()} == {
+            frozenset((k,)) for k in range(25)
+        }
+
+
+def test_a_chain_of_edits_is_not_one_document():
+    """Each version resembles the one before; what no longer resembles a kept one is kept."""
+    rng = random.Random(5)
+    versions = [text(rng, 200)]
+    for _ in range(30):
+        versions.append(edited(versions[-1], 2, rng))
+    found = near_duplicates(corpus(versions), 0.8)
+    kept = [i for i in range(31) if i not in found]
+    assert len(kept) > 2 and all(
+        similarity(versions[i], versions[j]) >= 0.8 for i, j in found.items()
+    )
+
+
+def test_short_texts_resemble_nothing():
+    short, long = text(random.Random(6), SHORTEST - 1), text(random.Random(7), SHORTEST)
+    assert near_duplicates(corpus([short, short, "", "", long, long]), 0.8) == {5: 4}
+    assert near_duplicates(corpus(["", ""]), 0.8) == {} and near_duplicates(corpus([]), 0.8) == {}
+
+
+def test_a_long_text_is_known_by_its_beginning(monkeypatch):
+    monkeypatch.setattr(duplicates, "LONGEST", 2000)
+    rng = random.Random(8)
+    start = text(rng, 500)
+    assert near_duplicates(
+        corpus([f"{start} {text(rng, 50)}", text(rng, 500), f"{start} {text(rng, 900)}"]), 0.8
+    ) == {2: 0}
+
+
+@pytest.mark.parametrize("similar", [0.3, 0.5, 0.7, 0.8, 0.9, 0.99, 1.0])
+def test_bands_find_what_they_promise(similar):
+    rows = rows_of_band(similar)
+    found = [1 - (1 - similar**r) ** (SKETCH // r) for r in (rows, rows + 1)]
+    assert found[0] >= FOUND and (found[1] < FOUND or rows == SKETCH)
+
+
+def test_many_alike_that_are_not_alike_enough_stay():
+    """Filled-in forms: every pair shares bands, no pair is similar enough, and the work stays
+    bounded.
+    """
+    rng = random.Random(9)
+    form = text(rng, 120).split()
+    texts = [
+        " ".join(w if i % 20 else rng.choice(WORDS) + str(k) for i, w in enumerate(form))
+        for k in range(300)
+    ]
+    assert similarity(texts[0], texts[1]) < 0.8
+    assert near_duplicates(corpus(texts), 0.8) == {}
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.floats(0.4, 1.0))
+def test_what_is_dropped_is_as_similar_as_asked_for(seed, least):
+    rng = random.Random(seed)
+    texts = [
+        edited(t, rng.randrange(10), rng)
+        for t in (text(rng, 60) for _ in range(6))
+        for _ in range(5)
+    ]
+    for i, j in near_duplicates(corpus(texts), least).items():
+        assert j < i and similarity(texts[i], texts[j]) >= least
+
+
+def test_read_corpus_counts_and_names_them(tmp_path):
+    rng = random.Random(10)
+    one, two = text(rng, 100), text(rng, 100)
+    rows = [one, two, edited(one, 1, rng), two]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"id": f"d{i}", "text": t}) + "\n" for i, t in enumerate(rows))
+    )
+    documents, report = read_corpus([tmp_path], near=0.8)
+    assert (
+        [d.id for d in documents] == ["d0", "d1"] and report.documents == 2 and report.words == 200
+    )
+    assert report.examples == {"duplicate text": ["d3"], "near-duplicate text": ["d2 like d0"]}
+    assert [d.id for d in read_corpus([tmp_path])[0]] == ["d0", "d1", "d2"]
+
+
+@pytest.mark.parametrize("near", [-0.1, 80, float("nan")])
+def test_what_is_no_share_is_refused(tmp_path, near):
+    with pytest.raises(
+        RevelaError, match=r"--near-duplicates .* is no share: give a number from 0"
+    ):
+        read_corpus([tmp_path], near=near)
+
+
+MEMORY = """
+import random, sys
+from revela.corpus.duplicates import near_duplicates
+from revela.corpus.arrow_list import stored
+from revela.types import Document
+count = int(sys.argv[1])
+rng = random.Random(0)
+text = lambda: " ".join(hex(rng.getrandbits(32)) for _ in range(20))
+documents = stored(Document, (Document(str(i), text()) for i in range(count)))
+assert near_duplicates(documents, 0.8) == {}
+status = open("/proc/self/status").read().split()
+print(int(status[status.index("VmHWM:") + 1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_memory_is_small_for_each_document():
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", MEMORY, n], capture_output=True, text=True, check=True
+        )
+        for n in ("10000", "100000")
+    ]
+    small, large = (int(run.stdout) for run in runs)
+    assert large < small + 50, f"{small} MB -> {large} MB"  # of which 20 are the file itself

@@ -1,0 +1,127 @@
+"""Sources are read, and what cannot be read is counted, named and, past a share, refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from revela.corpus.read import read_corpus
+from revela.corpus.readers import opened as files
+from revela.errors import RevelaError
+
+SENTENCE = "A sentence that has more than five words."
+
+
+def lines(*rows):
+    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+
+
+def test_reads_folders_files_and_gzip(tmp_path):
+    (tmp_path / "a.txt").write_text(SENTENCE)
+    (tmp_path / "b.md.gz").write_bytes(gzip.compress(f"# Two\n{SENTENCE}".encode()))
+    (tmp_path / "c.py").write_text("def f(a, b):\n    return a + b + 1\n")
+    (tmp_path / "d.html").write_text(
+        f"<html><head><title>T</title><script>no()</script></head><body><p>{SENTENCE} Three.</p></body></html>"
+    )
+    (tmp_path / "e.jsonl").write_text(
+        lines({"title": "x", "text": f"{SENTENCE} Four."}, {"text": f"{SENTENCE} Five."})
+    )
+    (tmp_path / "f.bin").write_bytes(b"\0\1")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "g.txt").write_text(f"{SENTENCE} hidden")
+    documents, report = read_corpus([tmp_path])
+    assert [d.id for d in documents] == [
+        "a.txt",
+        "b.md.gz",
+        "c.py",
+        "d.html",
+        "e.jsonl:1",
+        "e.jsonl:2",
+    ]
+    assert [d.kind for d in documents] == ["prose", "prose", "code", "prose", "prose", "prose"]
+    assert documents[3].title == "T" and "no()" not in documents[3].text
+    assert report.documents == 6 and report.words == sum(
+        len(d.full_text.split()) for d in documents
+    )
+
+
+def test_field_names_are_settable(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines({"name": "n", "body": SENTENCE}))
+    documents, _ = read_corpus([tmp_path / "a.jsonl"], text_field="body", title_field="name")
+    assert documents[0].title == "n" and documents[0].text == SENTENCE
+
+
+def test_bad_lines_are_counted_and_named_within_the_share(tmp_path):
+    rows = [{"text": f"{SENTENCE} {i}"} for i in range(20)]
+    half_a_pair = '{"text": "' + SENTENCE + ' \\ud800"}'
+    (tmp_path / "a.jsonl").write_text(lines(*rows, "{broken", {"text": 3}, half_a_pair))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.2)
+    assert len(documents) == 20 and report.bad == 3
+    assert report.examples["broken JSON"] == ["a.jsonl:21"] and report.examples[
+        'no text field "text"'
+    ] == ["a.jsonl:22"]
+    assert report.examples["not Unicode (half of a surrogate pair)"] == ["a.jsonl:23"]
+    with pytest.raises(
+        RevelaError, match=r"3 of 23 entries cannot be read.*a\.jsonl:21.*--max-bad-share"
+    ):
+        read_corpus([tmp_path])
+
+
+def test_wrong_encoding_is_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes("größer als fünf Wörter im Satz".encode("latin-1"))
+    with pytest.raises(RevelaError, match=r"not UTF-8: a\.txt"):
+        read_corpus([tmp_path])
+
+
+def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    (tmp_path / "a.jsonl").write_text(lines({"text": "x " * 5000}, {"text": SENTENCE}))
+    documents, report = read_corpus([tmp_path], max_bad_share=0.9)
+    assert [d.text for d in documents] == [SENTENCE]
+    assert report.examples["line over 0 MB"] == ["a.jsonl:1"]
+
+
+def test_short_and_duplicate_documents_are_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        lines({"text": SENTENCE}, {"text": SENTENCE}, {"text": "too short"})
+    )
+    documents, report = read_corpus([tmp_path])
+    assert len(documents) == 1
+    assert report.skipped == {"duplicate text": 1, "shorter than a sentence": 1}
+
+
+def test_damaged_gzip_is_named(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(
+        gzip.compress(lines({"text": SENTENCE}).encode() * 1000)[:-30]
+    )
+    with pytest.raises(RevelaError, match=r"damaged gzip.*a\.jsonl\.gz|a\.jsonl\.gz"):
+        read_corpus([tmp_path], max_bad_share=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "missing", "does not exist"),
+        (lambda p: p, "no document found"),
+        (lambda p: (p / "a.xyz").write_text("x") and p / "a.xyz", "unknown ending"),
+    ],
+)
+def test_nothing_to_read_is_one_sentence(tmp_path, make, message):
+    with pytest.raises(RevelaError, match=message):
+        read_corpus([make(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"_id": "pkg/module.py", "text": "# a comment first\nx = 1 + 2 + 3\n"}, "code"),
+        ({"text": "def area(a, b):\n    return a * b + 1"}, "code"),
+        ({"text": "from the start of the year, prices rose"}, "prose"),
+        ({"_id": "report.2024", "text": "class struggle was the theme of the day"}, "prose"),
+    ],
+)
+def test_code_in_jsonl_is_known_by_its_id_or_its_first_words(tmp_path, row, kind):
+    (tmp_path / "a.jsonl").write_text(lines(row))
+    assert read_corpus([tmp_path])[0][0].kind == kind

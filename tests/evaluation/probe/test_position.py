@@ -1,0 +1,204 @@
+"""Where a model looks: encoders that are known to look at the beginning, at the end or nowhere are
+found out; losses are a plain loop's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from revela.errors import RevelaError
+from revela.evaluation.probe.finite import Finite
+from revela.evaluation.probe.position import (
+    SPARE,
+    between_words,
+    both_orders,
+    exact_match,
+    long_texts,
+    loss_by_place,
+    segments,
+)
+from revela.lm.language_model import load_language_model
+from revela.retriever.tokens import Ruler
+from revela.types import Document
+
+
+class Words:
+    """A bag of hashed words, each weighted by its place in the text, from the first (1) to the last
+    (1 + tilt).
+    """
+
+    def __init__(self, tilt):
+        self.tilt = tilt
+
+    def encode_queries(self, texts, progress=False):
+        return self._bags(texts, 0)
+
+    def encode_passages(self, texts, progress=False):
+        return self._bags(texts, self.tilt)
+
+    def _bags(self, texts, tilt):
+        out = np.zeros((len(texts), 4096), dtype=np.float32)
+        for row, text in zip(out, texts, strict=True):
+            words = text.split()
+            for i, word in enumerate(words):
+                row[int(word.strip(".")[1:])] += 1 + tilt * i / max(1, len(words) - 1)
+        return out / np.linalg.norm(out, axis=1, keepdims=True)
+
+
+def texts(count=8, words=60):
+    rng = np.random.default_rng(0)
+    return [" ".join(f"w{n}" for n in rng.permutation(4096)[:words]) for _ in range(count)]
+
+
+def test_segments_are_the_text_in_ten_like_parts():
+    text = "  ".join(f"w{i}" for i in range(47)) + "\n"
+    parts = segments(text)
+    assert "".join(parts) == text and len(parts) == 10 and {len(p.split()) for p in parts} == {4, 5}
+    assert all(p[-1].isspace() for p in parts)  # no word is cut
+
+
+@pytest.mark.parametrize(("tilt", "sign"), [(-0.9, -1), (0.0, 0), (5.0, 1)])
+def test_a_known_bias_is_found(tilt, sign):
+    found = exact_match(texts(), Words(tilt))
+    for test in found.values():
+        low, high = (-1e-6, 1e-6) if sign == 0 else (test.slope.low, test.slope.high)
+        assert np.sign(test.slope.value) == sign or low < test.slope.value < high
+        assert np.sign(round(test.drop.value, 5)) == -sign and (sign == 0 or low * high > 0)
+
+
+def test_exact_match_is_a_loop_over_documents_and_parts():
+    encoder = Words(3.0)
+    some = texts(3, 44)
+    found = exact_match(some, encoder)
+    forward, mean = np.zeros((3, 10)), np.zeros((3, 10))
+    for n, text in enumerate(some):
+        parts = segments(text)
+        back = " ".join(reversed([p.strip() for p in parts]))
+        for p, part in enumerate(parts):
+            (query,) = encoder.encode_queries([part])
+            forward[n, p] = encoder.encode_passages([text])[0] @ query
+            mean[n, p] += forward[n, p] / 2
+            mean[n, 9 - p] += (
+                encoder.encode_passages([back])[0] @ query / 2
+            )  # there this part stands at the mirrored place
+    np.testing.assert_allclose(
+        [p.value for p in found["exact match"].places], forward.mean(axis=0), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        [p.value for p in found["exact match, both orders"].places], mean.mean(axis=0), atol=1e-6
+    )
+
+
+def test_both_orders_hold_what_is_said_fixed():
+    said, place = np.array([[5.0, 1, 1, 1, 1, 1, 1, 1, 1, 0]]), np.linspace(1, 0, 10)
+    mean = both_orders(said + place, said + place[::-1])
+    assert mean[0, 0] - mean[0, -1] == pytest.approx(1) and (said + place)[0, 0] - (said + place)[
+        0, -1
+    ] == pytest.approx(6)
+
+
+def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer):
+    ruler = Ruler(tiny_tokenizer, 60)
+    words = [f"ocean{i % 6}" for i in range(200)]
+    documents = [Document(str(i), " ".join(words[i:]), title="a title") for i in range(30)] + [
+        Document("short", "ocean1 " * 3)
+    ]
+    found, again, other = (
+        long_texts(documents, ruler, 10, seed, pytest.fail) for seed in (0, 0, 1)
+    )
+    assert len(found) == 10 and found == again != other
+    for text in found:
+        assert any(d.text.startswith(text) for d in documents)
+        assert 60 - SPARE - 6 < len(tiny_tokenizer(text)["input_ids"]) <= 60 - SPARE
+        assert set(text.split()) <= set(words)  # no word is cut
+    assert (
+        between_words("ab cd", 4) == "ab "
+        and between_words("ab cd", 2) == "ab"
+        and between_words("abcd", 2) == "ab"
+    )
+
+
+@pytest.mark.parametrize(
+    ("room", "count", "message"),
+    [
+        (20, 2, "20 tokens are too few to be cut in 10 parts: raise --max-tokens"),
+        (
+            60,
+            50,
+            r"only 29 of 30 documents are long enough for 10 parts of 52 tokens in all, and 30 are needed: lower --max-tokens or",
+        ),
+        (5000, 2, "only 0 of 30 documents are long enough"),
+    ],
+)
+def test_too_little_text_is_one_sentence(tiny_tokenizer, room, count, message):
+    documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(29)] + [
+        Document("short", "ocean1 " * 3)
+    ]
+    with pytest.raises(RevelaError, match=message):
+        long_texts(documents, Ruler(tiny_tokenizer, room), count, 0, pytest.fail)
+
+
+def test_all_are_taken_where_there_are_fewer_than_asked_for(tiny_tokenizer):
+    said = []
+    documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(31)] + [
+        Document("short", "ocean1 " * 3)
+    ]
+    assert len(long_texts(documents, Ruler(tiny_tokenizer, 60), 200, 0, said.append)) == 31
+    assert said == [
+        "only 31 of 32 documents are long enough for 10 parts of 52 tokens in all: all of them are taken, in place of 200"
+    ]
+
+
+def test_a_broken_model_is_one_sentence():
+    class Broken(Words):
+        def encode_passages(self, texts, progress=False):
+            vectors = super().encode_passages(texts)
+            vectors[1, 3] = np.nan
+            return vectors
+
+    with pytest.raises(
+        RevelaError,
+        match="m gives vectors that are not finite for 1 of 16 texts: its weights are broken",
+    ):
+        exact_match(texts(), Finite(Broken(0), "m"))
+    halved = type(
+        "Long", (Words,), {"encode_passages": lambda self, t, progress=False: 3 * self._bags(t, 0)}
+    )(0)
+    np.testing.assert_allclose(
+        np.linalg.norm(Finite(halved, "m").encode_passages(texts()), axis=1), 1, atol=1e-6
+    )
+
+
+@pytest.fixture
+def lm(tiny_lm_folder):
+    return load_language_model(tiny_lm_folder, bf16=False, name="tiny")
+
+
+def test_loss_by_place_is_a_loop_over_tokens(lm, tiny_lm_folder, tiny_tokenizer):
+    from transformers import AutoModelForCausalLM
+
+    stock = AutoModelForCausalLM.from_pretrained(tiny_lm_folder)
+    some = [" ".join(f"ocean{(i * 7 + n) % 6}" for n in range(30)) for i in range(11)]
+    ids = [tiny_tokenizer(text)["input_ids"] for text in some]
+    length = min(map(len, ids))
+    found = loss_by_place(some, lm, Ruler(tiny_tokenizer, 99))["next-token loss"]
+    losses = np.zeros((11, length - 1))
+    with torch.no_grad():
+        for n, one in enumerate(ids):
+            logits = stock(input_ids=torch.tensor([one[:length]])).logits[0]
+            for place in range(length - 1):
+                losses[n, place] = F.cross_entropy(logits[place], torch.tensor(one[place + 1]))
+    windows = [w.mean() for w in np.array_split(losses, 10, axis=1)]
+    np.testing.assert_allclose([p.value for p in found.places], windows, atol=1e-4)
+    assert found.rows == 11
+
+
+def test_a_broken_lm_is_one_sentence(lm, tiny_tokenizer):
+    next(lm.parameters()).data[:] = float("nan")
+    with pytest.raises(
+        RevelaError, match="tiny gives losses that are not finite: its weights are broken"
+    ):
+        loss_by_place(["ocean1 " * 40] * 2, lm, Ruler(tiny_tokenizer, 99))

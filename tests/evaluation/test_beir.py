@@ -1,0 +1,138 @@
+"""BEIR-layout folders: read whole or refused in one sentence, scored as pytrec_eval scores them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from revela.errors import RevelaError
+from revela.evaluation.beir import evaluate, load_collection, outcomes, read_again
+
+
+class Oracle:
+    """Knows that query i wants document i."""
+
+    def encode_passages(self, texts, progress=False):
+        return np.eye(len(texts), dtype=np.float32)
+
+    def encode_queries(self, texts, progress=False):
+        return np.eye(4, dtype=np.float32)[[int(t.split()[-1]) for t in texts]]
+
+
+def write(folder, qrels="q0\td0\t1\nq1\td1\t2\nq1\td2\t0\nq2\td3\t0\n", packed=False):
+    (folder / "qrels").mkdir(parents=True)
+    corpus = "".join(
+        json.dumps({"_id": f"d{i}", "title": "t" if i else "", "text": f"words {i} apple{i}"})
+        + "\n"
+        for i in range(4)
+    )
+    if packed:
+        (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(corpus.encode()))
+    else:
+        (folder / "corpus.jsonl").write_text(corpus)
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": f"q{i}", "text": f"query {i}"}) + "\n" for i in range(3))
+    )
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_reads_and_scores(tmp_path, packed):
+    collection = load_collection(write(tmp_path / "c", packed=packed))
+    assert collection.query_ids == ["q0", "q1"]  # q2 has no relevant document
+    assert (
+        collection.documents[0] == "words 0 apple0"
+        and collection.documents[1] == "t words 1 apple1"
+    )
+    scores = evaluate(collection, {"oracle": Oracle()})
+    assert list(scores) == ["BM25", "oracle", "oracle + BM25", "oracle + BM25 (RRF)"]
+    assert scores["oracle"] == {"ndcg@10": 1.0, "recall@100": 1.0, "mrr@10": 1.0, "map": 1.0}
+
+
+def test_outcomes_keep_every_query_and_what_is_found_first(tmp_path):
+    found = outcomes(load_collection(write(tmp_path / "c")), {"oracle": Oracle()})
+    assert found["oracle"].first == {"q0": "d0", "q1": "d1"}
+    assert found["oracle"].scores["q1"]["ndcg@10"] == 1.0
+    for outcome in found.values():
+        assert list(outcome.scores) == ["q0", "q1"]
+        assert outcome.means()["map"] == np.mean(
+            [metrics["map"] for metrics in outcome.scores.values()]
+        )
+
+
+def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
+    class Reader:
+        def score(self, query, passages):
+            read.append((query, sorted(passages)))
+            return np.array([float(text.endswith("apple1")) for text in passages])
+
+    read = []
+    collection = load_collection(write(tmp_path / "c"))
+    found = outcomes(collection, {"oracle": Oracle()}, rerank=Reader())
+    assert read == [(f"query {i}", sorted(collection.documents)) for i in range(2)]
+    assert (
+        found["oracle + BM25 + heads"].first == found["oracle + BM25"].first
+    )  # nothing else is near
+    (again,) = read_again(
+        dataclasses.replace(collection, queries=["q"]),
+        Reader(),
+        [{3: 0.4, 1: 0.39, 0: 0.38, 2: 0.1}],
+    )
+    assert list(again.items()) == [(1, 0.4), (3, 0.39), (0, 0.38), (2, 0.1)]
+
+
+def test_broken_model_is_refused(tmp_path):
+    class Broken(Oracle):
+        def encode_queries(self, texts, progress=False):
+            return super().encode_queries(texts) * np.nan
+
+    with pytest.raises(RevelaError, match="not finite"):
+        evaluate(load_collection(write(tmp_path / "c")), {"m": Broken()})
+
+
+@pytest.mark.parametrize(
+    ("qrels", "message"),
+    [
+        ("q0\tnowhere\t1\n", r"names 1 corpus-ids that corpus\.jsonl lacks \(first: nowhere\)"),
+        ("nobody\td0\t1\n", r"names 1 query-ids that queries\.jsonl lacks"),
+        ("q0 d0 1\n", r"test\.tsv:2 is not query-id"),
+        ("", r"qrels/test\.tsv is empty"),
+        ("q0\td0\t0\n", "no query has a relevant document"),
+    ],
+)
+def test_bad_qrels_are_one_sentence(tmp_path, qrels, message):
+    with pytest.raises(RevelaError, match=message):
+        load_collection(write(tmp_path / "c", qrels))
+
+
+def test_missing_and_broken_files_are_one_sentence(tmp_path):
+    with pytest.raises(RevelaError, match="not a BEIR-layout folder"):
+        load_collection(tmp_path)
+    folder = write(tmp_path / "c")
+    (folder / "corpus.jsonl").write_text('{"_id": "d0", "text": "a"}\n{broken\n')
+    with pytest.raises(RevelaError, match="line 2"):
+        load_collection(folder)
+    (folder / "qrels" / "test.tsv").unlink()
+    with pytest.raises(RevelaError, match=r"line 2|does not exist"):
+        load_collection(folder)
+
+
+def test_an_empty_query_is_one_sentence_if_it_is_judged(tmp_path):
+    folder = write(tmp_path / "c")
+    for silent, refused in (("q2", False), ("q1", True)):
+        rows = [
+            {"_id": f"q{i}", "text": " " if f"q{i}" == silent else f"query {i}"} for i in range(3)
+        ]
+        (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if refused:
+            with pytest.raises(
+                RevelaError, match=r"1 judged queries of queries\.jsonl are empty \(first: q1\)"
+            ):
+                load_collection(folder)
+        else:
+            assert load_collection(folder).queries == ["query 0", "query 1"]

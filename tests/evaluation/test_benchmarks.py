@@ -1,0 +1,222 @@
+"""mteb gives our scores on the same folder, keeps what is finished, and every way to fail is one
+sentence.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from conftest import make_rows
+from revela.errors import RevelaError
+from revela.evaluation.beir import evaluate, load_collection
+from revela.retriever.build import build_retriever
+from revela.retriever.encode import RetrieverEncoder
+
+pytest.importorskip("mteb")
+from revela.evaluation.benchmarks import Contender, contender, find_tasks, run_tasks
+
+
+@pytest.fixture
+def encoder(tiny_lm_folder):
+    model = build_retriever(
+        tiny_lm_folder,
+        layers=2,
+        pooling="mean",
+        max_tokens=64,
+        lower_case=False,
+        query_prompt="ask: ",
+        passage_prompt="read: ",
+    )
+    return RetrieverEncoder(model, bf16=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """60 documents in five topics; each query is a sentence of one, whose topic is relevant, itself
+    more so.
+    """
+    return write(tmp_path / "Judged")
+
+
+def write(folder, grade=2):
+    (folder / "qrels").mkdir(parents=True)
+    rows = make_rows(60, seed=4)
+    for row in rows[:5]:
+        row["title"] = ""
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    queries = [{"_id": f"q{i}", "text": rows[i]["text"].split(". ")[1]} for i in range(20)]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+    judged = [
+        f"q{i}\td{j}\t{grade if i == j else 1}\n" for i in range(20) for j in range(i % 5, 60, 5)
+    ]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    return folder
+
+
+def run(folders, encoder, out, said=None):
+    tasks = [
+        task for found in find_tasks([str(f) for f in folders], print).values() for task in found
+    ]
+    return run_tasks(
+        tasks,
+        {"m": Contender(encoder, "local/m", "r1")},
+        out,
+        (said if said is not None else []).append,
+    )
+
+
+def test_mteb_gives_our_scores(folder, encoder, tmp_path):
+    ours = evaluate(load_collection(folder), {"m": encoder})["m"]
+    score = run([folder], encoder, tmp_path / "out")["Judged"]["m"]
+    assert 0.05 < ours["ndcg@10"] < 0.95 and ours["map"] != ours["ndcg@10"]
+    assert score.metrics == pytest.approx(ours, abs=1e-4) and score.main == pytest.approx(
+        ours["ndcg@10"], abs=1e-4
+    )
+    assert score.settings == {
+        "query_prompt": "ask: ",
+        "passage_prompt": "read: ",
+        "max_tokens": 64,
+        "arithmetic": "fp32",
+    }
+
+
+def test_results_lie_in_mtebs_layout_and_are_used_again(folder, encoder, tmp_path, monkeypatch):
+    first = run([folder], encoder, tmp_path / "out")
+    place = tmp_path / "out" / "results" / "local__m" / "r1"
+    assert (
+        json.loads((place / "Judged.json").read_text())["scores"]["test"][0]["main_score"]
+        == first["Judged"]["m"].main
+    )
+    recorded = json.loads((place / "run_settings.jsonl").read_text())
+    assert (
+        recorded["encode_kwargs"]["passage_prompt"] == "read: "
+        and recorded["encode_kwargs"]["max_tokens"] == 64
+    )
+    said: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(encoder, "encode_passages", None)  # a second run encodes nothing
+        again = run([folder], encoder, tmp_path / "out", said)
+    assert again["Judged"]["m"].metrics == pytest.approx(
+        first["Judged"]["m"].metrics, abs=1e-5
+    )  # the file has five digits
+    assert again["Judged"]["m"].settings == first["Judged"]["m"].settings
+    assert "finished before" in said[0]
+    encoder.max_tokens = 8  # other vectors, so another place
+    shorter = run([folder], encoder, tmp_path / "out")
+    assert shorter["Judged"]["m"].settings["max_tokens"] == 8 and shorter != first
+    assert (place / "experiments" / "max_tokens_8" / "Judged.json").is_file()
+
+
+def test_a_folder_that_changed_is_scored_again(folder, encoder, tmp_path):
+    first = run([folder], encoder, tmp_path / "out")
+    again = run([write(tmp_path / "other" / "Judged", grade=5)], encoder, tmp_path / "out")
+    assert again["Judged"]["m"].metrics["ndcg@10"] != first["Judged"]["m"].metrics["ndcg@10"]
+
+
+def test_a_damaged_result_is_one_sentence(folder, encoder, tmp_path):
+    run([folder], encoder, tmp_path / "out")
+    (tmp_path / "out" / "results" / "local__m" / "r1" / "Judged.json").write_text('{"task_name":')
+    with pytest.raises(RevelaError, match=r"Judged\.json is damaged: delete it"):
+        run([folder], encoder, tmp_path / "out")
+
+
+def test_a_broken_model_is_one_sentence_and_finished_tasks_stay(
+    folder, encoder, tmp_path, monkeypatch
+):
+    second, whole = write(tmp_path / "Second"), encoder.encode_queries
+    calls: list[int] = []
+
+    def break_later(texts, progress=False):
+        calls.append(len(texts))
+        return whole(texts) * (np.nan if len(calls) > 1 else 1)
+
+    monkeypatch.setattr(encoder, "encode_queries", break_later)
+    with pytest.raises(RevelaError, match="m gives vectors that are not finite on Second"):
+        run([folder, second], encoder, tmp_path / "out")
+    assert [file.name for file in (tmp_path / "out").rglob("[JS]*.json")] == ["Judged.json"]
+
+
+def test_no_network_is_one_sentence_and_finished_tasks_stay(folder, encoder, tmp_path):
+    tasks = [
+        *find_tasks([str(folder)], print).values(),
+        *find_tasks(["NanoSciFactRetrieval"], print).values(),
+    ]
+    with pytest.raises(
+        RevelaError,
+        match=r"NanoSciFactRetrieval: its data cannot be had .*run again with a network",
+    ) as caught:
+        run_tasks(
+            [task for found in tasks for task in found],
+            {"m": Contender(encoder, "local/m", "r1")},
+            tmp_path / "out",
+            print,
+        )
+    assert len(str(caught.value).splitlines()) == 1
+    assert (tmp_path / "out" / "results" / "local__m" / "r1" / "Judged.json").is_file()
+
+
+def test_a_task_made_of_tasks_is_their_mean_and_keeps_them(folder, encoder, tmp_path):
+    from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
+    from mteb.abstasks.aggregated_task import AbsTaskAggregate
+
+    parts = [
+        find_tasks([str(f)], print)[str(f)][0]
+        for f in (folder, write(tmp_path / "Second", grade=5))
+    ]
+
+    class Both(AbsTaskAggregate):
+        metadata = AggregateTaskMetadata(
+            name="Both",
+            description="two",
+            tasks=parts,
+            main_score="ndcg_at_10",
+            type="Retrieval",
+            eval_splits=["test"],
+        )
+
+    models, out = {"m": Contender(encoder, "local/m", "r1")}, tmp_path / "out"
+    single = run_tasks(parts, models, out, print)
+    said: list[str] = []
+    both = run_tasks([Both()], models, out, said.append)["Both"]["m"].main
+    assert both == pytest.approx(
+        np.mean([single[name]["m"].main for name in ("Judged", "Second")]), abs=1e-4
+    )
+    assert [line.split(" (")[0] for line in said] == [
+        "Judged, m: finished before",
+        "Second, m: finished before",
+    ]
+
+
+def test_unknown_names_get_the_nearest():
+    with pytest.raises(
+        RevelaError,
+        match=r"scifat is neither a benchmark nor a task of mteb .*did you mean SciFact",
+    ):
+        find_tasks(["scifat"], print)
+    with pytest.raises(RevelaError, match="did you mean NanoBEIR"):
+        find_tasks(["nanobeir"], print)
+    with pytest.raises(RevelaError, match="lists what there is"):
+        find_tasks(["///"], print)
+
+
+def test_private_tasks_are_named_and_left_out():
+    said: list[str] = []
+    found = find_tasks(["RTEB(eng, beta)", "SciFact"], said.append)
+    names = [task.metadata.name for task in found["RTEB(eng, beta)"]]
+    assert "AppsRetrieval" in names and "Code1Retrieval" not in names and len(found["SciFact"]) == 1
+    assert any(line.startswith("Code1Retrieval: private") for line in said) and len(said) == 6
+    with pytest.raises(RevelaError, match="every task is private"):
+        find_tasks(["Code1Retrieval"], said.append)
+
+
+def test_a_model_is_filed_under_its_own_name(encoder, tmp_path, tiny_lm_folder):
+    assert contender("embedded:minilm-l6", tiny_lm_folder, encoder).name == "embedded/minilm-l6"
+    assert (
+        contender(str(tiny_lm_folder), tiny_lm_folder, encoder).name
+        == f"local/{tiny_lm_folder.name}"
+    )
+    hub = contender("owner/model", tmp_path / "snapshots" / "0123abcd", encoder)
+    assert (hub.name, hub.revision) == ("owner/model", "0123abcd")

@@ -1,0 +1,163 @@
+"""The label-free tasks ask what they say, and the check scores them."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from conftest import make_rows
+from revela.corpus.arrow_list import stored
+from revela.corpus.queries import Answer
+from revela.evaluation.label_free import HeldOutCheck
+from revela.groups.held_out import docstring_task, split_held_out, tasks
+from revela.index.bm25 import BM25
+from revela.index.fusion import Geometry, fuse_scores
+from revela.types import Document
+
+DOCUMENTS = [Document(r["_id"], r["text"], r["title"]) for r in make_rows(40)]
+SOURCE = '''
+def area(width, height):
+    """Multiply the two sides of a rectangle.
+
+    More words.
+    """
+    return width * height
+
+class Shape:
+    def corners(self):
+        """Count the corners of this shape."""
+        return 4
+
+def bare(x):
+    return x
+'''
+
+
+def test_held_out_documents_do_not_depend_on_order():
+    documents = stored(Document, DOCUMENTS)
+    rest, held = split_held_out(documents, 0.25, 100)
+    again, same = split_held_out(stored(Document, DOCUMENTS[::-1]), 0.25, 100)
+    assert len(held) == 10 and {d.id for d in held} == {d.id for d in same}
+    assert not {d.id for d in rest} & {d.id for d in held} and len(rest) == len(again) == 30
+    assert len(split_held_out(documents, 0.25, 3)[1]) == 3
+
+
+def test_sibling_and_title_tasks():
+    sibling, title = tasks(DOCUMENTS, 12, 20, 500, 0)
+    assert (sibling.name, title.name) == ("sibling", "title") and len(sibling.queries) == 20
+    for query, relevant, excluded in zip(
+        sibling.queries, sibling.relevant, sibling.excluded, strict=True
+    ):
+        (own,) = excluded
+        assert sibling.passages[own].startswith(query) and own not in relevant and relevant
+    owners = {t: i for i, t in enumerate(d.title for d in DOCUMENTS)}
+    for query, relevant in zip(title.queries, title.relevant, strict=True):
+        text = DOCUMENTS[owners[query]].text
+        assert all(title.passages[i] in text for i in relevant)
+
+
+def test_docstrings_are_cut_out_of_their_functions():
+    task = docstring_task([Document("m.py", SOURCE, kind="code")], 100)
+    assert dict(zip(task.queries, task.passages, strict=True)) == {
+        "Multiply the two sides of a rectangle.": "def area(width, height):\n    return width * height",
+        "Count the corners of this shape.": "def corners(self):\n    return 4",
+    }
+
+
+def test_check_scores_an_oracle_at_one_and_bm25_below():
+    built = tasks(DOCUMENTS, 12, 20, 500, 0)
+
+    class Topics:
+        """Knows a text's topic by its first topic word."""
+
+        def encode_passages(self, texts, progress=False):
+            names = [d.title.split()[2] for d in DOCUMENTS]
+            return np.array(
+                [[float(n in t.lower()) for n in names] for t in texts], dtype=np.float32
+            )
+
+        encode_queries = encode_passages
+
+    check = HeldOutCheck(built)
+    scores, bm25 = check(Topics()), check.bm25()
+    assert scores["sibling"] > 0.9
+    assert list(scores) == ["sibling", "sibling + BM25", "title", "title + BM25"]
+    assert set(bm25) == {"sibling", "title"} and bm25["sibling"] > 0.5
+
+
+def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_excluded():
+    """Against a loop over all passages, each scored by itself."""
+
+    class Noise:
+        def encode_passages(self, texts, progress=False):
+            vectors = np.stack(
+                [np.random.default_rng(zlib.crc32(t.encode())).normal(size=16) for t in texts]
+            ).astype(np.float32)
+            return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+        encode_queries = encode_passages
+
+    sibling, _ = tasks(DOCUMENTS, 12, 20, 100, 0)
+    encoder, texts = Noise(), sibling.passages
+    vectors, queries = encoder.encode_passages(texts), encoder.encode_queries(sibling.queries)
+    geometry, bm25 = Geometry.of(vectors), BM25(texts)
+    best, (indices, scores) = bm25.best(sibling.queries), bm25.top_k(sibling.queries, len(texts))
+    gains = []
+    for q, (relevant, (own,)) in enumerate(zip(sibling.relevant, sibling.excluded, strict=True)):
+        left = [d for d in range(len(texts)) if d != own]
+        cosines = {d: float(queries[q] @ vectors[d]) for d in left}
+        shares = {
+            int(d): float(s / best[q])
+            for d, s in zip(indices[q], scores[q], strict=True)
+            if s > 0 and d != own
+        }
+        ranked = list(
+            fuse_scores(cosines, shares, float(queries[q] @ geometry.mean), geometry.spread)
+        )[:10]
+        gain = sum(1 / np.log2(i + 2) for i, d in enumerate(ranked) if d in relevant)
+        gains.append(gain / sum(1 / np.log2(i + 2) for i in range(min(10, len(relevant)))))
+    found = HeldOutCheck([sibling])(encoder)["sibling + BM25"]
+    assert np.isclose(found, np.mean(gains)) and 0.1 < found < 1
+
+
+def test_questions_ask_for_the_chunk_that_they_were_written_about():
+    written = []
+
+    def ask(passages):
+        written.append(passages)
+        return [
+            Answer(f"Where is {p}?") if i % 2 else Answer(rejected="empty")
+            for i, p in enumerate(passages)
+        ]
+
+    bare = [
+        Document(d.id, d.text.split(".")[0]) for d in DOCUMENTS
+    ]  # one chunk each and no title: nothing else can be asked
+    assert (
+        tasks(bare, 12, 20, 500, 0) == [] == tasks(bare, 12, 20, 500, 0, 9, ask)
+    )  # four of nine are too few
+    (task,) = tasks(bare, 12, 20, 500, 0, 10, ask)
+    assert (
+        task.name == "question"
+        and len(task.queries) == 5
+        and task.passages == [d.text for d in bare]
+    )
+    for query, relevant, excluded in zip(task.queries, task.relevant, task.excluded, strict=True):
+        (own,) = relevant
+        assert query == f"Where is {task.passages[own]}?" and not excluded
+    (few,) = tasks(bare, 12, 3, 500, 1, 30, ask)
+    assert len(few.queries) == 3 and [len(w) for w in written] == [9, 10, 30]
+    assert (
+        written[2][:10] == written[1] and written[1][:9] == written[0]
+    )  # whatever the seed, so that no question is written twice
+    names = [task.name for task in tasks(DOCUMENTS, 12, 20, 500, 0, 10, ask)]
+    assert names == ["sibling", "title", "question"]
+
+
+def test_one_long_document_does_not_crowd_out_the_others():
+    long = Document("long", " ".join(d.text for d in DOCUMENTS) * 3)
+    sibling = tasks([long, *DOCUMENTS], 12, 100, 164, 0)[0]
+    assert (
+        len(sibling.passages) == 164 and len(sibling.queries) > 30
+    )  # a few chunks are too short to halve

@@ -1,0 +1,127 @@
+"""An index whose writer is killed: the writer (run as a script, it adds and replaces documents for
+ever) and what its killer checks.
+
+A document is named d7 and says in every chunk which of its versions it is; the writer prints "d7 3"
+when version 3 is safe on disk.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from letters import Letters, build, rows_of
+
+from revela.index.encode_corpus import add_documents
+from revela.index.manifest import writing
+from revela.index.store import Index
+from revela.types import Document
+
+NAMES = 60
+
+
+def versioned(name: str, version: int) -> Document:
+    """Its length changes with its version, so that replacing it adds chunks or takes some away."""
+    chunks = 1 + hash((int(name[1:]), version)) % 5
+    return Document(name, " ".join(f"v{version} abba part{n}." for n in range(chunks)))
+
+
+def write_for_ever(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    index = Index.load(folder)
+    with writing(folder):
+        print("begun", flush=True)
+        while True:
+            for _ in range(rng.randrange(1, 5)):
+                documents = [
+                    versioned(name, seed) for name in rng.sample([f"d{i}" for i in range(NAMES)], 8)
+                ]
+                for _ in add_documents(index, documents, Letters()):
+                    print(
+                        *(f"{document.id} {seed}" for document in documents), sep="\n", flush=True
+                    )
+                seed += 1000
+            print("packing", flush=True)
+            index.finish()
+            print("packed", flush=True)
+
+
+def kill_while_appending(folder: Path, kills: int, seed: int) -> dict[str, int]:
+    """Kill the writer again and again; after each kill the index must open and hold what was
+    acknowledged, once.
+
+    Returns:
+        How many kills there were, how many of them while the table was packed and its indices
+        brought up to date, and how many versions of how many documents were acknowledged.
+    """
+    rng = random.Random(seed)
+    build(folder, [Document("first", "abba.")])
+    safe: dict[str, int] = {}
+    acknowledged = while_packing = 0
+    for turn in range(1, kills + 1):
+        writer = subprocess.Popen(
+            [sys.executable, __file__, str(folder), str(turn)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
+        time.sleep(rng.uniform(0, 1.5))
+        writer.kill()
+        lines = [line.split() for line in writer.stdout.read().splitlines()]
+        writer.wait()
+        while_packing += lines[-1:] == [["packing"]]
+        for line in lines:
+            if len(line) == 2:
+                safe[line[0]] = int(line[1])
+                acknowledged += 1
+        safe |= check(Index.load(folder), safe, turn)  # what was made and not acknowledged stays
+    return {
+        "kills": kills,
+        "while_packing": while_packing,
+        "acknowledged": acknowledged,
+        "documents": len(safe),
+    }
+
+
+def check(index: Index, safe: dict[str, int], turn: int) -> dict[str, int]:
+    """The versions that the index holds, once it is sure that nothing which was acknowledged is
+    lost.
+    """
+    rows = rows_of(index)
+    assert max(Counter((name, chunk) for name, chunk, _ in rows).values()) == 1, (
+        f"a row twice after kill {turn}"
+    )
+    held: dict[str, list[str]] = {}
+    for name, _, text in rows:
+        held.setdefault(name, []).append(text)
+    assert held.pop("first") == ["abba."]
+    assert safe.keys() <= held.keys(), f"an acknowledged document is lost after kill {turn}"
+    versions = {name: int(texts[0].split()[0][1:]) for name, texts in held.items()}
+    for name, texts in held.items():
+        version = versions[name]
+        assert texts == [c for _, _, c in wanted_of(name, version)], (
+            f"{name} is not whole after kill {turn}"
+        )
+        # The last commit may have been made and not acknowledged.
+        assert name not in safe or version == safe[name] or newer(version, safe[name], turn), (
+            f"{name} is old after kill {turn}"
+        )
+    assert len(index.search("abba", Letters(), NAMES + 1)) == len(held) + 1
+    return versions
+
+
+def newer(version: int, than: int, turn: int) -> bool:
+    """Versions of a turn are turn, turn + 1000, turn + 2000 ..."""
+    return version % 1000 == turn and (than % 1000 != turn or version > than)
+
+
+def wanted_of(name: str, version: int) -> list[tuple[str, int, str]]:
+    from letters import wanted_rows
+
+    return wanted_rows([versioned(name, version)])
+
+
+if __name__ == "__main__":
+    write_for_ever(Path(sys.argv[1]), int(sys.argv[2]))

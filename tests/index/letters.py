@@ -1,0 +1,134 @@
+"""An encoder by letter counts, a small corpus in chunks of two words, and the search that an index
+must agree with.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from revela.corpus.arrow_list import stored
+from revela.corpus.chunk import chunk
+from revela.evaluation.exact import top_k
+from revela.index import encode_corpus as indexing
+from revela.index.bm25 import BM25
+from revela.index.fusion import DEPTH, Geometry, fuse_scores, reciprocal_rank_fusion
+from revela.index.store import Index
+from revela.settings import Indexing
+from revela.types import Document
+
+WORDS = 3
+
+
+class Letters:
+    """``seen`` are the passages that it was asked for."""
+
+    def __init__(self):
+        self.seen = []
+
+    def encode_passages(self, texts, progress=False):
+        self.seen += [text for text in texts if text != "."]
+        counts = (
+            np.array([[t.count(c) for c in "abcdefgh"] for t in texts], dtype=np.float32) + 1e-3
+        )
+        return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+
+    encode_queries = encode_passages
+
+    def encode_with_tokens(self, texts, progress=False):
+        """A token is a word, in the letters that it has."""
+        return self.encode_passages(texts), [self._tokens(text) for text in texts]
+
+    def query_tokens(self, query):
+        return self._tokens(query), [
+            (word.start(), word.end()) for word in re.finditer(r"\S+", query)
+        ]
+
+    @staticmethod
+    def _tokens(text):
+        vectors = np.array(
+            [[word.count(c) - 0.5 for c in "abcdefgh"] for word in text.split()], dtype=np.float32
+        ).reshape(-1, 8)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def documents(count: int, seed: int = 0) -> list[Document]:
+    """Words of the letters that ``Letters`` counts, up to four chunks a document."""
+    rng = np.random.default_rng(seed)
+    texts = [
+        " ".join(
+            "".join(rng.choice(list("abcdefgh"), 4)) for _ in range(rng.integers(2, 4 * WORDS))
+        ).replace(" ", ". ")
+        for _ in range(count)
+    ]
+    return [
+        Document(f"d{i}", text, f"title {i}" if i % 2 else "", metadata={"year": 2000 + i % 30})
+        for i, text in enumerate(texts)
+    ]
+
+
+def build(folder: Path, docs: list[Document], encoder=None, metadata=(), **settings) -> Index:
+    made = dict(
+        model="model",
+        fingerprint="0123",
+        settings=Indexing(chunk_words=WORDS, **settings),
+        metadata=metadata,
+    )
+    return indexing.build(folder, stored(Document, docs), encoder or Letters(), **made)[0]
+
+
+def extend(index: Index, docs: list[Document], encoder=None) -> indexing.Added:
+    return indexing.extend(index, stored(Document, docs), encoder or Letters())
+
+
+def rows_of(index: Index) -> list[tuple[str, int, str]]:
+    """(document, chunk, passage) of every row, in order."""
+    found = index._table.search().select(["id", "chunk", "passage"]).limit(10**6).to_list()
+    return sorted((row["id"], row["chunk"], row["passage"]) for row in found)
+
+
+def wanted_rows(docs: list[Document]) -> list[tuple[str, int, str]]:
+    return sorted(
+        (d.id, n, f"{d.title} {c.text}" if d.title else c.text)
+        for d in docs
+        for n, c in enumerate(chunk(d, 0, WORDS))
+    )
+
+
+def oracle(
+    docs: list[Document], query: str, mode: str, k: int, fusion: str = "score"
+) -> list[tuple[str, str, float]]:
+    """(document, best passage, score) by numpy and bm25s."""
+    rows = [(d.id, passage) for d in docs for name, _, passage in wanted_rows([d])]
+    texts = [passage for _, passage in rows]
+    vectors, vector = Letters().encode_passages(texts), Letters().encode_queries([query])
+    dense = dict(zip(*(found[0].tolist() for found in top_k(vector, vectors, DEPTH)), strict=True))
+    bm25 = BM25(texts)
+    indices, scores = bm25.top_k([query], DEPTH)
+    lexical = {int(i): float(s) for i, s in zip(indices[0], scores[0], strict=True) if s > 0}
+    if mode == "hybrid" and fusion == "score":
+        cosines = {row: float(vectors[row] @ vector[0]) for row in {*dense, *lexical}}
+        shares = {row: score / bm25.best([query])[0] for row, score in lexical.items()}
+        geometry = Geometry.of(vectors)
+        rankings = [fuse_scores(cosines, shares, float(geometry.mean @ vector[0]), geometry.spread)]
+    else:
+        rankings = [
+            ranking for name, ranking in (("lexical", dense), ("dense", lexical)) if mode != name
+        ]
+    best: dict[str, str] = {}
+    for row in reciprocal_rank_fusion([list(ranking) for ranking in rankings]):
+        best.setdefault(rows[row][0], rows[row][1])
+    by_document: list[dict[str, float]] = []
+    for ranking in rankings:
+        scores: dict[str, float] = {}
+        for row, score in ranking.items():
+            scores.setdefault(rows[row][0], score)
+        by_document.append(scores)
+    final = (
+        by_document[0]
+        if len(by_document) == 1
+        else reciprocal_rank_fusion([list(scores) for scores in by_document])
+    )
+    return [(name, best[name], score) for name, score in list(final.items())[:k]]

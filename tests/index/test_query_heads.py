@@ -1,0 +1,214 @@
+"""The heads of an LM as a re-ranker: against whole attention matrices; in an index; which heads,
+and that they are found once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from statistics import fmean, pstdev
+
+import numpy as np
+import pytest
+import torch
+from letters import Letters, build, documents
+from transformers import LlamaForCausalLM
+
+from conftest import make_rows
+from revela.errors import RevelaError
+from revela.index.listwise import HEADS, load_query_heads
+from revela.index.rerank import READ, READ_WEIGHT, with_reranker
+from revela.lm.head_ranking import heads_from_file, save_heads
+from revela.lm.prompts import ASK, INTRODUCTION, LEAD
+from revela.weights import cache_folder, fingerprint
+
+PASSAGES = [row["text"] for row in make_rows(READ + 4)]
+
+
+class Vowels:
+    """A re-ranker that counts a letter; ``read`` are the passages that it was given."""
+
+    def __init__(self) -> None:
+        self.read: list[list[str]] = []
+
+    def score(self, query, passages):
+        self.read.append(list(passages))
+        return np.array([float(text.count("a")) for text in passages])
+
+
+def naive_scores(folder, tokenizer, query, passages, heads):
+    """Whole matrices of one text at a time: the query's mass on each passage less that of "N/A",
+    mean over rows and over heads.
+    """
+    model = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    before, owner = ids(INTRODUCTION), [-1] * len(ids(INTRODUCTION))
+    for i, passage in enumerate(passages):
+        own = ids(f"[{i + 1}] ") + ids(passage.strip())
+        before, owner = before + own + ids("\n\n"), owner + [i] * len(own) + [-1] * len(ids("\n\n"))
+    masses = []
+    for question in (query, "N/A"):
+        asked = ids(ASK) + ids(question) + ids(LEAD)
+        with torch.no_grad():
+            matrices = model(torch.tensor([before + asked]), output_attentions=True).attentions
+        rows = range(len(before), len(before) + len(asked))
+        mass = [[fmean(sum(float(matrices[a][0, b, r, m]) for m, o in enumerate(owner) if o == i) for r in rows) for a, b in heads]
+                for i in range(len(passages))]  # fmt: skip
+        masses.append(mass)
+    return [
+        fmean(x - y for x, y in zip(asked, nothing, strict=True))
+        for asked, nothing in zip(*masses, strict=True)
+    ]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_scores_equal_those_of_whole_attention_matrices(cache, tiny_lm_folder, tiny_tokenizer):
+    ranking = [
+        (2, 3, 0.9),
+        (0, 1, 0.8),
+        (3, 0, 0.7),
+        (1, 1, 0.6),
+        (1, 2, 0.5),
+        (2, 0, 0.4),
+        (0, 3, 0.3),
+        (3, 2, 0.2),
+        (0, 0, 0.1),
+    ]
+    path = cache_folder() / "heads" / f"{fingerprint(tiny_lm_folder)}-questions.json"
+    path.parent.mkdir(parents=True)
+    save_heads(path, "tiny", tiny_lm_folder, ranking)
+    reranker = load_query_heads(
+        str(tiny_lm_folder), lambda: pytest.fail("the ranking is there: no text is asked for")
+    )
+    assert reranker.heads == [(layer, head) for layer, head, _ in ranking[:HEADS]] and HEADS == 8
+    passages = [PASSAGES[0][:40], PASSAGES[1][:70], PASSAGES[2][:25]]
+    wanted = naive_scores(
+        tiny_lm_folder, tiny_tokenizer, "ocean01 and more", passages, reranker.heads
+    )
+    found = reranker.score("ocean01 and more", passages)
+    assert found.shape == (3,) and min(map(abs, wanted)) > 1e-6
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_heads_are_found_by_questions_from_the_text_once(
+    cache, tiny_lm_folder, monkeypatch, capsys
+):
+    from revela.index import listwise as heads
+
+    seen, score = [], heads.score_query_heads
+    monkeypatch.setattr(
+        heads, "score_query_heads", lambda lm, examples: score(lm, seen.extend(examples) or seen)
+    )
+    reranker = load_query_heads(str(tiny_lm_folder), lambda: PASSAGES)
+    (file,) = (cache / "heads").iterdir()
+    ranking = heads_from_file(file, tiny_lm_folder)
+    assert len(ranking) == 16 and reranker.heads == [
+        (layer, head) for layer, head, _ in ranking[:HEADS]
+    ]
+    assert [len(answers) for _, _, answers in seen] == [READ, 4] and all(
+        answers.tolist() == [*range(len(answers))] for *_, answers in seen
+    )
+    prompt, tail, _ = seen[0]
+    read = reranker.make.prompts.tokenizer.decode(
+        prompt["input_ids"][0][prompt["attention_mask"][0].bool()]
+    )
+    asked = [
+        reranker.make.prompts.tokenizer.decode(ids[mask.bool()])
+        for ids, mask in zip(tail["input_ids"], tail["attention_mask"], strict=True)
+    ]
+    questions = [text.removeprefix(ASK).removesuffix(LEAD) for text in asked]
+    assert questions[-1] == "N/A" and len(questions) == READ + 1
+    assert all(
+        q in passage and q not in read for q, passage in zip(questions[:-1], PASSAGES, strict=False)
+    )
+    printed = capsys.readouterr()
+    assert printed.out == "" and "probing the 16 heads of" in printed.err
+    assert (
+        load_query_heads(str(tiny_lm_folder), lambda: []).heads == reranker.heads and len(seen) == 2
+    )
+
+
+def test_too_little_text_to_find_heads_by_is_one_sentence_and_nothing_is_kept(
+    cache, tiny_lm_folder
+):
+    with pytest.raises(RevelaError, match="19 passages of several sentences are too few"):
+        load_query_heads(str(tiny_lm_folder), lambda: [*PASSAGES[: READ - 1], "One sentence."])
+    assert not list(cache.rglob("*.json"))
+
+
+def test_a_long_prompt_fits_into_the_context(cache, tiny_lm_folder, tiny_tokenizer):
+    reranker = load_query_heads(str(tiny_lm_folder), lambda: PASSAGES)
+    passages, query = [f"passage {i} " + "xyz " * 999 for i in range(READ)], "why " * 999
+    prompt, tail = reranker.make.with_nothing_asked(passages, [(query, 0)])
+    tokens = prompt["input_ids"].shape[1] + tail["input_ids"].shape[1]
+    assert 1800 < tokens <= 2048 and np.isfinite(reranker.score(query, passages)).all()
+
+
+def test_an_lm_with_too_short_a_context_is_one_sentence(tiny_lm_folder, tmp_path):
+    folder = shutil.copytree(tiny_lm_folder, tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    with pytest.raises(
+        RevelaError,
+        match=r"short reads 512 tokens, too few for 20 passages of 32: give an LM that reads 1,024 or more",
+    ):
+        load_query_heads(str(folder), lambda: PASSAGES)
+
+
+def test_the_order_is_that_of_standard_scores_and_the_scores_stay():
+    rng = np.random.default_rng(0)
+    scores = {f"d{i}": float(score) for i, score in enumerate(np.sort(rng.random(30))[::-1])}
+    passages = ["a" * int(n) for n in rng.integers(0, 9, READ)]
+    fused, said = list(scores.values())[:READ], [float(len(text)) for text in passages]
+
+    def z(values, i):
+        return (values[i] - fmean(values)) / pstdev(values)
+
+    for weight in (READ_WEIGHT, 2.0):
+        wanted = sorted(range(READ), key=lambda i, w=weight: -(z(fused, i) + w * z(said, i)))
+        found = with_reranker("q", scores, passages, Vowels(), weight)
+        assert list(found) == [*(f"d{i}" for i in wanted), *list(scores)[READ:]] and list(
+            found
+        ) != list(scores)
+        assert list(found.values()) == list(scores.values())
+    assert (
+        with_reranker("q", scores, passages, Vowels(), 0) == scores
+        and with_reranker("q", {}, [], Vowels()) == {}
+    )
+    alike = dict.fromkeys(scores, 0.5)
+    assert list(with_reranker("q", alike, ["", "a"], Vowels()))[:3] == ["d1", "d0", "d2"]
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
+@pytest.mark.parametrize("fusion", ["score", "rank"])
+def test_an_index_has_its_first_documents_read_whatever_found_them(tmp_path, mode, fusion):
+    index = build(tmp_path / "index", documents(40))
+    for query, where in (("abba abab", None), (documents(40)[3].text.split(".")[0], "id != 'd3'")):
+        plain = index.search(query, Letters(), 40, mode, where, fusion)
+        passages = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in plain[:READ]]
+        wanted = with_reranker(query, {hit.id: hit.score for hit in plain}, passages, Vowels())
+        reranker = Vowels()
+        found = index.search(query, Letters(), 5, mode, where, fusion, reranker)
+        assert reranker.read == ([passages] if passages else [])
+        assert [(hit.id, hit.score) for hit in found] == list(wanted.items())[:5]
+        texts = {hit.id: hit.text for hit in plain}
+        assert all(hit.text == texts[hit.id] for hit in found)
+
+
+def test_an_index_gives_a_sample_of_its_passages(tmp_path):
+    index = build(tmp_path / "index", documents(6))
+    assert sorted(index.sample()) == sorted(
+        row["passage"] for row in index._table.search().limit(99).to_list()
+    )
+    index.delete([f"d{i}" for i in range(6)])
+    assert index.sample() == []

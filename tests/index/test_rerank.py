@@ -1,0 +1,118 @@
+"""Late interaction against a naive loop over whole signs; in the index, with tokens that are kept
+and with tokens that are made.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from letters import Letters, build, documents, extend
+
+from revela.errors import RevelaError
+from revela.index.bm25 import BM25, idf
+from revela.index.rerank import WEIGHT, late_interaction, packed_signs, token_weights, with_tokens
+from revela.index.store import Index
+from revela.types import Document
+
+DOCS = documents(40)
+
+
+def naive(query_TW, weight_T, passages):
+    """m of each passage, one product at a time."""
+    scores = []
+    for tokens_JW in passages:
+        total = 0.0
+        for query_W, weight in zip(query_TW, weight_T, strict=True):
+            products = [
+                sum(a * (1 if b > 0 else -1) for a, b in zip(query_W, token_W, strict=True))
+                for token_W in tokens_JW
+            ]
+            total += weight * max(products) / math.sqrt(len(query_W))
+        scores.append(total / sum(weight_T))
+    return scores
+
+
+@pytest.mark.parametrize("width", [8, 13, 384])
+def test_late_interaction_is_the_loop(width):
+    rng = np.random.default_rng(width)
+    query_TW, weight_T = rng.normal(size=(4, width)).astype(np.float32), rng.random(4)
+    passages = [rng.normal(size=(n, width)).astype(np.float32) for n in (1, 3, 20)]
+    packed = [packed_signs(tokens) for tokens in passages]
+    assert [len(p) for p in packed] == [n * -(-width // 8) for n in (1, 3, 20)]
+    np.testing.assert_allclose(
+        late_interaction(query_TW, weight_T, packed), naive(query_TW, weight_T, passages), rtol=1e-5
+    )
+    assert late_interaction(query_TW, weight_T, [b""]) == [0] and late_interaction(
+        query_TW, np.zeros(4), packed
+    ).tolist() == [0, 0, 0]
+
+
+def test_a_token_weighs_as_its_word():
+    weights = {"heat": 2.0, "flows": 3.0}
+    spans = [(0, 4), (4, 5), (6, 8), (8, 11), (11, 12)]  # Heat , flo ws ?
+    assert token_weights("Heat, flows?", spans, lambda word: weights[word]).tolist() == [
+        2,
+        0,
+        3,
+        3,
+        0,
+    ]
+
+
+def test_scores_are_added_and_those_that_were_not_read_again_count_as_unmet():
+    query_TW, _ = Letters().query_tokens("abab cdcd")
+    packed = [packed_signs(Letters._tokens(text)) for text in ("abab", "cdcd abab")]
+    matched = late_interaction(query_TW, np.ones(2), packed)
+    again = with_tokens("abab cdcd", [0.5, 0.4, 0.3], packed, Letters(), lambda word: 1.0)
+    assert matched[1] > matched[0]
+    assert again == pytest.approx(
+        [(0.5 + WEIGHT * matched[0]) / 1.75, (0.4 + WEIGHT * matched[1]) / 1.75, 0.3 / 1.75]
+    )
+
+
+@pytest.mark.parametrize("mode", ["dense", "hybrid"])
+def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path, mode):
+    kept, plain = build(tmp_path / "kept", DOCS, keep_tokens=True), build(tmp_path / "plain", DOCS)
+    for query in ("abba abab", DOCS[3].text.split(".")[0] + " gggg"):
+        without = {hit.id: hit for hit in plain.search(query, Letters(), 40, mode)}
+        hits = [
+            index.search(query, Letters(), 10, mode, rerank="tokens")
+            for index in (kept, Index.load(tmp_path / "plain"))
+        ]
+        assert hits[0] == hits[1] and [hit.score for hit in hits[0]] == sorted(
+            (hit.score for hit in hits[0]), reverse=True
+        )
+        texts = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in hits[0]]
+        passages = [f"{row['passage']}" for row in plain._table.search().limit(10**6).to_list()]
+
+        def weight(word, passages=passages):
+            return float(idf(BM25(passages).frequencies([word]), len(passages))[0])
+
+        query_TW, spans = Letters().query_tokens(query)
+        matched = naive(
+            query_TW, token_weights(query, spans, weight), [Letters._tokens(text) for text in texts]
+        )
+        wanted = [
+            (without[hit.id].score + WEIGHT * m) / (1 + WEIGHT)
+            for hit, m in zip(hits[0], matched, strict=True)
+        ]
+        np.testing.assert_allclose([hit.score for hit in hits[0]], wanted, rtol=1e-5)
+
+
+def test_tokens_come_and_go_with_their_documents(tmp_path):
+    made = build(tmp_path / "index", DOCS[:10], keep_tokens=True)
+    extend(made, [Document("d3", "hhhh gggg."), Document("new", "hgha.")])
+    rows = {(row["id"], row["chunk"]): row for row in made._table.search().limit(100).to_list()}
+    assert (
+        all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows.values())
+        and ("d3", 1) not in rows
+    )
+
+
+def test_what_does_not_go_together_is_one_sentence(tmp_path):
+    made = build(tmp_path / "index", DOCS[:5])
+    for settings in ({"mode": "lexical"}, {"fusion": "rank"}):
+        with pytest.raises(RevelaError, match="re-rank dense search, or hybrid search by score"):
+            made.search("abba", Letters(), rerank="tokens", **settings)

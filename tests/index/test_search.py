@@ -1,0 +1,145 @@
+"""Dense and lexical search, fusion and metrics against definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revela.evaluation.exact import top_k
+from revela.evaluation.metrics import mean_scores, per_query
+from revela.index.bm25 import BM25
+from revela.index.fusion import (
+    Geometry,
+    evenly,
+    fuse_scores,
+    reciprocal_rank_fusion,
+    weight_of_words,
+)
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10))
+def test_top_k_is_a_full_sort_cut_off(count, k, seed):
+    rng = np.random.default_rng(seed)
+    queries, passages = (
+        rng.normal(size=(3, 4)).astype(np.float32),
+        rng.normal(size=(count, 4)).astype(np.float32),
+    )
+    indices, scores = top_k(queries, passages, k)
+    full = queries @ passages.T
+    want = np.argsort(-full, axis=1, kind="stable")[:, : min(k, count)]
+    np.testing.assert_array_equal(indices, want)
+    np.testing.assert_allclose(scores, np.take_along_axis(full, want, 1))
+
+
+def test_fusion_by_hand():
+    fused = reciprocal_rank_fusion([[5, 7], [7, 9]], k=60)
+    assert list(fused) == [7, 5, 9]
+    assert (
+        fused[7] == pytest.approx(1 / 62 + 1 / 61)
+        and fused[5] == pytest.approx(1 / 61)
+        and fused[9] == pytest.approx(1 / 62)
+    )
+
+
+def test_fusion_of_scores_by_hand():
+    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.3}, {"b": 0.5, "c": 0.25}
+    # Above the background of .2: the nearest .6, what the words find first .4. Gaps: .5 - .25 of
+    # .5; .6 - 1.1 / 3 of .6.
+    weight = 1.2 * (0.4 / 0.6) ** 2.5 * (0.5 / (0.7 / 1.8)) ** 0.5
+    assert weight_of_words(cosines, shares, 0.2) == pytest.approx(weight)
+    fused = fuse_scores(cosines, shares, 0.2, 0.1)
+    assert list(fused) == ["b", "a", "c"]
+    assert fused == {
+        d: pytest.approx((cosines[d] + weight * shares.get(d, 0)) / (1 + weight)) for d in fused
+    }
+
+
+def test_words_weigh_as_the_vectors_agree_with_them_and_as_they_are_sure():
+    cosines = {i: 0.9 - i / 50 for i in range(40)}
+
+    def weight(first, gap=0.3, background=0.1):
+        return weight_of_words(
+            cosines,
+            {first: 0.5, **dict.fromkeys(range(first + 1, first + 10), 0.5 - gap)},
+            background,
+        )
+
+    agreed = [weight(first) for first in (0, 10, 29)]
+    assert agreed == sorted(agreed, reverse=True) and agreed[0] > 5 * agreed[2] > 0
+    assert weight(0, 0.4) > weight(0, 0.1) > weight(0, 0) == 0
+    assert (
+        weight(29, background=0.5) == 0
+        and weight_of_words(cosines, {}, 0.1) == 0
+        and weight_of_words(cosines, {0: 1}, 0.95) == 0
+    )
+    alike = dict.fromkeys(range(20), 0.5)  # vectors that tell nothing apart
+    assert weight_of_words(alike, {1: 0.9, 2: 0.1}, 0.2) == pytest.approx(1.2 * 3**0.5)
+    assert fuse_scores(cosines, {}, 0.1, 0.1) == pytest.approx(cosines)
+
+
+def test_words_weigh_less_where_cosines_lie_close_together():
+    cosines, shares = {"a": 0.80, "b": 0.79, "c": 0.70}, {"b": 0.04}
+    weight = weight_of_words(cosines, shares, 0.7)
+    for spread, used in ((0.2, weight), (0.06, weight), (0.03, weight / 2)):
+        assert fuse_scores(cosines, shares, 0.7, spread)["b"] == pytest.approx(
+            (0.79 + used * 0.04) / (1 + used)
+        )
+    assert list(fuse_scores(cosines, shares, 0.7, 0.06)) == ["b", "a", "c"] and list(
+        fuse_scores(cosines, shares, 0.7, 0.001)
+    ) == [
+        "a",
+        "b",
+        "c",
+    ]
+
+
+def test_geometry_is_measured_on_an_even_sample():
+    vectors = np.random.default_rng(1).normal(size=(5000, 16)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert len(evenly(5000)) == 1000 and evenly(3).tolist() == [0, 1, 2] and len(evenly(0)) == 0
+    assert (
+        Geometry.of(vectors).spread == pytest.approx(1 / 16**0.5, rel=0.02)
+        and abs(Geometry.of(vectors).mean).max() < 0.05
+    )
+    assert Geometry.of(vectors[:1]).spread == 0 and Geometry.of(vectors[:0]).mean.shape == (16,)
+
+
+def test_best_bm25_score_is_what_a_text_of_nothing_else_comes_near_to():
+    texts = ["heat flow", "flow of a gas", "a wing"]
+    index = BM25([*texts, "heat gas " * 10_000])
+    best, reached = (
+        index.best(["heat gas", "heat heat", "unseen", "the", ""]),
+        index.top_k(["heat gas"], 1)[1][0, 0],
+    )
+    # Of four texts two hold each word; idf = log(1 + 2.5 / 2.5), k1 + 1 = 2.2; a word that none
+    # holds: log(1 + 4.5 / .5).
+    np.testing.assert_allclose(
+        best, [2 * 2.2 * np.log(2), 2 * 2.2 * np.log(2), 2.2 * np.log(10), 0, 0], rtol=1e-6
+    )
+    assert 0.99 * best[0] < reached < best[0]
+
+
+def test_bm25_finds_words_and_survives_nothing():
+    index = BM25(["the cat sat", "a dog ran", "the the the"])
+    indices, scores = index.top_k(["cat", "unseen", ""], 3)
+    assert indices[0][0] == 0 and scores[0][0] > 0 and scores[1].max() == 0 and scores[2].max() == 0
+    assert BM25(["the", "a"]).top_k(["cat"], 5)[0].shape == (1, 2)
+
+
+def test_bm25_knows_inflections_and_words_of_one_letter():
+    index = BM25(["she banks her savings", "plot x against time", "plot y against time"])
+    assert index.top_k(["banking"], 1)[0][0, 0] == 0
+    assert [int(best[0]) for best in index.top_k(["plot of x", "plot of y"], 1)[0]] == [1, 2]
+
+
+def test_metrics_by_hand():
+    qrels = {"q": {"a": 1, "b": 1}, "unanswered": {"a": 1}}
+    run = {"q": {"x": 3.0, "a": 2.0, "y": 1.0}}
+    scores = per_query(qrels, run)
+    assert scores["q"]["mrr@10"] == 0.5
+    assert scores["q"]["recall@100"] == 0.5
+    assert scores["q"]["map"] == pytest.approx(0.25)
+    assert scores["q"]["ndcg@10"] == pytest.approx((1 / np.log2(3)) / (1 + 1 / np.log2(3)))
+    assert mean_scores(qrels, run)["mrr@10"] == 0.25

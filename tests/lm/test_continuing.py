@@ -1,0 +1,72 @@
+"""Texts that continue another: the same as the whole text read at once, for every family; a mix
+sees what it should.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_language_model import FAMILIES, build
+
+from conftest import tiny_config
+from revela.errors import RevelaError
+from revela.lm.language_model import LanguageModel
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_continuing_equals_reading_it_all(kind):
+    """Logits and gradients to the input embeddings of the tails, against stock transformers on the
+    joined texts.
+    """
+    generator = torch.Generator().manual_seed(2)
+    before = torch.randint(3, 400, (1, 7), generator=generator)
+    tails = torch.randint(3, 400, (3, 5), generator=generator)
+    lengths = [5, 2, 4]
+    plain = build(kind)
+    want = [
+        plain(input_ids=torch.cat([before[0], tail[:n]])[None]).logits[0, 7:]
+        for tail, n in zip(tails, lengths, strict=True)
+    ]
+    lm = LanguageModel(build(kind))
+    mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
+    packed = lm.pack(tails, mask)
+    memory = lm.read(lm.pack(before, torch.ones_like(before)), range(4))
+    got = lm.predict(packed, before=memory)
+    torch.testing.assert_close(got, torch.cat(want), atol=1e-10, rtol=0)
+    rows = packed.layout.has_next_T.nonzero().squeeze(1)
+    losses = lm.token_losses(packed, rows, before=memory)
+    expected = [
+        -w[t].log_softmax(-1)[tail[t + 1]]
+        for w, tail, n in zip(want, tails, lengths, strict=True)
+        for t in range(n - 1)
+    ]
+    torch.testing.assert_close(losses, torch.stack(expected), atol=1e-10, rtol=0)
+    slow, fast = torch.stack(expected).sum(), losses.sum()
+    table = plain.get_input_embeddings().weight
+    torch.testing.assert_close(
+        torch.autograd.grad(fast, lm.model.get_input_embeddings().weight)[0],
+        torch.autograd.grad(slow, table)[0],
+        atol=1e-10,
+        rtol=0,
+    )
+
+
+def test_a_text_and_what_continues_it_must_fit_the_window():
+    lm = LanguageModel(build("gemma3"))
+    before, tail = torch.full((1, 60), 5), torch.full((1, 10), 6)
+    memory = lm.read(lm.pack(before, torch.ones_like(before)), range(4))
+    with pytest.raises(RevelaError, match="70 tokens is longer than the LM's sliding window of 64"):
+        lm.predict(lm.pack(tail, torch.ones_like(tail)), before=memory)
+
+
+def test_without_a_stream_e_a_mix_sees_every_layer_with_the_texts_own_keys():
+    lm = LanguageModel(build("llama"))
+    ids = torch.randint(3, 400, (2, 4), generator=torch.Generator().manual_seed(0))
+    packed, seen = lm.pack(ids, torch.ones_like(ids)), []
+
+    def mix(layer, own, query, key, value, scale):
+        seen.append((layer, key.shape[1], value.shape[0]))
+        return own
+
+    lm.predict(packed, mix=mix)
+    assert seen == [(i, 8, tiny_config("llama").num_key_value_heads) for i in range(4)]

@@ -1,0 +1,56 @@
+"""The blockwise loss is F.cross_entropy(F.linear(...)), in value, gradient and everything but
+memory.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from revela.lm import cross_entropy as lce
+
+
+def tensors(bias: bool):
+    generator = torch.Generator().manual_seed(0)
+    hidden = (3 * torch.randn(11, 6, dtype=torch.float64, generator=generator)).requires_grad_()
+    weight = torch.randn(50, 6, dtype=torch.float64, generator=generator)
+    targets = torch.randint(50, (11,), generator=generator)
+    return (
+        hidden,
+        weight,
+        targets,
+        torch.randn(50, dtype=torch.float64, generator=generator) if bias else None,
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 4, 100])
+@pytest.mark.parametrize("bias", [False, True])
+def test_equals_the_plain_form(rows, bias, monkeypatch):
+    monkeypatch.setattr(lce, "LOGITS_A_BLOCK", rows * 50)
+    hidden, weight, targets, offset = tensors(bias)
+    got = lce.linear_cross_entropy(hidden, weight, targets, offset)
+    want = F.cross_entropy(F.linear(hidden, weight, offset), targets, reduction="none")
+    torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
+    slopes = torch.linspace(-1, 2, 11, dtype=torch.float64)
+    gradients = [torch.autograd.grad(losses @ slopes, hidden)[0] for losses in (got, want)]
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
+
+
+def test_keeps_no_logits():
+    hidden, weight, targets, _ = tensors(False)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        lce.linear_cross_entropy(hidden, weight, targets)
+    assert kept == [hidden.shape]
+
+
+def test_without_a_gradient_and_with_scores_out_of_range():
+    hidden, weight, targets, _ = tensors(False)
+    assert lce.linear_cross_entropy(1e4 * hidden.detach(), weight, targets).isfinite().all()
+
+
+def test_a_head_to_be_trained_is_refused():
+    hidden, weight, targets, _ = tensors(False)
+    with pytest.raises(ValueError, match="freeze it"):
+        lce.linear_cross_entropy(hidden, weight.requires_grad_(), targets)

@@ -1,0 +1,59 @@
+"""An LM that writes: in batches as alone, in the arithmetic that it is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from revela.corpus.queries import Prompting
+from revela.errors import RevelaError
+from revela.lm import generate as writer
+
+PROMPTING = Prompting("Passage: engine1. ", " Question:", chat=False)
+
+
+def test_a_real_model_writes_what_it_would_write_alone(tiny_lm_folder):
+    """Padded, in a batch, after a beginning that was read once: the same words as plain generation
+    of one text.
+    """
+    passages = ["ocean1 ocean2.", "garden1 garden2 garden3 garden4 garden5."]
+    outputs = writer.writer(tiny_lm_folder, PROMPTING, 64, "fp32")(passages)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(tiny_lm_folder),
+        AutoModelForCausalLM.from_pretrained(tiny_lm_folder),
+    )
+    for passage, output in zip(passages, outputs, strict=True):
+        parts = ("Passage: engine1. ", passage, " Question:")
+        ids = torch.tensor(
+            [[i for part in parts for i in tokenizer(part, add_special_tokens=False)["input_ids"]]]
+        )
+        alone = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=writer.NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        want = tokenizer.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)
+        assert output and want.startswith(output[:-1])  # it may stop earlier, at a question mark
+    with pytest.raises(RevelaError, match="no chat template"):
+        writer.writer(tiny_lm_folder, Prompting("", "", chat=True), 64, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_it_computes_in_the_precision_that_is_asked_for(
+    tiny_lm_folder, monkeypatch, precision, dtype
+):
+    opened = []
+    original = writer.open_causal_lm
+
+    def noting(*arguments):
+        opened.append(original(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(writer, "open_causal_lm", noting)
+    writer.writer(tiny_lm_folder, PROMPTING, 64, precision)
+    assert {parameter.dtype for parameter in opened[0].parameters()} == {dtype}

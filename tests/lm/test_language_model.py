@@ -1,0 +1,378 @@
+"""Both streams of every family against a naive model: own and in-batch attention row by row, in
+fp64, with all gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+
+from conftest import SHARED, Embed, tiny_config
+from revela.errors import RevelaError
+from revela.lm.document_attention import InBatchAttention
+from revela.lm.language_model import LanguageModel
+from revela.objectives.revela import Revela
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "objectives"))
+import naive
+
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt_neox"]
+LENGTHS = [5, 3, 4]
+
+
+def batch(vocabulary: int = 400):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, vocabulary, (3, 5), generator=generator)
+    mask = torch.tensor([[1] * n + [0] * (5 - n) for n in LENGTHS])
+    weights = torch.tensor([[0, 0.7, 0.3], [0.4, 0, 0.6], [0.1, 0.9, 0]], dtype=torch.float64)
+    return ids, mask, weights
+
+
+def build(kind: str):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(kind)).double().eval()
+    for (
+        module
+    ) in model.modules():  # transformers' RMSNorm rounds to fp32, which would hide all beyond 1e-8
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(_exact_norm, module)
+    return model
+
+
+def _exact_norm(self, x):
+    gemma = "Gemma" in type(self).__name__
+    eps = self.eps if gemma else self.variance_epsilon
+    return (
+        x
+        * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
+        * (1 + self.weight if gemma else self.weight)
+    )
+
+
+class NaiveRun:
+    """The two streams as their definition says: the whole model twice, one document at a time, no
+    sharing.
+    """
+
+    def __init__(self, mix):
+        self.mix, self.memory, self.mode = mix, {}, "e"
+
+    def __call__(self, module, query, key, value, attention_mask, scaling=None, **kwargs):
+        lengths = [int(n) for n in self.lengths]
+        own = naive.own_attention(query[0], key[0], value[0], lengths, scaling)
+        layer = module.layer_idx
+        if self.mode == "e":
+            self.memory[layer] = (key[0], value[0])
+        else:
+            own = self.mix(layer, own, query[0], *self.memory[layer], scaling, lengths)
+        return own.transpose(0, 1)[None], None
+
+
+def naive_loss(model, ids, mask, mix):
+    run = NaiveRun(mix)
+    run.lengths = mask.sum(1).tolist()
+    AttentionInterface.register("naive", run)
+    AttentionMaskInterface.register("naive", lambda *a, **k: None)
+    model.set_attn_implementation("naive")
+    packed = ids[mask.bool()][None]
+    positions = torch.cat([torch.arange(n) for n in run.lengths])[None]
+    model(input_ids=packed, position_ids=positions, use_cache=False)
+    run.mode = "h"
+    logits = model(input_ids=packed, position_ids=positions, use_cache=False).logits[0]
+    losses, start = [], 0
+    for n in run.lengths:
+        for t in range(start, start + n - 1):
+            losses.append(-logits[t].log_softmax(-1)[packed[0, t + 1]])
+        start += n
+    return torch.stack(losses).mean(), logits
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("form", ["paper", "gated"])
+def test_both_streams_equal_the_naive_loop(kind, form):
+    ids, mask, weights = batch()
+    gates = None
+    if form == "gated":
+        gates = torch.zeros(4, 4, dtype=torch.float64)
+        gates[1, 2], gates[2, :] = (
+            0.3,
+            0.5,
+        )  # one head of one layer, all of another, nothing in the first and the last
+
+    def mix(layer, own, query, key, value, scale, lengths):
+        cross = naive.document_attention(
+            query, key, value, naive_weights, lengths, scale, v_norm=form == "paper"
+        )
+        if gates is None:
+            return own + cross
+        g = gates[layer][:, None, None]
+        return (1 - g) * own + g * cross
+
+    slow_model, fast_model = build(kind), build(kind)
+    naive_weights = weights.clone().requires_grad_()
+    slow, slow_logits = naive_loss(slow_model, ids, mask, mix)
+    slow.backward()
+
+    lm = LanguageModel(fast_model)
+    fast_weights = weights.clone().requires_grad_()
+    packed = lm.pack(ids, mask)
+    layers = range(4) if gates is None else [1, 2]
+    mixer = InBatchAttention(fast_weights, packed.lengths, gates, v_norm=form == "paper")
+    torch.testing.assert_close(
+        lm.predict(packed, lm.read(packed, layers), mixer), slow_logits, atol=1e-10, rtol=0
+    )
+    fast = lm.loss(packed, lm.read(packed, layers), mixer)
+    fast.backward()
+    torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
+    off = ~torch.eye(3, dtype=torch.bool)  # the diagonal is masked out of Sim before it gets here
+    torch.testing.assert_close(fast_weights.grad[off], naive_weights.grad[off], atol=1e-10, rtol=0)
+    for (name, got), want in zip(
+        fast_model.named_parameters(), slow_model.parameters(), strict=True
+    ):
+        assert (got.grad is None) == (want.grad is None), name
+        if got.grad is not None:
+            torch.testing.assert_close(
+                got.grad, want.grad, atol=1e-10, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+            )
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_padding_on_either_side_changes_nothing_and_the_plain_model_is_transformers_own(kind):
+    ids, mask, _ = batch()
+    plain = build(kind)
+    want = torch.cat([plain(input_ids=ids[i : i + 1, :n]).logits[0] for i, n in enumerate(LENGTHS)])
+    lm = LanguageModel(build(kind))
+    torch.testing.assert_close(lm.predict(lm.pack(ids, mask)), want, atol=1e-10, rtol=0)
+    left_ids = torch.stack([row.roll(5 - n) for row, n in zip(ids, LENGTHS, strict=True)])
+    left_mask = mask.flip(1)
+    torch.testing.assert_close(lm.predict(lm.pack(left_ids, left_mask)), want, atol=1e-10, rtol=0)
+
+
+def test_frozen_lm_gives_the_same_gradient_as_a_trained_one():
+    ids, mask, weights = batch()
+    gates = torch.full((4, 4), 0.2, dtype=torch.float64)
+    gradients = []
+    for frozen in (False, True):
+        lm = LanguageModel(build("llama").requires_grad_(not frozen))
+        leaf = weights.clone().requires_grad_()
+        packed = lm.pack(ids, mask)
+        loss = lm.loss(
+            packed,
+            lm.read(packed, range(4)),
+            InBatchAttention(leaf, packed.lengths, gates, v_norm=False),
+        )
+        gradients.append(torch.autograd.grad(loss, leaf)[0])
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
+
+
+def test_lora_on_the_lm_gets_gradients_from_both_streams():
+    from peft import LoraConfig, get_peft_model
+
+    ids, mask, weights = batch()
+    model = get_peft_model(
+        build("llama").requires_grad_(False),
+        LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False),
+    ).double()
+    lm = LanguageModel(model)
+    packed = lm.pack(ids, mask)
+    lm.loss(
+        packed,
+        lm.read(packed, range(4)),
+        InBatchAttention(weights, packed.lengths, None, v_norm=True),
+    ).backward()
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    assert gradients and all(
+        g is not None and g.isfinite().all() and g.abs().sum() > 0 for g in gradients
+    )
+
+
+@pytest.mark.skipif(
+    not (SHARED / "golden").is_dir(), reason="the authors' figures (shared/golden) are not here"
+)
+@pytest.mark.parametrize("form", ["v_norm", "no_v_norm"])
+def test_paper_form_equals_the_authors_code(form):
+    from safetensors import safe_open
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with safe_open(SHARED / "golden" / "paper_attention.safetensors", "pt") as file:
+        golden = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        rms_norm_eps=1e-6, rope_theta=10000.0, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(
+        {k.removeprefix("weights."): v for k, v in golden.items() if k.startswith("weights.")}
+    )
+    lm = LanguageModel(model)
+    ids, mask = golden["input_ids"], golden["attention_mask"]
+    weights = golden["sim"].clone().requires_grad_()
+    packed = lm.pack(ids, mask)
+    mixer = InBatchAttention(weights, packed.lengths, None, v_norm=form == "v_norm")
+    logits = lm.predict(packed, lm.read(packed, range(3)), mixer)
+    torch.testing.assert_close(logits, golden[f"{form}.logits"][mask.bool()], atol=1e-5, rtol=0)
+    loss = lm.loss(packed, lm.read(packed, range(3)), mixer)
+    assert loss.item() == pytest.approx(
+        {"v_norm": 5.399142742, "no_v_norm": 5.153196335}[form], abs=2e-6
+    )
+    loss.backward()
+    torch.testing.assert_close(weights.grad, golden[f"{form}.grad_sim"], atol=2e-6, rtol=0)
+    parameters = dict(model.named_parameters())
+    checked = [k for k in golden if k.startswith(f"{form}.grad.")]
+    assert checked
+    for name in checked:
+        torch.testing.assert_close(
+            parameters[name.removeprefix(f"{form}.grad.")].grad, golden[name], atol=5e-6, rtol=0
+        )
+
+
+def test_refuses_by_name_what_it_cannot_carry():
+    import transformers as t
+
+    gemma2 = t.Gemma2Config(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    with pytest.raises(RevelaError, match=r"gemma-2.*use a Llama"):
+        LanguageModel(AutoModelForCausalLM.from_config(gemma2), "gemma-2")
+    with pytest.raises(RevelaError, match=r"encoder-decoder.*use a Llama"):
+        LanguageModel(
+            t.T5ForConditionalGeneration(
+                t.T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
+            ),
+            "t5",
+        )
+    mamba = t.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    with pytest.raises(RevelaError, match=r"AttentionInterface.*use a Llama"):
+        LanguageModel(t.MambaForCausalLM(mamba), "mamba")
+
+
+def test_refuses_gradient_checkpointing_and_chunks_past_the_window():
+    ids, mask, _ = batch()
+    lm = LanguageModel(build("llama"))
+    lm.model.gradient_checkpointing_enable()
+    with pytest.raises(RevelaError, match="gradient checkpointing"):
+        lm.read(lm.pack(ids, mask), range(4))
+    gemma = LanguageModel(build("gemma3"))
+    long = torch.full((1, 70), 5)
+    with pytest.raises(RevelaError, match="sliding window of 64"):
+        gemma.predict(gemma.pack(long, torch.ones_like(long)))
+
+
+def test_a_bare_call_of_the_switched_model_is_refused():
+    lm = LanguageModel(build("llama"))
+    with pytest.raises(RevelaError, match="LanguageModel"):
+        lm.model(input_ids=torch.ones(1, 3, dtype=torch.long))
+
+
+def test_the_split_backward_equals_the_joined_one():
+    """Taking d loss / d Sim first and the retriever's backward after gives the gradient of the
+    whole graph.
+    """
+
+    ids, mask, _ = batch()
+    gradients = []
+    for frozen in (False, True):
+        model, lm = Embed(), LanguageModel(build("llama").float().requires_grad_(not frozen))
+        objective = Revela(
+            model,
+            lm,
+            tau=0.1,
+            gates_LH=torch.full((4, 4), 0.3),
+            v_norm=False,
+            learn_tau=True,
+            learn_gates=True,
+        )
+        features = {"input_ids": ids, "attention_mask": mask}
+        loss = objective([features, features, features])
+        loss.backward()
+        gradients.append(
+            (
+                loss.detach(),
+                model.table.weight.grad,
+                objective.log_tau.grad,
+                objective.gates_LH.grad,
+            )
+        )
+    for joined, split in zip(*gradients, strict=True):
+        assert split.abs().sum() > 0
+        torch.testing.assert_close(joined, split, atol=1e-6, rtol=1e-4)
+
+
+def test_stream_e_ends_with_the_last_keys_that_are_read():
+    ids, mask, _ = batch()
+    lm = LanguageModel(build("llama").requires_grad_(False))
+    ran = []
+    for i, layer in enumerate(lm.model.model.layers):
+        layer.mlp.register_forward_hook(lambda *_, i=i: ran.append(i))
+    lm.model.lm_head.register_forward_hook(lambda *_: ran.append("head"))
+    memory = lm.read(lm.pack(ids, mask), [1, 2])
+    assert ran == [0, 1] and sorted(memory.keys) == [1, 2]
+
+
+def test_a_head_that_is_not_all_there_is_keeps_its_own_logits():
+    """Cohere scales its logits: the loss must see them."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    config = t.CohereConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        logit_scale=0.25, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = t.CohereForCausalLM(config).eval().requires_grad_(False)
+    ids = torch.randint(3, 64, (1, 9))
+    want = model(input_ids=ids, labels=ids).loss
+    lm = LanguageModel(model)
+    torch.testing.assert_close(lm.loss(lm.pack(ids, torch.ones_like(ids))), want, atol=1e-5, rtol=0)
+
+
+def objective_of(lm, **changes):
+    return Revela(Embed(), lm, tau=0.1, gates_LH=torch.full((4, 4), 0.3), v_norm=False, **changes)
+
+
+def test_groups_of_a_batch_do_not_see_one_another():
+    lm = LanguageModel(build("llama").float().requires_grad_(False))
+    ids = torch.randint(3, 400, (6, 5), generator=torch.Generator().manual_seed(1))
+    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    together = objective_of(lm, group_size=3)
+    loss = together([features] * 3)
+    loss.backward()
+    apart = objective_of(lm)
+    losses = [
+        apart([{k: v[g] for k, v in features.items()}] * 3) for g in (slice(0, 3), slice(3, 6))
+    ]
+    (sum(losses) / 2).backward()
+    torch.testing.assert_close(loss, sum(losses) / 2, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        together.model.table.weight.grad, apart.model.table.weight.grad, atol=1e-7, rtol=1e-4
+    )
+
+
+def test_a_retriever_that_reads_a_few_texts_at_a_time_gets_the_same_gradient():
+    lm = LanguageModel(build("llama").float().requires_grad_(False))
+    ids, mask, _ = batch()
+    features = {"input_ids": ids, "attention_mask": mask}
+    found, seen = [], []
+    for size in (0, 2):
+        objective = objective_of(lm, retriever_batch=size)
+        objective.model.register_forward_pre_hook(
+            lambda _m, inputs: seen.append(len(inputs[0]["input_ids"]))
+        )
+        loss = objective([features] * 3)
+        loss.backward()
+        found.append((loss.detach(), objective.model.table.weight.grad))
+    assert (
+        seen[:2] == [3, 3] and sorted(seen[2:]) == [1] * 4 + [2] * 4
+    )  # both sides, forward and once more backward
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)

@@ -1,0 +1,227 @@
+"""The saved folder is stock Sentence Transformers and gives the vectors that training saw; the
+corpus fit does what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from small import build, fit
+
+from revela.errors import RevelaError
+from revela.retriever import encode
+from revela.retriever.build import load_retriever
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.lora import add_lora
+from revela.retriever.save import save_retriever
+from revela.training.trainer import trainable_state
+
+TEXTS = [
+    "ocean1 ocean2 ocean3.",
+    "A second, longer text about engine4 and garden5, with engine4 again.",
+    "x",
+    "planet0 " * 40,
+]
+STOCK = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+assert not any(m.startswith("revela") for m in sys.modules)
+model = SentenceTransformer(sys.argv[1], device="cpu")
+texts = json.loads(sys.argv[2])
+print(json.dumps([model.encode_query(texts).tolist(), model.encode_document(texts).tolist()]))
+"""
+
+
+@pytest.mark.parametrize("pooling", ["mean", "eos", "weighted-mean"])
+def test_saved_folder_gives_the_same_vectors_in_stock_sentence_transformers(
+    tiny_lm_folder, tmp_path, pooling
+):
+    model = build(tiny_lm_folder, pooling)
+    encoder = RetrieverEncoder(model, bf16=False)
+    if pooling == "mean":
+        fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
+    add_lora(model, 4, 8, 0.0)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    save_retriever(model, tmp_path / "out", "card")
+    result = subprocess.run(
+        [sys.executable, "-c", STOCK, str(tmp_path / "out"), json.dumps(TEXTS)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    queries, passages = json.loads(result.stdout)
+    np.testing.assert_allclose(queries, encoder.encode_queries(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(passages, encoder.encode_passages(TEXTS), atol=1e-5)
+    assert not np.allclose(queries, passages, atol=1e-3)  # the prompts differ
+    assert not list((tmp_path / "out").rglob("*.bin")) and not list(
+        (tmp_path / "out").rglob("*.pt")
+    )
+
+
+def test_lora_changes_the_vectors_and_alone_is_trained(tiny_lm_folder):
+    model = build(tiny_lm_folder)
+    before = RetrieverEncoder(model, False).encode_queries(TEXTS)
+    add_lora(model, 4, 8, 0.0)
+    trained = trainable_state(model)
+    assert trained and all("lora_" in name for name in trained)
+    np.testing.assert_allclose(
+        before, RetrieverEncoder(model, False).encode_queries(TEXTS), atol=1e-6
+    )
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    assert not np.allclose(before, RetrieverEncoder(model, False).encode_queries(TEXTS), atol=1e-2)
+
+
+def test_a_chat_template_is_not_applied(tiny_lm_folder, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(tiny_lm_folder, tmp_path / "instruct")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<s>garden5 engine4 {{ m['content'] }}</s>{% endfor %}"
+    )
+    model = build(folder)
+    assert model.preprocess(["ocean1"])["input_ids"].tolist() == [
+        model.tokenizer("ocean1")["input_ids"]
+    ]
+    save_retriever(model, tmp_path / "out", "card")
+    again = load_retriever(tmp_path / "out")
+    assert again.preprocess(["ocean1"])["input_ids"].tolist() == [
+        model.tokenizer("ocean1")["input_ids"]
+    ]
+
+
+def test_eos_survives_truncation(tiny_lm_folder):
+    model = build(tiny_lm_folder, "eos", max_tokens=8)
+    ids = model.tokenizer("planet0 " * 40, truncation=True, max_length=8)["input_ids"]
+    assert len(ids) == 8 and ids[-1] == model.tokenizer.eos_token_id
+
+
+def test_layers_are_cut_and_all_kept_at_zero(tiny_lm_folder):
+    assert len(build(tiny_lm_folder, layers=1)[0].model.layers) == 1
+    assert len(build(tiny_lm_folder, layers=0)[0].model.layers) == 4
+
+
+def test_the_saved_tokenizer_cuts_nothing_by_itself(tiny_lm_folder, tmp_path):
+    """Other software reads tokenizer.json alone; training reads shorter texts than the saved model
+    may.
+    """
+    model = build(tiny_lm_folder)
+    model.max_seq_length = 8
+    model.encode(["ocean " * 30, "ocean"])
+    save_retriever(model, tmp_path / "out", "card")
+    saved = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
+    assert saved["truncation"] is None and saved["padding"] is None
+
+
+def test_case_is_folded_by_the_tokenizer_itself(tiny_lm_folder, tmp_path):
+    model = build(tiny_lm_folder, lower_case=True)
+    save_retriever(model, tmp_path / "out", "card")
+    again = RetrieverEncoder(load_retriever(tmp_path / "out"), False)
+    np.testing.assert_allclose(
+        again.encode_queries(["OCEAN1 Ocean"]), again.encode_queries(["ocean1 ocean"]), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("make", [lambda p: p, lambda p: p / "missing"])
+def test_not_a_model_is_one_sentence(tmp_path, make):
+    with pytest.raises(RevelaError, match=r"modules\.json"):
+        load_retriever(make(tmp_path))
+
+
+def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
+    tiny_lm_folder, monkeypatch
+):
+    """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same
+    vectors, same order.
+    """
+    monkeypatch.setattr(encode, "TOKENS_A_BATCH", 40)
+    monkeypatch.setattr(encode, "READ_AHEAD", 7)
+    model = build(tiny_lm_folder)
+    fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
+    texts = [
+        " ".join(["ocean1", "engine4", "planet0"][: 1 + i % 3] * (i % 5 + 1)) + str(i)
+        for i in range(23)
+    ] + [""]
+    shapes = []
+    model[0].register_forward_pre_hook(
+        lambda _m, inputs: shapes.append(inputs[0]["input_ids"].shape)
+    )
+    got = RetrieverEncoder(model, bf16=False).encode_passages(texts)
+    assert max(rows * columns for rows, columns in shapes) <= 40 and len(shapes) > 4
+    want = model.encode([t or "." for t in texts], prompt=model.prompts["document"])
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_a_model_stored_in_bf16_is_trained_in_fp32(tiny_lm_folder, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(tiny_lm_folder, dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "half"
+    )
+    AutoTokenizer.from_pretrained(tiny_lm_folder).save_pretrained(tmp_path / "half")
+    model = build(tmp_path / "half", "mean")
+    model.bfloat16().save_pretrained(str(tmp_path / "whole"))
+    for folder in ("half", "whole"):
+        model = build(tmp_path / folder, "mean")
+        add_lora(model, 4, 8, 0.0)
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_token_vectors_leave_out_prompts_and_special_tokens_and_come_with_the_same_vectors(
+    tiny_lm_folder,
+):
+    model = build(tiny_lm_folder, pooling="eos")
+    encoder, texts = (
+        RetrieverEncoder(model, bf16=False),
+        ["ocean1 ocean2", "the garden and the planet", "x"],
+    )
+    vectors, tokens = encoder.encode_with_tokens(texts)
+    np.testing.assert_array_equal(vectors, encoder.encode_passages(texts))
+    for text, tokens_TW in zip(texts, tokens, strict=True):
+        count = len(model.tokenizer(" " + text, add_special_tokens=False)["input_ids"])
+        features = model[0](model.preprocess([text], prompt="passage: "))
+        whole_TW = (
+            torch.nn.functional.normalize(features["token_embeddings"][0].float(), dim=1)
+            .detach()
+            .numpy()
+        )
+        np.testing.assert_allclose(tokens_TW, whole_TW[-1 - count : -1], atol=1e-5)
+    query = "garden1 planet"
+    query_TW, spans = encoder.query_tokens(query)
+    assert (
+        len(query_TW) == len(spans)
+        and "".join(query[a:b] for a, b in spans).replace(" ", "") == "garden1planet"
+    )
+
+
+def test_token_vectors_go_through_the_linear_layer_that_follows_the_pooling(tiny_lm_folder):
+    plain, fitted = (
+        build(tiny_lm_folder, query_prompt="", passage_prompt=""),
+        build(tiny_lm_folder, query_prompt="", passage_prompt=""),
+    )
+    fit(fitted, TEXTS * 5, token_weighting=3e-3, whitening=0.4, lexical=1.0)
+    tokens_TW = RetrieverEncoder(fitted, bf16=False).encode_with_tokens(TEXTS[:1])[1][0]
+    linear = next(module for module in fitted if isinstance(module, modules.Dense)).linear
+    whole_TW = linear(plain[0](plain.preprocess(TEXTS[:1]))["token_embeddings"][0].float())
+    np.testing.assert_allclose(
+        tokens_TW, torch.nn.functional.normalize(whole_TW, dim=1).detach().numpy(), atol=1e-5
+    )
+
+
+def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):
+    static = SentenceTransformer(
+        modules=[modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)]
+    )
+    with pytest.raises(RevelaError, match="no transformer, and so no token vectors"):
+        RetrieverEncoder(static, bf16=False).encode_with_tokens(["a"])

@@ -1,0 +1,176 @@
+"""Fixtures: a served index of tiny models, by a real server on a free port in a thread. (A second
+conftest would hide the first.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import make_rows
+from revela.corpus.arrow_list import stored
+from revela.index import encode_corpus as indexing
+from revela.index.store import Index
+from revela.retriever.build import build_retriever
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.tokens import TokenCounter
+from revela.server.app import Service
+from revela.server.lifecycle import listen, server_of
+from revela.settings import Indexing, Limits
+from revela.types import Document
+
+
+@dataclass
+class Running:
+    url: str
+    service: Service
+    server: object
+    thread: threading.Thread
+
+
+@contextmanager
+def running(service: Service) -> Iterator[Running]:
+    listening = listen("127.0.0.1", 0)
+    server = server_of(service, service.limits)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    port = listening.getsockname()[1]
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield Running(f"http://127.0.0.1:{port}", service, server, thread)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def encoder(tiny_lm_folder) -> RetrieverEncoder:
+    model = build_retriever(
+        tiny_lm_folder,
+        layers=2,
+        pooling="mean",
+        max_tokens=512,
+        lower_case=False,
+        query_prompt="query: ",
+        passage_prompt="passage: ",
+    )
+    return RetrieverEncoder(model, bf16=False)
+
+
+def build(
+    folder: Path,
+    documents: list[Document],
+    encoder,
+    metadata=(),
+    model="/somewhere/secret/model",
+    fingerprint="0123",
+    keep_tokens=True,
+) -> Index:
+    made = dict(
+        model=model,
+        fingerprint=fingerprint,
+        settings=Indexing(keep_tokens=keep_tokens),
+        metadata=metadata,
+    )
+    return indexing.build(folder, stored(Document, documents), encoder, **made)[0]
+
+
+def documents(count: int, sentences: int) -> list[Document]:
+    rows = make_rows(count, sentences=sentences)
+    return [
+        Document(row["_id"], row["text"], row["title"], metadata={"year": 2000 + i, "lang": "en"})
+        for i, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture(scope="session")
+def index(encoder, tmp_path_factory) -> Index:
+    return build(
+        tmp_path_factory.mktemp("served") / "secret", documents(40, 2), encoder, ("year", "lang")
+    )
+
+
+@pytest.fixture(scope="session")
+def make_service(encoder, index):
+    def make(
+        token: str | None = None,
+        local_only: bool = False,
+        dimensions=(),
+        encoder=encoder,
+        reranker=None,
+        **limits,
+    ) -> Service:
+        changed = dataclasses.replace(Limits(), **limits)
+        counter = TokenCounter(encoder.model)
+        more = dict(dimensions=dimensions, token=token, local_only=local_only, reranker=reranker)
+        return Service(index, encoder, counter, "tiny", changed, **more)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server(make_service) -> Iterator[Running]:
+    with running(make_service(client_seconds=60)) as up:
+        yield up
+
+
+class Backwards:
+    """A re-ranker that likes best what was found last; stops before each query until it may go on."""
+
+    def __init__(self) -> None:
+        self.open, self.begun = threading.Event(), threading.Event()
+        self.read: list[str] = []
+        self.open.set()
+
+    def score(self, query, passages):
+        self.read.append(query)
+        self.begun.set()
+        assert self.open.wait(120)
+        return 100.0 ** np.arange(len(passages))
+
+
+class Slow:
+    """An encoder that notes what it is given at a time and stops before each batch until it may go
+    on.
+    """
+
+    def __init__(self, encoder: RetrieverEncoder) -> None:
+        self.model, self.encoder = encoder.model, encoder
+        self.open = threading.Event()
+        self.begun = threading.Event()
+        self.batches: list[tuple[str, list[str]]] = []
+        self.open.set()
+
+    def _encode(self, role, texts):
+        self.batches.append((role, list(texts)))
+        self.begun.set()
+        assert self.open.wait(120)
+        return (self.encoder.encode_queries if role == "query" else self.encoder.encode_passages)(
+            texts
+        )
+
+    def encode_queries(self, texts, progress=False):
+        return self._encode("query", texts)
+
+    def encode_passages(self, texts, progress=False):
+        return self._encode("passage", texts)
+
+    def stop(self) -> None:
+        self.open.clear()
+        self.begun.clear()
+        self.batches.clear()
+
+
+@pytest.fixture
+def slow(encoder) -> Slow:
+    return Slow(encoder)

@@ -1,0 +1,207 @@
+"""Micro-batches against unbatched encoding: what is joined, who takes turns, and what a full queue,
+a cancelled call and an error do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from served import encoder, slow
+
+from conftest import make_rows
+from revela.server.batching import Batcher, QueueFull
+
+
+def tokens_of(texts):
+    return [len(text.split()) for text in texts]
+
+
+@pytest.fixture
+def batcher(slow):
+    batcher = Batcher(slow, batch_tokens=40, max_tokens=1000)
+    yield batcher
+    slow.open.set()
+    batcher.close()
+
+
+async def behind_a_batch(slow, batcher, *later):
+    """Start the calls while the model is busy with another, then let it go on; their results."""
+    slow.stop()
+    first = asyncio.create_task(batcher.encode(["first"], [1], "passage"))
+    while not slow.begun.is_set():
+        await asyncio.sleep(0.001)
+    tasks = [asyncio.create_task(call) for call in later]
+    await asyncio.sleep(0.01)
+    slow.open.set()
+    await first
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_joined_requests_get_the_vectors_that_they_would_get_alone(slow, encoder, batcher):
+    rng = random.Random(0)
+    rows = [row["text"] for row in make_rows(60, sentences=3)]
+    requests = [
+        (
+            [
+                " ".join(rng.choice(rows).split()[: rng.randint(1, 25)])
+                for _ in range(rng.randint(1, 6))
+            ],
+            rng.random() < 0.5,
+        )
+        for _ in range(30)
+    ]
+
+    async def run():
+        calls = [
+            batcher.encode(texts, tokens_of(texts), "query" if query else "passage")
+            for texts, query in requests
+        ]
+        return await behind_a_batch(slow, batcher, *calls)
+
+    for (texts, query), got in zip(requests, asyncio.run(run()), strict=True):
+        want = np.concatenate(
+            [
+                (encoder.encode_queries if query else encoder.encode_passages)([text])
+                for text in texts
+            ]
+        )
+        np.testing.assert_allclose(got, want, atol=2e-6)
+    assert len(slow.batches) < 1 + sum(len(texts) for texts, _ in requests) / 2
+    assert all(sum(tokens_of(texts)) <= 40 for _, texts in slow.batches)
+    assert sum(len(texts) for _, texts in slow.batches) == 1 + sum(
+        len(texts) for texts, _ in requests
+    )
+    assert batcher.waiting_tokens == {"query": 0, "passage": 0}
+
+
+def test_a_query_waits_for_one_batch_of_passages_and_a_small_request_for_a_share_of_a_large_one(
+    slow, batcher
+):
+    async def run():
+        large = batcher.encode(["p"] * 20, [20] * 20, "passage")
+        small = batcher.encode(["s"], [20], "passage")
+        return await behind_a_batch(
+            slow, batcher, large, small, batcher.encode(["q"], [5], "query")
+        )
+
+    large, small, query = asyncio.run(run())
+    assert len(large) == 20 and len(small) == len(query) == 1
+    batches = [(role, "".join(texts)) for role, texts in slow.batches[1:]]
+    assert batches[0] == ("query", "q") and [batch for _, batch in batches[1:7]] == [
+        "pp",
+        "pp",
+        "pp",
+        "pp",
+        "sp",
+        "pp",
+    ]
+
+
+def test_texts_of_like_length_go_together(slow, batcher, encoder):
+    texts = [" ".join(["word"] * count) for count in (20, 2, 19, 1, 18, 3, 17, 4)]
+
+    async def run():
+        return await behind_a_batch(
+            slow, batcher, *(batcher.encode([text], tokens_of([text]), "passage") for text in texts)
+        )
+
+    np.testing.assert_allclose(
+        np.concatenate(asyncio.run(run())), encoder.encode_passages(texts), atol=2e-6
+    )
+    assert [tokens_of(batch) for _, batch in slow.batches[1:]] == [[1, 2, 3, 4, 17], [18, 19], [20]]
+
+
+def test_a_text_longer_than_a_batch_is_a_batch(slow, batcher):
+    async def run():
+        return await behind_a_batch(
+            slow, batcher, batcher.encode(["a", "b", "c"], [30, 90, 10], "passage")
+        )
+
+    assert len(asyncio.run(run())[0]) == 3
+    assert [texts for _, texts in slow.batches[1:]] == [["c", "a"], ["b"]]
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(slow, batcher):
+    async def run():
+        calls = [
+            batcher.encode(["x"], [600], "passage"),
+            batcher.encode(["y"], [500], "passage"),
+            batcher.encode(["z"], [500], "query"),
+        ]
+        return await behind_a_batch(slow, batcher, *calls)
+
+    first, second, other_role = asyncio.run(run())
+    assert len(first) == len(other_role) == 1
+    assert isinstance(second, QueueFull) and second.seconds >= 1
+    batcher._tokens_done, batcher._seconds_busy = 100, 2.0
+    assert batcher._seconds_until(170) == 4
+
+
+def test_a_cancelled_call_is_not_encoded(slow, batcher):
+    async def run():
+        slow.stop()
+        first = asyncio.create_task(batcher.encode(["first"], [1], "passage"))
+        while not slow.begun.is_set():
+            await asyncio.sleep(0.001)
+        cancelled = asyncio.create_task(batcher.encode(["cancelled"], [900], "passage"))
+        await asyncio.sleep(0.01)
+        cancelled.cancel()
+        await asyncio.sleep(0.01)
+        later = asyncio.create_task(
+            batcher.encode(["later"], [900], "passage")
+        )  # there is room for it already
+        slow.open.set()
+        await first
+        return await later
+
+    assert len(asyncio.run(run())) == 1
+    assert [texts for _, texts in slow.batches] == [["first"], ["later"]]
+
+
+def test_an_error_and_a_nan_fail_their_batch_and_no_other(slow, batcher, monkeypatch):
+    encode = slow._encode
+
+    def broken(role, texts):
+        if "broken" in texts:
+            raise MemoryError("no room")
+        return encode(role, texts) * (np.nan if "nan" in texts else 1)
+
+    monkeypatch.setattr(slow, "_encode", broken)
+
+    async def run():
+        calls = [
+            batcher.encode([word] * 2, [30, 30], "passage") for word in ("broken", "nan", "fine")
+        ]
+        return await behind_a_batch(slow, batcher, *calls)
+
+    broken_one, nan, fine = asyncio.run(run())
+    assert (
+        isinstance(broken_one, MemoryError)
+        and isinstance(nan, FloatingPointError)
+        and len(fine) == 2
+    )
+    assert batcher.waiting_tokens["passage"] == 0
+
+
+def test_closing_finishes_what_was_taken(slow):
+    batcher = Batcher(slow, batch_tokens=10, max_tokens=100)
+
+    async def run():
+        slow.stop()
+        tasks = [
+            asyncio.create_task(batcher.encode([f"text {i}"], [10], "passage")) for i in range(5)
+        ]
+        await asyncio.sleep(0.05)
+        closing = asyncio.create_task(asyncio.to_thread(batcher.close))
+        await asyncio.sleep(0.05)
+        slow.open.set()
+        await closing
+        assert not batcher.alive
+        with pytest.raises(QueueFull):
+            await batcher.encode(["late"], [1], "passage")
+        return await asyncio.gather(*tasks)
+
+    assert [len(vectors) for vectors in asyncio.run(run())] == [1] * 5

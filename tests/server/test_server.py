@@ -1,0 +1,173 @@
+"""How long the server waits for clients, by a pretended connection; and the verb, as a process of
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from served import build, encoder
+
+import revela.cli as cli
+from revela.cli.serve import name_of, token_of
+from revela.errors import RevelaError
+from revela.lm.head_ranking import save_heads
+from revela.retriever.encode import load_encoder
+from revela.server.lifecycle import Impatient
+from revela.types import Document
+from revela.weights import fingerprint
+
+
+class Connection:
+    """A transport whose unread bytes are told."""
+
+    def __init__(self, unread: list[int]) -> None:
+        self.unread, self.left = unread, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread.pop(0)
+
+    def abort(self) -> None:
+        self.left = True
+
+
+@pytest.mark.parametrize(("unread", "waits"), [([0], 1), ([80, 80], 2), ([80, 60, 10, 0], 4)])
+def test_a_client_is_waited_for_as_long_as_it_reads(unread, waits):
+    async def run():
+        protocol = Impatient.__new__(Impatient)
+        protocol.transport, protocol.loop, protocol.timeout_keep_alive = (
+            Connection(list(unread)),
+            asyncio.get_running_loop(),
+            0.02,
+        )
+        protocol.unread = 100
+        protocol._wait()
+        while not protocol.transport.left:
+            await asyncio.sleep(0.005)
+        return protocol.transport.unread
+
+    assert asyncio.run(run()) == [] and waits == len(unread)
+
+
+def test_the_verb_serves_until_it_is_told_to_stop(encoder, tiny_lm_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "heads").mkdir(parents=True)
+    ranking = tmp_path / "cache" / "heads" / f"{fingerprint(tiny_lm_folder)}-questions.json"
+    save_heads(ranking, "tiny", tiny_lm_folder, [(1, 2, 0.9), (0, 1, 0.8)])
+    encoder.model.save_pretrained(str(tmp_path / "my-model"))
+    folder = tmp_path / "my-model"
+    found = [Document("1", "ocean garden"), Document("2", "engine violin")]
+    build(
+        tmp_path / "index",
+        found,
+        load_encoder(folder, "fp32"),
+        model=str(folder),
+        fingerprint=fingerprint(folder),
+    )
+    environment = {
+        **os.environ,
+        "TOKEN": "sesame",
+        "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "revela",
+        "serve",
+        str(tmp_path / "index"),
+        "--port",
+        "0",
+        "--token-env",
+        "TOKEN",
+        "--max-texts",
+        "3",
+        "--lm",
+        str(tiny_lm_folder),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        line = process.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
+        assert "as my-model" in line
+        client = httpx.Client(headers={"authorization": "Bearer sesame"}, timeout=60)
+        found = client.post(url + "v1/search", json={"query": "violin", "mode": "lexical"}).json()
+        assert [hit["id"] for hit in found["data"]] == ["2"] and found["model"] == "my-model"
+        read = client.post(url + "v1/search", json={"query": "violin", "rerank": "heads"}).json()
+        assert (
+            sorted(hit["id"] for hit in read["data"]) == ["1", "2"]
+            and read["data"][0]["score"] >= read["data"][1]["score"]
+        )
+        refused = client.post(url + "v1/embeddings", json={"model": "my-model", "input": ["a"] * 4})
+        assert (
+            refused.status_code == 400
+            and "at most 3" in refused.text
+            and str(tmp_path) not in refused.text
+        )
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode in (0, -signal.SIGTERM) and "Traceback" not in errors
+    finally:
+        process.kill()
+
+
+def test_tokens_come_from_one_place_and_are_not_empty(monkeypatch, tmp_path):
+    (tmp_path / "token").write_text(" sesame\n")
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("TOKEN", "sesame")
+    monkeypatch.delenv("NONE", raising=False)
+    assert (
+        token_of("TOKEN", None) == token_of(None, tmp_path / "token") == "sesame"
+        and token_of(None, None) is None
+    )
+    for arguments, message in [
+        (("TOKEN", tmp_path / "token"), "both given"),
+        (("NONE", None), "empty or not set"),
+        ((None, tmp_path / "empty"), "is empty"),
+        ((None, tmp_path / "none"), "cannot be read"),
+    ]:
+        with pytest.raises(RevelaError, match=message):
+            token_of(*arguments)
+
+
+def test_a_models_name_is_its_hub_id_or_its_folders(tmp_path):
+    assert name_of(tmp_path / "my-model") == "my-model"
+    assert name_of(Path("/cache/models--owner--some--name/snapshots/0123abc")) == "owner/some--name"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "0"], "is not an index"),
+        (["--port", "99999"], "99999 is no port"),
+        (["--port", "0", "--token-env", "NONE"], "empty or not set"),
+        (["--port", "0", "--max-texts", "0"], "give numbers above 0"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.delenv("NONE", raising=False)
+    monkeypatch.setattr(sys, "argv", ["revela", "serve", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    errors = capsys.readouterr().err
+    assert stop.value.code == 2 and message in errors and len(errors.strip().splitlines()) == 1
+
+
+def test_without_its_libraries_the_verb_says_what_to_install(monkeypatch, capsys, tmp_path):
+    for module in [name for name in sys.modules if name.startswith("revela.server.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.h11_impl", None)
+    monkeypatch.setattr(sys, "argv", ["revela", "serve", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2 and "pip install 'revela[serve]'" in capsys.readouterr().err

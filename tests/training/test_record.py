@@ -1,0 +1,151 @@
+"""A run is resumed with what it was begun with, or refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conftest import make_rows
+from revela.corpus.arrow_list import stored
+from revela.errors import RevelaError
+from revela.groups.folder import save_groups
+from revela.settings import Recipe
+from revela.training.record import (
+    FREE_WHEN_DONE,
+    RUN_FILE,
+    checkpoint_to_resume,
+    corpus_digest,
+    refuse_another,
+    remove_begun,
+    settings_of,
+    write_record,
+)
+from revela.types import Chunk, Document
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run that got as far as its first checkpoint."""
+    out = tmp_path / "out"
+    (out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
+    write_record(settings_of(Recipe(matryoshka=(8,))), {"corpus_digest": "one", "bm25": {}}, out)
+    return out
+
+
+def test_the_same_goes_on_whatever_its_limits(begun):
+    for recipe in (Recipe(matryoshka=(8,)), Recipe(matryoshka=(8,), max_minutes=1.0, threads=3)):
+        assert checkpoint_to_resume(settings_of(recipe), "one", begun).name == "checkpoint-5"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "digest", "message"),
+    [
+        (Recipe(matryoshka=(8,), tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
+        (Recipe(), "one", r"other settings \(matryoshka\)"),
+        (
+            Recipe(matryoshka=(8,)),
+            "another",
+            "was begun on another corpus: give that one, as it was",
+        ),
+    ],
+)
+def test_something_else_is_refused(begun, recipe, digest, message):
+    with pytest.raises(RevelaError, match=message):
+        checkpoint_to_resume(settings_of(recipe), digest, begun)
+
+
+def test_a_record_of_an_earlier_version_says_nothing_of_its_corpus(begun):
+    written = json.loads((begun / RUN_FILE).read_text())
+    (begun / RUN_FILE).write_text(json.dumps({k: v for k, v in written.items() if k != "about"}))
+    assert checkpoint_to_resume(settings_of(Recipe(matryoshka=(8,))), "any", begun)
+
+
+def test_a_finished_run_is_done_with_its_own_limits_only(begun):
+    done = settings_of(Recipe(matryoshka=(8,), save_every=1))
+    refuse_another(done, "one", begun, FREE_WHEN_DONE)
+    with pytest.raises(
+        RevelaError, match=r"other settings \(max_minutes\): give the same, or another --out"
+    ):
+        refuse_another(
+            settings_of(Recipe(matryoshka=(8,), max_minutes=1.0)), "one", begun, FREE_WHEN_DONE
+        )
+
+
+def test_only_what_a_run_began_is_removed(begun):
+    (begun / "notes.md").write_text("mine")
+    with pytest.raises(RevelaError, match=r"has a notes\.md that no run wrote"):
+        remove_begun(begun)
+    (begun / "notes.md").unlink()
+    remove_begun(begun)
+    assert not begun.exists()
+    remove_begun(begun)
+    for content in (None, "[]", '{"name": "another tool"}', "no JSON"):
+        begun.mkdir(exist_ok=True)
+        (begun / "metrics.jsonl").write_text("")
+        if content is not None:
+            (begun / RUN_FILE).write_text(content)
+        with pytest.raises(RevelaError, match=r"holds no run of revela"):
+            remove_begun(begun)
+
+
+def test_a_corpus_is_known_by_its_texts():
+    documents = [Document("a", "text", "title"), Document("b", "more")]
+    assert corpus_digest(documents) == corpus_digest(stored(Document, documents))
+    assert (
+        len(
+            {
+                corpus_digest(some)
+                for some in (documents, documents[:1], [*documents[:1], Document("b", "More")])
+            }
+        )
+        == 3
+    )
+
+
+def test_what_a_run_began_with_stays(begun):
+    write_record(
+        settings_of(Recipe(matryoshka=(8,), threads=3)),
+        {"corpus_digest": "one", "bm25": {"title": 0.5}},
+        begun,
+    )
+    written = json.loads((begun / RUN_FILE).read_text())
+    assert written["threads"] == 3 and written["about"] == {"corpus_digest": "one", "bm25": {}}
+
+
+def test_a_record_is_whole_or_not_there(begun, monkeypatch):
+    before = (begun / RUN_FILE).read_text()
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_record({}, {}, begun)
+    assert (begun / RUN_FILE).read_text() == before and not [
+        p for p in begun.iterdir() if p.name.startswith(".")
+    ]
+
+
+def test_groups_of_other_text_have_another_fingerprint(tmp_path):
+    """Also where every file is as long as it was."""
+
+    def fingerprint(name, texts):
+        documents, rows = (
+            stored(Document, [Document("d", "t")]),
+            stored(Chunk, (Chunk(0, text) for text in texts)),
+        )
+        groups = [list(range(i, i + 4)) for i in range(0, len(texts), 4)]
+        return save_groups(
+            tmp_path / name,
+            rows,
+            groups,
+            documents,
+            size=4,
+            sample=[0],
+            held_out=[],
+            settings={"seed": 0},
+        ).fingerprint
+
+    texts = [row["text"] for row in make_rows(8)]
+    assert (
+        fingerprint("a", texts)
+        == fingerprint("b", texts)
+        != fingerprint("c", [texts[0].swapcase(), *texts[1:]])
+    )

@@ -1,0 +1,691 @@
+"""A whole run on tiny models: it learns, it resumes exactly, it saves whole folders or none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import make_rows
+from revela.corpus.read import read_corpus
+from revela.errors import RevelaError
+from revela.objectives.collate import ChunkCollator
+from revela.retriever.build import load_retriever
+from revela.settings import LEARNED_FROM, PAPER, PRESETS, Objective, Recipe
+from revela.training.record import settings_of
+from revela.training.run import train
+from revela.types import Document
+
+TINY = Recipe(
+    layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6, log_every=1, save_every=3, check_every=0,
+    gate_heads=4, gate_first_layer=0.3, precision="fp32", threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def recipe(tiny_lm_folder):
+    return dataclasses.replace(TINY, model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
+
+
+@pytest.fixture
+def documents(corpus_file):
+    return read_corpus([corpus_file])[0]
+
+
+def losses(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+@pytest.mark.parametrize(("rate", "fall"), [(1e-3, (0.03, 1.0)), (0.0, (-1e-5, 1e-5))])
+def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, rate, fall):
+    """The LM is frozen, so only a better choice of what to read can lower its loss; without a step
+    nothing changes.
+    """
+    documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
+    recipe = dataclasses.replace(
+        TINY, model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30, learning_rate=rate, group_size=16, chunk_words=9, gate=0.5,
+        gate_heads=0, gate_first_layer=0.0, tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0, pooling="eos", lora_rank=8,
+        query_side="whole",
+    )  # fmt: skip
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    first, *_, last = losses(tmp_path / "out").values()
+    assert fall[0] < first - last < fall[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"learn_tau": True, "learn_gates": True, "groups": "iterative", "regroup_every": 2},
+        {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2},
+        {
+            **PRESETS["crop"],
+            "group_size": 8,
+            "crop_window": 30,
+            "crop_deletion": 0.1,
+            "matryoshka": (4, 16),
+        },
+        {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
+        {
+            **PRESETS["attention"],
+            "chunk_words": 30,
+            "query_heads": 3,
+            "groups_per_step": 2,
+            "groups_per_batch": 2,
+        },
+        {**PRESETS["gains"], "groups_per_step": 2, "groups_per_batch": 2},
+    ],
+)
+def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
+    recipe = dataclasses.replace(recipe, **changes)
+    train(recipe, documents, tmp_path / "whole", say=lambda _: None)
+    # Stopped at step 3 by Ctrl-C: the limit, and with it the learning rate, is the unbroken run's.
+    calls = 0
+
+    def stop(_line):
+        nonlocal calls
+        calls += 1
+
+    from revela.training import progress as watch
+
+    original = watch.Watch.on_step_end
+
+    def interrupting(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            self.interrupted = True
+        return original(self, args, state, control, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch.Watch, "on_step_end", interrupting)
+        outcome = train(recipe, documents, tmp_path / "broken", say=stop)
+    assert outcome.interrupted and outcome.steps == 3 and calls
+    train(recipe, documents, tmp_path / "broken", resume=True, say=lambda _: None)
+    assert (
+        losses(tmp_path / "broken") == losses(tmp_path / "whole")
+        and len(losses(tmp_path / "whole")) == 6
+    )
+    for file in ("model.safetensors",):
+        whole, broken = load_file(tmp_path / "whole" / file), load_file(tmp_path / "broken" / file)
+        assert all(torch.equal(whole[k], broken[k]) for k in whole)
+
+
+class Scripted:
+    """A label-free check that gives these scores, one after another."""
+
+    def __init__(self, scores):
+        self.scores = iter(scores)
+
+    def __call__(self, encoder):
+        encoder.encode_passages(["ocean1"])
+        return {"task": next(self.scores)}
+
+
+@pytest.mark.parametrize(
+    ("keep", "scores", "kept"),
+    [
+        ("best", [0, 0.1, 0.5, 0.3], 3),
+        ("last", [0, 0.1, 0.5, 0.3], 6),
+        ("best", [0, 9, 1, 1], 0),
+        ("best", [0, 0.5, 0.504, 0.504], 0),  # by chance, for all we know
+    ],
+)
+def test_the_state_that_the_check_liked_best_is_saved(
+    recipe, documents, tmp_path, keep, scores, kept
+):
+    recipe = dataclasses.replace(recipe, check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
+    outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores), say=lambda _: None)
+    assert (outcome.kept, outcome.steps) == (kept, 6)
+    assert outcome.after == {"task": scores[1 + kept // 3]}
+    same = dataclasses.replace(recipe, keep="last", check_every=0, max_steps=6)
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    if kept == 0:  # LoRA starts at zero: nothing was learned
+        train(
+            dataclasses.replace(same, learning_rate=0.0),
+            documents,
+            tmp_path / "other",
+            say=lambda _: None,
+        )
+    else:
+        train(same, documents, tmp_path / "other", say=lambda _: None)
+    other = load_file(tmp_path / "other" / "model.safetensors")
+    assert all(torch.equal(saved[k], other[k]) for k in saved) == (kept in (0, 6))
+
+
+def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
+    recipe, documents, tmp_path
+):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    train(
+        dataclasses.replace(recipe, max_steps=1, lexical=0.0),
+        documents,
+        tmp_path / "first",
+        say=lambda _: None,
+    )
+    model = SentenceTransformer(str(tmp_path / "first"))
+    model.insert(len(model) - 1, Dense(model.get_embedding_dimension(), 8))
+    model.prompts = {"query": "Q: ", "document": ""}
+    model.save(str(tmp_path / "own"))
+    before = [m.linear.weight.clone() for m in model if isinstance(m, Dense)]
+    settings = dataclasses.replace(recipe, model=str(tmp_path / "own"), learning_rate=0.0)
+    train(settings, documents, tmp_path / "out", say=lambda _: None)
+    after = SentenceTransformer(str(tmp_path / "out"))
+    assert after.prompts["query"] == "Q: " and not after.prompts["document"]
+    assert all(
+        torch.equal(a, m.linear.weight)
+        for a, m in zip(before, [m for m in after if isinstance(m, Dense)], strict=True)
+    )
+
+
+def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
+    recipe = dataclasses.replace(recipe, check_every=2, save_every=1, learning_rate=1e-2)
+    train(
+        recipe,
+        documents,
+        tmp_path / "whole",
+        check=Scripted([0, 0.1, 0.5, 0.3, 0.2]),
+        say=lambda _: None,
+    )
+    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
+        train(
+            recipe,
+            documents,
+            tmp_path / "broken",
+            check=Scripted([0, 0.1, 0.5]),
+            say=lambda _: None,
+        )
+    outcome = train(
+        recipe,
+        documents,
+        tmp_path / "broken",
+        check=Scripted([0, 0.3, 0.2]),
+        resume=True,
+        say=lambda _: None,
+    )
+    assert outcome.kept == 2
+    whole, broken = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken")
+    )
+    assert all(torch.equal(whole[k], broken[k]) for k in whole)
+
+
+def dying_after(calls, method):
+    count = 0
+
+    def wrapped(*args):
+        nonlocal count
+        count += 1
+        return method(*args) if count <= calls else 1 / 0
+
+    return wrapped
+
+
+def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, monkeypatch):
+    """Temperature, gates and the LM's LoRA too; the norm that is logged is theirs as well."""
+    from revela.objectives.revela import Revela
+    from revela.training.progress import Watch
+
+    original, norms = Revela.forward, []
+    monkeypatch.setattr(
+        Revela,
+        "forward",
+        lambda self, *args: original(self, *args) + 1000 * self.log_tau + 500 * self.gates_LH.sum(),
+    )
+
+    def clipped(self, args, state, control, optimizer, **kwargs):
+        parameters = [
+            p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        norms.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+
+    monkeypatch.setattr(Watch, "on_pre_optimizer_step", clipped)
+    recipe = dataclasses.replace(
+        recipe, learn_tau=True, learn_gates=True, lm_lora=True, max_steps=2
+    )
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    assert norms == pytest.approx([1, 1], abs=1e-3)
+    rows = [
+        json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert all(row["grad_norm"] > 1000 for row in rows if "loss" in row)
+
+
+def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):
+    recipe = dataclasses.replace(
+        recipe,
+        **{
+            **PAPER,
+            "layers": 2,
+            "groups_per_step": 1,
+            "lora_rank": 4,
+            "warmup_steps": 0,
+            "learning_rate": 3e-2,
+        },
+    )
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    assert load_retriever(tmp_path / "out").prompts["query"] == "query: "
+    first, *_, last = losses(tmp_path / "out").values()
+    assert last < first
+
+
+def test_checkpoints_go_when_a_run_ends_and_stay_whole_until_then(recipe, documents, tmp_path):
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert (
+        "checkpoints" not in names
+        and {"modules.json", "README.md", "metrics.jsonl", "training.png", "run.json"} <= names
+    )
+    assert not [n for n in names if n.startswith(".")]
+    assert "revela" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(
+    recipe, documents, tmp_path
+):
+    recipe = dataclasses.replace(recipe, save_every=1)
+    told = {"corpus": "a folder", "bm25": {"task": 0.4}, "say": lambda _: None}
+    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
+        train(recipe, documents, tmp_path / "out", command="revela train once", **told)
+    train(recipe, documents, tmp_path / "out", command="revela train twice", resume=True, **told)
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    about = run.pop("about")
+    assert run == settings_of(recipe)
+    assert about["command"] == "revela train once" and about["corpus"] == "a folder"
+    assert (about["documents"], about["bm25"]) == (len(documents), {"task": 0.4}) and about[
+        "chunks"
+    ] > about["groups"] > 0
+    assert (
+        about["versions"]["torch"] == torch.__version__
+        and about["hardware"]["threads"] == torch.get_num_threads()
+    )
+
+
+def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path):
+    out = tmp_path / "out"
+    flags = [
+        f"--{f.name.replace('_', '-')}={getattr(recipe, f.name)}"
+        for f in dataclasses.fields(recipe)
+        if f.type in ("str", "int", "float", "Pooling", "Precision")
+    ]
+    flags = [f for f in flags if not f.startswith(("--max-steps", "--save-every"))]
+    command = [
+        sys.executable,
+        "-m",
+        "revela",
+        "train",
+        str(corpus_file),
+        "--out",
+        str(out),
+        "--save-every=1",
+        "--max-steps=300",
+        *flags,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.time() + 120
+    while time.time() < deadline and not list(out.glob("checkpoints/checkpoint-*")):
+        time.sleep(0.01)
+        assert process.poll() is None, process.stderr.read().decode()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    command = [c if c != "--max-steps=300" else "--max-steps=12" for c in command]
+    done = subprocess.run(
+        [*command, "--resume"], capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert load_retriever(out) is not None
+    steps = list(losses(out))
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(group_size=5000), "fewer than a group of 5000"),
+        (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
+        (dict(model="embedded:nothing"), "there are embedded:"),
+        (
+            dict(max_steps=0),
+            "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read",
+        ),
+        (
+            dict(matryoshka=(8, 64)),
+            "--matryoshka 64: this retriever's vectors have 64 numbers, give from 1 to 63",
+        ),
+    ],
+)
+def test_bad_settings_are_one_sentence(recipe, documents, tmp_path, change, message):
+    with pytest.raises(RevelaError, match=message):
+        train(
+            dataclasses.replace(recipe, **change), documents, tmp_path / "out", say=lambda _: None
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_path):
+    (tmp_path / "precious.txt").write_text("x")
+    with pytest.raises(RevelaError, match="exists: choose another --out"):
+        train(recipe, documents, tmp_path, say=lambda _: None)
+    with pytest.raises(RevelaError, match="holds no run of revela"):
+        train(recipe, documents, tmp_path, resume=True, say=lambda _: None)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
+
+
+OBJECTIVES = {
+    "gains": {},
+    "dream": {"queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
+    "attention": {"chunk_words": 30, "query_heads": 3},
+    "replug": {"tau": 0.1, "tau_lm": 0.1},
+    "infonce": {"queries": "title"},
+    "pairs": {},
+    "crop": {"crop_window": 40},
+}
+
+
+def test_losses_of_siblings_are_added_with_their_weight(recipe, documents, tmp_path):
+    first = {}
+    for weight in (0.0, 1.0, 2.0):
+        out = tmp_path / str(weight)
+        train(
+            dataclasses.replace(recipe, siblings=weight, max_steps=1),
+            documents,
+            out,
+            say=lambda _: None,
+        )
+        (first[weight],) = losses(out).values()
+    assert first[1.0] > first[0.0] + 0.1
+    assert first[2.0] - first[0.0] == pytest.approx(2 * (first[1.0] - first[0.0]), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_learns_and_saves_the_same_kind_of_folder(
+    recipe, taught_lm_folder, documents, tmp_path, name
+):
+    settings = {
+        **PRESETS[name],
+        **OBJECTIVES[name],
+        "group_size": 8,
+        "max_steps": 30,
+        "learning_rate": 2e-3,
+    }
+    recipe = dataclasses.replace(recipe, **{"lm": str(taught_lm_folder), **settings})
+    out = tmp_path / "out"
+    train(recipe, documents, out, say=lambda _: None)
+    found = list(losses(out).values())
+    assert len(found) == 30
+    if name not in (
+        "attention",
+        "dream",
+    ):  # where this LM looks is chance, another with every group; their own tests show the learning
+        assert sum(found[-10:]) < sum(found[:10])
+    model = load_retriever(out)
+    assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence", "label"),
+    [
+        (
+            "gated",
+            "The next-token prediction of {0} told {0} which text helps to predict which.",
+            "next-token loss (nats)",
+        ),
+        (
+            "crop",
+            "{0} learned to tell another crop of the same text from crops of others.",
+            "contrastive loss (nats)",
+        ),
+    ],
+)
+def test_card_and_plot_say_what_was_learned_from(
+    recipe, documents, tmp_path, monkeypatch, name, sentence, label
+):
+    labels = []
+    monkeypatch.setattr("revela.training.run.plot", lambda *arguments: labels.append(arguments[-1]))
+    recipe = dataclasses.replace(recipe, **{**PRESETS[name], "group_size": 8, "max_steps": 1})
+    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"\n{sentence.format(recipe.model)}\n" in card and labels == [label]
+    assert ("next-token" in card) == (name == "gated")
+
+
+def test_every_objective_says_what_it_learns_from():
+    assert set(LEARNED_FROM) == set(get_args(Objective))
+    for sentence, _ in LEARNED_FROM.values():
+        assert "{" not in sentence.format(**dataclasses.asdict(Recipe()))
+
+
+def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
+    from revela.groups.order import IterativeGroups
+    from revela.groups.training_set import training_chunks
+
+    class ByWord:
+        """Chunks are alike that share this many of their words' beginnings."""
+
+        calls = 0
+
+        def encode_queries(self, texts, progress=False):
+            raise AssertionError("nothing is asked here")
+
+        def encode_passages(self, texts, progress=False):
+            ByWord.calls += 1
+            topics = [
+                "ocean",
+                "engine",
+                "garden",
+                "planet",
+                "market",
+                "violin",
+                "enzyme",
+                "castle",
+                "glacier",
+                "circuit",
+                "recipe",
+                "harbour",
+            ]
+            return np.array(
+                [[text.lower().count(topic) for topic in topics] for text in texts],
+                dtype=np.float32,
+            )
+
+    rows = training_chunks(recipe, documents)
+    recipe = dataclasses.replace(recipe, groups="iterative", regroup_every=10)
+    groups = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    first, second = list(groups(0)), list(groups(1))
+    assert (
+        len(first) == len(second) == 10
+        and first != second
+        and all(len(set(group)) == 8 for group in first)
+    )
+    assert len({i for group in first for i in group}) == 80
+    kinds = [{int(rows[i].document) % 12 for i in group} for group in first]
+    assert sum(map(len, kinds)) / len(kinds) < 2.5  # of eight
+    calls = ByWord.calls
+    again = IterativeGroups(recipe, rows, ByWord(), tmp_path)
+    assert list(again(0)) == first and list(again(1)) == second and ByWord.calls == calls
+
+
+@pytest.mark.parametrize("name", ["infonce", "crop"])
+def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, name):
+    """The tiny decoder as its own surrogate, once it is a folder that Sentence Transformers opens."""
+    quiet = dict(say=lambda _: None)
+    train(dataclasses.replace(recipe, max_steps=1), documents, tmp_path / "surrogate", **quiet)
+    settings = {
+        **PRESETS[name],
+        **OBJECTIVES[name],
+        "group_size": 8,
+        "max_steps": 2,
+        "surrogate": str(tmp_path / "surrogate"),
+    }
+    recipe = dataclasses.replace(recipe, **settings)
+    found = []
+    for changes in (
+        {},
+        {"drop_false_negatives": True},
+        {"drop_false_negatives": True, "margin": 3.0},
+    ):
+        out = tmp_path / f"out-{len(found)}"
+        train(dataclasses.replace(recipe, **changes), documents, out, **quiet)
+        found.append(losses(out)[1])
+    assert (
+        found[0] > found[1] and found[2] == 0.0
+    )  # with that margin nothing but its own passage is left
+
+
+def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
+    recipe, taught_lm_folder, documents, tmp_path
+):
+    from revela.lm.head_ranking import save_heads
+    from revela.weights import resolve
+
+    settings = {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
+    recipe = dataclasses.replace(recipe, **settings)
+    said = []
+    save_heads(
+        tmp_path / "mine.json",
+        "tiny",
+        resolve(recipe.lm),
+        [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)],
+    )
+    train(
+        dataclasses.replace(recipe, heads=str(tmp_path / "mine.json")),
+        documents,
+        tmp_path / "out",
+        say=said.append,
+    )
+    assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in said
+    save_heads(tmp_path / "other.json", "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
+    for file, message in (
+        ("other.json", "ranks the heads of another"),
+        ("none.json", "is not a file of heads"),
+    ):
+        with pytest.raises(RevelaError, match=message):
+            train(
+                dataclasses.replace(recipe, heads=str(tmp_path / file)),
+                documents,
+                tmp_path / "no",
+                say=lambda _: None,
+            )
+        assert not (tmp_path / "no").exists()
+
+
+def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_path):
+    cases = {
+        "no chunk has a query": {
+            **PRESETS["infonce"],
+            "queries": "first-sentence",
+            "chunk_words": 4,
+        },
+        "keeps the LM frozen": {**PRESETS["replug"], "lm_lora": True},
+        "must be shares": {**PRESETS["crop"], "crop_least": 0.9},
+        "more than the 2,048": {**PRESETS["dream"], **OBJECTIVES["dream"], "lm_tokens": 256},
+        "give --surrogate": {**PRESETS["crop"], "drop_false_negatives": True},
+        "no chat template": {
+            **PRESETS["dream"],
+            **OBJECTIVES["dream"],
+            "group_size": 2,
+            "lm_prompt": "chat",
+        },
+    }
+    for message, settings in cases.items():
+        with pytest.raises(RevelaError, match=message):
+            train(
+                dataclasses.replace(recipe, **{"lm_tokens": 64, **settings}),
+                documents,
+                tmp_path / "out",
+                say=lambda _: None,
+            )
+        assert not (tmp_path / "out").exists()
+
+
+def test_queries_by_a_language_model_are_written_once_and_counted(
+    recipe, documents, tmp_path, monkeypatch
+):
+    from revela.lm import generate as writer
+
+    asked = []
+
+    def pretending(folder, prompting, tokens, precision):
+        assert precision == "fp32"
+
+        def write(prompts):
+            asked.extend(prompts)
+            return [
+                f"Which {p.split()[0]} is it here?" if i % 2 else "no"
+                for i, p in enumerate(prompts)
+            ]
+
+        return write
+
+    monkeypatch.setattr(writer, "writer", pretending)
+    settings = {**PRESETS["infonce"], "group_size": 8, "max_steps": 1, "max_queries": 60}
+    recipe, said = dataclasses.replace(recipe, **settings), []
+    for name in ("one", "two"):
+        train(
+            recipe, documents, tmp_path / name, queries_file=tmp_path / "q.jsonl", say=said.append
+        )
+    assert 0 < len(asked) <= 60 and len((tmp_path / "q.jsonl").read_text().splitlines()) == len(
+        set(asked)
+    )
+    lines = [line for line in said if line.startswith("queries for")]
+    assert len(lines) == 2 and lines[0] == lines[1] and "not a question" in lines[0]
+
+
+def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monkeypatch):
+    """transformers would wrap the model in DataParallel, and cut every group to pieces."""
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    original = SentenceTransformerTrainingArguments.__post_init__
+
+    def with_two(self):
+        original(self)
+        self._n_gpu = 2
+
+    class Wrapped(torch.nn.DataParallel):
+        def __init__(self, *_args, **_kwargs):
+            raise AssertionError("the model was wrapped")
+
+    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "one", say=lambda _: None)
+    monkeypatch.setattr(SentenceTransformerTrainingArguments, "__post_init__", with_two)
+    monkeypatch.setattr(torch.nn, "DataParallel", Wrapped)
+    said = []
+    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "two", say=said.append)
+    assert (
+        "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES" in said
+    )
+    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+
+
+@pytest.mark.parametrize("name", ["gated", "attention", "crop"])
+def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path, name):
+    settings = {
+        **PRESETS[name],
+        **OBJECTIVES.get(name, {}),
+        "group_size": 8,
+        "max_steps": 4,
+        "matryoshka": (4, 16),
+    }
+    out = tmp_path / "out"
+    train(dataclasses.replace(recipe, **settings), documents, out, say=lambda _: None)
+    model = load_retriever(out)
+    saved = json.loads((out / "config_sentence_transformers.json").read_text())
+    assert (
+        saved["matryoshka_dims"] == [4, 16, model.get_embedding_dimension()]
+        and model.prompts["query"] == "query: "
+    )
+    assert "cut to their first numbers (`truncate_dim`): 4, 16." in (out / "README.md").read_text()
+    assert len(losses(out)) == 4
