@@ -38,12 +38,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from revela.corpus.arrow_list import Stored
+from revela.corpus.arrow_list import ArrowList
 from revela.corpus.read import read_for
 from revela.device import autocast
 from revela.evaluation.label_free import hold_out
 from revela.groups.training_set import training_chunks, training_rows
-from revela.lm.questions import PromptMaker, of_group
+from revela.lm.prompts import PromptMaker, of_group
 from revela.objectives.attention_distillation import attended, standard
 from revela.objectives.dream import Dream
 from revela.objectives.find_heads import query_heads
@@ -66,7 +66,7 @@ Told = dict[str, dict[str, float]]
 class Teachers:
     """What each objective says of one group's pairs, for a recipe of DREAM."""
 
-    def __init__(self, signal: Signal, recipe: Recipe, rows: Stored[Chunk]) -> None:
+    def __init__(self, signal: Signal, recipe: Recipe, rows: ArrowList[Chunk]) -> None:
         self.signal, self.recipe, self.make = signal, recipe, PromptMaker(signal.tokenizer, recipe)
         self.heads = [
             (a, b)

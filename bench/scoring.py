@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from revela.evaluation.beir import load_collection, outcomes
-from revela.evaluation.differences import standings
+from revela.evaluation.significance import standings
 from revela.retriever.encode import load_encoder
 from revela.types import Encoder, Vectors
 from revela.weights import resolve

@@ -30,12 +30,11 @@ from pathlib import Path
 
 import numpy as np
 
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.corpus.chunk import chunk
 from revela.corpus.read import read_corpus
 from revela.evaluation.beir import load_collection, outcomes
-from revela.evaluation.exact import top_k
-from revela.evaluation.metrics import mean_scores
+from revela.evaluation.metrics import mean_scores, top_k
 from revela.index import encode_corpus as indexing
 from revela.index.bm25 import BM25
 from revela.index.fusion import DEPTH, reciprocal_rank_fusion
@@ -94,7 +93,9 @@ def quality(arguments: argparse.Namespace) -> None:
     known = Known([*texts, *queries.values()], np.concatenate([passages, asked]))
     out = arguments.out / "quality"
     shutil.rmtree(out, ignore_errors=True)
-    documents = stored(Document, (Document(i, text) for i, text in zip(ids, texts, strict=True)))
+    documents = arrow_list(
+        Document, (Document(i, text) for i, text in zip(ids, texts, strict=True))
+    )
     index, _ = indexing.build(
         out, documents, known, model=MODEL, fingerprint="0", settings=Indexing(chunk_words=10**6)
     )
@@ -121,7 +122,7 @@ def rerank(arguments: argparse.Namespace) -> None:
     out = arguments.out / "rerank"
     shutil.rmtree(out, ignore_errors=True)
     made = dict(model=MODEL, fingerprint="0", settings=Indexing(keep_tokens=True))
-    index, _ = indexing.build(out, stored(Document, documents), model, **made)
+    index, _ = indexing.build(out, arrow_list(Document, documents), model, **made)
     rows: dict[str, list[float]] = {
         "hybrid": [],
         "hybrid, tokens that are kept": [],
@@ -289,7 +290,7 @@ def ours(arguments: argparse.Namespace) -> None:
     out, built, made = arguments.out / "ours", {}, Made(base)
     if not out.exists():
         corpus, _ = read_corpus(arguments.text, distinct=False)
-        documents = stored(Document, at_least(corpus, arguments.chunks))
+        documents = arrow_list(Document, at_least(corpus, arguments.chunks))
         settings = Indexing(chunk_words=CHUNK_WORDS, vectors=arguments.vectors)
         made_with = dict(model=MODEL, fingerprint="0", settings=settings, metadata=["year"])
         facts = clocked(lambda: indexing.build(out, documents, made, **made_with))

@@ -33,7 +33,7 @@ from pathlib import Path
 
 import torch
 
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.corpus.read import read_corpus
 from revela.index.encode_corpus import build
 from revela.retriever.encode import load_encoder
@@ -175,7 +175,7 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as temporary:
         index = Path(temporary) / "index"
-        few = stored(Document, [Document(str(i), text) for i, text in enumerate(texts[:8])])
+        few = arrow_list(Document, [Document(str(i), text) for i, text in enumerate(texts[:8])])
         build(
             index,
             few,

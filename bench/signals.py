@@ -104,11 +104,11 @@ class Signal:
             load_language_model(folder, bf16=self.bf16).to(self.device),
             load_tokenizer(folder),
         )
-        ranking = sibling_heads(recipe, self.lm, self.tokenizer, folder, documents, print)
+        ranking = sibling_heads(recipe, self.lm, self.tokenizer, folder, documents)
         first = int(recipe.gate_first_layer * self.lm.n_layers)
         heads = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
-        model = untrained_retriever(recipe, folder, documents, print)
-        fit_to_chunks(recipe, model, training_chunks(recipe, documents), self.bf16, print)
+        model = untrained_retriever(recipe, folder, documents)
+        fit_to_chunks(recipe, model, training_chunks(recipe, documents), self.bf16)
         self.encoder, gates_LH = (
             RetrieverEncoder(model, self.bf16),
             gates_on_heads(self.lm, recipe.gate, heads),

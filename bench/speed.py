@@ -39,7 +39,7 @@ import torch
 import gpu
 from demo import sources
 from forms import BOUND, LEAN, NAIVE, OURS, PLAIN, Features, Models, in_turn, one_step, timed
-from revela.corpus.arrow_list import Stored, stored
+from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all, sentences
 from revela.corpus.read import read_corpus
 from revela.device import autocast, has_fast_bf16
@@ -274,7 +274,7 @@ def encoding(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     return rows
 
 
-def chunking(arguments: argparse.Namespace, documents: Stored[Document]) -> list[Row]:
+def chunking(arguments: argparse.Namespace, documents: ArrowList[Document]) -> list[Row]:
     """MB/s of splitting sentences, and of cutting a stored corpus into chunks of 120 words."""
     megabytes = sum(len(d.text.encode()) for d in documents) / 1e6
     forms: dict[str, Callable[[], int]] = {
@@ -302,11 +302,11 @@ def chunking(arguments: argparse.Namespace, documents: Stored[Document]) -> list
     return rows
 
 
-def corpus(data: Path | None) -> Stored[Document]:
+def corpus(data: Path | None) -> ArrowList[Document]:
     if data is None:
         files = (file for _, _, file in sources())
         texts = ((str(f), f.read_text(encoding="utf-8", errors="replace")) for f in files)
-        return stored(
+        return arrow_list(
             Document,
             (
                 Document(name, text, kind="code")

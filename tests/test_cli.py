@@ -829,9 +829,7 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     mine = tmp_path / "gated-0" / "notes.md"
     mine.parent.mkdir()
     mine.write_text("mine")
-    told = dict(
-        check=None, bm25={}, corpus="", command="", queries_file=tmp_path / "q", say=lambda _: None
-    )
+    told = dict(check=None, bm25={}, corpus="", command="", queries_file=tmp_path / "q")
     with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
         compare(
             {"gated": Recipe()}, [Document("d", "text")], [], tmp_path, seeds=[0], points=1, **told

@@ -88,7 +88,7 @@ def keep(request: pytest.FixtureRequest) -> Callable[[str, Record], None]:
 def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))  # the LM's heads are found anew
     recipe = Recipe(**RUNS[name], model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
-    train(recipe, DOCUMENTS, tmp_path / "out", say=lambda _: None)
+    train(recipe, DOCUMENTS, tmp_path / "out")
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "loss" in row]
     record: Record = {}
@@ -105,7 +105,7 @@ def test_groups_of_two_epochs(keep):
     for name, (settings, known) in GROUPS.items():
         recipe = Recipe(chunk_words=12, group_size=8, threads=1, **settings)
         chunks = training_chunks(recipe, DOCUMENTS)
-        rows = training_rows(recipe, DOCUMENTS, chunks, None, lambda _: None)
+        rows = training_rows(recipe, DOCUMENTS, chunks, None)
         similar = (vectors_ND, rng.permutation(len(rows))) if known else ()
         groups = order_of_groups(recipe, rows, *similar)
         record[name] = [" ".join(map(str, group)) for epoch in range(2) for group in groups(epoch)]

@@ -59,20 +59,24 @@ def test_a_damaged_wheel_is_refused(tmp_path, monkeypatch):
         weights.resolve("embedded:minilm-l6")
 
 
-def test_the_default_falls_back_only_by_a_printed_choice(monkeypatch, tiny_lm_folder):
+def test_the_default_falls_back_only_by_a_printed_choice(monkeypatch, tiny_lm_folder, caplog):
     def out_of_reach(name):
         if name == str(tiny_lm_folder):
             return tiny_lm_folder
         raise RevelaError(f"{name} is out of reach")
 
     monkeypatch.setattr(weights, "resolve", out_of_reach)
-    said: list[str] = []
-    assert weights.find_weights(Recipe.model, str(tiny_lm_folder), said.append) == tiny_lm_folder
-    assert len(said) == 1 and "offline_model" in said[0] and str(tiny_lm_folder) in said[0]
+    caplog.set_level("INFO", "revela")
+    assert weights.find_weights(Recipe.model, str(tiny_lm_folder)) == tiny_lm_folder
+    assert (
+        len(caplog.messages) == 1
+        and "offline_model" in caplog.messages[0]
+        and str(tiny_lm_folder) in caplog.messages[0]
+    )
     with pytest.raises(RevelaError):
-        weights.find_weights(Recipe.model, "", said.append)
+        weights.find_weights(Recipe.model, "")
     with pytest.raises(RevelaError):
-        weights.find_weights("somebody/else", str(tiny_lm_folder), said.append)
+        weights.find_weights("somebody/else", str(tiny_lm_folder))
 
 
 def test_fingerprint_follows_the_weights(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from revela.corpus.arrow_list import Stored, stored
+from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
 from revela.index import encode_corpus as indexing
 from revela.index.fusion import Fusion
@@ -151,7 +151,7 @@ class Searcher:
         indexing.extend(self._index, _documents(documents), self._retriever.encoder)
 
 
-def _documents(documents: Iterable[str | Document]) -> Stored[Document]:
+def _documents(documents: Iterable[str | Document]) -> ArrowList[Document]:
     """On disk, as indexing reads them; texts get their numbers as ids, and what has no word is left
     out.
     """
@@ -159,4 +159,4 @@ def _documents(documents: Iterable[str | Document]) -> Stored[Document]:
         Document(str(i), document) if isinstance(document, str) else document
         for i, document in enumerate(documents)
     )
-    return stored(Document, (document for document in whole if document.full_text.strip()))
+    return arrow_list(Document, (document for document in whole if document.full_text.strip()))

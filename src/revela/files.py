@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A path to write to, which takes the place of ``path`` at the end; if anything is raised,
     ``path`` stays as it was.
 

@@ -5,7 +5,7 @@ at.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -16,8 +16,6 @@ Kind = Literal["prose", "code"]
 Vectors = NDArray[np.float32]
 Value = str | int | float | bool
 """What a metadata field may hold."""
-Say = Callable[[str], None]
-"""Prints a line."""
 
 
 def is_missing(value: object) -> bool:

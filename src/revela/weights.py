@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.settings import Recipe
-from revela.types import Say
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def resolve(name: str) -> Path:
     return _from_hub(name)
 
 
-def find_weights(name: str, offline_model: str, say: Say) -> Path:
+def find_weights(name: str, offline_model: str) -> Path:
     """``resolve``, but a default model of a recipe falls back to ``offline_model`` when it cannot
     be had, and says so.
     """
@@ -85,7 +87,9 @@ def find_weights(name: str, offline_model: str, say: Say) -> Path:
     except RevelaError:
         if name not in (Recipe.model, Recipe.lm) or not offline_model:
             raise
-        say(f"{name} is neither cached nor in reach: using {offline_model} (setting offline_model)")
+        log.info(
+            f"{name} is neither cached nor in reach: using {offline_model} (setting offline_model)"
+        )
         return resolve(offline_model)
 
 
@@ -210,7 +214,7 @@ def _convert(file: Path, target: Path) -> None:
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     try:
-        with whole(target) as temporary:
+        with atomic_write(target) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
     except OSError:

@@ -24,9 +24,9 @@ import gpu
 from conftest import tiny_config
 from revela import packing as packed_attention
 from revela.device import autocast
+from revela.lm.head_ranking import probe_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.query_heads import score_query_heads
-from revela.lm.sibling_heads import probe_heads
 from revela.packing import packed
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus

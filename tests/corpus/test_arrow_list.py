@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.corpus import arrow_list as store
-from revela.corpus.arrow_list import stored
-from revela.corpus.batches import batches, ordered_map
+from revela.corpus.arrow_list import arrow_list, batches, ordered_map
 from revela.corpus.chunk import chunk, chunk_all
 from revela.types import Chunk, Document
 
@@ -25,7 +24,7 @@ CHUNKS = [Chunk(i // 3, f"text {i} " * (i % 7)) for i in range(50)]
 @pytest.mark.parametrize("limit", [1, 200, 2**22])
 def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
     monkeypatch.setattr(store, "BATCH", limit)
-    kept = stored(Chunk, iter(CHUNKS))
+    kept = arrow_list(Chunk, iter(CHUNKS))
     assert list(kept) == CHUNKS and len(kept) == 50
     assert (
         kept[0] == CHUNKS[0]
@@ -56,7 +55,7 @@ def test_metadata_may_differ_from_one_to_the_next(monkeypatch):
         Document(f"d{i}", "text", metadata=m)
         for i, m in enumerate([{}, {"year": 1}, {"year": "x", "b": True}, {"share": 0.5}])
     ]
-    kept = stored(Document, documents)
+    kept = arrow_list(Document, documents)
     assert (
         list(kept) == documents
         and kept[2] == documents[2]
@@ -65,12 +64,12 @@ def test_metadata_may_differ_from_one_to_the_next(monkeypatch):
 
 
 def test_nothing_is_a_sequence_too():
-    kept = stored(Document, [])
+    kept = arrow_list(Document, [])
     assert len(kept) == 0 and list(kept) == [] and not kept
 
 
 def test_the_file_goes_with_the_last_view():
-    kept = stored(Chunk, CHUNKS)
+    kept = arrow_list(Chunk, CHUNKS)
     view, path = kept.chosen([1]), kept.paths[0]
     del kept
     assert path.exists() and view[0] == CHUNKS[1]
@@ -107,12 +106,12 @@ def test_a_reader_that_stops_early_has_read_little_ahead():
 MEMORY = """
 import sys
 from revela.corpus.chunk import chunk_all
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.types import Chunk, Document
 text = "A sentence of seven words stands here. " * 2000
 count = int(sys.argv[1])
-documents = stored(Document, (Document(str(i), f"{i} {text}") for i in range(count)))
-chunks = stored(Chunk, chunk_all(documents, 48))
+documents = arrow_list(Document, (Document(str(i), f"{i} {text}") for i in range(count)))
+chunks = arrow_list(Chunk, chunk_all(documents, 48))
 assert len(documents) == count and len(chunks) > 100 * count
 assert sum(chunks.column("document") == 3) > 100 and len(chunks.take(chunks.column("document")[:5], ["text"])) == 5
 status = open("/proc/self/status").read().split()

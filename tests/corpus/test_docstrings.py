@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from revela.corpus.docstrings import documented_functions
+from revela.corpus.code import documented_functions
 
 FUNCTION = 'def area(radius):\n    """The area of a circle."""\n    return 3.14 * radius ** 2'
 

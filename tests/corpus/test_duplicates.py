@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from revela.corpus import arrow_list as store
 from revela.corpus import duplicates
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.corpus.duplicates import (
     FOUND,
     SHORTEST,
@@ -48,8 +48,8 @@ def edited(source: str, changes: int, rng: random.Random) -> str:
     return " ".join(words)
 
 
-def corpus(texts: list[str]) -> store.Stored[Document]:
-    return stored(Document, [Document(str(i), t) for i, t in enumerate(texts)])
+def corpus(texts: list[str]) -> store.ArrowList[Document]:
+    return arrow_list(Document, [Document(str(i), t) for i, t in enumerate(texts)])
 
 
 def runs_of(source: str) -> set[tuple[str, ...]]:
@@ -260,12 +260,12 @@ def test_what_is_no_share_is_refused(tmp_path, near):
 MEMORY = """
 import random, sys
 from revela.corpus.duplicates import near_duplicates
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.types import Document
 count = int(sys.argv[1])
 rng = random.Random(0)
 text = lambda: " ".join(hex(rng.getrandbits(32)) for _ in range(20))
-documents = stored(Document, (Document(str(i), text()) for i in range(count)))
+documents = arrow_list(Document, (Document(str(i), text()) for i in range(count)))
 assert near_duplicates(documents, 0.8) == {}
 status = open("/proc/self/status").read().split()
 print(int(status[status.index("VmHWM:") + 1]) // 1024)

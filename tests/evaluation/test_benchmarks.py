@@ -56,15 +56,12 @@ def write(folder, grade=2):
     return folder
 
 
-def run(folders, encoder, out, said=None):
-    tasks = [
-        task for found in find_tasks([str(f) for f in folders], print).values() for task in found
-    ]
+def run(folders, encoder, out):
+    tasks = [task for found in find_tasks([str(f) for f in folders]).values() for task in found]
     return run_tasks(
         tasks,
         {"m": Contender(encoder, "local/m", "r1")},
         out,
-        (said if said is not None else []).append,
     )
 
 
@@ -83,7 +80,9 @@ def test_mteb_gives_our_scores(folder, encoder, tmp_path):
     }
 
 
-def test_results_lie_in_mtebs_layout_and_are_used_again(folder, encoder, tmp_path, monkeypatch):
+def test_results_lie_in_mtebs_layout_and_are_used_again(
+    folder, encoder, tmp_path, monkeypatch, caplog
+):
     first = run([folder], encoder, tmp_path / "out")
     place = tmp_path / "out" / "results" / "local__m" / "r1"
     assert (
@@ -95,15 +94,15 @@ def test_results_lie_in_mtebs_layout_and_are_used_again(folder, encoder, tmp_pat
         recorded["encode_kwargs"]["passage_prompt"] == "read: "
         and recorded["encode_kwargs"]["max_tokens"] == 64
     )
-    said: list[str] = []
+    caplog.set_level("INFO", "revela")
     with monkeypatch.context() as patched:
         patched.setattr(encoder, "encode_passages", None)  # a second run encodes nothing
-        again = run([folder], encoder, tmp_path / "out", said)
+        again = run([folder], encoder, tmp_path / "out")
     assert again["Judged"]["m"].metrics == pytest.approx(
         first["Judged"]["m"].metrics, abs=1e-5
     )  # the file has five digits
     assert again["Judged"]["m"].settings == first["Judged"]["m"].settings
-    assert "finished before" in said[0]
+    assert "finished before" in caplog.messages[0]
     encoder.max_tokens = 8  # other vectors, so another place
     shorter = run([folder], encoder, tmp_path / "out")
     assert shorter["Judged"]["m"].settings["max_tokens"] == 8 and shorter != first
@@ -141,8 +140,8 @@ def test_a_broken_model_is_one_sentence_and_finished_tasks_stay(
 
 def test_no_network_is_one_sentence_and_finished_tasks_stay(folder, encoder, tmp_path):
     tasks = [
-        *find_tasks([str(folder)], print).values(),
-        *find_tasks(["NanoSciFactRetrieval"], print).values(),
+        *find_tasks([str(folder)]).values(),
+        *find_tasks(["NanoSciFactRetrieval"]).values(),
     ]
     with pytest.raises(
         RevelaError,
@@ -152,20 +151,16 @@ def test_no_network_is_one_sentence_and_finished_tasks_stay(folder, encoder, tmp
             [task for found in tasks for task in found],
             {"m": Contender(encoder, "local/m", "r1")},
             tmp_path / "out",
-            print,
         )
     assert len(str(caught.value).splitlines()) == 1
     assert (tmp_path / "out" / "results" / "local__m" / "r1" / "Judged.json").is_file()
 
 
-def test_a_task_made_of_tasks_is_their_mean_and_keeps_them(folder, encoder, tmp_path):
+def test_a_task_made_of_tasks_is_their_mean_and_keeps_them(folder, encoder, tmp_path, caplog):
     from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
     from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
-    parts = [
-        find_tasks([str(f)], print)[str(f)][0]
-        for f in (folder, write(tmp_path / "Second", grade=5))
-    ]
+    parts = [find_tasks([str(f)])[str(f)][0] for f in (folder, write(tmp_path / "Second", grade=5))]
 
     class Both(AbsTaskAggregate):
         metadata = AggregateTaskMetadata(
@@ -178,13 +173,13 @@ def test_a_task_made_of_tasks_is_their_mean_and_keeps_them(folder, encoder, tmp_
         )
 
     models, out = {"m": Contender(encoder, "local/m", "r1")}, tmp_path / "out"
-    single = run_tasks(parts, models, out, print)
-    said: list[str] = []
-    both = run_tasks([Both()], models, out, said.append)["Both"]["m"].main
+    single = run_tasks(parts, models, out)
+    caplog.set_level("INFO", "revela")
+    both = run_tasks([Both()], models, out)["Both"]["m"].main
     assert both == pytest.approx(
         np.mean([single[name]["m"].main for name in ("Judged", "Second")]), abs=1e-4
     )
-    assert [line.split(" (")[0] for line in said] == [
+    assert [line.split(" (")[0] for line in caplog.messages] == [
         "Judged, m: finished before",
         "Second, m: finished before",
     ]
@@ -195,21 +190,24 @@ def test_unknown_names_get_the_nearest():
         RevelaError,
         match=r"scifat is neither a benchmark nor a task of mteb .*did you mean SciFact",
     ):
-        find_tasks(["scifat"], print)
+        find_tasks(["scifat"])
     with pytest.raises(RevelaError, match="did you mean NanoBEIR"):
-        find_tasks(["nanobeir"], print)
+        find_tasks(["nanobeir"])
     with pytest.raises(RevelaError, match="lists what there is"):
-        find_tasks(["///"], print)
+        find_tasks(["///"])
 
 
-def test_private_tasks_are_named_and_left_out():
-    said: list[str] = []
-    found = find_tasks(["RTEB(eng, beta)", "SciFact"], said.append)
+def test_private_tasks_are_named_and_left_out(caplog):
+    caplog.set_level("INFO", "revela")
+    found = find_tasks(["RTEB(eng, beta)", "SciFact"])
     names = [task.metadata.name for task in found["RTEB(eng, beta)"]]
     assert "AppsRetrieval" in names and "Code1Retrieval" not in names and len(found["SciFact"]) == 1
-    assert any(line.startswith("Code1Retrieval: private") for line in said) and len(said) == 6
+    assert (
+        any(line.startswith("Code1Retrieval: private") for line in caplog.messages)
+        and len(caplog.messages) == 6
+    )
     with pytest.raises(RevelaError, match="every task is private"):
-        find_tasks(["Code1Retrieval"], said.append)
+        find_tasks(["Code1Retrieval"])
 
 
 def test_a_model_is_filed_under_its_own_name(encoder, tmp_path, tiny_lm_folder):

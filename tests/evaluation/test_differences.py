@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from revela.evaluation.beir import Collection, Outcome
-from revela.evaluation.differences import as_json, greatest_gains, standings
-from revela.evaluation.significance import margin, p_values
+from revela.evaluation.significance import as_json, greatest_gains, margin, p_values, standings
 
 IDS = [f"q{i}" for i in range(6)]
 COLLECTION = Collection(

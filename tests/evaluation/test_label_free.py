@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 
 from conftest import make_rows
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.corpus.queries import Answer
 from revela.evaluation.label_free import HeldOutCheck
 from revela.groups.held_out import docstring_task, split_held_out, tasks
@@ -35,9 +35,9 @@ def bare(x):
 
 
 def test_held_out_documents_do_not_depend_on_order():
-    documents = stored(Document, DOCUMENTS)
+    documents = arrow_list(Document, DOCUMENTS)
     rest, held = split_held_out(documents, 0.25, 100)
-    again, same = split_held_out(stored(Document, DOCUMENTS[::-1]), 0.25, 100)
+    again, same = split_held_out(arrow_list(Document, DOCUMENTS[::-1]), 0.25, 100)
     assert len(held) == 10 and {d.id for d in held} == {d.id for d in same}
     assert not {d.id for d in rest} & {d.id for d in held} and len(rest) == len(again) == 30
     assert len(split_held_out(documents, 0.25, 3)[1]) == 3

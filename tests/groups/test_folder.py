@@ -1,4 +1,4 @@
-"""Stored groups are what was given, in an order that the seed alone decides; a folder that is not
+"""ArrowList groups are what was given, in an order that the seed alone decides; a folder that is not
 whole is refused.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.errors import RevelaError
 from revela.groups import folder as shards
 from revela.groups.folder import GroupFolder, is_group_folder, save_groups
@@ -22,10 +22,10 @@ SIZE = 4
 
 
 def saved(out: Path, count: int = 100) -> tuple[GroupFolder, list[list[int]]]:
-    documents = stored(
+    documents = arrow_list(
         Document, (Document(f"d{i}", "text", f"Title {i}" if i % 2 else "") for i in range(count))
     )
-    rows = stored(
+    rows = arrow_list(
         Chunk,
         (Chunk(i // SIZE, f"chunk {i} é", "why?" if i % 3 else "") for i in range(count * SIZE)),
     )
@@ -132,8 +132,8 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path, harm, message):
 
 def test_what_is_interrupted_leaves_nothing(tmp_path):
     documents, rows = (
-        stored(Document, [Document("a", "b")]),
-        stored(Chunk, [Chunk(0, str(i)) for i in range(40)]),
+        arrow_list(Document, [Document("a", "b")]),
+        arrow_list(Chunk, [Chunk(0, str(i)) for i in range(40)]),
     )
 
     def dying():

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.corpus.chunk import chunk
-from revela.evaluation.exact import top_k
+from revela.evaluation.metrics import top_k
 from revela.index import encode_corpus as indexing
 from revela.index.bm25 import BM25
 from revela.index.fusion import DEPTH, Geometry, fuse_scores, reciprocal_rank_fusion
@@ -76,11 +76,11 @@ def build(folder: Path, docs: list[Document], encoder=None, metadata=(), **setti
         settings=Indexing(chunk_words=WORDS, **settings),
         metadata=metadata,
     )
-    return indexing.build(folder, stored(Document, docs), encoder or Letters(), **made)[0]
+    return indexing.build(folder, arrow_list(Document, docs), encoder or Letters(), **made)[0]
 
 
 def extend(index: Index, docs: list[Document], encoder=None) -> indexing.Added:
-    return indexing.extend(index, stored(Document, docs), encoder or Letters())
+    return indexing.extend(index, arrow_list(Document, docs), encoder or Letters())
 
 
 def rows_of(index: Index) -> list[tuple[str, int, str]]:

@@ -101,7 +101,7 @@ def test_scores_equal_those_of_whole_attention_matrices(cache, tiny_lm_folder, t
 
 
 def test_heads_are_found_by_questions_from_the_text_once(
-    cache, tiny_lm_folder, monkeypatch, capsys
+    cache, tiny_lm_folder, monkeypatch, capsys, caplog
 ):
     from revela.index import listwise as heads
 
@@ -109,6 +109,7 @@ def test_heads_are_found_by_questions_from_the_text_once(
     monkeypatch.setattr(
         heads, "score_query_heads", lambda lm, examples: score(lm, seen.extend(examples) or seen)
     )
+    caplog.set_level("INFO", "revela")
     reranker = load_query_heads(str(tiny_lm_folder), lambda: PASSAGES)
     (file,) = (cache / "heads").iterdir()
     ranking = heads_from_file(file, tiny_lm_folder)
@@ -131,8 +132,7 @@ def test_heads_are_found_by_questions_from_the_text_once(
     assert all(
         q in passage and q not in read for q, passage in zip(questions[:-1], PASSAGES, strict=False)
     )
-    printed = capsys.readouterr()
-    assert printed.out == "" and "probing the 16 heads of" in printed.err
+    assert capsys.readouterr().out == "" and "probing the 16 heads of" in caplog.text
     assert (
         load_query_heads(str(tiny_lm_folder), lambda: []).heads == reranker.heads and len(seen) == 2
     )

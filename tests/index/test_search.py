@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.evaluation.exact import top_k
-from revela.evaluation.metrics import mean_scores, per_query
+from revela.evaluation.metrics import mean_scores, per_query, top_k
 from revela.index.bm25 import BM25
 from revela.index.fusion import (
     Geometry,

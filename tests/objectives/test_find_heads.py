@@ -25,7 +25,7 @@ def test_heads_are_probed_on_the_device_that_there_is(tiny_lm_folder, corpus_fil
     recipe = dataclasses.replace(
         Recipe(), model=str(tiny_lm_folder), lm=str(tiny_lm_folder), precision="fp32"
     )
-    _, ranking = heads.rank_heads(recipe, read_corpus([corpus_file])[0], None, print)
+    _, ranking = heads.rank_heads(recipe, read_corpus([corpus_file])[0], None)
     assert found == [{"meta"}] and ranking == [(0, 0, 1.0)]
 
 
@@ -52,8 +52,6 @@ def test_outliers_are_dropped_if_the_recipe_says_so_and_either_ranking_is_kept(
     documents, _ = read_corpus([corpus_file])
     best = {}
     for this in (drop, not drop, drop):
-        _, ranking = heads.rank_heads(
-            Recipe(**settings, drop_outliers=this), documents, None, print
-        )
+        _, ranking = heads.rank_heads(Recipe(**settings, drop_outliers=this), documents, None)
         best[this] = ranking[0][:2]
     assert best == {False: (2, 1), True: (2, 3)} and asked == [drop, not drop]

@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
 from revela.lm.document_attention import InBatchAttention
+from revela.lm.head_ranking import BASE_GATE, probe_heads, ranked_heads
 from revela.lm.language_model import LanguageModel
-from revela.lm.sibling_heads import BASE_GATE, probe_heads, ranked_heads
 from revela.objectives.revela import (
     gated_layers,
     gates_in_upper_layers,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from conftest import make_rows
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.index import encode_corpus as indexing
 from revela.index.store import Index
 from revela.retriever.build import build_retriever
@@ -82,7 +82,7 @@ def build(
         settings=Indexing(keep_tokens=keep_tokens),
         metadata=metadata,
     )
-    return indexing.build(folder, stored(Document, documents), encoder, **made)[0]
+    return indexing.build(folder, arrow_list(Document, documents), encoder, **made)[0]
 
 
 def documents(count: int, sentences: int) -> list[Document]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from conftest import make_rows
-from revela.corpus.arrow_list import stored
+from revela.corpus.arrow_list import arrow_list
 from revela.errors import RevelaError
 from revela.groups.folder import save_groups
 from revela.settings import Recipe
@@ -91,7 +91,7 @@ def test_only_what_a_run_began_is_removed(begun):
 
 def test_a_corpus_is_known_by_its_texts():
     documents = [Document("a", "text", "title"), Document("b", "more")]
-    assert corpus_digest(documents) == corpus_digest(stored(Document, documents))
+    assert corpus_digest(documents) == corpus_digest(arrow_list(Document, documents))
     assert (
         len(
             {
@@ -128,8 +128,8 @@ def test_groups_of_other_text_have_another_fingerprint(tmp_path):
 
     def fingerprint(name, texts):
         documents, rows = (
-            stored(Document, [Document("d", "t")]),
-            stored(Chunk, (Chunk(0, text) for text in texts)),
+            arrow_list(Document, [Document("d", "t")]),
+            arrow_list(Chunk, (Chunk(0, text) for text in texts)),
         )
         groups = [list(range(i, i + 4)) for i in range(0, len(texts), 4)]
         return save_groups(

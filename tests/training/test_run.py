@@ -58,7 +58,7 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
         gate_heads=0, gate_first_layer=0.0, tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0, pooling="eos", lora_rank=8,
         query_side="whole",
     )  # fmt: skip
-    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    train(recipe, documents, tmp_path / "out")
     first, *_, last = losses(tmp_path / "out").values()
     assert fall[0] < first - last < fall[1]
 
@@ -89,14 +89,8 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
 )
 def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
     recipe = dataclasses.replace(recipe, **changes)
-    train(recipe, documents, tmp_path / "whole", say=lambda _: None)
+    train(recipe, documents, tmp_path / "whole")
     # Stopped at step 3 by Ctrl-C: the limit, and with it the learning rate, is the unbroken run's.
-    calls = 0
-
-    def stop(_line):
-        nonlocal calls
-        calls += 1
-
     from revela.training import progress as watch
 
     original = watch.Watch.on_step_end
@@ -108,9 +102,9 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch.Watch, "on_step_end", interrupting)
-        outcome = train(recipe, documents, tmp_path / "broken", say=stop)
-    assert outcome.interrupted and outcome.steps == 3 and calls
-    train(recipe, documents, tmp_path / "broken", resume=True, say=lambda _: None)
+        outcome = train(recipe, documents, tmp_path / "broken")
+    assert outcome.interrupted and outcome.steps == 3
+    train(recipe, documents, tmp_path / "broken", resume=True)
     assert (
         losses(tmp_path / "broken") == losses(tmp_path / "whole")
         and len(losses(tmp_path / "whole")) == 6
@@ -144,7 +138,7 @@ def test_the_state_that_the_check_liked_best_is_saved(
     recipe, documents, tmp_path, keep, scores, kept
 ):
     recipe = dataclasses.replace(recipe, check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
-    outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores), say=lambda _: None)
+    outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores))
     assert (outcome.kept, outcome.steps) == (kept, 6)
     assert outcome.after == {"task": scores[1 + kept // 3]}
     same = dataclasses.replace(recipe, keep="last", check_every=0, max_steps=6)
@@ -154,10 +148,9 @@ def test_the_state_that_the_check_liked_best_is_saved(
             dataclasses.replace(same, learning_rate=0.0),
             documents,
             tmp_path / "other",
-            say=lambda _: None,
         )
     else:
-        train(same, documents, tmp_path / "other", say=lambda _: None)
+        train(same, documents, tmp_path / "other")
     other = load_file(tmp_path / "other" / "model.safetensors")
     assert all(torch.equal(saved[k], other[k]) for k in saved) == (kept in (0, 6))
 
@@ -172,7 +165,6 @@ def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
         dataclasses.replace(recipe, max_steps=1, lexical=0.0),
         documents,
         tmp_path / "first",
-        say=lambda _: None,
     )
     model = SentenceTransformer(str(tmp_path / "first"))
     model.insert(len(model) - 1, Dense(model.get_embedding_dimension(), 8))
@@ -180,7 +172,7 @@ def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
     model.save(str(tmp_path / "own"))
     before = [m.linear.weight.clone() for m in model if isinstance(m, Dense)]
     settings = dataclasses.replace(recipe, model=str(tmp_path / "own"), learning_rate=0.0)
-    train(settings, documents, tmp_path / "out", say=lambda _: None)
+    train(settings, documents, tmp_path / "out")
     after = SentenceTransformer(str(tmp_path / "out"))
     assert after.prompts["query"] == "Q: " and not after.prompts["document"]
     assert all(
@@ -196,7 +188,6 @@ def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
         documents,
         tmp_path / "whole",
         check=Scripted([0, 0.1, 0.5, 0.3, 0.2]),
-        say=lambda _: None,
     )
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
@@ -205,7 +196,6 @@ def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
             documents,
             tmp_path / "broken",
             check=Scripted([0, 0.1, 0.5]),
-            say=lambda _: None,
         )
     outcome = train(
         recipe,
@@ -213,7 +203,6 @@ def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
         tmp_path / "broken",
         check=Scripted([0, 0.3, 0.2]),
         resume=True,
-        say=lambda _: None,
     )
     assert outcome.kept == 2
     whole, broken = (
@@ -255,7 +244,7 @@ def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, mo
     recipe = dataclasses.replace(
         recipe, learn_tau=True, learn_gates=True, lm_lora=True, max_steps=2
     )
-    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    train(recipe, documents, tmp_path / "out")
     assert norms == pytest.approx([1, 1], abs=1e-3)
     rows = [
         json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
@@ -275,14 +264,14 @@ def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):
             "learning_rate": 3e-2,
         },
     )
-    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    train(recipe, documents, tmp_path / "out")
     assert load_retriever(tmp_path / "out").prompts["query"] == "query: "
     first, *_, last = losses(tmp_path / "out").values()
     assert last < first
 
 
 def test_checkpoints_go_when_a_run_ends_and_stay_whole_until_then(recipe, documents, tmp_path):
-    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    train(recipe, documents, tmp_path / "out")
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert (
         "checkpoints" not in names
@@ -296,7 +285,7 @@ def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(
     recipe, documents, tmp_path
 ):
     recipe = dataclasses.replace(recipe, save_every=1)
-    told = {"corpus": "a folder", "bm25": {"task": 0.4}, "say": lambda _: None}
+    told = {"corpus": "a folder", "bm25": {"task": 0.4}}
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
         train(recipe, documents, tmp_path / "out", command="revela train once", **told)
@@ -370,18 +359,16 @@ def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path)
 )
 def test_bad_settings_are_one_sentence(recipe, documents, tmp_path, change, message):
     with pytest.raises(RevelaError, match=message):
-        train(
-            dataclasses.replace(recipe, **change), documents, tmp_path / "out", say=lambda _: None
-        )
+        train(dataclasses.replace(recipe, **change), documents, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_path):
     (tmp_path / "precious.txt").write_text("x")
     with pytest.raises(RevelaError, match="exists: choose another --out"):
-        train(recipe, documents, tmp_path, say=lambda _: None)
+        train(recipe, documents, tmp_path)
     with pytest.raises(RevelaError, match="holds no run of revela"):
-        train(recipe, documents, tmp_path, resume=True, say=lambda _: None)
+        train(recipe, documents, tmp_path, resume=True)
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
 
@@ -404,7 +391,6 @@ def test_losses_of_siblings_are_added_with_their_weight(recipe, documents, tmp_p
             dataclasses.replace(recipe, siblings=weight, max_steps=1),
             documents,
             out,
-            say=lambda _: None,
         )
         (first[weight],) = losses(out).values()
     assert first[1.0] > first[0.0] + 0.1
@@ -424,7 +410,7 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(
     }
     recipe = dataclasses.replace(recipe, **{"lm": str(taught_lm_folder), **settings})
     out = tmp_path / "out"
-    train(recipe, documents, out, say=lambda _: None)
+    train(recipe, documents, out)
     found = list(losses(out).values())
     assert len(found) == 30
     if name not in (
@@ -457,7 +443,7 @@ def test_card_and_plot_say_what_was_learned_from(
     labels = []
     monkeypatch.setattr("revela.training.run.plot", lambda *arguments: labels.append(arguments[-1]))
     recipe = dataclasses.replace(recipe, **{**PRESETS[name], "group_size": 8, "max_steps": 1})
-    train(recipe, documents, tmp_path / "out", say=lambda _: None)
+    train(recipe, documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"\n{sentence.format(recipe.model)}\n" in card and labels == [label]
     assert ("next-token" in card) == (name == "gated")
@@ -522,8 +508,7 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
 @pytest.mark.parametrize("name", ["infonce", "crop"])
 def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, name):
     """The tiny decoder as its own surrogate, once it is a folder that Sentence Transformers opens."""
-    quiet = dict(say=lambda _: None)
-    train(dataclasses.replace(recipe, max_steps=1), documents, tmp_path / "surrogate", **quiet)
+    train(dataclasses.replace(recipe, max_steps=1), documents, tmp_path / "surrogate")
     settings = {
         **PRESETS[name],
         **OBJECTIVES[name],
@@ -539,7 +524,7 @@ def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, 
         {"drop_false_negatives": True, "margin": 3.0},
     ):
         out = tmp_path / f"out-{len(found)}"
-        train(dataclasses.replace(recipe, **changes), documents, out, **quiet)
+        train(dataclasses.replace(recipe, **changes), documents, out)
         found.append(losses(out)[1])
     assert (
         found[0] > found[1] and found[2] == 0.0
@@ -547,14 +532,14 @@ def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, 
 
 
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
-    recipe, taught_lm_folder, documents, tmp_path
+    recipe, taught_lm_folder, documents, tmp_path, caplog
 ):
     from revela.lm.head_ranking import save_heads
     from revela.weights import resolve
 
     settings = {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
     recipe = dataclasses.replace(recipe, **settings)
-    said = []
+    caplog.set_level("INFO", "revela")
     save_heads(
         tmp_path / "mine.json",
         "tiny",
@@ -565,9 +550,8 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
         dataclasses.replace(recipe, heads=str(tmp_path / "mine.json")),
         documents,
         tmp_path / "out",
-        say=said.append,
     )
-    assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in said
+    assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in caplog.messages
     save_heads(tmp_path / "other.json", "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
     for file, message in (
         ("other.json", "ranks the heads of another"),
@@ -578,7 +562,6 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
                 dataclasses.replace(recipe, heads=str(tmp_path / file)),
                 documents,
                 tmp_path / "no",
-                say=lambda _: None,
             )
         assert not (tmp_path / "no").exists()
 
@@ -607,13 +590,12 @@ def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_
                 dataclasses.replace(recipe, **{"lm_tokens": 64, **settings}),
                 documents,
                 tmp_path / "out",
-                say=lambda _: None,
             )
         assert not (tmp_path / "out").exists()
 
 
 def test_queries_by_a_language_model_are_written_once_and_counted(
-    recipe, documents, tmp_path, monkeypatch
+    recipe, documents, tmp_path, monkeypatch, caplog
 ):
     from revela.lm import generate as writer
 
@@ -633,19 +615,18 @@ def test_queries_by_a_language_model_are_written_once_and_counted(
 
     monkeypatch.setattr(writer, "writer", pretending)
     settings = {**PRESETS["infonce"], "group_size": 8, "max_steps": 1, "max_queries": 60}
-    recipe, said = dataclasses.replace(recipe, **settings), []
+    recipe = dataclasses.replace(recipe, **settings)
+    caplog.set_level("INFO", "revela")
     for name in ("one", "two"):
-        train(
-            recipe, documents, tmp_path / name, queries_file=tmp_path / "q.jsonl", say=said.append
-        )
+        train(recipe, documents, tmp_path / name, queries_file=tmp_path / "q.jsonl")
     assert 0 < len(asked) <= 60 and len((tmp_path / "q.jsonl").read_text().splitlines()) == len(
         set(asked)
     )
-    lines = [line for line in said if line.startswith("queries for")]
+    lines = [line for line in caplog.messages if line.startswith("queries for")]
     assert len(lines) == 2 and lines[0] == lines[1] and "not a question" in lines[0]
 
 
-def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monkeypatch):
+def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monkeypatch, caplog):
     """transformers would wrap the model in DataParallel, and cut every group to pieces."""
     from sentence_transformers import SentenceTransformerTrainingArguments
 
@@ -659,13 +640,14 @@ def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monke
         def __init__(self, *_args, **_kwargs):
             raise AssertionError("the model was wrapped")
 
-    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "one", say=lambda _: None)
+    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "one")
     monkeypatch.setattr(SentenceTransformerTrainingArguments, "__post_init__", with_two)
     monkeypatch.setattr(torch.nn, "DataParallel", Wrapped)
-    said = []
-    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "two", say=said.append)
+    caplog.set_level("INFO", "revela")
+    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "two")
     assert (
-        "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES" in said
+        "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES"
+        in caplog.messages
     )
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
 
@@ -680,7 +662,7 @@ def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path, name):
         "matryoshka": (4, 16),
     }
     out = tmp_path / "out"
-    train(dataclasses.replace(recipe, **settings), documents, out, say=lambda _: None)
+    train(dataclasses.replace(recipe, **settings), documents, out)
     model = load_retriever(out)
     saved = json.loads((out / "config_sentence_transformers.json").read_text())
     assert (

@@ -110,7 +110,7 @@ def queries(
     documents, _ = divided(corpus, recipe)
     recipe = dataclasses.replace(recipe, objective="infonce")
     rows = training_rows(
-        recipe, documents, training_chunks(recipe, documents), queries_file(corpus, recipe), print
+        recipe, documents, training_chunks(recipe, documents), queries_file(corpus, recipe)
     )
     asked = [row for row in rows if row.query]
     for row in asked[:: max(1, len(asked) // max(1, show))][:show]:
@@ -155,7 +155,7 @@ def groups(
     elif out is None:
         raise RevelaError("groups need a folder to be kept in: give --out")
     else:
-        folder = build_groups(recipe, corpus, out, shares, queries_file(corpus, recipe), print)
+        folder = build_groups(recipe, corpus, out, shares, queries_file(corpus, recipe))
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
     for group in islice(folder.order(recipe.seed)(0), show):
         members = folder.members(sorted(group))
@@ -257,7 +257,7 @@ def heads(
 
     quieten()
     documents, _ = read_for(recipe, corpus)
-    folder, ranking = rank_heads(recipe, documents, queries_file(corpus, recipe), print)
+    folder, ranking = rank_heads(recipe, documents, queries_file(corpus, recipe))
     rows = [
         [rank, layer, head, f"{score:.5f}"]
         for rank, (layer, head, score) in enumerate(ranking[:top], 1)
@@ -290,9 +290,7 @@ def divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
 
     refuse_several_processes()  # before much is read
     quieten()
-    ask = partial(
-        written_answers, recipe, path=queries_file(corpus, recipe), say=print, of="held-out chunks"
-    )
+    ask = partial(written_answers, recipe, path=queries_file(corpus, recipe), of="held-out chunks")
     rest: Any
     if len(corpus) == 1 and is_group_folder(corpus[0]):
         rest = GroupFolder(corpus[0])

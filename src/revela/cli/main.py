@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
+from revela.cli.printing import print_log
 from revela.errors import RevelaError
 from revela.settings import PRESETS, Indexing, Recipe, refuse_unread
 
@@ -111,6 +112,8 @@ def each_over(presets: Sequence[str], recipe_file: Path | None) -> dict[str, Rec
 
 def main() -> None:
     arguments = sys.argv[1:]
+    # What search prints to stdout may be JSON that a program reads.
+    print_log("stderr" if arguments[:1] == ["search"] else "stdout")
     named = {
         "--preset": "",
         "--objective": "",

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from revela.cli.main import Several, app
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.settings import Precision, Recipe
 
 
@@ -71,7 +71,7 @@ def evaluate(
     if benchmark:
         results |= scores.on_benchmarks(model, benchmark, out, max_tokens, precision)
     if json_file is not None:
-        with whole(json_file) as temporary:
+        with atomic_write(json_file) as temporary:
             temporary.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from revela.types import Chunk, Hit
@@ -13,6 +14,27 @@ if TYPE_CHECKING:
 SNIPPET = 240  # characters
 LINES = 6  # of code
 FILE_WIDTH = 160  # columns of a table that goes to a file or a pipe
+
+
+class LogLines(logging.Handler):
+    """Prints what revela's modules log, a line each, as ``print`` would."""
+
+    stream: Literal["stdout", "stderr"] = "stdout"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=getattr(sys, self.stream), flush=True)
+
+
+LOG_LINES = LogLines()
+
+
+def print_log(stream: Literal["stdout", "stderr"]) -> None:
+    """From now on print the package's log to one of the two streams."""
+    LOG_LINES.stream = stream
+    log = logging.getLogger("revela")
+    log.setLevel(logging.INFO)
+    if LOG_LINES not in log.handlers:
+        log.addHandler(LOG_LINES)
 
 
 def print_scores(

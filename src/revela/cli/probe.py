@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from revela.cli.main import DEFAULTS, Corpus, app
 from revela.cli.printing import print_table
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.settings import Precision
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def probe(
             join_titles=join_titles,
             unit=positions,
             pairs=pairs,
-            say=print,
         )
     else:
         found = probe_language_model(
@@ -126,13 +125,12 @@ def probe(
             count=documents,
             seed=seed,
             precision=precision,
-            say=print,
         )
     _print_profiles(found.profiles)
     if found.geometry is not None:
         _print_geometry(found.geometry)
     if json_file is not None:
-        with whole(json_file) as temporary:
+        with atomic_write(json_file) as temporary:
             temporary.write_text(
                 json.dumps(
                     {"model": model, "corpus": [str(c) for c in corpus], **found.as_json()},

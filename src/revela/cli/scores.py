@@ -12,8 +12,8 @@ from revela.cli.printing import print_table, snippet
 from revela.settings import Precision
 
 if TYPE_CHECKING:
-    from revela.evaluation.differences import Gain
     from revela.evaluation.quoted import Quote
+    from revela.evaluation.significance import Gain
     from revela.index.rerank import Rerank, Reranking
 
 
@@ -28,9 +28,9 @@ def on_folders(
 ) -> dict[str, Any]:
     """Score models, BM25 and their fusions on BEIR-layout folders: {collection: {system: scores}}."""
     from revela.evaluation.beir import load_collection, outcomes, sample
-    from revela.evaluation.differences import as_json, greatest_gains, standings
     from revela.evaluation.metrics import METRICS
     from revela.evaluation.quoted import quotes_for_task, task_of
+    from revela.evaluation.significance import as_json, greatest_gains, standings
     from revela.retriever.encode import load_encoder
     from revela.weights import resolve
 
@@ -104,12 +104,12 @@ def on_benchmarks(
     from revela.retriever.encode import load_encoder
     from revela.weights import resolve
 
-    tasks = find_tasks(names, print)
+    tasks = find_tasks(names)
     contenders = {}
     for label, name in zip(labels(models), models, strict=True):
         folder = resolve(name)
         contenders[label] = contender(name, folder, load_encoder(folder, precision, max_tokens))
-    scores = run_tasks([task for found in tasks.values() for task in found], contenders, out, print)
+    scores = run_tasks([task for found in tasks.values() for task in found], contenders, out)
     _, *others = METRICS  # the main score of retrieval is nDCG@10
     rows: list[list[object]] = []
     for task, systems in scores.items():

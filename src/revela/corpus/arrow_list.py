@@ -11,15 +11,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import mmap
+import multiprocessing
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.batches import batches
 from revela.types import Vectors
 
 Item = TypeVar("Item")
@@ -27,9 +30,9 @@ Kept = TypeVar("Kept", covariant=True)
 BATCH = 2**22  # characters written, and read back in order, at a time
 
 
-class Stored(Sequence[Kept], Generic[Kept]):
+class ArrowList(Sequence[Kept], Generic[Kept]):
     """Dataclass instances (of strings, whole numbers and mappings of plain values) in a file;
-    ``stored`` writes one.
+    ``arrow_list`` writes one.
 
     Args:
         kind: the dataclass.
@@ -151,10 +154,10 @@ class Stored(Sequence[Kept], Generic[Kept]):
                 )
         return pa.Table.from_batches(parts).combine_chunks().take(pa.array(np.argsort(order)))
 
-    def chosen(self, rows: Iterable[int]) -> Stored[Kept]:
+    def chosen(self, rows: Iterable[int]) -> ArrowList[Kept]:
         """A view of these items, in this order."""
         mine = np.fromiter(rows, dtype=np.int64)
-        return Stored(
+        return ArrowList(
             self._kind,
             self.paths,
             self._maps,
@@ -198,7 +201,7 @@ def vectors_on_disk(count: int, width: int) -> Vectors:
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
 
-def stored(kind: type[Item], items: Iterable[Item]) -> Stored[Item]:
+def arrow_list(kind: type[Item], items: Iterable[Item]) -> ArrowList[Item]:
     """Write items to a temporary file, and give them back as a sequence that reads it."""
     folder = tempfile.TemporaryDirectory(prefix="revela-")
     path = Path(folder.name) / "items.arrow"
@@ -235,12 +238,12 @@ def _flat(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, Mapping) else value
 
 
-def read(kind: type[Item], paths: Sequence[Path], folder: Any = None) -> Stored[Item]:
-    """The items in these files, one file after another; see ``Stored``."""
+def read(kind: type[Item], paths: Sequence[Path], folder: Any = None) -> ArrowList[Item]:
+    """The items in these files, one file after another; see ``ArrowList``."""
     import pyarrow as pa
 
     maps = [_mapped(path) for path in paths if path.stat().st_size]
-    return Stored(
+    return ArrowList(
         kind,
         paths,
         maps,
@@ -252,3 +255,54 @@ def read(kind: type[Item], paths: Sequence[Path], folder: Any = None) -> Stored[
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+Result = TypeVar("Result")
+
+
+AHEAD = 3  # batches a worker may be ahead of the reader
+
+
+def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+    """Neighbours together until their sizes reach ``limit``; at least one item each."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= limit:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def ordered_map(
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    """``map`` over processes: results in the order of the items, only a few items ahead of the
+    reader.
+
+    Args:
+        work: a function that can be pickled.
+        items: read as they are needed.
+        workers: processes; with one, or with fewer items than workers, everything happens here.
+    """
+    stream = iter(items)
+    first = list(islice(stream, workers))
+    if workers <= 1 or len(first) < workers:
+        yield from map(work, first)
+        yield from map(work, stream)
+        return
+    methods = multiprocessing.get_all_start_methods()
+    # A forked child starts at once and runs Python only; spawned ones would run a caller's
+    # unguarded script again.
+    context = multiprocessing.get_context("fork" if "fork" in methods else None)
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in first)
+        for item in stream:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) >= AHEAD * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -15,7 +15,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from revela.corpus.batches import batches, ordered_map
+from revela.corpus.arrow_list import batches, ordered_map
 from revela.corpus.code import joined, split_lines, units
 from revela.types import Chunk, Document
 

@@ -13,7 +13,7 @@ import functools
 import importlib
 import re
 import warnings
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,3 +186,33 @@ def _parser(module: str, function: str) -> Any:
     from tree_sitter import Language, Parser
 
     return Parser(Language(getattr(importlib.import_module(module), function)()))
+
+
+MIN_WORDS = 3  # of a docstring's first paragraph
+
+
+def documented_functions(source: str) -> Iterator[tuple[str, str]]:
+    """(the docstring's first paragraph, the function without its docstring) of every function and
+    method; nothing if it is not Python.
+    """
+    tree = parsed(source)
+    if tree is None:
+        return
+    lines = [line.rstrip("\r\n") for line in split_lines(source)]  # counted as ast counts them
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
+            continue
+        docstring = ast.get_docstring(node)
+        first = node.body[0]
+        if not docstring or first.lineno == node.lineno:
+            continue
+        query = " ".join(docstring.split("\n\n")[0].split())
+        body = (
+            lines[node.lineno - 1 : first.lineno - 1]
+            + lines[(first.end_lineno or first.lineno) : node.end_lineno]
+        )
+        function = "\n".join(
+            line[node.col_offset :] if line[: node.col_offset].isspace() else line for line in body
+        )
+        if len(query.split()) >= MIN_WORDS:
+            yield query, function

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.arrow_list import Stored
+from revela.corpus.arrow_list import ArrowList
 from revela.types import Document
 
 RUN = 5  # words that are hashed together
@@ -50,7 +50,7 @@ _SPACELESS = re.compile(
 _BASE = 0x9E3779B97F4A7C15
 
 
-def near_duplicates(documents: Stored[Document], similarity: float) -> dict[int, int]:
+def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[int, int]:
     """Documents to drop, each with the earlier and kept one that it resembles.
 
     Args:
@@ -128,7 +128,7 @@ def rows_of_band(similarity: float) -> int:
     )
 
 
-def _sketched(documents: Stored[Document], rows: int) -> tuple[Bytes, NDArray[np.uint32]]:
+def _sketched(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray[np.uint32]]:
     """The sketch of each document, a byte a number, (N, SKETCH), and a hash of each band, (N,
     bands); hash 0: nothing to compare.
     """
@@ -154,7 +154,7 @@ def _sketched(documents: Stored[Document], rows: int) -> tuple[Bytes, NDArray[np
     return sketches, bands
 
 
-def _texts(documents: Stored[Document]) -> Iterator[tuple[Bytes, NDArray[np.int64]]]:
+def _texts(documents: ArrowList[Document]) -> Iterator[tuple[Bytes, NDArray[np.int64]]]:
     """The texts as they lie on disk: the bytes of several, and where each begins and the last one
     ends.
     """

@@ -27,7 +27,7 @@ from itertools import groupby
 from pathlib import Path
 
 from revela.corpus.chunk import sentences
-from revela.corpus.docstrings import documented_functions
+from revela.corpus.code import documented_functions
 from revela.errors import RevelaError
 from revela.types import Chunk, Document
 

@@ -7,13 +7,14 @@ stops the run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
-from revela.corpus.arrow_list import Stored, stored
+from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.duplicates import near_duplicates
 from revela.corpus.readers import KNOWN, read_sources
-from revela.corpus.readers.passages import joined_by_title
+from revela.corpus.readers import opened as files
 from revela.corpus.readers.rows import Fields
 from revela.corpus.report import Report
 from revela.errors import RevelaError
@@ -34,7 +35,7 @@ def read_corpus(
     join_titles: bool = False,
     min_words: int = MIN_WORDS,
     metadata: Sequence[str] = (),
-) -> tuple[Stored[Document], Report]:
+) -> tuple[ArrowList[Document], Report]:
     """Read every document of every source into a file of their own.
 
     Args:
@@ -66,7 +67,7 @@ def read_corpus(
     read = read_sources(sources, Fields(text_field, title_field, tuple(metadata)), report)
     if join_titles:
         read = joined_by_title(read, report)
-    documents = stored(Document, _wanted(read, distinct, min_words, report))
+    documents = arrow_list(Document, _wanted(read, distinct, min_words, report))
     total = len(documents) + sum(report.skipped.values())
     if report.bad > max_bad_share * total or (report.bad and not documents):
         bad = "; ".join(
@@ -84,7 +85,7 @@ def read_corpus(
     return documents, report
 
 
-def read_for(recipe: Recipe, sources: Sequence[Path | str]) -> tuple[Stored[Document], Report]:
+def read_for(recipe: Recipe, sources: Sequence[Path | str]) -> tuple[ArrowList[Document], Report]:
     """``read_corpus`` as a recipe says."""
     return read_corpus(
         sources,
@@ -116,8 +117,8 @@ def _wanted(
 
 
 def _without_near_duplicates(
-    documents: Stored[Document], near: float, report: Report
-) -> Stored[Document]:
+    documents: ArrowList[Document], near: float, report: Report
+) -> ArrowList[Document]:
     dropped = near_duplicates(documents, near)
     for row, like in dropped.items():
         document = documents[row]
@@ -128,3 +129,37 @@ def _without_near_duplicates(
         if dropped
         else documents
     )
+
+
+def joined_by_title(documents: Iterable[Document], report: Report) -> Iterator[Document]:
+    """Join neighbours that share a title; those without one stay alone.
+
+    Passages are joined by a space, as files of 100-word passages are cut within sentences. The
+    first passage's id is the article's.
+
+    Raises:
+        RevelaError: one title goes on and on, so that it cannot be that of an article.
+    """
+    for title, group in groupby(documents, key=lambda document: document.title):
+        if not title:
+            yield from group
+            continue
+        passages, length = [], 0
+        for passage in group:
+            passages.append(passage)
+            length += len(passage.text)
+            if length > files.MAX_BYTES:
+                raise RevelaError(
+                    f'over {files.MAX_BYTES >> 20} MB of neighbouring passages share the title "{title}" (from {passages[0].id} on): '
+                    "name the field that holds each article's title with --title-field, or leave --join-titles away"
+                )
+        report.passages += len(passages)
+        report.articles += 1
+        first = passages[0]
+        yield (
+            Document(
+                first.id, " ".join(p.text for p in passages), title, first.kind, first.metadata
+            )
+            if len(passages) > 1
+            else first
+        )

@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from revela.corpus.readers.opened import opened_text
 from revela.errors import RevelaError
-from revela.evaluation.exact import top_k
-from revela.evaluation.metrics import means, per_query
+from revela.evaluation.metrics import means, per_query, top_k
 from revela.index.bm25 import BM25
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion

@@ -23,8 +23,10 @@ import numpy as np
 from revela.errors import RevelaError
 from revela.evaluation.beir import load_collection
 from revela.retriever.encode import RetrieverEncoder, passage_prompt_of, query_prompt_of
-from revela.types import Say, Vectors
+from revela.types import Vectors
 from revela.weights import EMBEDDED, fingerprint
+
+log = logging.getLogger(__name__)
 
 try:
     import mteb
@@ -98,7 +100,7 @@ def contender(given: str, folder: Path, encoder: RetrieverEncoder) -> Contender:
     return Contender(encoder, given, folder.name)  # the hub's cache names a snapshot by its commit
 
 
-def find_tasks(names: Sequence[str], say: Say) -> dict[str, list[Any]]:
+def find_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
     """The tasks of each of these benchmarks, tasks and BEIR-layout folders; private ones are named
     and left out.
 
@@ -120,7 +122,7 @@ def find_tasks(names: Sequence[str], say: Say) -> dict[str, list[Any]]:
         for task in tasks
         if not task.metadata.is_public
     ):
-        say(f"{name}: private, only mteb's maintainers have its data; skipped")
+        log.info(f"{name}: private, only mteb's maintainers have its data; skipped")
     found = {
         name: [task for task in tasks if task.metadata.is_public] for name, tasks in found.items()
     }
@@ -188,7 +190,7 @@ def folder_task(folder: Path) -> Any:
 
 
 def run_tasks(
-    tasks: Sequence[Any], models: Mapping[str, Contender], out: Path, say: Say
+    tasks: Sequence[Any], models: Mapping[str, Contender], out: Path
 ) -> dict[str, dict[str, TaskScore]]:
     """Every model on every task: {task: {model: score}}. What is finished in ``out`` is not run
     again.
@@ -205,14 +207,14 @@ def run_tasks(
     for label, model in models.items():
         bridge = _Bridge(label, model)
         for task in once.values():
-            result = _run(task, bridge, cache, say)
+            result = _run(task, bridge, cache)
             scores[task.metadata.name][label] = TaskScore(
                 float(result.get_score()), _metrics(result), bridge.settings
             )
     return scores
 
 
-def _run(task: Any, model: _Bridge, cache: Any, say: Say) -> Any:
+def _run(task: Any, model: _Bridge, cache: Any) -> Any:
     name, meta = task.metadata.name, model.mteb_model_meta
     try:
         kept = cache.load_task_result(name, meta)
@@ -224,13 +226,15 @@ def _run(task: Any, model: _Bridge, cache: Any, say: Say) -> Any:
         task.is_aggregate or kept.dataset_revision == task.metadata.revision
     )
     if current and not kept.get_missing_evaluations(task):
-        say(f"{name}, {model.label}: finished before ({cache.get_task_result_path(name, meta)})")
+        log.info(
+            f"{name}, {model.label}: finished before ({cache.get_task_result_path(name, meta)})"
+        )
         return kept
     if isinstance(task, AbsTaskAggregate):
         for part in task.tasks:
-            _run(part, model, cache, say)
+            _run(part, model, cache)
     else:
-        say(f"{name}, {model.label}")
+        log.info(f"{name}, {model.label}")
         _load(task, cache)
     settings = {"batch_size": 1024, "show_progress_bar": False, **model.settings}
     strategy = "only-missing" if current or task.is_aggregate else "always"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.arrow_list import Stored
+from revela.corpus.arrow_list import ArrowList
 from revela.errors import RevelaError
 from revela.evaluation.beir import evaluate, load_collection
-from revela.files import whole
+from revela.files import atomic_write
 from revela.groups.folder import GroupFolder
 from revela.settings import Recipe
 from revela.training.record import (
@@ -23,7 +24,9 @@ from revela.training.record import (
     settings_of,
 )
 from revela.training.run import Check, train
-from revela.types import Document, Encoder, Say
+from revela.types import Document, Encoder
+
+log = logging.getLogger(__name__)
 
 Curve = list[
     dict[str, Any]
@@ -32,7 +35,7 @@ Curve = list[
 
 def compare(
     recipes: Mapping[str, Recipe],
-    documents: Stored[Document] | GroupFolder,
+    documents: ArrowList[Document] | GroupFolder,
     on: Sequence[Path],
     out: Path,
     *,
@@ -43,7 +46,6 @@ def compare(
     corpus: str,
     command: str,
     queries_file: Path,
-    say: Say = print,
 ) -> tuple[dict[str, Curve], dict[str, float]]:
     """Train each recipe with each seed and score it at its start and after each of ``points`` equal
     parts.
@@ -58,7 +60,7 @@ def compare(
         out: folder of the runs.
         seeds: of the runs, one after another.
         points: checks of a run.
-        check, bm25, corpus, command, queries_file, say: as for ``train``.
+        check, bm25, corpus, command, queries_file: as for ``train``.
 
     Returns:
         The curve of each run, "name, seed n", and BM25's nDCG@10 by collection.
@@ -81,7 +83,7 @@ def compare(
         if (folder / "modules.json").is_file() and not begun:
             refuse_another(settings_of(recipe), digest, folder, FREE_WHEN_DONE)
         else:
-            say(f"== {name}, seed {seed}")
+            log.info(f"== {name}, seed {seed}")
             if not begun:
                 remove_begun(folder)
             outcome = train(
@@ -95,7 +97,6 @@ def compare(
                 resume=begun,
                 queries_file=queries_file,
                 judge=judge,
-                say=say,
             )
             if outcome.interrupted:
                 raise RevelaError(f"stopped in {folder}: run the same command again to go on")
@@ -105,7 +106,7 @@ def compare(
             for row in rows
             if "judged" in row
         ]
-        with whole(out / "compare.json") as temporary:
+        with atomic_write(out / "compare.json") as temporary:
             temporary.write_text(json.dumps({"bm25": lexical, "curves": curves}, indent=1))
         _plot(
             curves,
@@ -142,5 +143,5 @@ def _plot(curves: Mapping[str, Curve], bm25: Mapping[str, float], path: Path, ag
         )
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=110)

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.arrow_list import Stored
+from revela.corpus.arrow_list import ArrowList
 from revela.evaluation.beir import fuse
-from revela.evaluation.exact import top_k
-from revela.evaluation.metrics import mean_scores
+from revela.evaluation.metrics import mean_scores, top_k
 from revela.groups.held_out import Ask, Task, split_held_out, tasks
 from revela.index.bm25 import BM25
 from revela.index.fusion import Geometry
@@ -24,8 +23,8 @@ DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dro
 
 
 def hold_out(
-    documents: Stored[Document], recipe: Recipe, ask: Ask | None = None
-) -> tuple[Stored[Document], HeldOutCheck]:
+    documents: ArrowList[Document], recipe: Recipe, ask: Ask | None = None
+) -> tuple[ArrowList[Document], HeldOutCheck]:
     """Documents to train on, and the check by the others; ``ask`` writes its questions."""
     rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
     return rest, check_by(held, recipe, ask)

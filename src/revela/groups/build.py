@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from revela.corpus.arrow_list import Stored, stored
+from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.read import read_for
 from revela.errors import RevelaError
 from revela.groups.documents import mixed_groups
@@ -25,8 +26,10 @@ from revela.groups.training_set import training_chunks, training_rows
 from revela.quiet import quieten
 from revela.settings import Recipe
 from revela.training.run import untrained_retriever
-from revela.types import Chunk, Document, Say
+from revela.types import Chunk, Document
 from revela.weights import find_weights
+
+log = logging.getLogger(__name__)
 
 SAMPLE = 2000  # documents kept whole
 
@@ -37,9 +40,9 @@ class Domain:
     indices of these.
     """
 
-    documents: Stored[Document]
+    documents: ArrowList[Document]
     held_out: list[Document]
-    rows: Stored[Chunk]
+    rows: ArrowList[Chunk]
     groups: Iterator[list[int]]
 
 
@@ -49,7 +52,6 @@ def build_groups(
     out: Path,
     shares: Sequence[float],
     queries_file: Path | None,
-    say: Say,
 ) -> GroupFolder:
     """Read corpora, group their chunks as the recipe says, and store the groups.
 
@@ -59,7 +61,6 @@ def build_groups(
         out: a folder that does not exist yet.
         shares: what share each source has of the groups, as weights; none: all groups of all.
         queries_file: keeps the queries that a language model writes, for objectives that need them.
-        say: prints a line.
 
     Raises:
         RevelaError: a source cannot be read or gives no group, ``out`` is in the way.
@@ -80,9 +81,7 @@ def build_groups(
         shares or ready or recipe.groups == "cluster"
     )  # no group has chunks of two corpora
     domains = [
-        _ready(recipe, some[0], say)
-        if some[0] in ready
-        else _domain(recipe, some, queries_file, say)
+        _ready(recipe, some[0]) if some[0] in ready else _domain(recipe, some, queries_file)
         for some in ([[s] for s in sources] if apart else [list(sources)])
     ]
     rows, documents = _joined(domains)
@@ -115,22 +114,24 @@ def build_groups(
     )
 
 
-def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None, say: Say) -> Domain:
+def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> Domain:
     read, report = read_for(recipe, sources)
     for line in report.lines():
-        say(line)
+        log.info(line)
     documents, held = split_held_out(read, recipe.held_out, recipe.held_out_at_most)
     chunks = training_chunks(recipe, documents)
-    rows = training_rows(recipe, documents, chunks, queries_file, say)
-    say(f"{len(documents):,} documents -> {len(chunks):,} chunks; {len(held):,} documents held out")
+    rows = training_rows(recipe, documents, chunks, queries_file)
+    log.info(
+        f"{len(documents):,} documents -> {len(chunks):,} chunks; {len(held):,} documents held out"
+    )
 
     @functools.cache
     def model() -> SentenceTransformer:
         return untrained_retriever(
-            recipe, find_weights(recipe.model, recipe.offline_model, say), documents, say
+            recipe, find_weights(recipe.model, recipe.offline_model), documents
         )
 
-    groups = similar_groups(recipe, documents, rows, model, say)(0)
+    groups = similar_groups(recipe, documents, rows, model)(0)
     first = next(groups, None)
     if first is None:
         names = ", ".join(map(str, sources))
@@ -140,17 +141,19 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None, 
     return Domain(documents, held, rows, chain([first], groups))
 
 
-def _ready(recipe: Recipe, source: Path, say: Say) -> Domain:
+def _ready(recipe: Recipe, source: Path) -> Domain:
     """Groups that are ready: a row is a group, and counts as a document."""
     documents, held = split_held_out(
-        stored(Document, group_documents(source, recipe.group_size)),
+        arrow_list(Document, group_documents(source, recipe.group_size)),
         recipe.held_out,
         recipe.held_out_at_most,
     )
-    rows = stored(
+    rows = arrow_list(
         Chunk, group_rows(source, recipe.group_size, frozenset(document.id for document in held))
     )
-    say(f"read {len(documents) + len(held):,} groups from {source}; {len(held):,} of them held out")
+    log.info(
+        f"read {len(documents) + len(held):,} groups from {source}; {len(held):,} of them held out"
+    )
     size = recipe.group_size
     return Domain(
         documents,
@@ -160,7 +163,7 @@ def _ready(recipe: Recipe, source: Path, say: Say) -> Domain:
     )
 
 
-def _joined(domains: Sequence[Domain]) -> tuple[Stored[Chunk], Stored[Document]]:
+def _joined(domains: Sequence[Domain]) -> tuple[ArrowList[Chunk], ArrowList[Document]]:
     if len(domains) == 1:
         return domains[0].rows, domains[0].documents
     firsts = [sum(len(domain.documents) for domain in domains[:i]) for i in range(len(domains))]
@@ -169,7 +172,7 @@ def _joined(domains: Sequence[Domain]) -> tuple[Stored[Chunk], Stored[Document]]
         for domain, first in zip(domains, firsts, strict=True)
         for row in domain.rows
     )
-    return stored(Chunk, rows), stored(
+    return arrow_list(Chunk, rows), arrow_list(
         Document, chain.from_iterable(domain.documents for domain in domains)
     )
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.arrow_list import Stored, read, write
+from revela.corpus.arrow_list import ArrowList, read, write
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.groups.documents import Groups
 from revela.types import Chunk, Document
 
@@ -40,7 +40,7 @@ class Member(Chunk):
 
 
 class GroupFolder:
-    """Stored groups; ``save_groups`` writes a folder of them.
+    """ArrowList groups; ``save_groups`` writes a folder of them.
 
     Args:
         folder: made by ``save_groups``.
@@ -131,9 +131,9 @@ def is_group_folder(path: Path) -> bool:
 
 def save_groups(
     out: Path,
-    rows: Stored[Chunk],
+    rows: ArrowList[Chunk],
     groups: Iterable[list[int]],
-    documents: Stored[Document],
+    documents: ArrowList[Document],
     *,
     size: int,
     sample: Iterable[int],
@@ -155,7 +155,7 @@ def save_groups(
     import pyarrow as pa
 
     stream = iter(groups)
-    with whole(out) as folder:
+    with atomic_write(out) as folder:
         folder.mkdir()
         writers: list[Any] = []
         counts: list[int] = []
@@ -204,7 +204,9 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
 
 
-def _members(rows: Stored[Chunk], indices: NDArray[np.int64], documents: Stored[Document]) -> Any:
+def _members(
+    rows: ArrowList[Chunk], indices: NDArray[np.int64], documents: ArrowList[Document]
+) -> Any:
     """These chunks as a table of ``Member``."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -17,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from revela.corpus.arrow_list import Stored
+from revela.corpus.arrow_list import ArrowList
 from revela.corpus.chunk import chunk
-from revela.corpus.docstrings import documented_functions
+from revela.corpus.code import documented_functions
 from revela.corpus.queries import Answer
 from revela.types import Document
 
@@ -45,8 +45,8 @@ class Task:
 
 
 def split_held_out(
-    documents: Stored[Document], share: float, at_most: int
-) -> tuple[Stored[Document], list[Document]]:
+    documents: ArrowList[Document], share: float, at_most: int
+) -> tuple[ArrowList[Document], list[Document]]:
     """Training documents and held-out documents.
 
     Chosen by a hash of title and text, so that the choice does not depend on order, run or seed.

@@ -5,6 +5,7 @@ like.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from revela.corpus.arrow_list import Stored, Texts, vectors_on_disk
+from revela.corpus.arrow_list import ArrowList, Texts, vectors_on_disk
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.groups.documents import (
     Groups,
     document_groups,
@@ -33,8 +34,10 @@ from revela.groups.training_set import ASKING
 from revela.retriever.encode import load_encoder
 from revela.retriever.fit import lexical_vectors
 from revela.settings import Recipe
-from revela.types import Chunk, Document, Encoder, Say, Vectors
+from revela.types import Chunk, Document, Encoder, Vectors
 from revela.weights import find_weights
+
+log = logging.getLogger(__name__)
 
 SHARED = (
     "title",
@@ -50,7 +53,7 @@ Encode = Callable[[Sequence[str]], Vectors]
 
 def order_of_groups(
     recipe: Recipe,
-    rows: Stored[Chunk],
+    rows: ArrowList[Chunk],
     vectors_ND: Vectors | None = None,
     tour_N: NDArray[np.int64] | None = None,
 ) -> Groups:
@@ -83,17 +86,16 @@ def order_of_groups(
 
 
 def similar_groups(
-    recipe: Recipe, documents: Sequence[Document], rows: Stored[Chunk], model: Model, say: Say
+    recipe: Recipe, documents: Sequence[Document], rows: ArrowList[Chunk], model: Model
 ) -> Groups:
     """``order_of_groups``, with what the recipe asks for in order to tell what is similar.
 
     Args:
         recipe, documents, rows: as above.
         model: the untrained retriever; asked for only if its words are needed.
-        say: prints a line.
     """
     if recipe.groups == "cluster":
-        return order_of_groups(recipe, rows, tour_N=chunk_tour(recipe, rows, model, say))
+        return order_of_groups(recipe, rows, tour_N=chunk_tour(recipe, rows, model))
     if recipe.groups == "document" and recipe.neighbours == "similar":
         beginnings = Texts(documents, lambda document: document.full_text[:NEIGHBOUR_CHARACTERS])
         return order_of_groups(
@@ -111,12 +113,12 @@ def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
     return _asking(recipe, folder.rows, folder.order(recipe.seed, recipe.groups_per_batch))
 
 
-def chunk_tour(recipe: Recipe, rows: Stored[Chunk], model: Model, say: Say) -> NDArray[np.int64]:
+def chunk_tour(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
     """The rows in an order in which like stands beside like; pairs of query and chunk by both."""
     began = time.monotonic()
     if recipe.surrogate:
         encoder = load_encoder(
-            find_weights(recipe.surrogate, "", say), recipe.precision, recipe.surrogate_tokens
+            find_weights(recipe.surrogate, ""), recipe.precision, recipe.surrogate_tokens
         )
         sides: tuple[Encode, Encode] = (
             _in_parts(encoder.encode_queries, progress=True),
@@ -128,7 +130,7 @@ def chunk_tour(recipe: Recipe, rows: Stored[Chunk], model: Model, say: Say) -> N
     vectors = _vectors(recipe, rows, *sides)
     embedded = time.monotonic()
     tour_N = tour(*vectors, recipe.cluster_size or recipe.group_size, recipe.seed)
-    say(
+    log.info(
         f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in {time.monotonic() - embedded:.0f} s"
     )
     return tour_N
@@ -148,14 +150,16 @@ class IterativeGroups:
         folder: where rounds are kept, until the run ends.
     """
 
-    def __init__(self, recipe: Recipe, rows: Stored[Chunk], encoder: Encoder, folder: Path) -> None:
+    def __init__(
+        self, recipe: Recipe, rows: ArrowList[Chunk], encoder: Encoder, folder: Path
+    ) -> None:
         self.recipe, self.rows, self.encoder, self.folder = recipe, rows, encoder, folder
 
     def __call__(self, round_: int) -> Iterator[list[int]]:
         file = self.folder / f"groups-{round_}.npy"
         if not file.is_file():
             groups = np.array(self._build(round_), dtype=np.int64)
-            with whole(file) as temporary:
+            with atomic_write(file) as temporary:
                 np.save(temporary, groups)
         yield from np.load(file).tolist()
 
@@ -181,7 +185,7 @@ class IterativeGroups:
 
 
 def _vectors(
-    recipe: Recipe, rows: Stored[Chunk], encode_queries: Encode, encode_passages: Encode
+    recipe: Recipe, rows: ArrowList[Chunk], encode_queries: Encode, encode_passages: Encode
 ) -> tuple[Vectors, Vectors | None]:
     """What ``tour`` reads: vectors of the chunks; for an objective that asks, of the pairs of query
     and chunk.
@@ -208,7 +212,7 @@ def _in_parts(encode: Encode, progress: bool = False) -> Encode:
     return encode_all
 
 
-def _asking(recipe: Recipe, rows: Stored[Any], groups: Groups) -> Groups:
+def _asking(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
     if recipe.objective not in ASKING:
         return groups
     has_query = rows.column("query") != ""

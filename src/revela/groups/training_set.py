@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,20 +14,24 @@ import torch
 from tqdm import tqdm
 
 from revela.corpus import queries
-from revela.corpus.arrow_list import Stored, stored
+from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all
 from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
 from revela.objectives.crops import windows
 from revela.settings import Recipe
-from revela.types import Chunk, Document, Say
+from revela.types import Chunk, Document
 from revela.weights import find_weights, fingerprint
+
+log = logging.getLogger(__name__)
 
 ASKING = ("dream", "infonce", "attention")  # objectives that need queries
 WRITING_BATCH = 32
 
 
-def training_chunks(recipe: Recipe, documents: Iterable[Document] | GroupFolder) -> Stored[Chunk]:
+def training_chunks(
+    recipe: Recipe, documents: Iterable[Document] | GroupFolder
+) -> ArrowList[Chunk]:
     """Chunks with a document's title as its first line: the LM predicts it too, and it says what
     the rest is about.
     """
@@ -37,7 +42,7 @@ def training_chunks(recipe: Recipe, documents: Iterable[Document] | GroupFolder)
     titled = (
         dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d for d in documents
     )
-    return stored(
+    return arrow_list(
         Chunk, chunk_all(titled, recipe.chunk_words, recipe.threads or os.cpu_count() or 1)
     )
 
@@ -45,31 +50,30 @@ def training_chunks(recipe: Recipe, documents: Iterable[Document] | GroupFolder)
 def training_rows(
     recipe: Recipe,
     documents: Sequence[Document],
-    chunks: Stored[Chunk],
+    chunks: ArrowList[Chunk],
     queries_file: Path | None,
-    say: Say,
-) -> Stored[Chunk]:
+) -> ArrowList[Chunk]:
     """What groups are made of: the chunks; with queries, if the objective asks for them; for crops,
     longer runs of a document.
     """
     if recipe.objective == "crop":
-        return stored(Chunk, windows(chunks, recipe.crop_window))
+        return arrow_list(Chunk, windows(chunks, recipe.crop_window))
     if recipe.objective not in ASKING:
         return chunks
     if recipe.queries == "title":
-        return stored(Chunk, queries.with_titles(chunks, documents))
+        return arrow_list(Chunk, queries.with_titles(chunks, documents))
     if recipe.queries == "first-sentence":
-        return stored(Chunk, queries.with_first_sentences(chunks))
+        return arrow_list(Chunk, queries.with_first_sentences(chunks))
     if recipe.queries == "telling-sentence":
-        return stored(Chunk, queries.with_telling_sentences(chunks))
+        return arrow_list(Chunk, queries.with_telling_sentences(chunks))
     if recipe.queries == "authors-words":
-        return stored(Chunk, queries.with_authors_words(chunks, documents))
+        return arrow_list(Chunk, queries.with_authors_words(chunks, documents))
     if queries_file is None:
         raise RevelaError("written queries need a file to be kept in: give --queries-file")
-    return written_queries(recipe, chunks, queries_file, say)
+    return written_queries(recipe, chunks, queries_file)
 
 
-def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say) -> Stored[Chunk]:
+def written_queries(recipe: Recipe, chunks: ArrowList[Chunk], path: Path) -> ArrowList[Chunk]:
     """The chunks of as many documents as ``max_queries`` allows, with queries by a language model;
     kept in ``path``.
     """
@@ -78,14 +82,14 @@ def written_queries(recipe: Recipe, chunks: Stored[Chunk], path: Path, say: Say)
         owners.tolist(), recipe.max_queries, seed=0
     )  # whatever the run's seed: written once
     mine = chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
-    answers = written_answers(recipe, [c.text for c in mine], path, say)
-    return stored(
+    answers = written_answers(recipe, [c.text for c in mine], path)
+    return arrow_list(
         Chunk, (dataclasses.replace(c, query=a.query) for c, a in zip(mine, answers, strict=True))
     )
 
 
 def written_answers(
-    recipe: Recipe, texts: Sequence[str], path: Path, say: Say, of: str = "chunks"
+    recipe: Recipe, texts: Sequence[str], path: Path, of: str = "chunks"
 ) -> list[queries.Answer]:
     """What a language model answers when it is asked for a query to each text.
 
@@ -93,7 +97,6 @@ def written_answers(
         recipe: which language model, and how it is asked; it is in memory only while it writes.
         texts: as they are to be found.
         path: of the ``QueryFile``; what is there is not written again.
-        say: prints a line.
         of: what the texts are, for that line.
 
     Raises:
@@ -102,11 +105,11 @@ def written_answers(
     from revela.lm.generate import writer
 
     name = recipe.query_lm or recipe.lm
-    folder = find_weights(name, recipe.offline_model, say)
+    folder = find_weights(name, recipe.offline_model)
     file = queries.QueryFile(path, f"{fingerprint(folder)}, {recipe.query_prompting}")
     if missing := len({t for t in texts if file.get(t) is None}):
         torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
-        say(f"{name} writes {missing:,} queries into {path}")
+        log.info(f"{name} writes {missing:,} queries into {path}")
         write = writer(
             folder, queries.PROMPTINGS[recipe.query_prompting], recipe.lm_tokens, recipe.precision
         )
@@ -117,7 +120,7 @@ def written_answers(
     answers = queries.without_repeats([file.get(t) or queries.Answer() for t in texts])
     rejected = Counter(a.rejected for a in answers if a.rejected)
     why = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())
-    say(
+    log.info(
         f"queries for {len(texts) - rejected.total():,} of {len(texts):,} {of}"
         + (f"; rejected: {why}" if why else "")
     )

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from revela.corpus.arrow_list import Stored
-from revela.corpus.batches import batches
+from revela.corpus.arrow_list import ArrowList, batches
 from revela.corpus.chunk import chunk
 from revela.errors import RevelaError
 from revela.index.manifest import Info, writing
@@ -50,7 +49,7 @@ class Added:
 
 def build(
     folder: Path,
-    documents: Stored[Document],
+    documents: ArrowList[Document],
     encoder: TokenEncoder,
     *,
     model: str,
@@ -89,7 +88,7 @@ def build(
 
 
 def extend(
-    index: Index, documents: Stored[Document], encoder: TokenEncoder, progress: bool = False
+    index: Index, documents: ArrowList[Document], encoder: TokenEncoder, progress: bool = False
 ) -> Added:
     """Add documents to an index; those whose id is there already are replaced. The encoder is that
     of the index's model.
@@ -99,7 +98,7 @@ def extend(
 
 
 def _filled(
-    index: Index, documents: Stored[Document], encoder: TokenEncoder, progress: bool
+    index: Index, documents: ArrowList[Document], encoder: TokenEncoder, progress: bool
 ) -> Added:
     refuse_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
     total = Added()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +26,10 @@ from revela.corpus.queries import with_telling_sentences
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.index.rerank import READ
-from revela.lm.head_ranking import cached_ranking
+from revela.lm.head_ranking import cached_ranking, ranked_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
+from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker
 from revela.lm.query_heads import candidate_scores, score_query_heads
-from revela.lm.questions import QUESTION_TOKENS, Batch, PromptMaker
-from revela.lm.sibling_heads import ranked_heads
 from revela.quiet import quieten
 from revela.settings import Recipe
 from revela.types import Chunk
@@ -97,9 +95,7 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
     def probe() -> list[tuple[int, int, float]]:
         return ranked_heads(score_query_heads(lm, telling_questions(passages(), make, name)))
 
-    ranking = cached_ranking(
-        "questions", lm, folder, probe, partial(print, file=sys.stderr, flush=True)
-    )
+    ranking = cached_ranking("questions", lm, folder, probe)
     return QueryHeads(lm, make, [(layer, head) for layer, head, _ in ranking[:HEADS]])
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.settings import Indexing
 
 INFO, LOCK, FORMAT = "index.json", ".lock", 3
@@ -32,7 +32,7 @@ class Info:
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
-        with whole(folder / INFO) as temporary:
+        with atomic_write(folder / INFO) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
 

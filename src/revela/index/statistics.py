@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.index.bm25 import STOP_WORDS, best_score, idf
 from revela.index.fusion import Geometry
 
@@ -80,7 +80,7 @@ class Statistics:
         from safetensors.numpy import save_file
 
         self._merge()
-        with whole(self.file) as temporary:
+        with atomic_write(self.file) as temporary:
             tensors: dict[str, NDArray[Any]] = {
                 "hashes": self._hashes,
                 "counts": self._counts,

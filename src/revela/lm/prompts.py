@@ -8,10 +8,16 @@ turn. What the writer of queries needs too stands at the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from revela.errors import RevelaError
+from revela.settings import Recipe
+from revela.types import Chunk
 
 INTRODUCTION = "Here are some passages.\n\n"
 ASK = "Which passage answers this question? "
@@ -102,3 +108,137 @@ def in_chat(tokenizer: Any, before: str, after: str, instead: str) -> tuple[str,
         said, add_generation_prompt=True, tokenize=False
     ).partition(_MARK)
     return before, after
+
+
+QUESTION_TOKENS = 64  # longest question
+
+
+NOTHING = "N/A"  # a question whose attention is that of no question (QRHead)
+
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """One group's questions and answers as an LM goes on with them."""
+
+    memory: Any  # what the LM left of the candidates' text
+    document_P: Tensor  # the candidate that each of its tokens belongs to; -1: none
+    tails: Any  # questions and answers, packed
+    role_T: Tensor  # of each of their tokens
+    rows_R: Tensor  # places of the question rows among the T rows
+    counts: list[int]  # question rows of each question
+
+
+def of_group(
+    prompt: dict[str, Tensor], tail: dict[str, Tensor], group: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One group's prompt, and the tails of its questions."""
+    mine_Q = tail["group"] == group
+    return {k: v[group : group + 1] for k, v in prompt.items()}, {
+        k: v[mine_Q] for k, v in tail.items() if k != "group"
+    }
+
+
+def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The heads of each layer that has some, from (layer, head) pairs."""
+    found: dict[int, list[int]] = {}
+    for layer, head in heads:
+        found.setdefault(layer, []).append(head)
+    return found
+
+
+def read_candidates(
+    lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor], layers: Sequence[int]
+) -> Questions:
+    """Have these layers of the LM read the candidates, and lay out what follows; ``prompt`` and
+    ``tail`` as for ``Dream``, of one group.
+    """
+    memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)
+    document_P = prompt["document"][prompt["attention_mask"].bool()]
+    tails = lm.pack(tail["input_ids"], tail["attention_mask"])
+    role_T = tail["role"][tail["attention_mask"].bool()]
+    rows_R = (role_T == QUESTION).nonzero().squeeze(1)
+    return Questions(
+        memory, document_P, tails, role_T, rows_R, (tail["role"] == QUESTION).sum(dim=1).tolist()
+    )
+
+
+class PromptMaker:
+    """A group's candidates as an LM reads them, and the questions that follow: with their answers,
+    or with "N/A" as one more question.
+
+    Args:
+        tokenizer: the LM's.
+        recipe: says how long they may be, how many a group has, and what stands around them.
+    """
+
+    def __init__(self, tokenizer: Any, recipe: Recipe) -> None:
+        self.prompts = Prompts(
+            tokenizer, recipe.lm_tokens, QUESTION_TOKENS, recipe.lm_prompt == "chat"
+        )
+        self.pad, self.group_size = tokenizer.pad_token_id, recipe.group_size
+
+    def with_answers(
+        self, texts: Sequence[str], questions: Sequence[tuple[str, int]]
+    ) -> tuple[Batch, Batch]:
+        """Prompts of the groups that these texts make, and tails of (question, index of the text
+        that answers it) pairs.
+        """
+        tails = [self.prompts.tail(question, texts[i]) for question, i in questions]
+        return self._batches(texts, tails, [i // self.group_size for _, i in questions])
+
+    def with_nothing_asked(
+        self, texts: Sequence[str], questions: Sequence[tuple[str, int]]
+    ) -> tuple[Batch, Batch]:
+        """The same without answers; the last question of every group is "N/A"."""
+        groups = [i // self.group_size for _, i in questions]
+        asked = [(group, question) for group, (question, _) in zip(groups, questions, strict=True)]
+        asked = sorted(
+            [*asked, *((group, NOTHING) for group in set(groups))], key=lambda pair: pair[0]
+        )  # a stable sort
+        return self._batches(
+            texts,
+            [self.prompts.tail(question) for _, question in asked],
+            [group for group, _ in asked],
+        )
+
+    def to_find_heads(self, members: Sequence[Chunk]) -> tuple[Batch, Batch, Tensor]:
+        """A group for ``score_query_heads``: its chunks, the queries that some of them have, and
+        which chunk answers each.
+        """
+        answers = [i for i, member in enumerate(members) if member.query]
+        prompt, tail = self.with_nothing_asked(
+            [member.text for member in members], [(members[i].query, i) for i in answers]
+        )
+        return prompt, tail, torch.tensor(answers)
+
+    def _batches(
+        self,
+        texts: Sequence[str],
+        tails: Sequence[tuple[list[int], list[int]]],
+        groups: Sequence[int],
+    ) -> tuple[Batch, Batch]:
+        prompts = [
+            self.prompts.candidates(texts[i : i + self.group_size])
+            for i in range(0, len(texts), self.group_size)
+        ]
+        return self._padded(prompts, "document", -1), {
+            **self._padded(tails, "role", 0),
+            "group": torch.tensor(groups),
+        }
+
+    def _padded(
+        self, texts: Sequence[tuple[list[int], list[int]]], name: str, nothing: int
+    ) -> Batch:
+        longest = max(len(ids) for ids, _ in texts)
+        return {
+            "input_ids": torch.tensor(
+                [ids + [self.pad] * (longest - len(ids)) for ids, _ in texts]
+            ),
+            "attention_mask": torch.tensor(
+                [[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in texts]
+            ),
+            name: torch.tensor([marks + [nothing] * (longest - len(marks)) for _, marks in texts]),
+        }

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from revela.lm.questions import Questions, by_layer, read_candidates
+from revela.lm.prompts import Questions, by_layer, read_candidates
 
 OUTLIERS = 2.0  # standard deviations below a candidate's mean, past which QRHead drops a token
 DEPTH = 10  # of nDCG

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.lm.prompts import of_group
 from revela.lm.query_heads import candidate_scores
-from revela.lm.questions import of_group
 from revela.objectives.gradcache import embed
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from revela.corpus.arrow_list import Stored
+from revela.corpus.arrow_list import ArrowList
 from revela.errors import RevelaError
 from revela.lm.head_ranking import heads_from_file
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
-from revela.lm.questions import QUESTION_TOKENS, Batch, PromptMaker
+from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker
 from revela.objectives.attention_distillation import AttentionDistillation
 from revela.objectives.collate import (
     ChunkCollator,
@@ -39,8 +40,10 @@ from revela.objectives.revela import Revela, gates_in_upper_layers, gates_on_hea
 from revela.retriever.encode import load_encoder
 from revela.retriever.lora import without_lora
 from revela.settings import Recipe
-from revela.types import Chunk, Document, Encoder, Say
+from revela.types import Chunk, Document, Encoder
 from revela.weights import find_weights
+
+log = logging.getLogger(__name__)
 
 Collate = Callable[[Sequence[Row]], Batch]
 
@@ -51,12 +54,11 @@ class Materials:
 
     recipe: Recipe
     documents: Sequence[Document]
-    rows: Stored[Chunk]
+    rows: ArrowList[Chunk]
     model: SentenceTransformer
     device: torch.device
     bf16: bool
     count: Callable[[int], None]
-    say: Say
 
 
 def build_objective(materials: Materials) -> tuple[nn.Module, Collate]:
@@ -195,7 +197,7 @@ def _surrogate(m: Materials) -> Encoder | None:
             "--drop-false-negatives needs a model that tells them: give --surrogate, embedded:minilm-l6 for example"
         )
     return load_encoder(
-        find_weights(recipe.surrogate, "", m.say), recipe.precision, recipe.surrogate_tokens
+        find_weights(recipe.surrogate, ""), recipe.precision, recipe.surrogate_tokens
     )
 
 
@@ -251,10 +253,10 @@ def _query_heads(
     ranking = (
         heads_from_file(Path(recipe.heads), folder)
         if recipe.heads
-        else query_heads(recipe, lm, tokenizer, folder, m.rows, m.say)
+        else query_heads(recipe, lm, tokenizer, folder, m.rows)
     )
     heads = [(layer, head) for layer, head, _ in ranking[: recipe.query_heads]]
-    m.say(
+    log.info(
         f"{len(heads)} heads that look from questions to answers: {' '.join(f'{a}-{b}' for a, b in heads)}"
     )
     return lm, heads, PromptMaker(tokenizer, recipe)
@@ -263,7 +265,7 @@ def _query_heads(
 def _language_model(m: Materials) -> tuple[LanguageModel, Any, Path]:
     """The LM, trained if the recipe says so, its tokenizer, and its folder."""
     recipe = m.recipe
-    folder = find_weights(recipe.lm, recipe.offline_model, m.say)
+    folder = find_weights(recipe.lm, recipe.offline_model)
     if recipe.lm_lora and recipe.objective != "revela":
         raise RevelaError(f"--objective {recipe.objective} keeps the LM frozen: drop --lm-lora")
     lora = (
@@ -284,16 +286,14 @@ def _gates(m: Materials, lm: LanguageModel, folder: Path, tokenizer: Any) -> Ten
         ranking = heads_from_file(Path(recipe.heads), folder)
     else:
         ranking = (
-            sibling_heads(recipe, lm, tokenizer, folder, m.documents, m.say)
-            if recipe.gate_heads
-            else []
+            sibling_heads(recipe, lm, tokenizer, folder, m.documents) if recipe.gate_heads else []
         )
     if not ranking:
         why = "the documents are too short to probe the LM's heads: " if recipe.gate_heads else ""
-        m.say(f"{why}gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
+        log.info(f"{why}gate {recipe.gate} on every head of layers {first} to {lm.n_layers - 1}")
         return gates_in_upper_layers(lm, recipe.gate, first)
     best = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
-    m.say(
+    log.info(
         f"gate {recipe.gate} on {len(best)} heads: {' '.join(f'{a}-{b}' for a, b in best[:12])}{' ...' if len(best) > 12 else ''}"
     )
     return gates_on_heads(lm, recipe.gate, best)

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from revela.lm.questions import Batch
+from revela.lm.prompts import Batch
 from revela.objectives.crops import crop
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
 from revela.types import Encoder

@@ -30,8 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.lm.document_attention import Kernel, document_attention
-from revela.lm.prompts import ANSWER
-from revela.lm.questions import by_layer, of_group, read_candidates
+from revela.lm.prompts import ANSWER, by_layer, of_group, read_candidates
 from revela.objectives.gradcache import cut, embed
 
 

@@ -16,17 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revela.corpus.arrow_list import Stored
+from revela.corpus.arrow_list import ArrowList
 from revela.device import compute_device, uses_bf16
 from revela.groups.order import order_of_groups
 from revela.groups.training_set import training_chunks, training_rows
-from revela.lm.head_ranking import Head, cached_ranking
+from revela.lm.head_ranking import Head, cached_ranking, probe_heads, ranked_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
+from revela.lm.prompts import Batch, PromptMaker
 from revela.lm.query_heads import score_query_heads
-from revela.lm.questions import Batch, PromptMaker
-from revela.lm.sibling_heads import probe_heads, ranked_heads
 from revela.settings import Recipe
-from revela.types import Chunk, Document, Say
+from revela.types import Chunk, Document
 from revela.weights import find_weights
 
 PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = (
@@ -38,19 +37,19 @@ PROBE_QUESTIONS = 64  # of the search for query-focused heads
 
 
 def rank_heads(
-    recipe: Recipe, documents: Sequence[Document], queries_file: Path | None, say: Say
+    recipe: Recipe, documents: Sequence[Document], queries_file: Path | None
 ) -> tuple[Path, list[Head]]:
     """The LM's folder, and the ranking of its heads that this objective goes by."""
-    folder = find_weights(recipe.lm, recipe.offline_model, say)
+    folder = find_weights(recipe.lm, recipe.offline_model)
     device = compute_device()
     lm = load_language_model(folder, bf16=uses_bf16(recipe.precision, device), name=recipe.lm).to(
         device
     )
     tokenizer = load_tokenizer(folder)
     if recipe.objective not in ("dream", "attention"):
-        return folder, sibling_heads(recipe, lm, tokenizer, folder, documents, say)
-    rows = training_rows(recipe, documents, training_chunks(recipe, documents), queries_file, say)
-    return folder, query_heads(recipe, lm, tokenizer, folder, rows, say)
+        return folder, sibling_heads(recipe, lm, tokenizer, folder, documents)
+    rows = training_rows(recipe, documents, training_chunks(recipe, documents), queries_file)
+    return folder, query_heads(recipe, lm, tokenizer, folder, rows)
 
 
 def sibling_heads(
@@ -59,7 +58,6 @@ def sibling_heads(
     tokenizer: Any,
     folder: Path,
     documents: Sequence[Document],
-    say: Say,
 ) -> list[Head]:
     """Heads that look to a related document, by Revela's label-free probe. Empty if no document is
     long enough.
@@ -81,11 +79,11 @@ def sibling_heads(
             )
         return ranked_heads(probe_heads(lm, groups)) if groups else []
 
-    return cached_ranking("siblings", lm, folder, probe, say)
+    return cached_ranking("siblings", lm, folder, probe)
 
 
 def query_heads(
-    recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: Stored[Chunk], say: Say
+    recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: ArrowList[Chunk]
 ) -> list[Head]:
     """Heads that look from a question to its answer; their score is nDCG@10."""
     questions = _questions(recipe, rows, PromptMaker(tokenizer, recipe))
@@ -95,7 +93,6 @@ def query_heads(
         lm,
         folder,
         lambda: ranked_heads(score_query_heads(lm, questions, recipe.drop_outliers)),
-        say,
     )
 
 
@@ -123,7 +120,7 @@ def _probe_groups(
 
 
 def _questions(
-    recipe: Recipe, rows: Stored[Chunk], make: PromptMaker
+    recipe: Recipe, rows: ArrowList[Chunk], make: PromptMaker
 ) -> Iterator[tuple[Batch, Batch, Tensor]]:
     """Prompt, tail with "N/A" as its last question, and the candidate that answers each of the
     others.

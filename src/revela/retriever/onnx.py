@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.quiet import hushed
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
 from revela.types import Vectors
@@ -92,7 +92,7 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     model = model.cpu().float().eval()
-    with whole(out) as temporary:
+    with atomic_write(out) as temporary:
         temporary.mkdir()
         _write_graph(model, temporary / MODEL)
         _write_tokenizer(model, temporary / TOKENIZER)

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from revela.files import whole
+from revela.files import atomic_write
 
 
 class Clock:
@@ -75,7 +75,7 @@ class Metrics:
             written = path.read_text()
             rows = [json.loads(line) for line in written[: written.rfind("\n") + 1].splitlines()]
             self.rows = [row for row in rows if row["step"] <= keep_until]
-            with whole(path) as temporary:
+            with atomic_write(path) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
     def write(self, **row: Any) -> None:
@@ -255,5 +255,5 @@ def plot(metrics: Metrics, bm25: dict[str, float], path: Path, loss: str) -> Non
     )
     if checks:
         right.legend(frameon=False)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=110)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.groups.folder import GroupFolder
 from revela.settings import Recipe
 from revela.training.trainer import saved_checkpoints
@@ -57,7 +57,7 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
     path = out / RUN_FILE
     if path.is_file():
         about = json.loads(path.read_text()).get("about", about)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
 
 

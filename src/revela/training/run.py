@@ -7,6 +7,7 @@ nothing of evaluation.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from revela.corpus.arrow_list import Stored
+from revela.corpus.arrow_list import ArrowList
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.groups.documents import Groups
@@ -43,8 +44,10 @@ from revela.training.record import (
     write_record,
 )
 from revela.training.trainer import Best, GroupSampler, GroupTrainer
-from revela.types import Chunk, Document, Encoder, Say
+from revela.types import Chunk, Document, Encoder
 from revela.weights import find_weights
+
+log = logging.getLogger(__name__)
 
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
@@ -78,7 +81,6 @@ def train(
     resume: bool = False,
     queries_file: Path | None = None,
     judge: Check | None = None,
-    say: Say = print,
 ) -> Outcome:
     """Train a retriever on documents and save it to ``out``.
 
@@ -93,7 +95,6 @@ def train(
         queries_file: keeps the queries that a language model writes, for objectives that need them.
         judge: scores to be written down at every check that must not decide anything, such as those
             of judged queries.
-        say: prints a line.
 
     Raises:
         RevelaError: the output folder is in the way, the corpus is too small, a model cannot be
@@ -106,8 +107,8 @@ def train(
     checkpoint = checkpoint_to_resume(settings, digest, out) if resume else None
     torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.seed)
-    rows: Stored[Chunk]
-    chunks: Stored[Chunk]
+    rows: ArrowList[Chunk]
+    chunks: ArrowList[Chunk]
     if isinstance(documents, GroupFolder):
         folder_groups, chunks, rows = (
             stored_order(recipe, documents),
@@ -119,19 +120,19 @@ def train(
     else:
         folder_groups, made_of = None, len(documents)
         chunks = training_chunks(recipe, documents)
-        rows = training_rows(recipe, documents, chunks, queries_file, say)
+        rows = training_rows(recipe, documents, chunks, queries_file)
         per_epoch = sum(1 for _ in order_of_groups(recipe, rows)(0))
     if per_epoch == 0:
         raise RevelaError(_why_no_group(recipe, rows))
     pieces = "" if len(rows) == len(chunks) else f" -> {len(rows):,} to train on"
-    say(
+    log.info(
         f"{made_of:,} documents -> {len(chunks):,} chunks{pieces} -> {per_epoch:,} groups of {recipe.group_size} an epoch"
     )
 
     device = compute_device()
     bf16 = uses_bf16(recipe.precision, device)
-    folder = find_weights(recipe.model, recipe.offline_model, say)
-    model = untrained_retriever(recipe, folder, documents, say)
+    folder = find_weights(recipe.model, recipe.offline_model)
+    model = untrained_retriever(recipe, folder, documents)
     full_length = model.max_seq_length or recipe.max_tokens
     model.max_seq_length = min(
         full_length, recipe.lm_tokens
@@ -140,15 +141,15 @@ def train(
     if recipe.groups == "iterative":
         groups: Groups = IterativeGroups(recipe, rows, encoder, out / "checkpoints")
     else:
-        groups = folder_groups or similar_groups(recipe, documents, rows, lambda: model, say)
+        groups = folder_groups or similar_groups(recipe, documents, rows, lambda: model)
     untrained = check(encoder) if check else {}
     if check:
-        say(f"untrained: {_describe(untrained, {})}")
+        log.info(f"untrained: {_describe(untrained, {})}")
     is_decoder = not (
         folder / "modules.json"
     ).is_file()  # else its layers are its own, and not fitted
     if is_decoder and (recipe.token_weighting or recipe.whitening or recipe.lexical):
-        fit_to_chunks(recipe, model, chunks, bf16, say)
+        fit_to_chunks(recipe, model, chunks, bf16)
     add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
     clock = Clock(
         recipe.max_steps, recipe.max_minutes, recipe.max_tokens_read, cpu=recipe.clock == "cpu"
@@ -165,7 +166,7 @@ def train(
         judge=(lambda: judge(encoder)) if judge else None,
     )
     objective, collate = build_objective(
-        Materials(recipe, documents, rows, model, device, bf16, watch.count, say)
+        Materials(recipe, documents, rows, model, device, bf16, watch.count)
     )
     out.mkdir(parents=True, exist_ok=True)
     made = {"documents": made_of, "chunks": len(chunks), "rows": len(rows), "groups": per_epoch}
@@ -186,9 +187,7 @@ def train(
     )
     if recipe.keep == "best":
         watch.offer = best.offer
-    trainer = _trainer(
-        recipe, objective, model, collate, rows, groups, out, clock, watch, bf16, say
-    )
+    trainer = _trainer(recipe, objective, model, collate, rows, groups, out, clock, watch, bf16)
     before: dict[str, float] = next(
         (r["check"] for r in metrics.rows if r["step"] == 0 and "check" in r), {}
     )
@@ -202,7 +201,7 @@ def train(
     if check and recipe.keep == "best" and best.step != steps:
         best.restore()
         kept, after = best.step, best.scores
-        say(
+        log.info(
             f"the label-free check liked the state after {kept} updates best: that is what is saved"
         )
     metrics.write(step=steps, minutes=round(clock.seconds / 60, 3), kept=kept)
@@ -248,12 +247,12 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
 
 
 def untrained_retriever(
-    recipe: Recipe, folder: Path, documents: Sequence[Document], say: Say
+    recipe: Recipe, folder: Path, documents: Sequence[Document]
 ) -> SentenceTransformer:
     """The retriever before anything is fitted or trained."""
     fold = recipe.lower_case == "yes" or (recipe.lower_case == "auto" and has_no_case(documents))
     if fold and recipe.lower_case == "auto":
-        say("the corpus has one case only: queries and passages are folded to lower case")
+        log.info("the corpus has one case only: queries and passages are folded to lower case")
     return build_retriever(
         folder,
         layers=recipe.layers,
@@ -266,7 +265,7 @@ def untrained_retriever(
 
 
 def fit_to_chunks(
-    recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool, say: Say
+    recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool
 ) -> None:
     """Token weights, whitening and the lexical half, from a sample of the corpus's own chunks."""
     sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
@@ -278,7 +277,7 @@ def fit_to_chunks(
         lexical=recipe.lexical,
         bf16=bf16,
     )
-    say(f"token weights and whitening fitted to {len(sample):,} chunks")
+    log.info(f"token weights and whitening fitted to {len(sample):,} chunks")
 
 
 def _trainer(
@@ -286,13 +285,12 @@ def _trainer(
     objective: nn.Module,
     model: SentenceTransformer,
     collate: Callable[..., Any],
-    rows: Stored[Chunk],
+    rows: ArrowList[Chunk],
     groups: Groups,
     out: Path,
     clock: Clock,
     watch: Watch,
     bf16: bool,
-    say: Say,
 ) -> GroupTrainer:
     from datasets import Dataset, concatenate_datasets
     from sentence_transformers import SentenceTransformerTrainingArguments
@@ -315,7 +313,7 @@ def _trainer(
         dataloader_pin_memory=False,
     )
     if arguments.n_gpu > 1:  # transformers would divide each group among them by DataParallel
-        say(
+        log.info(
             f"there are {arguments.n_gpu} GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES"
         )
         arguments._n_gpu = 1
@@ -348,7 +346,7 @@ def _trainer(
     return trainer
 
 
-def _why_no_group(recipe: Recipe, rows: Stored[Chunk]) -> str:
+def _why_no_group(recipe: Recipe, rows: ArrowList[Chunk]) -> str:
     if (
         recipe.objective in ASKING
         and len(rows) >= recipe.group_size

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
 from revela.errors import RevelaError
-from revela.files import whole
+from revela.files import atomic_write
 from revela.groups.documents import Groups
 from revela.training.progress import Clock
 
@@ -84,7 +84,7 @@ class GroupTrainer(SentenceTransformerTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         target = self.checkpoints / f"checkpoint-{self.state.global_step}"
         try:
-            with whole(target) as temporary:
+            with atomic_write(target) as temporary:
                 self._staging = str(
                     temporary.parent
                 )  # where transformers makes a folder of the same name
@@ -139,7 +139,7 @@ class Best:
         """Keep the module's state if these scores are the best so far."""
         if not self._beats(scores):
             return
-        with whole(self._file(step)) as temporary:
+        with atomic_write(self._file(step)) as temporary:
             save_file(trainable_state(self.module), temporary)
         self.step, self.scores = step, scores
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.corpus.read import read_corpus
+from revela.corpus.read import joined_by_title, read_corpus
 from revela.corpus.readers import opened as files
-from revela.corpus.readers.passages import joined_by_title
 from revela.corpus.report import Report
 from revela.errors import RevelaError
 from revela.types import Document

@@ -20,15 +20,21 @@ from revela.corpus.readers.opened import (
     Unsuited,
     suffix,
     walked,
+    whole_text,
 )
 from revela.corpus.readers.pdf import read_pdf
-from revela.corpus.readers.plain import read_text
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.stackexchange import read_posts
 from revela.corpus.readers.tables import read_arrow, read_csv, read_parquet
 from revela.corpus.report import Report
 from revela.errors import RevelaError
 from revela.types import Document
+
+
+def read_text(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
+    """A text file, or one of source code: a document."""
+    yield Document(name, whole_text(path), "", "code" if suffix(path) in CODE else "prose")
+
 
 Reader = Callable[[Path, str, Fields, Report], Iterator[Document]]
 READERS: dict[str, Reader] = {

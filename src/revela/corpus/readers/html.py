@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
-from revela.corpus.readers.opened import Damaged, decoded, whole
+from revela.corpus.readers.opened import Damaged, decoded, read_bytes
 from revela.corpus.readers.rows import Fields
 from revela.corpus.report import Report
 from revela.types import Document
@@ -25,7 +25,7 @@ _BLOCK = re.compile(r"<(/?)(?:div|section|article|main|span|blockquote)\b", re.I
 
 
 def read_html(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
-    title, text = page(_decoded(whole(path)))
+    title, text = page(_decoded(read_bytes(path)))
     yield Document(name, text, title)
 
 

@@ -60,7 +60,7 @@ def opened_text(path: Path) -> TextIO:
     return io.TextIOWrapper(opened(path), encoding="utf-8")
 
 
-def whole(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """All bytes of a file that is small enough to be one document."""
     with opened(path) as handle:
         raw = handle.read(MAX_BYTES + 1)
@@ -70,7 +70,7 @@ def whole(path: Path) -> bytes:
 
 
 def whole_text(path: Path) -> str:
-    raw = whole(path)
+    raw = read_bytes(path)
     if b"\0" in raw:
         raise Damaged("binary")
     if (text := decoded(raw)) is None:

@@ -72,7 +72,7 @@ def columns_of(names: Collection[str], fields: Fields) -> list[str]:
 
 
 def _plain(value: object) -> Value:
-    """Text and numbers as they are; lists and objects as JSON, anything else (a date, say) as it is
+    """Text and numbers as they are; lists and objects as JSON, anything else (a date) as it is
     written.
     """
     if isinstance(value, str | int | float):

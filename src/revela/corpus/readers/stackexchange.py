@@ -1,7 +1,7 @@
 """StackExchange dumps: a question and its answers, best first, are one document.
 
 An answer may stand anywhere after its question, years later in a long dump. So one pass writes
-every post's text to a file on disk (``Stored``), and only three numbers a post stay in memory;
+every post's text to a file on disk (``ArrowList``), and only three numbers a post stay in memory;
 sorted, they say in which order to read the posts back.
 """
 
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from revela.corpus.arrow_list import Stored, stored
+from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.readers.html import fragment
 from revela.corpus.readers.opened import READ_ERRORS, Damaged, Unsuited, opened
 from revela.corpus.readers.rows import Fields
@@ -49,13 +49,13 @@ def read_posts(path: Path, name: str, fields: Fields, report: Report) -> Iterato
         except READ_ERRORS as error:
             broken.append(error)
 
-    posts = stored(Post, until_it_breaks())
+    posts = arrow_list(Post, until_it_breaks())
     yield from _questions(posts, name, report)
     if broken:
         raise broken[0]
 
 
-def _questions(posts: Stored[Post], name: str, report: Report) -> Iterator[Document]:
+def _questions(posts: ArrowList[Post], name: str, report: Report) -> Iterator[Document]:
     if not posts:
         return
     order = np.lexsort((posts.column("rank"), posts.column("question")))

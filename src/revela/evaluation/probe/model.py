@@ -5,6 +5,7 @@ and cut before anything is encoded.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,9 @@ from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import Ruler, ruler_of
 from revela.settings import Precision
-from revela.types import Document, Say
+from revela.types import Document
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,6 @@ def probe_retriever(
     join_titles: bool,
     unit: Unit,
     pairs: Path | None,
-    say: Say,
     progress: bool = True,
 ) -> Found:
     """Exact match and geometry of a retriever; with ``move``, the moved passage.
@@ -74,7 +76,6 @@ def probe_retriever(
         join_titles: its documents are passages of articles.
         unit: what places of an answer count.
         pairs: folder in BEIR layout for the geometry; None: halves of chunks.
-        say: prints a line.
         progress: show bars.
 
     Raises:
@@ -83,7 +84,7 @@ def probe_retriever(
     quieten()
     model = load_retriever(folder)
     ruler = ruler_of(model, name, max_tokens)
-    texts = long_texts(documents, ruler, count, seed, say)
+    texts = long_texts(documents, ruler, count, seed)
     two = (
         pairs_of_text(documents, count, seed)
         if pairs is None
@@ -92,16 +93,16 @@ def probe_retriever(
     answered = load_answers(move, join_titles) if move is not None else None
     moved = move_all(answered, ruler, count, unit, seed) if answered else []
     encoder = Finite(RetrieverEncoder(model, uses_bf16(precision, model.device), max_tokens), name)
-    say(f"exact match: {len(texts):,} documents of {ruler.room - SPARE} tokens")
+    log.info(f"exact match: {len(texts):,} documents of {ruler.room - SPARE} tokens")
     profiles = exact_match(texts, encoder, seed, progress)
     if answered:
         others = untouched(answered, moved, ruler)
         asked = sum(len(m.answer.queries) for m in moved)
-        say(
+        log.info(
             f"moved passage: {asked:,} queries, {len(moved):,} answers at ten places each, {len(others):,} other documents"
         )
         profiles |= moved_passage(moved, others, encoder, seed, progress)
-    say(f"geometry: {len(two):,} pairs")
+    log.info(f"geometry: {len(two):,} pairs")
     return Found(ruler.room - SPARE, profiles, geometry(two, encoder, progress))
 
 
@@ -114,14 +115,13 @@ def probe_language_model(
     count: int,
     seed: int,
     precision: Precision,
-    say: Say,
     progress: bool = True,
 ) -> Found:
     """Next-token loss of a causal LM by place; the arguments are those of ``probe_retriever``."""
     quieten()
     ruler = Ruler(load_tokenizer(folder), max_tokens)
-    texts = long_texts(documents, ruler, count, seed, say)
+    texts = long_texts(documents, ruler, count, seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lm = load_language_model(folder, bf16=uses_bf16(precision, device), name=name).to(device)
-    say(f"next-token loss: {len(texts):,} documents of {ruler.room - SPARE} tokens")
+    log.info(f"next-token loss: {len(texts):,} documents of {ruler.room - SPARE} tokens")
     return Found(ruler.room - SPARE, loss_by_place(texts, lm, ruler, seed, progress))

@@ -7,7 +7,7 @@ documents have their answer at the same place in one ranking; ten rankings in al
 reciprocal rank (among the first 100, as in the paper) and the cosine.
 
 The paper says that places count tokens, the authors' code counts characters; both can be had. Here
-a document may have several answers (paragraphs of an article, say): none of them stands in what
+a document may have several answers (paragraphs of an article): none of them stands in what
 remains, so that it can only be found where it was put.
 """
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from revela.evaluation.probe.profile import Profile
-from revela.files import whole
+from revela.files import atomic_write
 
 COLUMNS, WIDTH, HEIGHT = 2, 4.6, 3.2  # boxes in a row, and inches of a box
 UNITS = {
@@ -60,7 +60,7 @@ def plot_profiles(models: Mapping[str, Mapping[str, Profile]], path: Path, title
             frameon=False,
             fontsize=9,
         )
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=130)
 
 

@@ -14,6 +14,7 @@ reads, so that what it never saw is not taken for what it forgot.
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ from revela.errors import RevelaError
 from revela.evaluation.probe.profile import PLACES, Profile, Scores, profile
 from revela.lm.language_model import LanguageModel
 from revela.retriever.tokens import Ruler
-from revela.types import Document, Encoder, Say
+from revela.types import Document, Encoder
+
+log = logging.getLogger(__name__)
 
 SPARE = 8  # tokens left free, as a text with its parts in another order may have a few more
 LEAST_WORDS = 2  # in a part
@@ -38,9 +41,7 @@ SEGMENT_TENTHS = [place + 0.5 for place in range(PLACES)]
 _WORDS = re.compile(r"\S+\s*")
 
 
-def long_texts(
-    documents: Sequence[Document], ruler: Ruler, count: int, seed: int, say: Say
-) -> list[str]:
+def long_texts(documents: Sequence[Document], ruler: Ruler, count: int, seed: int) -> list[str]:
     """A sample of documents with as many tokens as the model reads, cut there, between words.
 
     Args:
@@ -48,7 +49,6 @@ def long_texts(
         ruler: the model's.
         count: how many to find; fewer will do, from ``ENOUGH`` on.
         seed: of the sample.
-        say: is told if they are fewer.
 
     Raises:
         RevelaError: the model reads too little to be cut in ten, or too few documents are so long.
@@ -76,7 +76,7 @@ def long_texts(
         raise RevelaError(
             f"{few}, and {min(count, ENOUGH)} are needed: lower --max-tokens or --documents"
         )
-    say(f"{few}: all of them are taken, in place of {count:,}")
+    log.info(f"{few}: all of them are taken, in place of {count:,}")
     return found
 
 

@@ -15,7 +15,7 @@ from revela.evaluation.report import descriptions, probe_tables
 from revela.evaluation.report import score_tables as tables
 from revela.evaluation.report.curves import COLOURS, Line, draw, smooth
 from revela.evaluation.report.runs import Comparison, Found, Run, find
-from revela.files import whole
+from revela.files import atomic_write
 
 Point = tuple[float, float]
 IN_TITLE = 4
@@ -33,7 +33,7 @@ def report(paths: Sequence[Path], out: Path) -> Found:
         )
     found = find(paths)
     page = render(found, [path.resolve().name for path in paths])
-    with whole(out) as temporary:
+    with atomic_write(out) as temporary:
         temporary.write_bytes(
             page.encode("utf-8", errors="replace")
         )  # half a surrogate pair can be no byte
