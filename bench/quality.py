@@ -59,7 +59,8 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     from revela.quiet import quieten
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
-    from revela.training.run import fit_to_chunks, untrained_retriever
+    from revela.retriever.fit import fit_to_chunks
+    from revela.retriever.build import untrained_retriever
     from revela.weights import resolve
 
     quieten()

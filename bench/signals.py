@@ -42,7 +42,8 @@ from revela.objectives.revela import Revela, gates_on_heads, others
 from revela.quiet import quieten
 from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Recipe
-from revela.training.run import fit_to_chunks, untrained_retriever
+from revela.retriever.fit import fit_to_chunks
+from revela.retriever.build import untrained_retriever
 from revela.weights import resolve
 
 DOCUMENTS, PIECES = 4, 4  # of a group

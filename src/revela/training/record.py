@@ -4,7 +4,6 @@ same only.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -46,7 +45,7 @@ FREE_WHEN_DONE = frozenset({"save_every", "log_every"})
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """The settings of a run, as JSON gives them back."""
-    settings: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    settings: dict[str, Any] = json.loads(json.dumps(recipe.flat()))
     return settings
 
 

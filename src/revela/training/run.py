@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import random
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,15 +24,15 @@ from revela.errors import RevelaError
 from revela.groups.documents import Groups
 from revela.groups.folder import GroupFolder
 from revela.groups.order import IterativeGroups, order_of_groups, similar_groups, stored_order
-from revela.groups.training_set import ASKING, training_chunks, training_rows
-from revela.objectives.building import Materials, build_objective
+from revela.groups.training_set import training_chunks, training_rows
+from revela.objectives.base import Parts, build_objective
 from revela.quiet import quieten
-from revela.retriever import fit as corpus_fit
-from revela.retriever.build import build_retriever
+from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder, without_padding
+from revela.retriever.fit import fit_to_chunks
 from revela.retriever.lora import add_lora
 from revela.retriever.save import model_card, save_retriever
-from revela.settings import LEARNED_FROM, Recipe
+from revela.settings import Recipe
 from revela.training.progress import Clock, Metrics, Watch, plot
 from revela.training.record import (
     checkpoint_to_resume,
@@ -51,7 +50,6 @@ log = logging.getLogger(__name__)
 
 Check = Callable[[Encoder], dict[str, float]]
 UNLIMITED = 10**9
-FITTING_SAMPLE = 1500  # chunks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +103,8 @@ def train(
     bm25 = bm25 or {}
     settings, digest = settings_of(recipe), corpus_digest(documents)
     checkpoint = checkpoint_to_resume(settings, digest, out) if resume else None
-    torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
-    torch.manual_seed(recipe.seed)
+    torch.set_num_threads(recipe.training.threads or os.cpu_count() or 1)
+    torch.manual_seed(recipe.training.seed)
     rows: ArrowList[Chunk]
     chunks: ArrowList[Chunk]
     if isinstance(documents, GroupFolder):
@@ -126,19 +124,19 @@ def train(
         raise RevelaError(_why_no_group(recipe, rows))
     pieces = "" if len(rows) == len(chunks) else f" -> {len(rows):,} to train on"
     log.info(
-        f"{made_of:,} documents -> {len(chunks):,} chunks{pieces} -> {per_epoch:,} groups of {recipe.group_size} an epoch"
+        f"{made_of:,} documents -> {len(chunks):,} chunks{pieces} -> {per_epoch:,} groups of {recipe.groups.group_size} an epoch"
     )
 
     device = compute_device()
-    bf16 = uses_bf16(recipe.precision, device)
-    folder = find_weights(recipe.model, recipe.offline_model)
+    bf16 = uses_bf16(recipe.training.precision, device)
+    folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
     model = untrained_retriever(recipe, folder, documents)
-    full_length = model.max_seq_length or recipe.max_tokens
+    full_length = model.max_seq_length or recipe.retriever.max_tokens
     model.max_seq_length = min(
-        full_length, recipe.lm_tokens
+        full_length, recipe.lm.lm_tokens
     )  # what training reads; the saved model reads on
     encoder = RetrieverEncoder(model, bf16)
-    if recipe.groups == "iterative":
+    if recipe.groups.kind == "iterative":
         groups: Groups = IterativeGroups(recipe, rows, encoder, out / "checkpoints")
     else:
         groups = folder_groups or similar_groups(recipe, documents, rows, lambda: model)
@@ -148,11 +146,19 @@ def train(
     is_decoder = not (
         folder / "modules.json"
     ).is_file()  # else its layers are its own, and not fitted
-    if is_decoder and (recipe.token_weighting or recipe.whitening or recipe.lexical):
+    if is_decoder and (recipe.fit.token_weighting or recipe.fit.whitening or recipe.fit.lexical):
         fit_to_chunks(recipe, model, chunks, bf16)
-    add_lora(model, recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout)
+    add_lora(
+        model,
+        recipe.retriever.lora_rank,
+        recipe.retriever.lora_alpha,
+        recipe.retriever.lora_dropout,
+    )
     clock = Clock(
-        recipe.max_steps, recipe.max_minutes, recipe.max_tokens_read, cpu=recipe.clock == "cpu"
+        recipe.training.max_steps,
+        recipe.training.max_minutes,
+        recipe.training.max_tokens_read,
+        cpu=recipe.training.clock == "cpu",
     )
     step0 = int(checkpoint.name.split("-")[1]) if checkpoint else None
     metrics = Metrics(out / "metrics.jsonl", keep_until=step0)
@@ -160,13 +166,13 @@ def train(
         clock,
         metrics,
         check=(lambda: check(encoder)) if check else None,
-        check_every=recipe.check_every,
-        checks=recipe.checks,
+        check_every=recipe.training.check_every,
+        checks=recipe.training.checks,
         describe=lambda scores: _describe(scores, bm25),
         judge=(lambda: judge(encoder)) if judge else None,
     )
     objective, collate = build_objective(
-        Materials(recipe, documents, rows, model, device, bf16, watch.count)
+        Parts(recipe, model, documents, rows, device, bf16, watch.count)
     )
     out.mkdir(parents=True, exist_ok=True)
     made = {"documents": made_of, "chunks": len(chunks), "rows": len(rows), "groups": per_epoch}
@@ -185,7 +191,7 @@ def train(
         out / "checkpoints",
         ((r["step"], r["check"]) for r in metrics.rows if "check" in r),
     )
-    if recipe.keep == "best":
+    if recipe.training.keep == "best":
         watch.offer = best.offer
     trainer = _trainer(recipe, objective, model, collate, rows, groups, out, clock, watch, bf16)
     before: dict[str, float] = next(
@@ -198,7 +204,7 @@ def train(
 
     steps = trainer.state.global_step
     kept, after = steps, watch.record_check(steps) if check else {}
-    if check and recipe.keep == "best" and best.step != steps:
+    if check and recipe.training.keep == "best" and best.step != steps:
         best.restore()
         kept, after = best.step, best.scores
         log.info(
@@ -207,16 +213,24 @@ def train(
     metrics.write(step=steps, minutes=round(clock.seconds / 60, 3), kept=kept)
     label = f"after {steps} updates" if kept == steps else f"after {kept} of {steps} updates"
     table = {"BM25": bm25, "untrained": untrained, "before training": before, label: after}
-    listed = "\n".join(f"{k} = {v!r}" for k, v in dataclasses.asdict(recipe).items())
+    listed = "\n".join(f"{k} = {v!r}" for k, v in recipe.flat().items())
     corpus = f"{corpus} ({made_of:,} documents)"
     scores, minutes = table if check else {}, clock.seconds / 60
-    learned_from, loss = LEARNED_FROM[recipe.objective]
-    learned_from = learned_from.format(**dataclasses.asdict(recipe))
+    loss = recipe.objective.loss_is
+    learned_from = recipe.objective.learned_from.format(**recipe.flat())
     card = model_card(
-        out.name, learned_from, corpus, command, listed, scores, minutes, steps, recipe.matryoshka
+        out.name,
+        learned_from,
+        corpus,
+        command,
+        listed,
+        scores,
+        minutes,
+        steps,
+        recipe.retriever.matryoshka,
     )
     model.max_seq_length = full_length
-    save_retriever(model, out, card, recipe.matryoshka)
+    save_retriever(model, out, card, recipe.retriever.matryoshka)
     plot(metrics, bm25, out / "training.png", loss)
     if not watch.interrupted:
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
@@ -234,50 +248,18 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
             were started.
     """
     refuse_several_processes()
-    if recipe.groups_per_step % recipe.groups_per_batch:
+    if recipe.training.groups_per_step % recipe.training.groups_per_batch:
         raise RevelaError(
-            f"--groups-per-step {recipe.groups_per_step} is no multiple of --groups-per-batch {recipe.groups_per_batch}"
+            f"--groups-per-step {recipe.training.groups_per_step} is no multiple of --groups-per-batch {recipe.training.groups_per_batch}"
         )
-    if not (recipe.max_steps or recipe.max_minutes or recipe.max_tokens_read):
+    if not (
+        recipe.training.max_steps or recipe.training.max_minutes or recipe.training.max_tokens_read
+    ):
         raise RevelaError(
             "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
         )
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
-
-
-def untrained_retriever(
-    recipe: Recipe, folder: Path, documents: Sequence[Document]
-) -> SentenceTransformer:
-    """The retriever before anything is fitted or trained."""
-    fold = recipe.lower_case == "yes" or (recipe.lower_case == "auto" and has_no_case(documents))
-    if fold and recipe.lower_case == "auto":
-        log.info("the corpus has one case only: queries and passages are folded to lower case")
-    return build_retriever(
-        folder,
-        layers=recipe.layers,
-        pooling=recipe.pooling,
-        max_tokens=recipe.max_tokens,
-        lower_case=fold,
-        query_prompt=recipe.query_prompt,
-        passage_prompt=recipe.passage_prompt,
-    )
-
-
-def fit_to_chunks(
-    recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool
-) -> None:
-    """Token weights, whitening and the lexical half, from a sample of the corpus's own chunks."""
-    sample = random.Random(recipe.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
-    corpus_fit.fit_to_corpus(
-        model,
-        [c.text for c in sample],
-        token_weighting=recipe.token_weighting,
-        whitening=recipe.whitening,
-        lexical=recipe.lexical,
-        bf16=bf16,
-    )
-    log.info(f"token weights and whitening fitted to {len(sample):,} chunks")
 
 
 def _trainer(
@@ -298,14 +280,15 @@ def _trainer(
 
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(out / "checkpoints"),
-        max_steps=recipe.max_steps or UNLIMITED,
-        per_device_train_batch_size=recipe.group_size * recipe.groups_per_batch,
-        gradient_accumulation_steps=recipe.groups_per_step // recipe.groups_per_batch,
+        max_steps=recipe.training.max_steps or UNLIMITED,
+        per_device_train_batch_size=recipe.groups.group_size * recipe.training.groups_per_batch,
+        gradient_accumulation_steps=recipe.training.groups_per_step
+        // recipe.training.groups_per_batch,
         max_grad_norm=1.0,
-        logging_steps=recipe.log_every,
+        logging_steps=recipe.training.log_every,
         logging_nan_inf_filter=False,
-        save_steps=recipe.save_every,
-        seed=recipe.seed,
+        save_steps=recipe.training.save_every,
+        seed=recipe.training.seed,
         bf16=bf16,
         use_cpu=compute_device().type == "cpu",
         report_to="none",
@@ -319,19 +302,19 @@ def _trainer(
         arguments._n_gpu = 1
     optimizer = torch.optim.AdamW(
         [p for p in objective.parameters() if p.requires_grad],
-        lr=recipe.learning_rate,
+        lr=recipe.training.learning_rate,
         weight_decay=0.0,
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: clock.learning_rate_factor(step, recipe.warmup_steps)
+        optimizer, lambda step: clock.learning_rate_factor(step, recipe.training.warmup_steps)
     )
     trainer = GroupTrainer(
         clock=clock,
         checkpoints=out / "checkpoints",
         sampler=GroupSampler(
             groups,
-            (recipe.max_steps or UNLIMITED) * recipe.groups_per_step,
-            recipe.groups_per_batch,
+            (recipe.training.max_steps or UNLIMITED) * recipe.training.groups_per_step,
+            recipe.training.groups_per_batch,
         ),
         model=model,
         args=arguments,
@@ -348,22 +331,12 @@ def _trainer(
 
 def _why_no_group(recipe: Recipe, rows: ArrowList[Chunk]) -> str:
     if (
-        recipe.objective in ASKING
-        and len(rows) >= recipe.group_size
+        recipe.objective.reads == "queries"
+        and len(rows) >= recipe.groups.group_size
         and not any(rows.column("query"))
     ):
-        return f"no chunk has a query: try another --queries than {recipe.queries}, or another --query-lm"
-    return f"{len(rows)} chunks are fewer than a group of {recipe.group_size}: add text, or lower --chunk-words or --group-size"
-
-
-def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
-    """Whether a corpus is written in one case: then case says nothing, and queries in another case
-    must not be lost.
-    """
-    sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
-    letters = sum(c.isalpha() for c in sample)
-    capitals = sum(c.isupper() for c in sample)
-    return letters > 0 and min(capitals, letters - capitals) < share * letters
+        return f"no chunk has a query: try another --queries than {recipe.queries.source}, or another --query-lm"
+    return f"{len(rows)} chunks are fewer than a group of {recipe.groups.group_size}: add text, or lower --chunk-words or --group-size"
 
 
 def _describe(scores: dict[str, float], bm25: dict[str, float]) -> str:
