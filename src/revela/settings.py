@@ -77,7 +77,7 @@ class Section:
     """
 
     def __post_init__(self) -> None:
-        for item, kind in _typed_fields(type(self)):
+        for item, kind in _typed_fields(type(self)):  # type: ignore[arg-type]
             value = _checked(item, kind, getattr(self, item.name))
             object.__setattr__(self, item.name, value)
 
@@ -504,7 +504,7 @@ def _refuse_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
 
 
 @functools.cache
-def _typed_fields(kind: type[Section]) -> list[tuple[Any, Any]]:
+def _typed_fields(kind: Any) -> list[tuple[Any, Any]]:
     hints = get_type_hints(kind)
     return [(item, hints[item.name]) for item in dataclasses.fields(kind)]
 
@@ -542,14 +542,14 @@ def _checked(item: Any, kind: Any, value: Any) -> Any:
     return value
 
 
-@functools.cache
-def documented(kind: type[Section]) -> dict[str, str]:
+def documented(kind: Any) -> dict[str, str]:
     """The sentence that stands below each field of a section, and of the sections it extends."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not (dataclasses.is_dataclass(base) and base is not Section):
             continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        source: Any = base
+        body = ast.parse(textwrap.dedent(inspect.getsource(source))).body[0]
         assert isinstance(body, ast.ClassDef)
         for node, after in zip(body.body, body.body[1:], strict=False):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 from matplotlib.figure import Figure
-
 from revela.objectives.collate import first_half
+
 from revela.training.progress import Clock, Metrics, plot
 from revela.training.trainer import GroupSampler
 

@@ -14,19 +14,19 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from revela.objectives.collate import ChunkCollator
 from safetensors.torch import load_file
 
 from conftest import make_rows
 from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
-from revela.objectives.collate import ChunkCollator
 from revela.retriever.build import load_retriever
-from revela.settings import LEARNED_FROM, PAPER, PRESETS, Objective, Recipe
+from revela.settings import LEARNED_FROM, PAPER, Objective, Recipe, presets
 from revela.training.record import settings_of
 from revela.training.run import train
 from revela.types import Document
 
-TINY = Recipe(
+TINY = Recipe.of(
     layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6, log_every=1, save_every=3, check_every=0,
     gate_heads=4, gate_first_layer=0.3, precision="fp32", threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2,
 )  # fmt: skip
@@ -70,21 +70,21 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
         {"learn_tau": True, "learn_gates": True, "groups": "iterative", "regroup_every": 2},
         {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2},
         {
-            **PRESETS["crop"],
+            **presets()["crop"],
             "group_size": 8,
             "crop_window": 30,
             "crop_deletion": 0.1,
             "matryoshka": (4, 16),
         },
-        {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
+        {**presets()["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
         {
-            **PRESETS["attention"],
+            **presets()["attention"],
             "chunk_words": 30,
             "query_heads": 3,
             "groups_per_step": 2,
             "groups_per_batch": 2,
         },
-        {**PRESETS["gains"], "groups_per_step": 2, "groups_per_batch": 2},
+        {**presets()["gains"], "groups_per_step": 2, "groups_per_batch": 2},
     ],
 )
 def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
@@ -224,12 +224,12 @@ def dying_after(calls, method):
 
 def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, monkeypatch):
     """Temperature, gates and the LM's LoRA too; the norm that is logged is theirs as well."""
-    from revela.objectives.revela import Revela
+    from revela.objectives.revela import RevelaLoss
     from revela.training.progress import Watch
 
     original, norms = Revela.forward, []
     monkeypatch.setattr(
-        Revela,
+        RevelaLoss,
         "forward",
         lambda self, *args: original(self, *args) + 1000 * self.log_tau + 500 * self.gates_LH.sum(),
     )
@@ -402,7 +402,7 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(
     recipe, taught_lm_folder, documents, tmp_path, name
 ):
     settings = {
-        **PRESETS[name],
+        **presets()[name],
         **OBJECTIVES[name],
         "group_size": 8,
         "max_steps": 30,
@@ -442,7 +442,7 @@ def test_card_and_plot_say_what_was_learned_from(
 ):
     labels = []
     monkeypatch.setattr("revela.training.run.plot", lambda *arguments: labels.append(arguments[-1]))
-    recipe = dataclasses.replace(recipe, **{**PRESETS[name], "group_size": 8, "max_steps": 1})
+    recipe = dataclasses.replace(recipe, **{**presets()[name], "group_size": 8, "max_steps": 1})
     train(recipe, documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"\n{sentence.format(recipe.model)}\n" in card and labels == [label]
@@ -452,7 +452,7 @@ def test_card_and_plot_say_what_was_learned_from(
 def test_every_objective_says_what_it_learns_from():
     assert set(LEARNED_FROM) == set(get_args(Objective))
     for sentence, _ in LEARNED_FROM.values():
-        assert "{" not in sentence.format(**dataclasses.asdict(Recipe()))
+        assert "{" not in sentence.format(**dataclasses.asdict(Recipe.of()))
 
 
 def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
@@ -510,7 +510,7 @@ def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, 
     """The tiny decoder as its own surrogate, once it is a folder that Sentence Transformers opens."""
     train(dataclasses.replace(recipe, max_steps=1), documents, tmp_path / "surrogate")
     settings = {
-        **PRESETS[name],
+        **presets()[name],
         **OBJECTIVES[name],
         "group_size": 8,
         "max_steps": 2,
@@ -537,7 +537,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     from revela.lm.head_ranking import save_heads
     from revela.weights import resolve
 
-    settings = {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
+    settings = {**presets()["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
     recipe = dataclasses.replace(recipe, **settings)
     caplog.set_level("INFO", "revela")
     save_heads(
@@ -569,16 +569,16 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
 def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_path):
     cases = {
         "no chunk has a query": {
-            **PRESETS["infonce"],
+            **presets()["infonce"],
             "queries": "first-sentence",
             "chunk_words": 4,
         },
-        "keeps the LM frozen": {**PRESETS["replug"], "lm_lora": True},
-        "must be shares": {**PRESETS["crop"], "crop_least": 0.9},
-        "more than the 2,048": {**PRESETS["dream"], **OBJECTIVES["dream"], "lm_tokens": 256},
-        "give --surrogate": {**PRESETS["crop"], "drop_false_negatives": True},
+        "keeps the LM frozen": {**presets()["replug"], "lm_lora": True},
+        "must be shares": {**presets()["crop"], "crop_least": 0.9},
+        "more than the 2,048": {**presets()["dream"], **OBJECTIVES["dream"], "lm_tokens": 256},
+        "give --surrogate": {**presets()["crop"], "drop_false_negatives": True},
         "no chat template": {
-            **PRESETS["dream"],
+            **presets()["dream"],
             **OBJECTIVES["dream"],
             "group_size": 2,
             "lm_prompt": "chat",
@@ -614,7 +614,7 @@ def test_queries_by_a_language_model_are_written_once_and_counted(
         return write
 
     monkeypatch.setattr(writer, "writer", pretending)
-    settings = {**PRESETS["infonce"], "group_size": 8, "max_steps": 1, "max_queries": 60}
+    settings = {**presets()["infonce"], "group_size": 8, "max_steps": 1, "max_queries": 60}
     recipe = dataclasses.replace(recipe, **settings)
     caplog.set_level("INFO", "revela")
     for name in ("one", "two"):
@@ -655,7 +655,7 @@ def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monke
 @pytest.mark.parametrize("name", ["gated", "attention", "crop"])
 def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path, name):
     settings = {
-        **PRESETS[name],
+        **presets()[name],
         **OBJECTIVES.get(name, {}),
         "group_size": 8,
         "max_steps": 4,

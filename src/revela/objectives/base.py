@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.corpus.arrow_list import ArrowList
 from revela.errors import RevelaError
 from revela.objectives.gradcache import embed
 from revela.objectives.matryoshka import Matryoshka
@@ -40,7 +41,7 @@ class Parts:
     model: Any
     "The retriever, a SentenceTransformer."
     documents: Sequence[Document]
-    rows: Sequence[Chunk]
+    rows: ArrowList[Chunk]
     "What groups are made of."
     device: torch.device
     bf16: bool
