@@ -263,6 +263,8 @@ class Recipe:
     "Updates between checkpoints."
     log_every: int = 5
     "Updates between lines of metrics.jsonl."
+    track: Literal["", "tensorboard", "trackio", "wandb"] = ""
+    "Also send metrics to this experiment tracker, which must be installed; empty: to none."
     seed: int = 0
     threads: int = 0
     "CPU threads; 0: all cores."

@@ -22,6 +22,7 @@ from revela.errors import RevelaError
 from revela.objectives.collate import ChunkCollator
 from revela.retriever.build import load_retriever
 from revela.settings import LEARNED_FROM, PAPER, PRESETS, Objective, Recipe
+from revela.training.progress import Progress
 from revela.training.record import settings_of
 from revela.training.run import train
 from revela.types import Document
@@ -63,6 +64,20 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
     assert fall[0] < first - last < fall[1]
 
 
+def ctrl_c_after(steps, presses=1):
+    """In place of ``Progress.advance``: Ctrl-C is pressed when so many steps are done."""
+    original, done = Progress.advance, 0
+
+    def advance(self):
+        nonlocal done
+        done += 1
+        for _ in range(presses if done == steps else 0):
+            signal.raise_signal(signal.SIGINT)
+        original(self)
+
+    return advance
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -91,17 +106,8 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
     recipe = dataclasses.replace(recipe, **changes)
     train(recipe, documents, tmp_path / "whole")
     # Stopped at step 3 by Ctrl-C: the limit, and with it the learning rate, is the unbroken run's.
-    from revela.training import progress as watch
-
-    original = watch.Watch.on_step_end
-
-    def interrupting(self, args, state, control, **kwargs):
-        if state.global_step == 3:
-            self.interrupted = True
-        return original(self, args, state, control, **kwargs)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch.Watch, "on_step_end", interrupting)
+        patch.setattr(Progress, "advance", ctrl_c_after(3))
         outcome = train(recipe, documents, tmp_path / "broken")
     assert outcome.interrupted and outcome.steps == 3
     train(recipe, documents, tmp_path / "broken", resume=True)
@@ -112,6 +118,29 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
     for file in ("model.safetensors",):
         whole, broken = load_file(tmp_path / "whole" / file), load_file(tmp_path / "broken" / file)
         assert all(torch.equal(whole[k], broken[k]) for k in whole)
+
+
+def test_a_second_ctrl_c_stops_at_once(recipe, documents, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Progress, "advance", ctrl_c_after(3, presses=2))
+    with pytest.raises(KeyboardInterrupt):
+        train(dataclasses.replace(recipe, save_every=2), documents, tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_checkpoint_is_tensors_and_json(recipe, documents, tmp_path, monkeypatch):
+    """No pickle, which could run code; and a parameter's moments stand under its name."""
+    monkeypatch.setattr(Progress, "advance", ctrl_c_after(2))
+    train(dataclasses.replace(recipe, learn_tau=True), documents, tmp_path / "out")
+    (folder,) = (tmp_path / "out" / "checkpoints").iterdir()
+    assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
+    moments = load_file(folder / "optimizer.safetensors")
+    assert moments["log_tau/step"] == 2 and moments["log_tau/exp_avg_sq"] > 0
+    assert load_file(folder / "random.safetensors")["cpu"].dtype == torch.uint8
+    (folder / "optimizer.safetensors").unlink()
+    with pytest.raises(RevelaError, match="written by an earlier version of revela"):
+        train(dataclasses.replace(recipe, learn_tau=True), documents, tmp_path / "out", resume=True)
 
 
 class Scripted:
@@ -225,7 +254,6 @@ def dying_after(calls, method):
 def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, monkeypatch):
     """Temperature, gates and the LM's LoRA too; the norm that is logged is theirs as well."""
     from revela.objectives.revela import Revela
-    from revela.training.progress import Watch
 
     original, norms = Revela.forward, []
     monkeypatch.setattr(
@@ -234,13 +262,14 @@ def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, mo
         lambda self, *args: original(self, *args) + 1000 * self.log_tau + 500 * self.gates_LH.sum(),
     )
 
-    def clipped(self, args, state, control, optimizer, **kwargs):
-        parameters = [
-            p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-        ]
-        norms.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+    class Recorded(torch.optim.AdamW):
+        def step(self, closure=None):
+            moved = [p for group in self.param_groups for p in group["params"]]
+            gradients = [p.grad.norm() for p in moved if p.grad is not None]
+            norms.append(torch.stack(gradients).norm().item())
+            return super().step(closure)
 
-    monkeypatch.setattr(Watch, "on_pre_optimizer_step", clipped)
+    monkeypatch.setattr(torch.optim, "AdamW", Recorded)
     recipe = dataclasses.replace(
         recipe, learn_tau=True, learn_gates=True, lm_lora=True, max_steps=2
     )
@@ -626,30 +655,60 @@ def test_queries_by_a_language_model_are_written_once_and_counted(
     assert len(lines) == 2 and lines[0] == lines[1] and "not a question" in lines[0]
 
 
-def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monkeypatch, caplog):
-    """transformers would wrap the model in DataParallel, and cut every group to pieces."""
-    from sentence_transformers import SentenceTransformerTrainingArguments
-
-    original = SentenceTransformerTrainingArguments.__post_init__
-
-    def with_two(self):
-        original(self)
-        self._n_gpu = 2
-
-    class Wrapped(torch.nn.DataParallel):
-        def __init__(self, *_args, **_kwargs):
-            raise AssertionError("the model was wrapped")
-
-    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "one")
-    monkeypatch.setattr(SentenceTransformerTrainingArguments, "__post_init__", with_two)
-    monkeypatch.setattr(torch.nn, "DataParallel", Wrapped)
+def test_of_several_gpus_one_is_used(recipe, documents, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     caplog.set_level("INFO", "revela")
-    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "two")
+    train(dataclasses.replace(recipe, max_steps=1), documents, tmp_path / "out")
     assert (
         "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES"
         in caplog.messages
     )
-    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+
+
+def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    tracked = []
+
+    class Tracker(tracking.GeneralTracker):
+        name, requires_logging_directory, tracker = "tensorboard", True, None
+
+        def __init__(self, run_name, logging_dir):
+            super().__init__()
+            tracked.append((run_name, logging_dir))
+
+        def store_init_configuration(self, values):
+            assert all(isinstance(value, str | int | float | bool) for value in values.values())
+            tracked.append(values["group_size"])
+
+        def log(self, values, step, **_):
+            tracked.append((step, values))
+
+        def finish(self):
+            tracked.append("finished")
+
+    monkeypatch.setattr(tracking, "_available_trackers", [tracking.LoggerType.TENSORBOARD])
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
+    recipe = dataclasses.replace(recipe, max_steps=2, track="tensorboard", matryoshka=(8,))
+    out = tmp_path / "out"
+    train(recipe, documents, out, check=Scripted([0, 0.1, 0.5]), judge=Scripted([0.2, 0.3]))
+    name, settings, *lines, end = tracked
+    assert name == ("revela", str(out / "tracker")) and (settings, end) == (8, "finished")
+    steps = losses(out)
+    assert [(step, line["loss"]) for step, line in lines if "loss" in line] == list(steps.items())
+    checks = [
+        (step, line["check/task"], line["judged/task"]) for step, line in lines[:1] + lines[3:4]
+    ]
+    assert checks == [(0, 0.1, 0.2), (2, 0.5, 0.3)]
+
+
+def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    monkeypatch.setattr(tracking, "_available_trackers", [])
+    with pytest.raises(RevelaError, match="--track wandb needs its package: install it by pip"):
+        train(dataclasses.replace(recipe, track="wandb"), documents, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["gated", "attention", "crop"])
