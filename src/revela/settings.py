@@ -236,6 +236,8 @@ class Training(Section):
     "CPU threads. 0: all cores."
     precision: Precision = "auto"
     "Arithmetic of the models; auto is bf16 where the hardware has it."
+    track: Literal["", "tensorboard", "trackio", "wandb"] = ""
+    "Also send metrics to this experiment tracker, which must be installed."
 
 
 @dataclass(frozen=True)

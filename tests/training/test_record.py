@@ -34,7 +34,10 @@ def begun(tmp_path):
 
 
 def test_the_same_goes_on_whatever_its_limits(begun):
-    for recipe in (Recipe.of(matryoshka=(8,)), Recipe.of(matryoshka=(8,), max_minutes=1.0, threads=3)):
+    for recipe in (
+        Recipe.of(matryoshka=(8,)),
+        Recipe.of(matryoshka=(8,), max_minutes=1.0, threads=3),
+    ):
         assert checkpoint_to_resume(settings_of(recipe), "one", begun).name == "checkpoint-5"
 
 
