@@ -4,20 +4,19 @@ to its table at tiny scale.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import revela.cli as cli
 from conftest import make_rows
-from revela.cli.main import each_over
+from revela.cli.flags import recipes_of
+from revela.cli.main import add_settings
 from revela.errors import RevelaError
-from revela.settings import Recipe, presets
+from revela.settings import Recipe, read_recipe
 from test_cli import TINY, run
 
 ABLATIONS = Path(__file__).parents[1] / "recipes" / "ablations"
@@ -45,6 +44,7 @@ def test_there_is_one_for_each_table_of_the_paper():
 def test_the_commands_at_the_head_parse(file):
     verbs = []
     for command in commands(file):
+        add_settings(command)
         function, bound, _ = cli.app.parse_args(command, exit_on_error=False)
         verbs.append(function.__name__)
         if function.__name__ == "compare":
@@ -54,19 +54,12 @@ def test_the_commands_at_the_head_parse(file):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("preset", ["gated", "paper"])
-def test_variants_differ_in_what_the_file_says_and_nothing_else(monkeypatch, file, preset):
-    monkeypatch.setattr(
-        "sys.argv",
-        ["revela", "compare", "corpus", "--on", "judged", "--out", "runs", "--presets", preset],
-    )
-    monkeypatch.setattr(cli.app, "config", cli.app.config)
-    recipes = each_over([preset], file)
-    content = tomllib.loads(file.read_text())
-    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
-    shared = {name: value for name, value in content.items() if name not in tables}
-    base = dataclasses.asdict(Recipe.of()) | presets()[preset] | shared
-    assert {name: dataclasses.asdict(recipe) for name, recipe in recipes.items()} == {
-        name: base | table for name, table in (tables or {preset: {}}).items()
+def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):
+    recipes = recipes_of([preset], file, None)
+    settings, variants = read_recipe(file)
+    base = Recipe.of(preset).flat() | settings
+    assert {name: recipe.flat() for name, recipe in recipes.items()} == {
+        name: base | changes for name, changes in (variants or {preset: {}}).items()
     }
 
 
@@ -173,9 +166,8 @@ def test_several_presets_and_variants_are_told_apart(monkeypatch):
     monkeypatch.setattr(
         "sys.argv", ["revela", "compare", "corpus", "--on", "judged", "--out", "runs"]
     )
-    monkeypatch.setattr(cli.app, "config", cli.app.config)
-    assert list(each_over(["gated", "paper"], ABLATIONS / "random-groups.toml")) == [
+    assert list(recipes_of(["gated", "paper"], ABLATIONS / "random-groups.toml", None)) == [
         "gated-document", "gated-random", "paper-document", "paper-random",
     ]  # fmt: skip
     with pytest.raises(RevelaError, match="does not exist"):
-        each_over(["gated"], ABLATIONS / "none.toml")
+        recipes_of(["gated"], ABLATIONS / "none.toml", None)

@@ -303,7 +303,9 @@ class Recipe:
     def but(self, **settings: Any) -> Recipe:
         """The same with other settings, by flag name; those of another objective stay with it."""
         objective = settings.pop("objective", self.objective)
-        if isinstance(objective, str):
+        if objective == self.objective.name:
+            objective = self.objective
+        elif isinstance(objective, str):
             objective = objective_class(objective)()
         recipe, unread = _with(dataclasses.replace(self, objective=objective), settings)
         _refuse_unread([(recipe, unread)])

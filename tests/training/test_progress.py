@@ -8,8 +8,8 @@ from itertools import islice, pairwise
 
 import pytest
 from matplotlib.figure import Figure
-from revela.objectives.collate import first_half
 
+from revela.retriever.tokens import first_half
 from revela.training.loop import row_batches, sides
 from revela.training.progress import Clock, Metrics, plot
 

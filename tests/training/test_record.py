@@ -10,12 +10,12 @@ from conftest import make_rows
 from revela.corpus.arrow_list import arrow_list
 from revela.errors import RevelaError
 from revela.groups.folder import save_groups
+from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
     RUN_FILE,
     checkpoint_to_resume,
-    corpus_digest,
     refuse_another,
     remove_begun,
     settings_of,
@@ -94,11 +94,14 @@ def test_only_what_a_run_began_is_removed(begun):
 
 def test_a_corpus_is_known_by_its_texts():
     documents = [Document("a", "text", "title"), Document("b", "more")]
-    assert corpus_digest(documents) == corpus_digest(arrow_list(Document, documents))
+    assert (
+        TrainingSet(Recipe.of(), documents).fingerprint
+        == TrainingSet(Recipe.of(), arrow_list(Document, documents)).fingerprint
+    )
     assert (
         len(
             {
-                corpus_digest(some)
+                TrainingSet(Recipe.of(), some).fingerprint
                 for some in (documents, documents[:1], [*documents[:1], Document("b", "More")])
             }
         )

@@ -9,19 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from revela.objectives.collate import ChunkCollator
 from safetensors.torch import load_file
 
 from conftest import make_rows
 from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
+from revela.groups.training_set import TrainingSet
+from revela.objectives.base import ChunkBatches
 from revela.retriever.build import load_retriever
-from revela.settings import LEARNED_FROM, PAPER, PRESETS, Objective, Recipe
+from revela.settings import OBJECTIVES as NAMES
+from revela.settings import Recipe, objective_class, presets
 from revela.training.progress import Progress
 from revela.training.record import settings_of
 from revela.training.run import train
@@ -35,7 +36,7 @@ TINY = Recipe.of(
 
 @pytest.fixture
 def recipe(tiny_lm_folder):
-    return dataclasses.replace(TINY, model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
+    return TINY.but(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
 
 
 @pytest.fixture
@@ -54,8 +55,7 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
     nothing changes.
     """
     documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
-    recipe = dataclasses.replace(
-        TINY, model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30, learning_rate=rate, group_size=16, chunk_words=9, gate=0.5,
+    recipe = TINY.but(model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30, learning_rate=rate, group_size=16, chunk_words=9, gate=0.5,
         gate_heads=0, gate_first_layer=0.0, tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0, pooling="eos", lora_rank=8,
         query_side="whole",
     )  # fmt: skip
@@ -83,23 +83,29 @@ def ctrl_c_after(steps, presses=1):
     [
         {},
         {"learn_tau": True, "learn_gates": True, "groups": "iterative", "regroup_every": 2},
-        {**PAPER, "layers": 2, "groups_per_step": 2, "lora_rank": 4, "warmup_steps": 2},
         {
-            **PRESETS["crop"],
+            **presets()["paper"],
+            "layers": 2,
+            "groups_per_step": 2,
+            "lora_rank": 4,
+            "warmup_steps": 2,
+        },
+        {
+            **presets()["crop"],
             "group_size": 8,
             "crop_window": 30,
             "crop_deletion": 0.1,
             "matryoshka": (4, 16),
         },
-        {**PRESETS["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
+        {**presets()["dream"], "queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
         {
-            **PRESETS["attention"],
+            **presets()["attention"],
             "chunk_words": 30,
             "query_heads": 3,
             "groups_per_step": 2,
             "groups_per_batch": 2,
         },
-        {**PRESETS["gains"], "groups_per_step": 2, "groups_per_batch": 2},
+        {**presets()["gains"], "groups_per_step": 2, "groups_per_batch": 2},
     ],
 )
 def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
@@ -219,7 +225,7 @@ def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
         check=Scripted([0, 0.1, 0.5, 0.3, 0.2]),
     )
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
+        patch.setattr(ChunkBatches, "__call__", dying_after(3, ChunkBatches.__call__))
         train(
             recipe,
             documents,
@@ -282,7 +288,7 @@ def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, mo
 def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):
     recipe = recipe.but(
         **{
-            **PAPER,
+            **presets()["paper"],
             "layers": 2,
             "groups_per_step": 1,
             "lora_rank": 4,
@@ -313,7 +319,7 @@ def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(
     recipe = recipe.but(save_every=1)
     told = {"corpus": "a folder", "bm25": {"task": 0.4}}
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
+        patch.setattr(ChunkBatches, "__call__", dying_after(3, ChunkBatches.__call__))
         train(recipe, documents, tmp_path / "out", command="revela train once", **told)
     train(recipe, documents, tmp_path / "out", command="revela train twice", resume=True, **told)
     run = json.loads((tmp_path / "out" / "run.json").read_text())
@@ -428,7 +434,7 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(
     recipe, taught_lm_folder, documents, tmp_path, name
 ):
     settings = {
-        **PRESETS[name],
+        **presets()[name],
         **OBJECTIVES[name],
         "group_size": 8,
         "max_steps": 30,
@@ -468,7 +474,7 @@ def test_card_and_plot_say_what_was_learned_from(
 ):
     labels = []
     monkeypatch.setattr("revela.training.run.plot", lambda *arguments: labels.append(arguments[-1]))
-    recipe = recipe.but(**{**PRESETS[name], "group_size": 8, "max_steps": 1})
+    recipe = recipe.but(**{**presets()[name], "group_size": 8, "max_steps": 1})
     train(recipe, documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"\n{sentence.format(recipe.retriever.model)}\n" in card and labels == [label]
@@ -476,9 +482,10 @@ def test_card_and_plot_say_what_was_learned_from(
 
 
 def test_every_objective_says_what_it_learns_from():
-    assert set(LEARNED_FROM) == set(get_args(Objective))
-    for sentence, _ in LEARNED_FROM.values():
-        assert "{" not in sentence.format(**dataclasses.asdict(Recipe.of()))
+    for name in NAMES:
+        objective = objective_class(name)()
+        sentence = objective.learned_from.format(**Recipe.of(objective=objective).flat())
+        assert objective.name == name and "{" not in sentence and "(nats)" in objective.loss_is
 
 
 def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
@@ -536,7 +543,7 @@ def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, 
     """The tiny decoder as its own surrogate, once it is a folder that Sentence Transformers opens."""
     train(recipe.but(max_steps=1), documents, tmp_path / "surrogate")
     settings = {
-        **PRESETS[name],
+        **presets()[name],
         **OBJECTIVES[name],
         "group_size": 8,
         "max_steps": 2,
@@ -563,7 +570,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     from revela.lm.head_ranking import save_heads
     from revela.weights import resolve
 
-    settings = {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
+    settings = {**presets()["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
     recipe = recipe.but(**settings)
     caplog.set_level("INFO", "revela")
     save_heads(
@@ -595,16 +602,16 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
 def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_path):
     cases = {
         "no chunk has a query": {
-            **PRESETS["infonce"],
+            **presets()["infonce"],
             "queries": "first-sentence",
             "chunk_words": 4,
         },
-        "keeps the LM frozen": {**PRESETS["replug"], "lm_lora": True},
-        "must be shares": {**PRESETS["crop"], "crop_least": 0.9},
-        "more than the 2,048": {**PRESETS["dream"], **OBJECTIVES["dream"], "lm_tokens": 256},
-        "give --surrogate": {**PRESETS["crop"], "drop_false_negatives": True},
+        "--lm-lora has no effect on --objective replug": {**presets()["replug"], "lm_lora": True},
+        "must be shares": {**presets()["crop"], "crop_least": 0.9},
+        "more than the 2,048": {**presets()["dream"], **OBJECTIVES["dream"], "lm_tokens": 256},
+        "give --surrogate": {**presets()["crop"], "drop_false_negatives": True},
         "no chat template": {
-            **PRESETS["dream"],
+            **presets()["dream"],
             **OBJECTIVES["dream"],
             "group_size": 2,
             "lm_prompt": "chat",
@@ -640,11 +647,12 @@ def test_queries_by_a_language_model_are_written_once_and_counted(
         return write
 
     monkeypatch.setattr(writer, "writer", pretending)
-    settings = {**PRESETS["infonce"], "group_size": 8, "max_steps": 1, "max_queries": 60}
+    settings = {**presets()["infonce"], "group_size": 8, "max_steps": 1, "max_queries": 60}
     recipe = recipe.but(**settings)
     caplog.set_level("INFO", "revela")
     for name in ("one", "two"):
-        train(recipe, documents, tmp_path / name, queries_file=tmp_path / "q.jsonl")
+        data = TrainingSet(recipe, documents, queries_file=tmp_path / "q.jsonl")
+        train(recipe, data, tmp_path / name)
     assert 0 < len(asked) <= 60 and len((tmp_path / "q.jsonl").read_text().splitlines()) == len(
         set(asked)
     )
@@ -711,7 +719,7 @@ def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path,
 @pytest.mark.parametrize("name", ["gated", "attention", "crop"])
 def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path, name):
     settings = {
-        **PRESETS[name],
+        **presets()[name],
         **OBJECTIVES.get(name, {}),
         "group_size": 8,
         "max_steps": 4,
