@@ -39,9 +39,9 @@ from revela.lm.language_model import load_language_model, load_tokenizer
 from revela.objectives.collate import first_half
 from revela.objectives.find_heads import sibling_heads
 from revela.objectives.revela import Revela, gates_on_heads, others
-from revela.quiet import quieten
 from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Recipe
+from revela.silence import silence_libraries
 from revela.training.run import fit_to_chunks, untrained_retriever
 from revela.weights import resolve
 
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=20)
     parser.add_argument("--threads", type=int, default=0)
     arguments = parser.parse_args()
-    quieten()
+    silence_libraries()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     rng = random.Random(0)

@@ -30,10 +30,10 @@ def one_by_one(query, key, value, lengths, causal, scale):
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (5, 5)])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("written_out", [True, False])
+@pytest.mark.parametrize("explicit_scores", [True, False])
 @pytest.mark.parametrize("groups", [4, 2])
-def test_attention_keeps_texts_apart(lengths, causal, written_out, groups, monkeypatch):
-    monkeypatch.setattr(p, "WRITTEN_OUT", 256 if written_out else 0)
+def test_attention_keeps_texts_apart(lengths, causal, explicit_scores, groups, monkeypatch):
+    monkeypatch.setattr(p, "EXPLICIT_SCORES", 256 if explicit_scores else 0)
     generator = torch.Generator().manual_seed(0)
     inputs = [
         torch.randn(n, sum(lengths), 6, dtype=torch.float64, generator=generator).requires_grad_()

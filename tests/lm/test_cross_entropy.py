@@ -27,7 +27,7 @@ def tensors(bias: bool):
 @pytest.mark.parametrize("rows", [1, 4, 100])
 @pytest.mark.parametrize("bias", [False, True])
 def test_equals_the_plain_form(rows, bias, monkeypatch):
-    monkeypatch.setattr(lce, "LOGITS_A_BLOCK", rows * 50)
+    monkeypatch.setattr(lce, "LOGITS_PER_BLOCK", rows * 50)
     hidden, weight, targets, offset = tensors(bias)
     got = lce.linear_cross_entropy(hidden, weight, targets, offset)
     want = F.cross_entropy(F.linear(hidden, weight, offset), targets, reduction="none")

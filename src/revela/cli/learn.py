@@ -253,9 +253,9 @@ def heads(
     from revela.corpus.read import read_for
     from revela.lm.head_ranking import save_heads
     from revela.objectives.find_heads import rank_heads
-    from revela.quiet import quieten
+    from revela.silence import silence_libraries
 
-    quieten()
+    silence_libraries()
     documents, _ = read_for(recipe, corpus)
     folder, ranking = rank_heads(recipe, documents, queries_file(corpus, recipe))
     rows = [
@@ -285,11 +285,11 @@ def divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     from revela.groups.held_out import MIN_QUERIES
     from revela.groups.ready import holds_groups
     from revela.groups.training_set import written_answers
-    from revela.quiet import quieten
+    from revela.silence import silence_libraries
     from revela.training.record import refuse_several_processes
 
     refuse_several_processes()  # before much is read
-    quieten()
+    silence_libraries()
     ask = partial(written_answers, recipe, path=queries_file(corpus, recipe), of="held-out chunks")
     rest: Any
     if len(corpus) == 1 and is_group_folder(corpus[0]):

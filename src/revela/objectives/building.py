@@ -234,7 +234,7 @@ def _attention(m: Materials) -> tuple[nn.Module, PromptCollator]:
         group_size=recipe.group_size,
         retriever_batch=recipe.retriever_batch,
     )
-    return objective, PromptCollator(m.model, m.count, make.with_nothing_asked)
+    return objective, PromptCollator(m.model, m.count, make.with_null_question)
 
 
 def _query_heads(
@@ -259,7 +259,11 @@ def _query_heads(
     log.info(
         f"{len(heads)} heads that look from questions to answers: {' '.join(f'{a}-{b}' for a, b in heads)}"
     )
-    return lm, heads, PromptMaker(tokenizer, recipe)
+    return (
+        lm,
+        heads,
+        PromptMaker(tokenizer, recipe.group_size, recipe.lm_tokens, recipe.lm_prompt == "chat"),
+    )
 
 
 def _language_model(m: Materials) -> tuple[LanguageModel, Any, Path]:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from revela.lm.document_attention import Kernel, document_attention
 from revela.lm.prompts import ANSWER, by_layer, of_group, read_candidates
-from revela.objectives.gradcache import cut, embed
+from revela.objectives.gradcache import backward_now, embed
 
 
 class Injection:
@@ -172,7 +172,7 @@ class Dream(nn.Module):
                 )
             texts = of_group(prompt, tail, i)
             losses.append(
-                cut(
+                backward_now(
                     lambda w, g, texts=texts: self.answer_loss(w, g, *texts),
                     weights_QB,
                     self.gate_logit,

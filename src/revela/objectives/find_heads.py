@@ -86,7 +86,11 @@ def query_heads(
     recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: ArrowList[Chunk]
 ) -> list[Head]:
     """Heads that look from a question to its answer; their score is nDCG@10."""
-    questions = _questions(recipe, rows, PromptMaker(tokenizer, recipe))
+    questions = _questions(
+        recipe,
+        rows,
+        PromptMaker(tokenizer, recipe.group_size, recipe.lm_tokens, recipe.lm_prompt == "chat"),
+    )
     kind = "questions-without-outliers" if recipe.drop_outliers else "questions"
     return cached_ranking(
         kind,
@@ -130,7 +134,7 @@ def _questions(
         np.argsort(rows.column("document"), kind="stable")
     )  # stored groups lie in another order
     for group in order_of_groups(dataclasses.replace(recipe, groups="document"), rows)(0):
-        prompt, tail, answers = make.to_find_heads([rows[i] for i in group])
+        prompt, tail, answers = make.head_example([rows[i] for i in group])
         yield prompt, tail, answers
         asked += len(answers)
         if asked >= PROBE_QUESTIONS:

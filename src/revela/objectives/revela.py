@@ -28,9 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.lm.document_attention import InBatchAttention, Kernel
+from revela.lm.document_attention import Kernel
+from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.streams import ReadableLM
-from revela.objectives.gradcache import cut, embed
+from revela.objectives.gradcache import backward_now, embed
 
 TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
 
@@ -170,7 +171,7 @@ class Revela(nn.Module):
         )
         if self.lm.trainable:
             return self.lm_loss(packed, weights_BB, self.gates_LH) + of_siblings
-        return cut(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
+        return backward_now(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
 
     def groups(self, rows_B: Tensor) -> tuple[Tensor, ...]:
         """The rows of each group of the batch."""

@@ -27,13 +27,13 @@ from revela.groups.folder import GroupFolder
 from revela.groups.order import IterativeGroups, order_of_groups, similar_groups, stored_order
 from revela.groups.training_set import ASKING, training_chunks, training_rows
 from revela.objectives.building import Materials, build_objective
-from revela.quiet import quieten
 from revela.retriever import fit as corpus_fit
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder, without_padding
 from revela.retriever.lora import add_lora
 from revela.retriever.save import model_card, save_retriever
 from revela.settings import LEARNED_FROM, Recipe
+from revela.silence import silence_libraries
 from revela.training.progress import Clock, Metrics, Watch, plot
 from revela.training.record import (
     checkpoint_to_resume,
@@ -101,7 +101,7 @@ def train(
             used, several processes were started.
     """
     refuse_at_once(recipe, out, resume)
-    quieten()
+    silence_libraries()
     bm25 = bm25 or {}
     settings, digest = settings_of(recipe), corpus_digest(documents)
     checkpoint = checkpoint_to_resume(settings, digest, out) if resume else None
