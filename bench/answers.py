@@ -71,7 +71,7 @@ class Teachers:
             signal,
             recipe,
             PromptMaker(
-                signal.tokenizer, recipe.group_size, recipe.lm_tokens, recipe.lm_prompt == "chat"
+                signal.tokenizer, recipe.lm_tokens, recipe.group_size, recipe.lm_prompt == "chat"
             ),
         )
         self.heads = [

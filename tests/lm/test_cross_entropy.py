@@ -1,6 +1,4 @@
-"""The blockwise loss is F.cross_entropy(F.linear(...)), in value, gradient and everything but
-memory.
-"""
+"""The loss by blocks equals F.cross_entropy(F.linear(...)), value and gradient."""
 
 from __future__ import annotations
 
@@ -16,12 +14,8 @@ def tensors(bias: bool):
     hidden = (3 * torch.randn(11, 6, dtype=torch.float64, generator=generator)).requires_grad_()
     weight = torch.randn(50, 6, dtype=torch.float64, generator=generator)
     targets = torch.randint(50, (11,), generator=generator)
-    return (
-        hidden,
-        weight,
-        targets,
-        torch.randn(50, dtype=torch.float64, generator=generator) if bias else None,
-    )
+    offset = torch.randn(50, dtype=torch.float64, generator=generator) if bias else None
+    return hidden, weight, targets, offset
 
 
 @pytest.mark.parametrize("rows", [1, 4, 100])

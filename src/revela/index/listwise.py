@@ -89,7 +89,7 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
         raise RevelaError(
             f"{name} reads {context} tokens, too few for {READ} passages of {LEAST_TOKENS}: give an LM that reads 1,024 or more"
         )
-    make = PromptMaker(load_tokenizer(folder), READ, longest)
+    make = PromptMaker(load_tokenizer(folder), longest, READ)
 
     def probe() -> list[tuple[int, int, float]]:
         return ranked_heads(score_query_heads(lm, telling_questions(passages(), make, name)))

@@ -94,15 +94,13 @@ class PromptMaker:
 
     Args:
         tokenizer: of the LM, with a padding token.
-        group_size: texts per group.
-        candidate_tokens: candidates and answers are truncated to this length.
+        lm_tokens: candidates and answers are truncated to this length.
+        group_size: candidates per group.
         chat: use the tokenizer's chat template.
     """
 
-    def __init__(
-        self, tokenizer: Any, group_size: int, candidate_tokens: int, chat: bool = False
-    ) -> None:
-        self.prompts = Prompts(tokenizer, candidate_tokens, QUESTION_TOKENS, chat)
+    def __init__(self, tokenizer: Any, lm_tokens: int, group_size: int, chat: bool = False) -> None:
+        self.prompts = Prompts(tokenizer, lm_tokens, QUESTION_TOKENS, chat)
         self.pad, self.group_size = tokenizer.pad_token_id, group_size
 
     def with_answers(

@@ -262,7 +262,7 @@ def _query_heads(
     return (
         lm,
         heads,
-        PromptMaker(tokenizer, recipe.group_size, recipe.lm_tokens, recipe.lm_prompt == "chat"),
+        PromptMaker(tokenizer, recipe.lm_tokens, recipe.group_size, recipe.lm_prompt == "chat"),
     )
 
 

@@ -89,7 +89,7 @@ def query_heads(
     questions = _questions(
         recipe,
         rows,
-        PromptMaker(tokenizer, recipe.group_size, recipe.lm_tokens, recipe.lm_prompt == "chat"),
+        PromptMaker(tokenizer, recipe.lm_tokens, recipe.group_size, recipe.lm_prompt == "chat"),
     )
     kind = "questions-without-outliers" if recipe.drop_outliers else "questions"
     return cached_ranking(
