@@ -45,10 +45,10 @@ from revela.evaluation.label_free import hold_out
 from revela.groups.training_set import training_chunks, training_rows
 from revela.lm.prompts import PromptMaker, of_group
 from revela.objectives.attention_distillation import attended, standard
-from revela.objectives.dream import Dream
+from revela.objectives.dream import DreamLoss
 from revela.objectives.find_heads import query_heads
 from revela.objectives.replug import likelihoods, ranking_divergence
-from revela.settings import PRESETS, Recipe
+from revela.settings import Recipe, presets
 from revela.silence import silence_libraries
 from revela.types import Chunk
 from signals import OWNER, PIECES, Signal, above, like_documents, some_pieces, told
@@ -67,13 +67,9 @@ class Teachers:
     """What each objective says of one group's pairs, for a recipe of DREAM."""
 
     def __init__(self, signal: Signal, recipe: Recipe, rows: ArrowList[Chunk]) -> None:
-        self.signal, self.recipe, self.make = (
-            signal,
-            recipe,
-            PromptMaker(
-                signal.tokenizer, recipe.lm_tokens, recipe.group_size, recipe.lm_prompt == "chat"
-            ),
-        )
+        self.signal, self.recipe = signal, recipe
+        tokens, chat = recipe.lm.lm_tokens, recipe.objective.lm_prompt == "chat"
+        self.make = PromptMaker(signal.tokenizer, tokens, recipe.groups.group_size, chat)
         self.heads = [
             (a, b)
             for a, b, _ in query_heads(
@@ -97,7 +93,7 @@ class Teachers:
             [" ".join(passage.split()[:words]) for passage in passages], questions
         )
         texts = of_group(prompt, tail, 0)
-        objective = Dream(
+        objective = DreamLoss(
             torch.nn.Identity(),
             self.signal.lm,
             self.heads[:heads],
@@ -151,7 +147,7 @@ class Teachers:
         for tau in TAUS[:2]:
             loss = partial(lambda c_QB, tau: F.cross_entropy(c_QB / tau, target_Q), tau=tau)
             signals[f"InfoNCE, tau {tau}"] = partial(minus_gradient, loss, cosine_QB)
-        for heads in (4, recipe.query_heads):
+        for heads in (4, recipe.objective.query_heads):
             signals[f"attention, {heads} heads"] = partial(
                 self.attention, passages, questions, heads
             )
@@ -161,15 +157,20 @@ class Teachers:
         dream = partial(self.dream, passages, questions)
         for tau, gate in product(TAUS, GATES):
             signals[f"DREAM, tau {tau}, gate {gate}"] = partial(
-                dream, tau, gate, recipe.query_heads, None, cosine_QB
+                dream, tau, gate, recipe.objective.query_heads, None, cosine_QB
             )
-        usual = f"DREAM, tau {recipe.tau}, gate {recipe.gate}"
+        usual = f"DREAM, tau {recipe.objective.tau}, gate {recipe.objective.gate}"
         for heads in HEADS:
             signals[f"{usual}, {heads} heads"] = partial(
-                dream, recipe.tau, recipe.gate, heads, None, cosine_QB
+                dream, recipe.objective.tau, recipe.objective.gate, heads, None, cosine_QB
             )
         signals[f"{usual}, the answers' first {FEW} words"] = partial(
-            dream, recipe.tau, recipe.gate, recipe.query_heads, FEW, cosine_QB
+            dream,
+            recipe.objective.tau,
+            recipe.objective.gate,
+            recipe.objective.query_heads,
+            FEW,
+            cosine_QB,
         )
         found: dict[str, Callable[[], dict[str, float]]] = {}
         found |= {
@@ -259,8 +260,8 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     lm: dict[str, Any] = {"model": "embedded:smollm2-135m", "lm": "embedded:smollm2-135m"}
-    recipe = Recipe(
-        **PRESETS["dream"],
+    recipe = Recipe.of(
+        **presets()["dream"],
         **lm,
         queries=arguments.queries,
         max_queries=1000,

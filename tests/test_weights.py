@@ -65,11 +65,12 @@ def test_the_default_falls_back_to_offline_model_and_logs_it(monkeypatch, tiny_l
 
     monkeypatch.setattr(weights, "resolve", out_of_reach)
     caplog.set_level("INFO", "revela")
-    assert weights.find_weights(Recipe.model, str(tiny_lm_folder)) == tiny_lm_folder
+    default = Recipe.of().retriever.model
+    assert weights.find_weights(default, str(tiny_lm_folder)) == tiny_lm_folder
     (message,) = caplog.messages
     assert "offline_model" in message and str(tiny_lm_folder) in message
     with pytest.raises(RevelaError):
-        weights.find_weights(Recipe.model, "")
+        weights.find_weights(Recipe.of().retriever.model, "")
     with pytest.raises(RevelaError):
         weights.find_weights("somebody/else", str(tiny_lm_folder))
 

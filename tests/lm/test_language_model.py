@@ -13,7 +13,7 @@ from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
-from revela.objectives.revela import Revela
+from revela.objectives.revela import RevelaLoss
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt_neox"]
 LENGTHS = [5, 3, 4]
@@ -249,7 +249,7 @@ def test_the_split_backward_equals_the_joined_one():
     gradients = []
     for frozen in (False, True):
         model, lm = Embed(), LanguageModel(build("llama").float().requires_grad_(not frozen))
-        objective = Revela(
+        objective = RevelaLoss(
             model,
             lm,
             tau=0.1,
@@ -297,7 +297,9 @@ def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
 
 
 def objective_of(lm, **changes):
-    return Revela(Embed(), lm, tau=0.1, gates_LH=torch.full((4, 4), 0.3), v_norm=False, **changes)
+    return RevelaLoss(
+        Embed(), lm, tau=0.1, gates_LH=torch.full((4, 4), 0.3), v_norm=False, **changes
+    )
 
 
 def test_groups_of_a_batch_do_not_see_one_another():

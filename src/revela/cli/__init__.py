@@ -1,8 +1,30 @@
-"""The command line: one function a verb; nothing else knows the CLI library. Errors are one
-sentence, exit code 2.
-"""
+"""The command line: a file per verb; nothing else knows the CLI library."""
 
-from revela.cli import carry, find, learn, measure, probe, serve
+from revela.cli import (
+    carry,
+    compare,
+    find,
+    groups,
+    heads,
+    measure,
+    probe,
+    queries,
+    serve,
+    train,
+)
 from revela.cli.main import app, main
 
-__all__ = ["app", "carry", "find", "learn", "main", "measure", "probe", "serve"]
+__all__ = [
+    "app",
+    "carry",
+    "compare",
+    "find",
+    "groups",
+    "heads",
+    "main",
+    "measure",
+    "probe",
+    "queries",
+    "serve",
+    "train",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,21 +9,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.arrow_list import ArrowList
 from revela.errors import RevelaError
 from revela.evaluation.beir import evaluate, load_collection
 from revela.files import atomic_write
-from revela.groups.folder import GroupFolder
+from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
-    corpus_digest,
     refuse_another,
     remove_begun,
     settings_of,
 )
 from revela.training.run import Check, train
-from revela.types import Document, Encoder
+from revela.types import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +32,7 @@ Curve = list[
 
 def compare(
     recipes: Mapping[str, Recipe],
-    documents: ArrowList[Document] | GroupFolder,
+    data: TrainingSet,
     on: Sequence[Path],
     out: Path,
     *,
@@ -45,7 +42,6 @@ def compare(
     bm25: dict[str, float],
     corpus: str,
     command: str,
-    queries_file: Path,
 ) -> tuple[dict[str, Curve], dict[str, float]]:
     """Train each recipe with each seed and score it at its start and after each of ``points`` equal
     parts.
@@ -55,12 +51,12 @@ def compare(
 
     Args:
         recipes: by name.
-        documents: to train on.
+        data: what is trained on.
         on: BEIR-layout folders; their scores decide nothing.
         out: folder of the runs.
         seeds: of the runs, one after another.
         points: checks of a run.
-        check, bm25, corpus, command, queries_file: as for ``train``.
+        check, bm25, corpus, command: as for ``train``.
 
     Returns:
         The curve of each run, "name, seed n", and BM25's nDCG@10 by collection.
@@ -74,28 +70,26 @@ def compare(
     def judge(encoder: Encoder) -> dict[str, float]:
         return {c.name: evaluate(c, {"it": encoder})["it"]["ndcg@10"] for c in collections}
 
-    digest = corpus_digest(documents)
     curves: dict[str, Curve] = {}
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
-        recipe = dataclasses.replace(recipe, seed=seed, checks=points)
+        recipe = recipe.but(seed=seed, checks=points)
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
         if (folder / "modules.json").is_file() and not begun:
-            refuse_another(settings_of(recipe), digest, folder, FREE_WHEN_DONE)
+            refuse_another(settings_of(recipe), data.fingerprint, folder, FREE_WHEN_DONE)
         else:
             log.info(f"== {name}, seed {seed}")
             if not begun:
                 remove_begun(folder)
             outcome = train(
                 recipe,
-                documents,
+                data,
                 folder,
                 check=check,
                 bm25=bm25,
                 corpus=corpus,
                 command=command,
                 resume=begun,
-                queries_file=queries_file,
                 judge=judge,
             )
             if outcome.interrupted:
@@ -112,7 +106,7 @@ def compare(
             curves,
             lexical,
             out / "compare.png",
-            "tokens_read" if not recipe.max_minutes else "minutes",
+            "tokens_read" if not recipe.training.max_minutes else "minutes",
         )
     return curves, lexical
 

@@ -26,7 +26,7 @@ def hold_out(
     documents: ArrowList[Document], recipe: Recipe, ask: Ask | None = None
 ) -> tuple[ArrowList[Document], HeldOutCheck]:
     """Documents to train on, and the check by the others; ``ask`` writes its questions."""
-    rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
+    rest, held = split_held_out(documents, recipe.corpus.held_out, recipe.corpus.held_out_at_most)
     return rest, check_by(held, recipe, ask)
 
 
@@ -35,11 +35,11 @@ def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -
     return HeldOutCheck(
         tasks(
             held,
-            recipe.chunk_words,
-            recipe.check_queries,
-            recipe.check_passages,
-            recipe.seed,
-            recipe.check_questions,
+            recipe.corpus.chunk_words,
+            recipe.training.check_queries,
+            recipe.training.check_passages,
+            recipe.training.seed,
+            recipe.training.check_questions,
             ask,
         )
     )

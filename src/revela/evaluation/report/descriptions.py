@@ -4,7 +4,6 @@ they ran.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +43,7 @@ def facts(runs: Sequence[Run]) -> Table:
 
 def settings(runs: Sequence[Run]) -> tuple[Table, Table]:
     """The recipe: settings that a run changed, beside the default; and the others."""
-    defaults = dataclasses.asdict(Recipe())
+    defaults = Recipe.of().flat()
     names = list(dict.fromkeys([*defaults, *(name for run in runs for name in run.settings)]))
     changed = [
         n
