@@ -48,8 +48,8 @@ from revela.objectives.attention_distillation import attended, standard
 from revela.objectives.dream import DreamLoss
 from revela.objectives.find_heads import query_heads
 from revela.objectives.replug import likelihoods, ranking_divergence
-from revela.quiet import quieten
 from revela.settings import Recipe, presets
+from revela.silence import silence_libraries
 from revela.types import Chunk
 from signals import OWNER, PIECES, Signal, above, like_documents, some_pieces, told
 
@@ -67,7 +67,9 @@ class Teachers:
     """What each objective says of one group's pairs, for a recipe of DREAM."""
 
     def __init__(self, signal: Signal, recipe: Recipe, rows: ArrowList[Chunk]) -> None:
-        self.signal, self.recipe, self.make = signal, recipe, PromptMaker(signal.tokenizer, recipe)
+        self.signal, self.recipe = signal, recipe
+        tokens, chat = recipe.lm.lm_tokens, recipe.objective.lm_prompt == "chat"
+        self.make = PromptMaker(signal.tokenizer, tokens, recipe.groups.group_size, chat)
         self.heads = [
             (a, b)
             for a, b, _ in query_heads(
@@ -115,7 +117,7 @@ class Teachers:
         cosine_QB: Tensor | None = None,
     ) -> Tensor:
         """What the heads say; with cosines, both together as in its target."""
-        texts = of_group(*self.make.with_nothing_asked(passages, questions), 0)
+        texts = of_group(*self.make.with_null_question(passages, questions), 0)
         with autocast(self.signal.device, self.signal.bf16):
             said_QB = attended(self.signal.lm, *texts, self.heads[:heads])
         return said_QB if cosine_QB is None else standard(said_QB) + standard(cosine_QB)
@@ -254,7 +256,7 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="regular expression: only rows of such a name")
     parser.add_argument("--threads", type=int, default=0)
     arguments = parser.parse_args()
-    quieten()
+    silence_libraries()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     lm: dict[str, Any] = {"model": "embedded:smollm2-135m", "lm": "embedded:smollm2-135m"}

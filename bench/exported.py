@@ -19,10 +19,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from revela.evaluation.beir import load_collection
 from revela.evaluation.metrics import mean_scores, top_k
-from revela.quiet import quieten
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.onnx import MODEL, OnnxEncoder, export_onnx
+from revela.silence import silence_libraries
 from revela.weights import resolve
 
 
@@ -34,7 +34,7 @@ def main() -> None:
         "--max-tokens", type=int, default=0, help="cut texts here; 0: where the model does"
     )
     arguments = parser.parse_args()
-    quieten()
+    silence_libraries()
     import torch
 
     torch.set_num_threads(1)

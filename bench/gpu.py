@@ -46,10 +46,10 @@ from revela.lm import cross_entropy as blockwise
 from revela.lm.language_model import LanguageModel
 from revela.objectives.gradcache import embed
 from revela.packing import packed
-from revela.quiet import quieten
 from revela.retriever.build import POOLING_MODES
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe, presets
+from revela.silence import silence_libraries
 from rows import Row, print_row, ratio
 
 FORMS = [OURS, TRITON, BOUND]
@@ -264,11 +264,11 @@ def loss_rows(
     peaks: dict[str, float] = {}
 
     def in_blocks(logits: int) -> Tensor:
-        default, blockwise.LOGITS_A_BLOCK = blockwise.LOGITS_A_BLOCK, logits
+        default, blockwise.LOGITS_PER_BLOCK = blockwise.LOGITS_PER_BLOCK, logits
         try:
             return blockwise.linear_cross_entropy(hidden_RD, weight_VD, targets_R).mean()
         finally:
-            blockwise.LOGITS_A_BLOCK = default
+            blockwise.LOGITS_PER_BLOCK = default
 
     def at_once() -> Tensor:
         return F.cross_entropy((hidden_RD @ weight_VD.T).float(), targets_R)
@@ -387,7 +387,7 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--out", default="gpu", help="name of the file in bench/out")
     arguments = parser.parse_args()
-    quieten()
+    silence_libraries()
     OUT.mkdir(exist_ok=True)
     run(arguments, the_gpu(), [], OUT / f"{arguments.out}.json")
 

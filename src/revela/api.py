@@ -256,11 +256,11 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
     from revela.evaluation.label_free import check_by
     from revela.groups.held_out import MIN_QUERIES
     from revela.groups.training_set import TrainingSet, written_answers
-    from revela.quiet import quieten
+    from revela.silence import silence_libraries
     from revela.training.record import refuse_several_processes
 
     refuse_several_processes()  # before much is read
-    quieten()
+    silence_libraries()
     data = TrainingSet.read(recipe, corpus)
     path = data.queries_file
     assert path is not None

@@ -1,31 +1,24 @@
-from __future__ import annotations
+"""Which device computes, and in which precision."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
 import torch
 
 from revela.settings import Precision
 
-if TYPE_CHECKING:
-    pass
 
-
-@contextlib.contextmanager
-def autocast(device: torch.device, bf16: bool) -> Iterator[None]:
-    """bf16 autocast on this device, or nothing."""
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-        yield
+def autocast(device: torch.device, bf16: bool) -> torch.autocast:
+    """A context: bf16 autocast on this device, or none."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
 
 
 def compute_device() -> torch.device:
-    """The first GPU, or the CPU."""
+    """The first GPU; without one, the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 matrix products are native here; where they are not they are emulated and slow."""
+    """Whether bf16 matrix products are native on this device; emulated ones are slow."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
@@ -34,5 +27,5 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def uses_bf16(precision: Precision, device: torch.device) -> bool:
-    """Whether to compute in bf16 here: when told to, or on "auto" where it is fast."""
+    """Whether to compute in bf16: with "bf16", and with "auto" where it is fast."""
     return precision == "bf16" or (precision == "auto" and has_fast_bf16(device))

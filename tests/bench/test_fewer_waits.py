@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
-from revela.lm.document_attention import _turns
+from revela.lm.document_attention_recomputed import _attended_documents
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import TINY, in_batch_weights
 
@@ -47,7 +47,7 @@ def test_readers_of_all_documents_at_once():
     owner = torch.repeat_interleave(torch.tensor(lengths))
     turns = {
         turn.index: turn.rows_R
-        for turn in _turns(query, key, weights, lengths, lengths, 1.0, epsilon)
+        for turn in _attended_documents(query, key, weights, lengths, lengths, 1.0, epsilon)
     }
     assert set(turns) == {0, 2, 3, 4, 5} and [j for j, rows in turns.items() if rows is None] == [4]
     for j in (0, 2, 3, 5):

@@ -149,7 +149,7 @@ def test_too_little_text_to_find_heads_by_is_one_sentence_and_nothing_is_kept(
 def test_a_long_prompt_fits_into_the_context(cache, tiny_lm_folder, tiny_tokenizer):
     reranker = load_query_heads(str(tiny_lm_folder), lambda: PASSAGES)
     passages, query = [f"passage {i} " + "xyz " * 999 for i in range(READ)], "why " * 999
-    prompt, tail = reranker.make.with_nothing_asked(passages, [(query, 0)])
+    prompt, tail = reranker.make.with_null_question(passages, [(query, 0)])
     tokens = prompt["input_ids"].shape[1] + tail["input_ids"].shape[1]
     assert 1800 < tokens <= 2048 and np.isfinite(reranker.score(query, passages)).all()
 

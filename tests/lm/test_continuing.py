@@ -1,6 +1,4 @@
-"""Texts that continue another: the same as the whole text read at once, for every family; a mix
-sees what it should.
-"""
+"""Texts that continue another equal the joined texts, for each family; what a mix receives."""
 
 from __future__ import annotations
 
@@ -14,19 +12,15 @@ from revela.lm.language_model import LanguageModel
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_continuing_equals_reading_it_all(kind):
-    """Logits and gradients to the input embeddings of the tails, against stock transformers on the
-    joined texts.
-    """
+def test_continuing_equals_the_joined_texts(kind):
+    """Logits, losses and gradients of the input embeddings, against stock transformers."""
     generator = torch.Generator().manual_seed(2)
     before = torch.randint(3, 400, (1, 7), generator=generator)
     tails = torch.randint(3, 400, (3, 5), generator=generator)
     lengths = [5, 2, 4]
     plain = build(kind)
-    want = [
-        plain(input_ids=torch.cat([before[0], tail[:n]])[None]).logits[0, 7:]
-        for tail, n in zip(tails, lengths, strict=True)
-    ]
+    joined = [torch.cat([before[0], t[:n]])[None] for t, n in zip(tails, lengths, strict=True)]
+    want = [plain(input_ids=ids).logits[0, 7:] for ids in joined]
     lm = LanguageModel(build(kind))
     mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
     packed = lm.pack(tails, mask)
@@ -41,14 +35,11 @@ def test_continuing_equals_reading_it_all(kind):
         for t in range(n - 1)
     ]
     torch.testing.assert_close(losses, torch.stack(expected), atol=1e-10, rtol=0)
-    slow, fast = torch.stack(expected).sum(), losses.sum()
-    table = plain.get_input_embeddings().weight
-    torch.testing.assert_close(
-        torch.autograd.grad(fast, lm.model.get_input_embeddings().weight)[0],
-        torch.autograd.grad(slow, table)[0],
-        atol=1e-10,
-        rtol=0,
-    )
+    gradients = [
+        torch.autograd.grad(total.sum(), model.get_input_embeddings().weight)[0]
+        for total, model in ((losses, lm.model), (torch.stack(expected), plain))
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-10, rtol=0)
 
 
 def test_a_text_and_what_continues_it_must_fit_the_window():
@@ -59,7 +50,7 @@ def test_a_text_and_what_continues_it_must_fit_the_window():
         lm.predict(lm.pack(tail, torch.ones_like(tail)), before=memory)
 
 
-def test_without_a_stream_e_a_mix_sees_every_layer_with_the_texts_own_keys():
+def test_without_a_stream_e_a_mix_is_called_in_every_layer_with_the_texts_own_keys():
     lm = LanguageModel(build("llama"))
     ids = torch.randint(3, 400, (2, 4), generator=torch.Generator().manual_seed(0))
     packed, seen = lm.pack(ids, torch.ones_like(ids)), []

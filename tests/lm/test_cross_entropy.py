@@ -1,6 +1,4 @@
-"""The blockwise loss is F.cross_entropy(F.linear(...)), in value, gradient and everything but
-memory.
-"""
+"""The loss by blocks equals F.cross_entropy(F.linear(...)), value and gradient."""
 
 from __future__ import annotations
 
@@ -16,18 +14,14 @@ def tensors(bias: bool):
     hidden = (3 * torch.randn(11, 6, dtype=torch.float64, generator=generator)).requires_grad_()
     weight = torch.randn(50, 6, dtype=torch.float64, generator=generator)
     targets = torch.randint(50, (11,), generator=generator)
-    return (
-        hidden,
-        weight,
-        targets,
-        torch.randn(50, dtype=torch.float64, generator=generator) if bias else None,
-    )
+    offset = torch.randn(50, dtype=torch.float64, generator=generator) if bias else None
+    return hidden, weight, targets, offset
 
 
 @pytest.mark.parametrize("rows", [1, 4, 100])
 @pytest.mark.parametrize("bias", [False, True])
 def test_equals_the_plain_form(rows, bias, monkeypatch):
-    monkeypatch.setattr(lce, "LOGITS_A_BLOCK", rows * 50)
+    monkeypatch.setattr(lce, "LOGITS_PER_BLOCK", rows * 50)
     hidden, weight, targets, offset = tensors(bias)
     got = lce.linear_cross_entropy(hidden, weight, targets, offset)
     want = F.cross_entropy(F.linear(hidden, weight, offset), targets, reduction="none")

@@ -1,14 +1,18 @@
-"""document_attention against the naive loop: outputs and every gradient, fp64."""
+"""Document attention: each implementation against a naive loop and the plain one, in fp64."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-import naive
 import pytest
 import torch
 
-from revela.lm.document_attention import document_attention
+import naive
+from revela.lm.document_attention import (
+    V_NORM_EPS,
+    document_attention,
+    plain_document_attention,
+)
 from revela.settings import Recipe
 
 LENGTHS = [3, 1, 5, 2]
@@ -16,23 +20,37 @@ LENGTHS = [3, 1, 5, 2]
 
 def tensors(n_heads: int, n_groups: int, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
-    total = sum(LENGTHS)
-    query = torch.randn(n_heads, total, 6, dtype=torch.float64, generator=generator)
-    key = torch.randn(n_groups, total, 6, dtype=torch.float64, generator=generator)
-    value = torch.randn(n_groups, total, 6, dtype=torch.float64, generator=generator)
+    query, key, value = (
+        torch.randn(n, sum(LENGTHS), 6, dtype=torch.float64, generator=generator)
+        for n in (n_heads, n_groups, n_groups)
+    )
     weights = torch.rand(4, 4, dtype=torch.float64, generator=generator).fill_diagonal_(0)
     return [t.requires_grad_() for t in (query, key, value, weights / weights.sum(1, keepdim=True))]
 
 
-NO_INTERPRETER = (
-    find_spec("triton") is None or torch.cuda.is_available()
-)  # compiled kernels: tests/bench/test_gpu.py
-KERNELS = [
-    "torch",
-    pytest.param(
-        "triton", marks=pytest.mark.skipif(NO_INTERPRETER, reason="Triton does not interpret here")
-    ),
-]
+# Where there is a GPU, tests/bench/test_gpu.py tests the compiled kernels.
+NO_INTERPRETER = find_spec("triton") is None or torch.cuda.is_available()
+INTERPRETED = pytest.mark.skipif(NO_INTERPRETER, reason="Triton does not interpret here")
+TRITON = pytest.param("triton", marks=INTERPRETED)
+KERNELS = ["plain", "torch", TRITON]
+
+
+@pytest.mark.parametrize("v_norm", [False, True])
+@pytest.mark.parametrize(("n_heads", "n_groups"), [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("rows", [LENGTHS, [2, 0, 3]])
+def test_the_plain_form_is_the_naive_loop(v_norm, n_heads, n_groups, rows):
+    """Output and the gradients of queries, keys, values and all weights, also those of 0."""
+    query, key, value, weights = tensors(n_heads, n_groups)
+    inputs = query[:, : sum(rows)], key, value, weights[: len(rows)]
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    norm_eps = V_NORM_EPS if v_norm else None
+    plain = plain_document_attention(*inputs, LENGTHS, rows, 0.3, norm_eps)
+    naive_loop = naive.document_attention(*inputs, LENGTHS, 0.3, v_norm=v_norm, rows=rows)
+    torch.testing.assert_close(plain, naive_loop, atol=1e-12, rtol=0)
+    direction = torch.randn_like(naive_loop)
+    found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (plain, naive_loop))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("v_norm", [False, True])
@@ -40,27 +58,18 @@ KERNELS = [
 @pytest.mark.parametrize("heads", [None, [2, 0]])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads, kernel):
-    inputs = tensors(n_heads, n_groups)
-    inputs = [t.detach().requires_grad_() for t in inputs]
-    picked = None if heads is None else torch.tensor(heads)
-    fast = document_attention(
-        *inputs, LENGTHS, heads=picked, scale=0.3, v_norm=v_norm, kernel=kernel
-    )
+    inputs = [t.detach().requires_grad_() for t in tensors(n_heads, n_groups)]
+    changes = dict(heads=None if heads is None else torch.tensor(heads), scale=0.3)
+    fast = document_attention(*inputs, LENGTHS, v_norm=v_norm, kernel=kernel, **changes)
     slow = naive.document_attention(*inputs, LENGTHS, 0.3, v_norm=v_norm, heads=heads)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     direction = torch.randn_like(slow)
-    for got, want in zip(
-        torch.autograd.grad((fast * direction).sum(), inputs),
-        torch.autograd.grad((slow * direction).sum(), inputs),
-        strict=True,
-    ):
-        mask = (
-            ~torch.eye(4, dtype=torch.bool)
-            if got.shape == (4, 4)
-            else torch.ones_like(got, dtype=torch.bool)
-        )
-        # The diagonal has weight exactly 0, so the fast path skips it and gives it no gradient.
-        torch.testing.assert_close(got[mask], want[mask], atol=1e-10, rtol=0)
+    found = [torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow)]
+    # The diagonal's weights are exactly 0: such pairs are skipped and get no gradient.
+    assert (found[0][3].diagonal() == 0).all()
+    found[1][3].fill_diagonal_(0)
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -93,8 +102,7 @@ def test_dropping_light_pairs_is_close_and_drops_their_gradient():
     ).requires_grad_()
     exact = document_attention(query, key, value, weights, LENGTHS, v_norm=True)
     pruned = document_attention(query, key, value, weights, LENGTHS, v_norm=True, epsilon=0.003)
-    # With V-norm each pair's output has norm <= 1, so the error is at most the sum of the dropped
-    # weights.
+    # V-normed outputs have a norm of at most 1: the error is at most the sum of dropped weights.
     assert (exact - pruned).norm(dim=-1).max() <= 0.003
     assert not torch.equal(exact, pruned)
     gradient = torch.autograd.grad(pruned.sum(), weights)[0]
@@ -107,11 +115,11 @@ def test_v_normalised_output_has_at_most_norm_one():
     assert output.norm(dim=-1).max() <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["torch", TRITON])
 @pytest.mark.parametrize("v_norm", [False, True])
-def test_documents_of_more_than_one_block(kernel, v_norm):
-    """Longer than a kernel's blocks of rows and keys, with a pair left out and one document that
-    nobody reads.
+def test_documents_of_more_than_one_block_equal_the_plain_form(kernel, v_norm):
+    """Longer than a kernel's blocks of rows and keys, with pairs of weight 0 and a document whose
+    weights are all 0.
     """
     lengths = [70, 3, 33]
     generator = torch.Generator().manual_seed(1)
@@ -122,28 +130,13 @@ def test_documents_of_more_than_one_block(kernel, v_norm):
     inputs = [t.requires_grad_() for t in (query, key, value, weights)]
     fast = document_attention(*inputs, lengths, v_norm=v_norm, kernel=kernel)
     direction = torch.randn(fast.shape, dtype=torch.float64, generator=generator)
-    slow = all_pairs(*inputs, lengths, v_norm)
+    slow = document_attention(*inputs, lengths, v_norm=v_norm, kernel="plain")
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     pairs = weights.detach() > 0
     got, want = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
     for a, b in zip(got[:3], want[:3], strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
     torch.testing.assert_close(got[3][pairs], want[3][pairs], atol=1e-10, rtol=0)
-
-
-def all_pairs(query, key, value, weights, lengths, v_norm):
-    """The same by one large product; held to the row-by-row loop by the test above."""
-    bounds = [sum(lengths[:j]) for j in range(len(lengths) + 1)]
-    owners = torch.repeat_interleave(torch.tensor(lengths))
-    total = 0.0
-    for j in range(len(lengths)):
-        keys, values = key[:, bounds[j] : bounds[j + 1]], value[:, bounds[j] : bounds[j + 1]]
-        attention = (query @ keys.transpose(1, 2) * query.shape[-1] ** -0.5).softmax(-1)
-        output = attention @ values
-        if v_norm:
-            output = output / (attention @ values.norm(dim=-1, keepdim=True) + 1e-6)
-        total = total + weights[owners, j][:, None] * output
-    return total
 
 
 def test_nothing_of_a_pair_is_kept_for_the_backward_pass():
@@ -157,9 +150,7 @@ def test_nothing_of_a_pair_is_kept_for_the_backward_pass():
 
 
 def test_the_default_epsilon_costs_less_than_a_thousandth():
-    """Outputs, and the gradient to the scores under Sim, at a temperature so low that half of all
-    pairs are skipped.
-    """
+    """Outputs and the gradient of Sim's scores, at a temperature that skips half of all pairs."""
     generator = torch.Generator().manual_seed(0)
     lengths = [12] * 16
     query, key, value = (

@@ -1,4 +1,4 @@
-"""An LM that writes: in batches as alone, in the arithmetic that it is told."""
+"""Generated text is the same in batches as alone; the LM has the precision asked for."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ PROMPTING = Prompting("Passage: engine1. ", " Question:", chat=False)
 
 
 def test_a_real_model_writes_what_it_would_write_alone(tiny_lm_folder):
-    """Padded, in a batch, after a beginning that was read once: the same words as plain generation
-    of one text.
-    """
+    """Padded, in a batch, after a beginning read once: the words of generating from one text."""
     passages = ["ocean1 ocean2.", "garden1 garden2 garden3 garden4 garden5."]
     outputs = writer.writer(tiny_lm_folder, PROMPTING, 64, "fp32")(passages)
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(tiny_lm_folder),
-        AutoModelForCausalLM.from_pretrained(tiny_lm_folder),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder)
+    model = AutoModelForCausalLM.from_pretrained(tiny_lm_folder)
     for passage, output in zip(passages, outputs, strict=True):
         parts = ("Passage: engine1. ", passage, " Question:")
-        ids = torch.tensor(
-            [[i for part in parts for i in tokenizer(part, add_special_tokens=False)["input_ids"]]]
-        )
+        pieces = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
+        ids = torch.tensor([[i for piece in pieces for i in piece]])
         alone = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

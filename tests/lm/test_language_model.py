@@ -1,25 +1,19 @@
-"""Both streams of every family against a naive model: own and in-batch attention row by row, in
-fp64, with all gradients.
-"""
+"""Both streams of each model family against a naive loop over rows, in fp64, with all gradients."""
 
 from __future__ import annotations
 
-import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
+import naive
 from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
-from revela.lm.document_attention import InBatchAttention
+from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import RevelaLoss
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "objectives"))
-import naive
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt_neox"]
 LENGTHS = [5, 3, 4]
@@ -36,9 +30,8 @@ def batch(vocabulary: int = 400):
 def build(kind: str):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(tiny_config(kind)).double().eval()
-    for (
-        module
-    ) in model.modules():  # transformers' RMSNorm rounds to fp32, which would hide all beyond 1e-8
+    for module in model.modules():
+        # transformers' RMSNorm rounds to fp32, which would hide differences below 1e-8.
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = types.MethodType(_exact_norm, module)
     return model
@@ -47,17 +40,12 @@ def build(kind: str):
 def _exact_norm(self, x):
     gemma = "Gemma" in type(self).__name__
     eps = self.eps if gemma else self.variance_epsilon
-    return (
-        x
-        * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
-        * (1 + self.weight if gemma else self.weight)
-    )
+    weight = 1 + self.weight if gemma else self.weight
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
 class NaiveRun:
-    """The two streams as their definition says: the whole model twice, one document at a time, no
-    sharing.
-    """
+    """The two streams by their definition: the model runs twice, one document at a time."""
 
     def __init__(self, mix):
         self.mix, self.memory, self.mode = mix, {}, "e"
@@ -99,10 +87,8 @@ def test_both_streams_equal_the_naive_loop(kind, form):
     gates = None
     if form == "gated":
         gates = torch.zeros(4, 4, dtype=torch.float64)
-        gates[1, 2], gates[2, :] = (
-            0.3,
-            0.5,
-        )  # one head of one layer, all of another, nothing in the first and the last
+        # One head of a layer, all heads of another, none in the first and the last layer.
+        gates[1, 2], gates[2, :] = 0.3, 0.5
 
     def mix(layer, own, query, key, value, scale, lengths):
         cross = naive.document_attention(
@@ -129,7 +115,7 @@ def test_both_streams_equal_the_naive_loop(kind, form):
     fast = lm.loss(packed, lm.read(packed, layers), mixer)
     fast.backward()
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
-    off = ~torch.eye(3, dtype=torch.bool)  # the diagonal is masked out of Sim before it gets here
+    off = ~torch.eye(3, dtype=torch.bool)  # Sim's diagonal is masked before it gets here
     torch.testing.assert_close(fast_weights.grad[off], naive_weights.grad[off], atol=1e-10, rtol=0)
     for (name, got), want in zip(
         fast_model.named_parameters(), slow_model.parameters(), strict=True
@@ -161,11 +147,8 @@ def test_frozen_lm_gives_the_same_gradient_as_a_trained_one():
         lm = LanguageModel(build("llama").requires_grad_(not frozen))
         leaf = weights.clone().requires_grad_()
         packed = lm.pack(ids, mask)
-        loss = lm.loss(
-            packed,
-            lm.read(packed, range(4)),
-            InBatchAttention(leaf, packed.lengths, gates, v_norm=False),
-        )
+        mix = InBatchAttention(leaf, packed.lengths, gates, v_norm=False)
+        loss = lm.loss(packed, lm.read(packed, range(4)), mix)
         gradients.append(torch.autograd.grad(loss, leaf)[0])
     torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
 
@@ -174,21 +157,15 @@ def test_lora_on_the_lm_gets_gradients_from_both_streams():
     from peft import LoraConfig, get_peft_model
 
     ids, mask, weights = batch()
-    model = get_peft_model(
-        build("llama").requires_grad_(False),
-        LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False),
-    ).double()
+    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(build("llama").requires_grad_(False), config).double()
     lm = LanguageModel(model)
     packed = lm.pack(ids, mask)
-    lm.loss(
-        packed,
-        lm.read(packed, range(4)),
-        InBatchAttention(weights, packed.lengths, None, v_norm=True),
-    ).backward()
+    mix = InBatchAttention(weights, packed.lengths, None, v_norm=True)
+    lm.loss(packed, lm.read(packed, range(4)), mix).backward()
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
-    assert gradients and all(
-        g is not None and g.isfinite().all() and g.abs().sum() > 0 for g in gradients
-    )
+    assert gradients and all(g is not None for g in gradients)
+    assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
 
 
 @pytest.mark.skipif(
@@ -202,12 +179,14 @@ def test_paper_form_equals_the_authors_code(form):
     with safe_open(SHARED / "golden" / "paper_attention.safetensors", "pt") as file:
         golden = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        rms_norm_eps=1e-6, rope_theta=10000.0, tie_word_embeddings=False,
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6,
+        rope_theta=10000.0, tie_word_embeddings=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
+    prefix = "weights."
     model.load_state_dict(
-        {k.removeprefix("weights."): v for k, v in golden.items() if k.startswith("weights.")}
+        {k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)}
     )
     lm = LanguageModel(model)
     ids, mask = golden["input_ids"], golden["attention_mask"]
@@ -217,41 +196,30 @@ def test_paper_form_equals_the_authors_code(form):
     logits = lm.predict(packed, lm.read(packed, range(3)), mixer)
     torch.testing.assert_close(logits, golden[f"{form}.logits"][mask.bool()], atol=1e-5, rtol=0)
     loss = lm.loss(packed, lm.read(packed, range(3)), mixer)
-    assert loss.item() == pytest.approx(
-        {"v_norm": 5.399142742, "no_v_norm": 5.153196335}[form], abs=2e-6
-    )
+    authors = {"v_norm": 5.399142742, "no_v_norm": 5.153196335}
+    assert loss.item() == pytest.approx(authors[form], abs=2e-6)
     loss.backward()
     torch.testing.assert_close(weights.grad, golden[f"{form}.grad_sim"], atol=2e-6, rtol=0)
     parameters = dict(model.named_parameters())
     checked = [k for k in golden if k.startswith(f"{form}.grad.")]
     assert checked
     for name in checked:
-        torch.testing.assert_close(
-            parameters[name.removeprefix(f"{form}.grad.")].grad, golden[name], atol=5e-6, rtol=0
-        )
+        gradient = parameters[name.removeprefix(f"{form}.grad.")].grad
+        torch.testing.assert_close(gradient, golden[name], atol=5e-6, rtol=0)
 
 
-def test_refuses_by_name_what_it_cannot_carry():
+def test_unsupported_models_are_refused_by_name():
     import transformers as t
 
     gemma2 = t.Gemma2Config(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-    )
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    t5 = t.T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
     with pytest.raises(RevelaError, match=r"gemma-2.*use a Llama"):
         LanguageModel(AutoModelForCausalLM.from_config(gemma2), "gemma-2")
     with pytest.raises(RevelaError, match=r"encoder-decoder.*use a Llama"):
-        LanguageModel(
-            t.T5ForConditionalGeneration(
-                t.T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
-            ),
-            "t5",
-        )
+        LanguageModel(t.T5ForConditionalGeneration(t5), "t5")
     mamba = t.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     with pytest.raises(RevelaError, match=r"AttentionInterface.*use a Llama"):
         LanguageModel(t.MambaForCausalLM(mamba), "mamba")
@@ -276,10 +244,7 @@ def test_a_bare_call_of_the_switched_model_is_refused():
 
 
 def test_the_split_backward_equals_the_joined_one():
-    """Taking d loss / d Sim first and the retriever's backward after gives the gradient of the
-    whole graph.
-    """
-
+    """d loss / d Sim first and the retriever's backward pass after: the gradient of the whole."""
     ids, mask, _ = batch()
     gradients = []
     for frozen in (False, True):
@@ -296,14 +261,8 @@ def test_the_split_backward_equals_the_joined_one():
         features = {"input_ids": ids, "attention_mask": mask}
         loss = objective([features, features, features])
         loss.backward()
-        gradients.append(
-            (
-                loss.detach(),
-                model.table.weight.grad,
-                objective.log_tau.grad,
-                objective.gates_LH.grad,
-            )
-        )
+        trained = model.table.weight, objective.log_tau, objective.gates_LH
+        gradients.append((loss.detach(), *(parameter.grad for parameter in trained)))
     for joined, split in zip(*gradients, strict=True):
         assert split.abs().sum() > 0
         torch.testing.assert_close(joined, split, atol=1e-6, rtol=1e-4)
@@ -320,14 +279,15 @@ def test_stream_e_ends_with_the_last_keys_that_are_read():
     assert ran == [0, 1] and sorted(memory.keys) == [1, 2]
 
 
-def test_a_head_that_is_not_all_there_is_keeps_its_own_logits():
-    """Cohere scales its logits: the loss must see them."""
+def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
+    """Cohere scales its logits."""
     import transformers as t
 
     torch.manual_seed(0)
     config = t.CohereConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        logit_scale=0.25, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, logit_scale=0.25,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     model = t.CohereForCausalLM(config).eval().requires_grad_(False)
     ids = torch.randint(3, 64, (1, 9))
@@ -350,9 +310,8 @@ def test_groups_of_a_batch_do_not_see_one_another():
     loss = together([features] * 3)
     loss.backward()
     apart = objective_of(lm)
-    losses = [
-        apart([{k: v[g] for k, v in features.items()}] * 3) for g in (slice(0, 3), slice(3, 6))
-    ]
+    groups = slice(0, 3), slice(3, 6)
+    losses = [apart([{k: v[g] for k, v in features.items()}] * 3) for g in groups]
     (sum(losses) / 2).backward()
     torch.testing.assert_close(loss, sum(losses) / 2, atol=1e-5, rtol=0)
     torch.testing.assert_close(
@@ -373,8 +332,7 @@ def test_a_retriever_that_reads_a_few_texts_at_a_time_gets_the_same_gradient():
         loss = objective([features] * 3)
         loss.backward()
         found.append((loss.detach(), objective.model.table.weight.grad))
-    assert (
-        seen[:2] == [3, 3] and sorted(seen[2:]) == [1] * 4 + [2] * 4
-    )  # both sides, forward and once more backward
+    # Both sides, forward and again in the backward pass.
+    assert seen[:2] == [3, 3] and sorted(seen[2:]) == [1] * 4 + [2] * 4
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)

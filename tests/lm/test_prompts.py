@@ -1,4 +1,4 @@
-"""Every token of a prompt belongs to the part it was made of."""
+"""Each token of a prompt is marked with the part that it comes from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_candidates_and_tail_are_marked(tiny_tokenizer):
     assert said == TEXTS[2] and "Which planet?" in asked and sorted(role) == role
 
 
-def test_long_parts_are_cut(tiny_tokenizer):
+def test_long_parts_are_truncated(tiny_tokenizer):
     prompts = Prompts(tiny_tokenizer, 3, 4, chat=False)
     _, document = prompts.candidates(["ocean " * 50])
     assert document.count(0) <= 3 + len(tiny_tokenizer("[1] ")["input_ids"])
@@ -37,13 +37,14 @@ def test_a_chat_template_goes_around(tiny_tokenizer):
     with pytest.raises(RevelaError, match="no chat template: use --lm-prompt plain"):
         Prompts(tiny_tokenizer, 8, 8, chat=True)
     tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.chat_template = "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+    )
     prompts = Prompts(tokenizer, 64, 64, chat=True)
     ids, _ = prompts.candidates(TEXTS[:1])
     tail, role = prompts.tail("Which?", TEXTS[0])
-    whole = tokenizer.decode(ids + tail)
-    assert (
-        whole.startswith("<s>user:") and "</s><s>assistant:" in whole and whole.endswith(TEXTS[0])
-    )
+    text = tokenizer.decode(ids + tail)
+    assert text.startswith("<s>user:") and "</s><s>assistant:" in text and text.endswith(TEXTS[0])
     asked = tokenizer.decode([t for t, r in zip(tail, role, strict=True) if r == 1])
-    assert "assistant:" in asked  # the rows up to the answer look, too
+    assert "assistant:" in asked  # the rows up to the answer are question rows

@@ -10,7 +10,7 @@ import torch.multiprocessing as multiprocessing
 
 from conftest import Embed
 from revela.objectives.contrastive import ContrastiveLoss, info_nce, true_negatives
-from revela.objectives.gradcache import cut
+from revela.objectives.gradcache import backward_now
 
 
 def features(n: int, seed: int):
@@ -235,7 +235,7 @@ def test_a_cut_loss_has_the_same_gradient_and_no_graph_of_its_own():
         inner.register_hook(lambda g: freed.append(len(freed)))
         return (inner @ y).sin().sum() + (0 if z is None else z)
 
-    loss = cut(loss_of, a * 2, b, None)
+    loss = backward_now(loss_of, a * 2, b, None)
     assert freed == [0]  # taken at once
     want = torch.autograd.grad(((a * 2).tanh() @ b).sin().sum(), a)[0]
     torch.testing.assert_close(torch.autograd.grad(loss, a)[0], want)

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from conftest import Embed, moved_since_it_began, tiny_config
-from revela.lm.document_attention import InBatchAttention
+from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.objectives.gains import GainsLoss
 from revela.objectives.revela import gates_in_upper_layers

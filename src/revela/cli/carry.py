@@ -36,12 +36,12 @@ def export(
         raise RevelaError("there is one form to export to: say --onnx")
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    from revela.quiet import quieten
     from revela.retriever.build import load_retriever
     from revela.retriever.onnx import MODEL, export_onnx
+    from revela.silence import silence_libraries
     from revela.weights import resolve
 
-    quieten()
+    silence_libraries()
     check = export_onnx(load_retriever(resolve(model)), out, int8=int8)
     size = sum(file.stat().st_size for file in out.glob(f"{MODEL}*")) / 1e6
     agreement = (

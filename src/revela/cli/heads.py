@@ -41,9 +41,9 @@ def heads(
     from revela.groups.training_set import default_queries_file
     from revela.lm.head_ranking import save_heads
     from revela.objectives.find_heads import rank_heads
-    from revela.quiet import quieten
+    from revela.silence import silence_libraries
 
-    quieten()
+    silence_libraries()
     recipe = recipe_of(preset, recipe_file, given)
     documents, _ = read_for(recipe, corpus)
     folder, ranking = rank_heads(recipe, documents, default_queries_file(corpus, recipe))

@@ -32,9 +32,9 @@ def queries(
         A TOML file of settings, as for train.
     """
     from revela.groups.training_set import TrainingSet
-    from revela.quiet import quieten
+    from revela.silence import silence_libraries
 
-    quieten()
+    silence_libraries()
     recipe = recipe_of(preset or "infonce", recipe_file, given)
     rows = [row for row in TrainingSet.read(recipe, corpus).rows if row.query]
     for row in rows[:: max(1, len(rows) // max(1, show))][:show]:

@@ -23,9 +23,9 @@ from revela.groups.held_out import split_held_out
 from revela.groups.order import similar_groups
 from revela.groups.ready import group_documents, group_rows, holds_groups
 from revela.groups.training_set import training_chunks, training_rows
-from revela.quiet import quieten
 from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
+from revela.silence import silence_libraries
 from revela.types import Chunk, Document
 from revela.weights import find_weights
 
@@ -65,7 +65,7 @@ def build_groups(
     Raises:
         RevelaError: a source cannot be read or gives no group, ``out`` is in the way.
     """
-    quieten()
+    silence_libraries()
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     if recipe.groups.kind == "iterative":

@@ -30,7 +30,7 @@ from revela.lm.head_ranking import cached_ranking, ranked_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker
 from revela.lm.query_heads import candidate_scores, score_query_heads
-from revela.quiet import quieten
+from revela.silence import silence_libraries
 from revela.types import Chunk
 from revela.weights import resolve
 
@@ -58,7 +58,7 @@ class QueryHeads:
         """s of each of at most ``READ`` passages, (B,)."""
         prompt, tail = (
             {k: v.to(self.lm.device) for k, v in side.items()}
-            for side in self.make.with_nothing_asked(passages, [(query, 0)])
+            for side in self.make.with_null_question(passages, [(query, 0)])
         )
         with self._lock:
             scores_KB = candidate_scores(self.lm, prompt, tail, self.heads)[:, 0]
@@ -77,7 +77,7 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
     Raises:
         RevelaError: the LM cannot be had or read so, or the passages give too few questions.
     """
-    quieten()
+    silence_libraries()
     folder, device = resolve(name), compute_device()
     lm = load_language_model(folder, bf16=uses_bf16("auto", device), name=name).to(device)
     context = (
@@ -118,4 +118,4 @@ def telling_questions(
             f"find them in other text, once, by revela heads CORPUS --objective dream --queries telling-sentence --lm {name}"
         )
     for start in range(0, len(rows), READ):
-        yield make.to_find_heads(rows[start : start + READ])
+        yield make.head_example(rows[start : start + READ])

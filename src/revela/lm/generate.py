@@ -1,4 +1,9 @@
-"""A causal LM that writes: passages in, what it says of each out, several at a time."""
+"""Write a query for each passage with a causal LM, several passages per batch.
+
+The prompts are corpus/queries.py's. Every prompt begins with the same text (instruction or
+examples), so its keys and values are computed once and copied for each batch; passages are padded
+on the left.
+"""
 
 from __future__ import annotations
 
@@ -14,43 +19,37 @@ from revela.lm.language_model import load_tokenizer, open_causal_lm
 from revela.lm.prompts import in_chat, plain_ids, start_ids
 from revela.settings import Precision
 
-NEW_TOKENS = 40
+NEW_TOKENS = 40  # longest output
 
 
 def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: Precision) -> Writer:
-    """Greedy answers of the LM in this folder. What comes before every passage is read once.
+    """A function from passages to what the LM in this folder writes about each, greedily.
+
+    The text before every passage is read once, when this is called.
 
     Args:
-        folder: of transformers.
-        prompting: how to ask.
-        passage_tokens: longest passage; the rest is cut off.
-        precision: arithmetic of the LM.
+        folder: a local folder of transformers.
+        prompting: the text before and after each passage.
+        passage_tokens: passages are truncated to this length.
+        precision: of the LM.
+
+    Raises:
+        RevelaError: no causal LM, or no chat template although ``prompting`` needs one.
     """
     from transformers import DynamicCache
 
     device = compute_device()
-    model = open_causal_lm(
-        folder, torch.bfloat16 if uses_bf16(precision, device) else torch.float32
-    ).to(device)
+    dtype = torch.bfloat16 if uses_bf16(precision, device) else torch.float32
+    model = open_causal_lm(folder, dtype).to(device)
     tokenizer = load_tokenizer(folder)
+    before, after, start = prompting.before, prompting.after, start_ids(tokenizer)
     if prompting.chat:
-        before, after = in_chat(
-            tokenizer, prompting.before, prompting.after, "--query-prompting examples"
-        )
-        head, foot = plain_ids(tokenizer, before), plain_ids(tokenizer, after + OPENING)
-    else:
-        head, foot = (
-            [*start_ids(tokenizer), *plain_ids(tokenizer, prompting.before)],
-            plain_ids(tokenizer, prompting.after),
-        )
-    read = DynamicCache()
+        before, after = in_chat(tokenizer, before, after, "--query-prompting examples")
+        after, start = after + OPENING, []
+    head, foot = [*start, *plain_ids(tokenizer, before)], plain_ids(tokenizer, after)
+    read, head_1T = DynamicCache(), torch.tensor([head], device=device)
     with torch.inference_mode():
-        model(
-            input_ids=torch.tensor([head], device=device),
-            past_key_values=read,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        model(input_ids=head_1T, past_key_values=read, use_cache=True, logits_to_keep=1)
 
     @torch.inference_mode()
     def write(passages: Sequence[str]) -> list[str]:
@@ -70,9 +69,8 @@ def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: P
             tokenizer=tokenizer,
             pad_token_id=tokenizer.pad_token_id,
         )
-        outputs: list[str] = tokenizer.batch_decode(
-            ids[:, len(head) + longest :], skip_special_tokens=True
-        )
+        new_ids = ids[:, len(head) + longest :]
+        outputs: list[str] = tokenizer.batch_decode(new_ids, skip_special_tokens=True)
         return outputs
 
     return write

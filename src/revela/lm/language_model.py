@@ -1,29 +1,28 @@
-"""The language model of the signal: any decoder-only causal LM of transformers, read as two
-streams.
+"""The teacher: any decoder-only causal LM of transformers, run as the two streams of Revela.
 
-Revela's LM runs over a group twice. Stream e is the plain LM over each chunk; stream h is the same
-LM over the same chunks, whose attention may also read e's keys and values of the *other* chunks
-(Revela, section 3.2). How that reading is mixed in is the objective's affair: it hands a ``Mix`` to
-``predict``.
+The LM runs over a group of chunks twice (Revela, section 3.2). Stream e is the plain LM over each
+chunk. Stream h is the same LM over the same chunks, whose attention also reads e's keys and values
+of the *other* chunks; the objective says how, by the ``Mix`` that it gives to ``predict``.
 
-With packed.py, this is all that knows transformers' internals. The attention is registered with
-``AttentionInterface``; no model code is copied or patched on disk. What is exact and cheap here:
-- chunks are packed one after another into one row, so that padding costs nothing; each keeps its
-  own positions (packed.py);
-- below the first mixed layer both streams are equal, so h starts from e's output there;
-- e ends with the keys and values of the last mixed layer; it never meets the LM head;
-- a frozen LM's e stream records no graph;
-- the loss never holds the logits of more than a block of rows (linear_cross_entropy.py).
+This file and packing.py are all that knows transformers' internals: the attention is registered
+with ``AttentionInterface``, and no model code is copied or patched. What saves time at the same
+result:
+- chunks are packed one after another into one row, without padding, each with its own positions;
+- below the first mixed layer both streams are equal: h starts there from e's output;
+- e stops at the keys and values of the last mixed layer and never runs the LM head;
+- the e stream of a frozen LM records no graph;
+- the loss holds the logits of one block of rows at a time (cross_entropy.py).
 
-Shapes: B chunks of up to L tokens, T tokens in all, H query heads, G key-value heads, D head width,
-V vocabulary.
+Shapes: B chunks of up to L tokens, T tokens in all, R rows that are scored, H query heads, G
+key-value heads, D head width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from revela.errors import RevelaError
 from revela.lm.cross_entropy import linear_cross_entropy
-from revela.lm.streams import AllRead, Memory, Mix, Predicting, Reading, Stream, Watching
+from revela.lm.streams import Memory, Mix, Predicting, Reading, StopForward, Stream
 from revela.packing import Layout, attention, no_mask
 
 ATTENTION = "revela"
@@ -43,14 +42,14 @@ USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
 
 @dataclass(frozen=True)
 class Packed:
-    """Chunks one after another: token ids (1, T), and where each chunk lies."""
+    """Chunks one after another: their token ids, and where each chunk is."""
 
     ids_1T: Tensor
     layout: Layout
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each chunk."""
+        """Tokens per chunk."""
         return self.layout.lengths
 
 
@@ -66,34 +65,30 @@ def _attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each packed chunk; then what the stream makes of it."""
+    """Causal attention within each packed chunk, then the stream's mix."""
     if stream is None:
         raise RevelaError(
-            "this model's attention belongs to a revela.lm.LanguageModel: call its read() and predict()"
+            "this model's attention belongs to a revela.lm.LanguageModel: "
+            "call its read() and predict()"
         )
     if kwargs.get("s_aux") is not None:
         raise RevelaError(
-            "attention sinks are not carried by in-batch attention: use a Llama, Qwen or Gemma 3 model as --lm"
+            "in-batch attention does not support attention sinks: "
+            "use a Llama, Qwen or Gemma 3 model as --lm"
         )
-    layer = int(module.layer_idx)
-    stream.see(layer, key[0], value[0])
+    layer, layout = int(module.layer_idx), stream.layout
+    query, key, value = query[0], key[0], value[0]
+    stream.record(layer, key, value)
     before = stream.before(layer)
-    longest = max(stream.layout.lengths) + (0 if before is None else before[0].shape[1])
+    longest = max(layout.lengths) + (0 if before is None else before[0].shape[1])
     if sliding_window is not None and longest > sliding_window:
         raise RevelaError(
-            f"a text of {longest} tokens is longer than the LM's sliding window of {sliding_window}: use --lm-tokens"
+            f"a text of {longest} tokens is longer than the LM's sliding window of "
+            f"{sliding_window}: use --lm-tokens"
         )
-    own_THD = attention(
-        query[0],
-        key[0],
-        value[0],
-        stream.layout,
-        causal=True,
-        scale=scaling,
-        dropout=dropout,
-        before=before,
-    )
-    mixed_HTD = stream.change(layer, own_THD.transpose(0, 1), query[0], key[0], value[0], scaling)
+    settings: Any = dict(causal=True, scale=scaling, dropout=dropout, before=before)
+    own_THD = attention(query, key, value, layout, **settings)
+    mixed_HTD = stream.mixed(layer, own_THD.transpose(0, 1), query, key, value, scaling)
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
@@ -102,19 +97,17 @@ AttentionMaskInterface.register(ATTENTION, no_mask)
 
 
 class LanguageModel(nn.Module):
-    """A causal LM that can be read (stream e) and asked to predict with in-batch attention (stream
-    h).
+    """A causal LM with two passes: ``read`` (stream e) and ``predict`` or ``loss`` (stream h).
 
     Args:
         model: a decoder-only causal LM of transformers, or a PEFT model around one. It is switched
             to our attention.
-        name: what to call it in messages.
-        bf16: run under bf16 autocast, for weights that are kept in fp32 to be trained.
+        name: its name in messages.
+        bf16: run under bf16 autocast, for weights that stay in fp32 because they are trained.
 
     Raises:
-        RevelaError: the model cannot carry in-batch attention (encoder-decoder, soft-capped scores,
-            attention sinks, layers that do not go through the attention interface) or has gradient
-            checkpointing on.
+        RevelaError: the model cannot run in-batch attention: an encoder-decoder, soft-capped
+            scores, attention sinks, or layers that bypass the attention interface.
     """
 
     _inner: Any
@@ -123,32 +116,27 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.model = model
         self.name, self.bf16 = name, bf16
-        # PEFT puts LoRA into the model it wraps, so what lies inside is what runs.
+        # PEFT puts LoRA into the model it wraps, so that model is the one to run.
         inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._inner = inner
         config = inner.config.get_text_config()
         self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
-        self._refuse_what_it_cannot_carry(config)
+        self._refuse_unsupported(config)
         inner.set_attn_implementation(ATTENTION)
         self._layers = self._decoder_layers()
-        self._try_it()
+        self._check_on_two_tokens()
 
-    def _refuse_what_it_cannot_carry(self, config: Any) -> None:
+    def _refuse_unsupported(self, config: Any) -> None:
+        inner, who = self._inner, f"{self.name} ({config.model_type})"
         if getattr(config, "is_encoder_decoder", False):
             raise RevelaError(
-                f"{self.name} is an encoder-decoder: in-batch attention needs a decoder-only LM; {USE}"
+                f"{self.name} is an encoder-decoder and in-batch attention needs a decoder-only "
+                f"LM: {USE}"
             )
-        if (
-            not getattr(self._inner, "_supports_attention_backend", False)
-            or not self._inner._supports_sdpa
-        ):
-            raise RevelaError(
-                f"{self.name} ({config.model_type}) does not go through transformers' AttentionInterface; {USE}"
-            )
+        if not getattr(inner, "_supports_attention_backend", False) or not inner._supports_sdpa:
+            raise RevelaError(f"{who} does not use transformers' AttentionInterface: {USE}")
         if getattr(config, "attn_logit_softcapping", None):
-            raise RevelaError(
-                f"{self.name} ({config.model_type}) soft-caps its attention scores, which SDPA cannot do; {USE}"
-            )
+            raise RevelaError(f"{who} soft-caps its attention scores, which SDPA cannot do: {USE}")
 
     def _decoder_layers(self) -> nn.ModuleList:
         for module in self._inner.modules():
@@ -157,43 +145,43 @@ class LanguageModel(nn.Module):
         raise RevelaError(f"{self.name}: no list of {self.n_layers} decoder layers found; {USE}")
 
     @torch.no_grad()
-    def _try_it(self) -> None:
+    def _check_on_two_tokens(self) -> None:
+        """Check that all layers run our attention; find out if the logits are the head's output."""
         ones = torch.ones(1, 2, dtype=torch.long)
         packed = self.pack(ones, ones)
         stream = Stream(packed.layout)
         logits_TV = self._run(self._inner, packed, stream).logits[0]
-        if missing := sorted(set(range(self.n_layers)) - stream.seen):
+        if missing := sorted(set(range(self.n_layers)) - stream.layers_run):
             raise RevelaError(
-                f"{self.name} ({self._inner.config.model_type}): layers {missing[:8]} do not go through transformers' "
-                f"AttentionInterface; {USE}"
+                f"{self.name} ({self._inner.config.model_type}): layers {missing[:8]} do not use "
+                f"transformers' AttentionInterface; {USE}"
             )
-        # Some models scale or cap their logits; for those the head is not all there is.
+        # Some models scale or cap their logits after the head.
         self._head = self._inner.get_output_embeddings()
         hidden_TD = self._run(self._inner.base_model, packed, stream).last_hidden_state[0]
         with self._autocast():
-            self._head_is_all = torch.allclose(
-                self._head(hidden_TD), logits_TV, rtol=1e-3, atol=1e-4
-            )
+            head_TV = self._head(hidden_TD)
+        self._logits_are_heads = torch.allclose(head_TV, logits_TV, rtol=1e-3, atol=1e-4)
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return torch.device(self._inner.device)
 
     @property
     def trainable(self) -> bool:
+        """Whether some parameter is trained (LoRA)."""
         return any(p.requires_grad for p in self.model.parameters())
 
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
-        """Drop the padding of a batch, wherever it is. Each chunk's positions count from 0."""
-        keep = mask_BL.bool()
-        lengths = tuple(keep.sum(dim=1).tolist())
-        return Packed(ids_BL[keep][None].to(self.device), Layout(lengths, self.device))
+        """Drop the padding of a batch, on either side. Each chunk's positions count from 0."""
+        keep_BL = mask_BL.bool()
+        lengths = tuple(keep_BL.sum(dim=1).tolist())
+        return Packed(ids_BL[keep_BL][None].to(self.device), Layout(lengths, self.device))
 
     def read(self, packed: Packed, layers: Sequence[int]) -> Memory:
-        """Stream e: run the plain LM and keep the keys and values of ``layers`` (and what lies
-        below the first).
-
-        A frozen LM records no graph.
+        """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output
+        of the layer below the first of them. A frozen LM records no graph.
         """
         self._refuse_checkpointing()
         reading = Reading(packed.layout, layers)
@@ -202,14 +190,11 @@ class LanguageModel(nn.Module):
             if not self.trainable:
                 stack.enter_context(torch.no_grad())
             if first > 0:
-                stack.enter_context(
-                    _watched(
-                        self._layers[first - 1], lambda out: setattr(reading.memory, "below", out)
-                    )
-                )
-            stack.enter_context(suppress(AllRead))
+                keep = partial(setattr, reading.memory, "below")
+                stack.enter_context(_on_output(self._layers[first - 1], keep))
+            stack.enter_context(suppress(StopForward))
             self._run(self._inner.base_model, packed, reading)
-        self._check_seen(reading.seen, layers)
+        self._check_run(reading, layers)
         return reading.memory
 
     def predict(
@@ -219,40 +204,39 @@ class LanguageModel(nn.Module):
         mix: Mix | None = None,
         before: Memory | None = None,
     ) -> Tensor:
-        """Stream h: next-token logits (T, V). Without anything else it is the plain LM.
+        """Stream h: next-token logits (T, V). With ``packed`` alone it is the plain LM.
 
         Args:
             packed: the chunks.
-            memory: what stream e left of the same chunks, for ``mix``; below its first layer
-                nothing runs again.
-            mix: changes what attention gives.
-            before: of every layer, a text that each chunk continues.
+            memory: of stream e over the same chunks, for ``mix``; the layers below its first do
+                not run again.
+            mix: changes the attention output.
+            before: every layer's keys and values of a text that each chunk continues.
         """
         logits_TV: Tensor = self._predict(self._inner, packed, memory, mix, before).logits[0]
         return logits_TV
 
-    def watch(self, packed: Packed, layers: Sequence[int], mix: Mix, before: Memory) -> None:
-        """Show ``mix`` the attention of chunks that continue a text; nothing runs above the last of
-        ``layers``.
+    def run_layers(self, packed: Packed, layers: Sequence[int], mix: Mix, before: Memory) -> None:
+        """Run the LM only up to the attention of the last of ``layers``, for a ``mix`` that
+        observes attention.
 
         Args:
-            packed: the chunks.
-            layers: what to see; all layers below the last are shown too.
+            packed: chunks that continue a text.
+            layers: those that ``mix`` needs; it is called in all layers up to the last of them.
             mix: as for ``predict``.
-            before: of every layer up to the last, the text that each chunk continues.
+            before: keys and values of the text that each chunk continues, of these layers.
         """
-        stream = Watching(packed.layout, layers, mix, before)
-        with suppress(AllRead):
+        stream = Predicting(packed.layout, None, mix, before, last=max(layers))
+        with suppress(StopForward):
             self._run(self._inner.base_model, packed, stream, before.length)
-        self._check_seen(stream.seen, layers)
+        self._check_run(stream, layers)
 
     def loss(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None) -> Tensor:
-        """Mean cross-entropy (nats) of every token of every chunk but its first, given what
-        precedes it (Revela, eq. 8).
+        """Mean cross-entropy (nats per token) of all tokens but the first of each chunk (Revela,
+        eq. 8); arguments as for ``predict``.
         """
-        return self.token_losses(
-            packed, packed.layout.has_next_T.nonzero().squeeze(1), memory, mix
-        ).mean()
+        rows_R = packed.layout.has_next_T.nonzero().squeeze(1)
+        return self.token_losses(packed, rows_R, memory, mix).mean()
 
     def token_losses(
         self,
@@ -262,24 +246,20 @@ class LanguageModel(nn.Module):
         mix: Mix | None = None,
         before: Memory | None = None,
     ) -> Tensor:
-        """Cross-entropy (nats) of the token that follows each of these rows, (R,); the rest as in
-        ``predict``.
+        """Cross-entropy (nats) of the token after each of these rows, (R,); the other arguments as
+        for ``predict``.
         """
+        streams = memory, mix, before
         targets_R = packed.ids_1T[0, rows_R + 1]
-        if not self._head_is_all or any(p.requires_grad for p in self._head.parameters()):
-            logits_RV = self.predict(packed, memory, mix, before).index_select(0, rows_R)
-            return F.cross_entropy(
-                logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)),
-                targets_R,
-                reduction="none",
-            )
-        hidden_RD = (
-            self._predict(self._inner.base_model, packed, memory, mix, before)
-            .last_hidden_state[0]
-            .index_select(0, rows_R)
-        )
-        weight_VD = self._head.weight.to(torch.bfloat16) if self.bf16 else self._head.weight
-        return linear_cross_entropy(hidden_RD, weight_VD, targets_R, self._head.bias)
+        head = self._head
+        if not self._logits_are_heads or any(p.requires_grad for p in head.parameters()):
+            logits_RV = self.predict(packed, *streams).index_select(0, rows_R)
+            exact = torch.promote_types(logits_RV.dtype, torch.float32)
+            return F.cross_entropy(logits_RV.to(exact), targets_R, reduction="none")
+        output = self._predict(self._inner.base_model, packed, *streams)
+        hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
+        weight_VD = head.weight.to(torch.bfloat16) if self.bf16 else head.weight
+        return linear_cross_entropy(hidden_RD, weight_VD, targets_R, head.bias)
 
     def _predict(
         self,
@@ -289,15 +269,16 @@ class LanguageModel(nn.Module):
         mix: Mix | None,
         before: Memory | None,
     ) -> Any:
-        """``module``, the LM or its body without the head, as stream h."""
+        """Run ``module``, the LM or its body without the head, as stream h."""
         if mix is not None:
             self._refuse_checkpointing()
         predicting = Predicting(packed.layout, memory, mix, before)
         with ExitStack() as stack:
             if memory is not None and (first := min(memory.keys)) > 0:
-                stack.enter_context(_replaced(self._layers[:first], lambda *_, **__: memory.below))
+                skip = _replaced_forward(self._layers[:first], lambda *_, **__: memory.below)
+                stack.enter_context(skip)
             output = self._run(module, packed, predicting, 0 if before is None else before.length)
-        self._check_seen(predicting.seen, () if memory is None else memory.keys)
+        self._check_run(predicting, () if memory is None else memory.keys)
         return output
 
     def _run(self, module: nn.Module, packed: Packed, stream: Stream, start: int = 0) -> Any:
@@ -311,15 +292,16 @@ class LanguageModel(nn.Module):
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
     def _refuse_checkpointing(self) -> None:
-        # A checkpointed layer is run again in the backward pass, outside the streams: the in-batch
-        # attention would vanish there.
+        # The backward pass runs a checkpointed layer again, without the streams: there the
+        # in-batch attention would be missing.
         if getattr(self._inner, "is_gradient_checkpointing", False):
             raise RevelaError(
-                f"gradient checkpointing is on in {self.name}: call gradient_checkpointing_disable() on the LM"
+                f"gradient checkpointing is on in {self.name}: "
+                "call gradient_checkpointing_disable() on the LM"
             )
 
-    def _check_seen(self, seen: set[int], wanted: Any) -> None:
-        if missing := sorted(set(wanted) - seen):
+    def _check_run(self, stream: Stream, layers: Iterable[int]) -> None:
+        if missing := sorted(set(layers) - stream.layers_run):
             raise RevelaError(
                 f"{self.name}: layers {missing} ran without in-batch attention; {USE}"
             )
@@ -328,15 +310,16 @@ class LanguageModel(nn.Module):
 def load_language_model(
     folder: Path, *, bf16: bool, lora: Mapping[str, Any] | None = None, name: str = ""
 ) -> LanguageModel:
-    """A causal LM from a local folder: frozen, in bf16 if asked; or with LoRA to be trained, its
-    own weights kept in fp32.
+    """Load a causal LM: frozen, or with LoRA to be trained and its own weights in fp32.
 
     Args:
-        folder: of transformers.
-        bf16: bf16 weights (frozen), or bf16 autocast (trained).
-        lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None freezes the
-            LM.
-        name: what to call it in messages.
+        folder: a local folder of transformers.
+        bf16: bf16 weights (frozen) or bf16 autocast (LoRA); else fp32.
+        lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None: frozen.
+        name: its name in messages.
+
+    Raises:
+        RevelaError: the folder holds no causal LM, or one that cannot run in-batch attention.
     """
     model = open_causal_lm(folder, torch.bfloat16 if bf16 and lora is None else torch.float32)
     if lora is None:
@@ -361,7 +344,7 @@ def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """An LM's tokenizer with a padding token."""
+    """An LM's tokenizer; its padding token is EOS if it has none of its own."""
     from transformers import AutoTokenizer
 
     tokenizer = _opened(AutoTokenizer, folder)
@@ -374,17 +357,13 @@ def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True, **settings)
     except (OSError, ValueError, KeyError) as error:
-        raise RevelaError(
-            f"{folder} cannot be opened as a causal LM: {str(error).splitlines()[0]}"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
 
 
 @contextmanager
-def _watched(layer: nn.Module, see: Callable[[Any], Any]) -> Iterator[None]:
-    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-        see(output)
-
-    handle = layer.register_forward_hook(hook)
+def _on_output(layer: nn.Module, callback: Callable[[Any], None]) -> Iterator[None]:
+    handle = layer.register_forward_hook(lambda _module, _args, output: callback(output))
     try:
         yield
     finally:
@@ -392,7 +371,7 @@ def _watched(layer: nn.Module, see: Callable[[Any], Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(layers: Any, forward: Callable[..., Any]) -> Iterator[None]:
+def _replaced_forward(layers: Any, forward: Callable[..., Any]) -> Iterator[None]:
     for layer in layers:
         layer.forward = forward
     try:

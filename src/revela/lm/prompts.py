@@ -1,9 +1,23 @@
-"""What an LM reads in DREAM, as token ids with their parts marked: candidates, then a question,
-then the chunk that answers it.
+"""Prompts about a group: an LM reads its chunks as candidates, then a question, then its answer.
 
-Every part is tokenized on its own, so that each token belongs to one part. With ``chat`` the LM's
-own chat template goes around the candidates and the question, and the answer is the assistant's
-turn. What the writer of queries needs too stands at the end.
+Used by DREAM, attention distillation and the query-focused heads. A prompt has two parts:
+
+    Here are some passages.          the candidates, read once per group
+    [1] ... [2] ...
+    Which passage answers this question? ...
+    This one: ...                    a tail, one per question: the question and, for DREAM, the
+                                     chunk that answers it
+
+Each piece is tokenized on its own, so that each token belongs to one piece. With ``chat`` the LM's
+chat template goes around candidates and question, and the answer is the assistant's turn.
+
+As batches, padded on the right:
+- prompt: ``input_ids``, ``attention_mask``, and ``document``, the candidate that each token belongs
+  to (-1: none), all (groups, P);
+- tail: ``input_ids``, ``attention_mask``, and each token's ``role`` (QUESTION, ANSWER, 0: padding),
+  all (Q, N); the ``group`` of each question, (Q,).
+
+``plain_ids``, ``start_ids`` and ``in_chat`` also make the prompts of generate.py.
 """
 
 from __future__ import annotations
@@ -21,18 +35,22 @@ from revela.types import Chunk
 INTRODUCTION = "Here are some passages.\n\n"
 ASK = "Which passage answers this question? "
 LEAD = "\nThis one:\n"
+NULL_QUESTION = "N/A"  # QRHead subtracts the attention that this question gets
+QUESTION_TOKENS = 64  # longest question
 QUESTION, ANSWER = 1, 2  # roles of a tail's tokens
 _MARK = "\x1f"
-Roles = list[int]
+Marked = tuple[list[int], list[int]]
+"""Token ids, and a mark for each of them."""
+Batch = dict[str, Tensor]
 
 
 class Prompts:
-    """Builds the prompts for one LM.
+    """Token ids of the two parts of a prompt.
 
     Args:
-        tokenizer: the LM's.
-        candidate_tokens: longest candidate or answer, in tokens.
-        question_tokens: longest question.
+        tokenizer: of the LM.
+        candidate_tokens: candidates and answers are truncated to this length.
+        question_tokens: questions are truncated to this length.
         chat: use the tokenizer's chat template.
 
     Raises:
@@ -42,20 +60,15 @@ class Prompts:
     def __init__(
         self, tokenizer: Any, candidate_tokens: int, question_tokens: int, chat: bool
     ) -> None:
-        self.tokenizer, self.candidate_tokens, self.question_tokens = (
-            tokenizer,
-            candidate_tokens,
-            question_tokens,
-        )
+        self.tokenizer = tokenizer
+        self.candidate_tokens, self.question_tokens = candidate_tokens, question_tokens
         self.head, self.foot = start_ids(tokenizer), list[int]()
         if chat:
             head, foot = in_chat(tokenizer, "", "", "--lm-prompt plain")
             self.head, self.foot = self._ids(head), self._ids(foot)
 
-    def candidates(self, texts: Sequence[str]) -> tuple[list[int], Roles]:
-        """(token ids, the candidate that each token belongs to, or -1) of the text before the
-        question.
-        """
+    def candidates(self, texts: Sequence[str]) -> Marked:
+        """The candidates; each token is marked with its candidate, or -1."""
         ids = [*self.head, *self._ids(INTRODUCTION)]
         document = [-1] * len(ids)
         for i, text in enumerate(texts):
@@ -65,114 +78,25 @@ class Prompts:
             document += [i] * len(part) + [-1] * len(between)
         return ids, document
 
-    def tail(self, question: str, answer: str = "") -> tuple[list[int], Roles]:
-        """(token ids, roles) of a question, up to the answer's first token, and of the answer."""
-        asked = [
-            *self._ids(ASK),
-            *self._ids(question.strip())[: self.question_tokens],
-            *self.foot,
-            *self._ids(LEAD),
-        ]
-        said = self._ids(answer.strip())[: self.candidate_tokens]
-        return asked + said, [QUESTION] * len(asked) + [ANSWER] * len(said)
+    def tail(self, question: str, answer: str = "") -> Marked:
+        """A question, up to where the answer begins, and the answer; marked with their roles."""
+        question_ids = self._ids(question.strip())[: self.question_tokens]
+        asked = [*self._ids(ASK), *question_ids, *self.foot, *self._ids(LEAD)]
+        answered = self._ids(answer.strip())[: self.candidate_tokens]
+        return asked + answered, [QUESTION] * len(asked) + [ANSWER] * len(answered)
 
     def _ids(self, text: str) -> list[int]:
         return plain_ids(self.tokenizer, text)
 
 
-def plain_ids(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text alone."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
-def start_ids(tokenizer: Any) -> list[int]:
-    """The BOS token, if this tokenizer puts it before a text."""
-    return [i for i in tokenizer("a")["input_ids"][:1] if i == tokenizer.bos_token_id]
-
-
-def in_chat(tokenizer: Any, before: str, after: str, instead: str) -> tuple[str, str]:
-    """What comes before and after a text that is said between ``before`` and ``after`` in a user's
-    turn, up to the answer.
-
-    Raises:
-        RevelaError: the tokenizer has no chat template; it says what to use ``instead``.
-    """
-    if not tokenizer.chat_template:
-        raise RevelaError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template: use {instead}"
-        )
-    said = [{"role": "user", "content": before + _MARK + after}]
-    before, _, after = tokenizer.apply_chat_template(
-        said, add_generation_prompt=True, tokenize=False
-    ).partition(_MARK)
-    return before, after
-
-
-QUESTION_TOKENS = 64  # longest question
-
-
-NOTHING = "N/A"  # a question whose attention is that of no question (QRHead)
-
-
-Batch = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Questions:
-    """One group's questions and answers as an LM goes on with them."""
-
-    memory: Any  # what the LM left of the candidates' text
-    document_P: Tensor  # the candidate that each of its tokens belongs to; -1: none
-    tails: Any  # questions and answers, packed
-    role_T: Tensor  # of each of their tokens
-    rows_R: Tensor  # places of the question rows among the T rows
-    counts: list[int]  # question rows of each question
-
-
-def of_group(
-    prompt: dict[str, Tensor], tail: dict[str, Tensor], group: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """One group's prompt, and the tails of its questions."""
-    mine_Q = tail["group"] == group
-    return {k: v[group : group + 1] for k, v in prompt.items()}, {
-        k: v[mine_Q] for k, v in tail.items() if k != "group"
-    }
-
-
-def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """The heads of each layer that has some, from (layer, head) pairs."""
-    found: dict[int, list[int]] = {}
-    for layer, head in heads:
-        found.setdefault(layer, []).append(head)
-    return found
-
-
-def read_candidates(
-    lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor], layers: Sequence[int]
-) -> Questions:
-    """Have these layers of the LM read the candidates, and lay out what follows; ``prompt`` and
-    ``tail`` as for ``Dream``, of one group.
-    """
-    memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)
-    document_P = prompt["document"][prompt["attention_mask"].bool()]
-    tails = lm.pack(tail["input_ids"], tail["attention_mask"])
-    role_T = tail["role"][tail["attention_mask"].bool()]
-    rows_R = (role_T == QUESTION).nonzero().squeeze(1)
-    return Questions(
-        memory, document_P, tails, role_T, rows_R, (tail["role"] == QUESTION).sum(dim=1).tolist()
-    )
-
-
 class PromptMaker:
-    """A group's candidates as an LM reads them, and the questions that follow: with their answers,
-    or with "N/A" as one more question.
+    """Batches of prompts and tails for groups of texts.
 
     Args:
-        tokenizer: the LM's.
-        lm_tokens: longest candidate, in tokens.
+        tokenizer: of the LM, with a padding token.
+        lm_tokens: candidates and answers are truncated to this length.
         group_size: candidates per group.
-        chat: use the LM's chat template.
+        chat: use the tokenizer's chat template.
     """
 
     def __init__(self, tokenizer: Any, lm_tokens: int, group_size: int, chat: bool = False) -> None:
@@ -182,62 +106,123 @@ class PromptMaker:
     def with_answers(
         self, texts: Sequence[str], questions: Sequence[tuple[str, int]]
     ) -> tuple[Batch, Batch]:
-        """Prompts of the groups that these texts make, and tails of (question, index of the text
-        that answers it) pairs.
+        """(prompt, tail) with each question's answer.
+
+        Args:
+            texts: of consecutive groups.
+            questions: (question, index of the text that answers it) pairs, by group.
         """
         tails = [self.prompts.tail(question, texts[i]) for question, i in questions]
         return self._batches(texts, tails, [i // self.group_size for _, i in questions])
 
-    def with_nothing_asked(
+    def with_null_question(
         self, texts: Sequence[str], questions: Sequence[tuple[str, int]]
     ) -> tuple[Batch, Batch]:
-        """The same without answers; the last question of every group is "N/A"."""
-        groups = [i // self.group_size for _, i in questions]
-        asked = [(group, question) for group, (question, _) in zip(groups, questions, strict=True)]
-        asked = sorted(
-            [*asked, *((group, NOTHING) for group in set(groups))], key=lambda pair: pair[0]
-        )  # a stable sort
-        return self._batches(
-            texts,
-            [self.prompts.tail(question) for _, question in asked],
-            [group for group, _ in asked],
-        )
+        """(prompt, tail) without answers, with "N/A" as the last question of each group; arguments
+        as for ``with_answers``.
+        """
+        asked = [(i // self.group_size, question) for question, i in questions]
+        asked += [(group, NULL_QUESTION) for group in sorted({group for group, _ in asked})]
+        asked.sort(key=lambda pair: pair[0])  # stable
+        tails = [self.prompts.tail(question) for _, question in asked]
+        return self._batches(texts, tails, [group for group, _ in asked])
 
-    def to_find_heads(self, members: Sequence[Chunk]) -> tuple[Batch, Batch, Tensor]:
-        """A group for ``score_query_heads``: its chunks, the queries that some of them have, and
-        which chunk answers each.
+    def head_example(self, members: Sequence[Chunk]) -> tuple[Batch, Batch, Tensor]:
+        """An example for ``score_query_heads`` from one group: (prompt, tail, the chunk that
+        answers each question).
         """
         answers = [i for i, member in enumerate(members) if member.query]
-        prompt, tail = self.with_nothing_asked(
-            [member.text for member in members], [(members[i].query, i) for i in answers]
-        )
+        questions = [(members[i].query, i) for i in answers]
+        prompt, tail = self.with_null_question([member.text for member in members], questions)
         return prompt, tail, torch.tensor(answers)
 
     def _batches(
-        self,
-        texts: Sequence[str],
-        tails: Sequence[tuple[list[int], list[int]]],
-        groups: Sequence[int],
+        self, texts: Sequence[str], tails: Sequence[Marked], groups: Sequence[int]
     ) -> tuple[Batch, Batch]:
-        prompts = [
-            self.prompts.candidates(texts[i : i + self.group_size])
-            for i in range(0, len(texts), self.group_size)
-        ]
-        return self._padded(prompts, "document", -1), {
-            **self._padded(tails, "role", 0),
-            "group": torch.tensor(groups),
+        starts = range(0, len(texts), self.group_size)
+        prompts = [self.prompts.candidates(texts[i : i + self.group_size]) for i in starts]
+        tail = {**self._padded(tails, "role", 0), "group": torch.tensor(groups)}
+        return self._padded(prompts, "document", -1), tail
+
+    def _padded(self, texts: Sequence[Marked], name: str, no_mark: int) -> Batch:
+        longest = max(len(ids) for ids, _ in texts)
+
+        def padded(rows: Iterable[list[int]], filler: int) -> Tensor:
+            return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
+
+        return {
+            "input_ids": padded((ids for ids, _ in texts), self.pad),
+            "attention_mask": padded(([1] * len(ids) for ids, _ in texts), 0),
+            name: padded((marks for _, marks in texts), no_mark),
         }
 
-    def _padded(
-        self, texts: Sequence[tuple[list[int], list[int]]], name: str, nothing: int
-    ) -> Batch:
-        longest = max(len(ids) for ids, _ in texts)
-        return {
-            "input_ids": torch.tensor(
-                [ids + [self.pad] * (longest - len(ids)) for ids, _ in texts]
-            ),
-            "attention_mask": torch.tensor(
-                [[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in texts]
-            ),
-            name: torch.tensor([marks + [nothing] * (longest - len(marks)) for _, marks in texts]),
-        }
+
+@dataclass(frozen=True)
+class Questions:
+    """One group after the LM has read its candidates: P tokens of theirs, T of Q tails."""
+
+    memory: Any  # the candidates' keys and values
+    document_P: Tensor  # the candidate that each of their tokens belongs to; -1: none
+    tails: Any  # packed
+    role_T: Tensor  # of the tails' tokens
+    rows_R: Tensor  # positions of the question rows among the T
+    counts: list[int]  # question rows per question
+
+
+def read_candidates(lm: Any, prompt: Batch, tail: Batch, layers: Sequence[int]) -> Questions:
+    """Run these layers of the LM over the candidates of one group, and pack its tails."""
+    memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)
+    document_P = prompt["document"][prompt["attention_mask"].bool()]
+    tails = lm.pack(tail["input_ids"], tail["attention_mask"])
+    role_T = tail["role"][tail["attention_mask"].bool()]
+    rows_R = (role_T == QUESTION).nonzero().squeeze(1)
+    counts = (tail["role"] == QUESTION).sum(dim=1).tolist()
+    return Questions(memory, document_P, tails, role_T, rows_R, counts)
+
+
+def of_group(prompt: Batch, tail: Batch, group: int) -> tuple[Batch, Batch]:
+    """The prompt and the tails of one group."""
+    mine_Q = tail["group"] == group
+    tails = {k: v[mine_Q] for k, v in tail.items() if k != "group"}
+    return {k: v[group : group + 1] for k, v in prompt.items()}, tails
+
+
+def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The heads of each layer, from (layer, head) pairs."""
+    found: dict[int, list[int]] = {}
+    for layer, head in heads:
+        found.setdefault(layer, []).append(head)
+    return found
+
+
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text, without special tokens."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def start_ids(tokenizer: Any) -> list[int]:
+    """The BOS token, if this tokenizer puts one before a text."""
+    return [i for i in tokenizer("a")["input_ids"][:1] if i == tokenizer.bos_token_id]
+
+
+def in_chat(tokenizer: Any, before: str, after: str, instead: str) -> tuple[str, str]:
+    """The chat template around a text, split where the text goes: up to it, and from it up to the
+    answer.
+
+    Args:
+        tokenizer: of the LM.
+        before, after: what surrounds the text in the user's turn.
+        instead: the setting that the error recommends.
+
+    Raises:
+        RevelaError: the tokenizer has no chat template.
+    """
+    if not tokenizer.chat_template:
+        raise RevelaError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template: use {instead}"
+        )
+    turns = [{"role": "user", "content": before + _MARK + after}]
+    settings = dict(add_generation_prompt=True, tokenize=False)
+    before, _, after = tokenizer.apply_chat_template(turns, **settings).partition(_MARK)
+    return before, after

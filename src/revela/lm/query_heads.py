@@ -1,12 +1,14 @@
-"""Heads of an LM that look from a question to the passage that answers it (QRHead; Zhang et al.,
-2025, as DREAM uses it).
+"""Query-focused heads: those that attend from a question to the passage that answers it.
 
-The LM reads candidates and a question. A head's score for a candidate is the attention mass that
-the question's rows put on it, mean over rows, less the same for the question "N/A". A head is as
-good as it ranks the answer: nDCG@10, mean over questions.
+QRHead (Zhang et al., 2025), as DREAM uses it. The LM reads B candidates and then Q questions, each
+of which continues the candidates' text. With A the attention of a head,
+
+    score(q, d) = mean over q's rows of sum_{m in d} A_m  -  the same for the question "N/A"
+
+and a head is as good as the nDCG@10 of the candidate that answers q, mean over questions.
 
 Shapes: Q questions, B candidates, P tokens of their text, R question rows, N tokens in all that
-follow it, K heads, L layers, H heads of a layer, D head width.
+follow it, K heads, L layers, H heads per layer, D head width.
 """
 
 from __future__ import annotations
@@ -19,25 +21,24 @@ from torch import Tensor
 
 from revela.lm.prompts import Questions, by_layer, read_candidates
 
-OUTLIERS = 2.0  # standard deviations below a candidate's mean, past which QRHead drops a token
+OUTLIERS = 2.0  # QRHead drops tokens so many standard deviations below their candidate's mean
 DEPTH = 10  # of nDCG
 
 
 class AttentionMass:
-    """Notes what question rows attend to in the text before them; a ``Mix`` that changes nothing.
+    """A ``Mix`` that changes nothing and records what questions attend to in the candidates' text.
+
+    ``by_head[layer, head]`` is (Q, P): the attention, mean over the rows of each question.
 
     Args:
-        asked: candidates read, and the questions.
-        heads: (layer, head) pairs to note.
-
-    ``by_head[layer, head]`` is (Q, P), the mean over a question's rows.
+        asked: the candidates' keys and values, and the questions.
+        heads: (layer, head) pairs to record.
     """
 
     def __init__(self, asked: Questions, heads: Iterable[tuple[int, int]]) -> None:
         self.memory, self.rows_R, self.counts = asked.memory, asked.rows_R, asked.counts
-        self.text_N = torch.repeat_interleave(torch.tensor(asked.tails.lengths)).to(
-            asked.role_T.device
-        )
+        text_N = torch.repeat_interleave(torch.tensor(asked.tails.lengths))
+        self.text_N = text_N.to(asked.role_T.device)
         self.heads = by_layer(heads)
         self.by_head: dict[tuple[int, int], Tensor] = {}
 
@@ -54,26 +55,23 @@ class AttentionMass:
         if not heads:
             return own_HND
         heads_K = torch.tensor(heads, device=query_HND.device)
-        shared_K = heads_K // (len(query_HND) // len(key_GND))  # the key heads that these read
+        shared_K = heads_K // (len(query_HND) // len(key_GND))  # their key-value heads
         query_KRD = query_HND.index_select(0, heads_K).index_select(1, self.rows_R).float()
         query_KRD = query_KRD * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
         earlier_KPD, key_KND = (
             keys.index_select(0, shared_K).float() for keys in (self.memory.keys[layer], key_GND)
         )
         places_N = torch.arange(len(self.text_N), device=query_HND.device)
-        hidden_RN = (self.text_N[self.rows_R][:, None] != self.text_N) | (
-            places_N > self.rows_R[:, None]
-        )
+        is_other_RN = self.text_N[self.rows_R][:, None] != self.text_N
+        masked_RN = is_other_RN | (places_N > self.rows_R[:, None])
         earlier_KRP = query_KRD @ earlier_KPD.transpose(1, 2)
-        own_KRN = (query_KRD @ key_KND.transpose(1, 2)).masked_fill(hidden_RN, -torch.inf)
-        total_KR1 = torch.logaddexp(
-            earlier_KRP.logsumexp(dim=2, keepdim=True), own_KRN.logsumexp(dim=2, keepdim=True)
-        )
+        own_KRN = (query_KRD @ key_KND.transpose(1, 2)).masked_fill(masked_RN, -torch.inf)
+        sums = (scores.logsumexp(dim=2, keepdim=True) for scores in (earlier_KRP, own_KRN))
+        total_KR1 = torch.logaddexp(*sums)
         mass_KRP = (earlier_KRP - total_KR1).exp()
         for head, mass_RP in zip(heads, mass_KRP, strict=True):
-            self.by_head[layer, head] = torch.stack(
-                [part.mean(dim=0) for part in mass_RP.split(self.counts)]
-            )
+            means = [part.mean(dim=0) for part in mass_RP.split(self.counts)]
+            self.by_head[layer, head] = torch.stack(means)
         return own_HND
 
 
@@ -85,21 +83,20 @@ def candidate_scores(
     heads: Sequence[tuple[int, int]],
     drop_outliers: bool = False,
 ) -> Tensor:
-    """How much more each head attends to each candidate for a question than for "N/A": (K, Q - 1,
-    B).
+    """Score of each candidate for each question but the last by each head, (K, Q - 1, B).
 
     Args:
-        lm: a language model; what lies above the last of the heads does not run.
-        prompt, tail: one group, as for ``Dream``; the last of the Q questions is "N/A", and answers
-            are not needed.
+        lm: a language model; layers above the last of the heads do not run.
+        prompt, tail: one group of ``PromptMaker.with_null_question``: the last of the Q questions
+            is "N/A", whose attention is subtracted.
         heads: (layer, head) pairs.
-        drop_outliers: leave out a candidate's tokens whose mass is far below its mean, as QRHead
+        drop_outliers: ignore a candidate's tokens whose attention is far below its mean, as QRHead
             does.
     """
     layers = range(max(layer for layer, _ in heads) + 1)
     asked = read_candidates(lm, prompt, tail, layers)
     mass = AttentionMass(asked, heads)
-    lm.watch(asked.tails, layers, mass, before=asked.memory)
+    lm.run_layers(asked.tails, layers, mass, before=asked.memory)
     mass_KQP = torch.stack([mass.by_head[head] for head in heads])
     return by_document(mass_KQP[:, :-1] - mass_KQP[:, -1:], asked.document_P, drop_outliers)
 
@@ -110,12 +107,13 @@ def score_query_heads(
     examples: Iterable[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]],
     drop_outliers: bool = False,
 ) -> Tensor:
-    """nDCG@10 of every head, (L, H).
+    """nDCG@10 of each head's ranking of the candidates, (L, H): the mean over all questions.
 
     Args:
         lm: a language model.
-        examples: (prompt, tail, answer) triples; prompt and tail as for ``candidate_scores``, and
-            the index of the candidate that answers each question but the last, (Q - 1,).
+        examples: (prompt, tail, answer) triples of ``PromptMaker.head_example``: as for
+            ``candidate_scores``, and the index of the candidate that answers each question but the
+            last, (Q - 1,).
         drop_outliers: as for ``candidate_scores``.
     """
     heads = [(layer, head) for layer in range(lm.n_layers) for head in range(lm.n_heads)]
@@ -131,14 +129,13 @@ def score_query_heads(
 
 
 def by_document(mass_KQP: Tensor, document_P: Tensor, drop_outliers: bool) -> Tensor:
-    """Sum over each candidate's tokens, (K, Q, B)."""
+    """Sum the attention over each candidate's tokens, (K, Q, B)."""
     sums = []
     for j in range(int(document_P.max()) + 1):
         mass_KQM = mass_KQP[..., document_P == j]
         if drop_outliers and mass_KQM.shape[-1] > 1:
-            least = mass_KQM.mean(dim=-1, keepdim=True) - OUTLIERS * mass_KQM.std(
-                dim=-1, keepdim=True
-            )
+            spread_KQ1 = mass_KQM.std(dim=-1, keepdim=True)
+            least = mass_KQM.mean(dim=-1, keepdim=True) - OUTLIERS * spread_KQ1
             mass_KQM = mass_KQM.masked_fill(mass_KQM < least, 0.0)
         sums.append(mass_KQM.sum(dim=-1))
     return torch.stack(sums, dim=-1)

@@ -1,5 +1,7 @@
-"""What one pass of an LM over packed chunks sees and changes: stream e keeps keys and values,
-stream h mixes something in.
+"""What one forward pass of an LM over packed chunks records and changes.
+
+Stream e (``Reading``) records keys and values; stream h (``Predicting``) mixes something into the
+attention output (Revela, section 3.2).
 
 Shapes: T tokens in all, H query heads, G key-value heads, D head width.
 """
@@ -15,16 +17,17 @@ from torch import Tensor
 from revela.packing import Layout
 
 Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
-"""(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> HTD: h's attention output. Keys and
-values are e's, in the layers that were read; without a stream e they are the chunks' own, and the
-mix sees every layer.
+"""(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> stream h's attention output (H, T, D).
+
+With a memory of stream e it is called in the layers that were read, with e's keys and values;
+without one in every layer, with the chunks' own.
 """
 
 
 @dataclass
 class Memory:
-    """What reading leaves: keys and values (G, T, D) by layer, and the output of the layer below
-    the first.
+    """Keys and values (G, T, D) per layer that was read; ``below``: the output of the layer below
+    the first of them.
     """
 
     keys: dict[int, Tensor] = field(default_factory=dict)
@@ -37,7 +40,7 @@ class Memory:
         return int(next(iter(self.keys.values())).shape[1])
 
     def part(self, start: int, end: int) -> Memory:
-        """Of these tokens only, as something to be continued."""
+        """Keys and values of these tokens only."""
         keys, values = (
             {layer: t[:, start:end] for layer, t in side.items()}
             for side in (self.keys, self.values)
@@ -45,21 +48,24 @@ class Memory:
         return Memory(keys, values)
 
 
+class StopForward(Exception):
+    """Raised in a layer's attention: the layers above it are not needed."""
+
+
 class Stream:
-    """One pass over packed chunks. It sees each layer's keys and values, and may change what its
-    attention gives.
-    """
+    """A forward pass that records which layers ran and changes nothing."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout, self.seen = layout, set[int]()
+        self.layout, self.layers_run = layout, set[int]()
 
-    def see(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self.seen.add(layer)
+    def record(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Called with each layer's keys and values (G, T, D), before its attention."""
+        self.layers_run.add(layer)
 
     def before(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of a text that comes before all chunks."""
+        """Keys and values (G, P, D) of a text that all chunks continue."""
 
-    def change(
+    def mixed(
         self,
         layer: int,
         own: Tensor,
@@ -68,43 +74,53 @@ class Stream:
         value: Tensor,
         scale: float | None,
     ) -> Tensor:
+        """The layer's attention output, given that of the plain LM (``own``); as for ``Mix``."""
         return own
 
 
-class AllRead(Exception):
-    """A stream has what it came for."""
-
-
 class Reading(Stream):
-    """Stream e: keep the keys and values of the wanted layers, and end with the last of them."""
+    """Stream e: keep the keys and values of these layers, and stop at the last of them."""
 
     def __init__(self, layout: Layout, layers: Sequence[int]) -> None:
         super().__init__(layout)
         self.memory, self.layers = Memory(), frozenset(layers)
 
-    def see(self, layer: int, key: Tensor, value: Tensor) -> None:
-        super().see(layer, key, value)
+    def record(self, layer: int, key: Tensor, value: Tensor) -> None:
+        super().record(layer, key, value)
         if layer in self.layers:
             self.memory.keys[layer], self.memory.values[layer] = key, value
             if self.memory.keys.keys() == self.layers:
-                raise AllRead
+                raise StopForward
 
 
 class Predicting(Stream):
-    """Stream h: mix what was read into the attention, after the text before, if there is one."""
+    """Stream h: apply ``mix`` to the attention of chunks that may continue an ``earlier`` text.
+
+    Args:
+        layout: the chunks.
+        memory: of stream e over the same chunks.
+        mix: see ``Mix``; None: the plain LM.
+        earlier: every layer's keys and values of the text that each chunk continues.
+        last: stop after the attention of this layer.
+    """
 
     def __init__(
-        self, layout: Layout, memory: Memory | None, mix: Mix | None, earlier: Memory | None
+        self,
+        layout: Layout,
+        memory: Memory | None,
+        mix: Mix | None,
+        earlier: Memory | None,
+        last: int | None = None,
     ) -> None:
         super().__init__(layout)
-        self.memory, self.mix, self.earlier = memory, mix, earlier
+        self.memory, self.mix, self.earlier, self.last = memory, mix, earlier, last
 
     def before(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        return (
-            None if self.earlier is None else (self.earlier.keys[layer], self.earlier.values[layer])
-        )
+        if self.earlier is None:
+            return None
+        return self.earlier.keys[layer], self.earlier.values[layer]
 
-    def change(
+    def mixed(
         self,
         layer: int,
         own: Tensor,
@@ -113,41 +129,19 @@ class Predicting(Stream):
         value: Tensor,
         scale: float | None,
     ) -> Tensor:
-        if self.mix is None:
-            return own
-        if self.memory is None:
-            return self.mix(layer, own, query, key, value, scale)
-        if layer not in self.memory.keys:
-            return own
-        return self.mix(
-            layer, own, query, self.memory.keys[layer], self.memory.values[layer], scale
-        )
-
-
-class Watching(Predicting):
-    """Stream h up to the last of some layers, whose attention is shown to the mix."""
-
-    def __init__(self, layout: Layout, layers: Sequence[int], mix: Mix, earlier: Memory) -> None:
-        super().__init__(layout, None, mix, earlier)
-        self.last = max(layers)
-
-    def change(
-        self,
-        layer: int,
-        own: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-    ) -> Tensor:
-        mixed = super().change(layer, own, query, key, value, scale)
+        if self.mix is not None:
+            if self.memory is None:
+                own = self.mix(layer, own, query, key, value, scale)
+            elif layer in self.memory.keys:
+                key, value = self.memory.keys[layer], self.memory.values[layer]
+                own = self.mix(layer, own, query, key, value, scale)
         if layer == self.last:
-            raise AllRead
-        return mixed
+            raise StopForward
+        return own
 
 
 class ReadableLM(Protocol):
-    """What the objective asks of an LM; ``revela.lm.language_model.LanguageModel`` answers it."""
+    """What an objective needs of an LM; ``revela.lm.language_model.LanguageModel`` has it."""
 
     n_layers: int
     n_heads: int

@@ -65,7 +65,7 @@ class Attention(QueryFocused):
             group_size=parts.recipe.groups.group_size,
             retriever_batch=parts.recipe.training.retriever_batch,
         )
-        return loss, PromptBatches(parts, make.with_nothing_asked)
+        return loss, PromptBatches(parts, make.with_null_question)
 
 
 class AttentionLoss(RetrieverLoss):

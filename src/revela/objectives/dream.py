@@ -53,7 +53,7 @@ from revela.objectives.base import (
     Side,
     language_model,
 )
-from revela.objectives.gradcache import cut
+from revela.objectives.gradcache import backward_now
 from revela.settings import Objective, setting
 
 log = logging.getLogger(__name__)
@@ -288,7 +288,7 @@ class DreamLoss(RetrieverLoss):
             def loss_of(weights: Tensor, gate: Tensor, texts: Any = texts) -> Tensor:
                 return self.answer_loss(weights, gate, *texts)
 
-            losses.append(cut(loss_of, weights_QB, self.gate_logit))
+            losses.append(backward_now(loss_of, weights_QB, self.gate_logit))
         return torch.stack(losses).mean()
 
     def answer_loss(

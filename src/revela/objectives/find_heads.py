@@ -130,7 +130,7 @@ def _questions(
     # Groups of a folder lie in another order.
     rows = rows.chosen(np.argsort(rows.column("document"), kind="stable"))
     for group in order_of_groups(recipe.but(groups="document"), rows)(0):
-        prompt, tail, answers = make.to_find_heads([rows[i] for i in group])
+        prompt, tail, answers = make.head_example([rows[i] for i in group])
         yield prompt, tail, answers
         asked += len(answers)
         if asked >= PROBE_QUESTIONS:

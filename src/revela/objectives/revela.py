@@ -34,7 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.lm.document_attention import InBatchAttention, Kernel
+from revela.lm.document_attention import Kernel
+from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.streams import ReadableLM
 from revela.objectives.base import (
     ChunkBatches,
@@ -46,7 +47,7 @@ from revela.objectives.base import (
     others,
     softmax_of_others,
 )
-from revela.objectives.gradcache import cut
+from revela.objectives.gradcache import backward_now
 from revela.settings import Objective, setting, share
 
 log = logging.getLogger(__name__)
@@ -205,7 +206,7 @@ class RevelaLoss(RetrieverLoss):
             of_siblings = self.siblings * sibling_loss(weights_BB, chunk["document"])
         if self.lm.trainable:
             return self.lm_loss(packed, weights_BB, self.gates_LH) + of_siblings
-        return cut(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
+        return backward_now(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
 
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """Sim within each group of the batch, 0 between groups; (B, B)."""

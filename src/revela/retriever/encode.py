@@ -16,9 +16,9 @@ from tqdm import tqdm
 from revela.device import autocast, uses_bf16
 from revela.errors import RevelaError
 from revela.packing import packed
-from revela.quiet import quieten
 from revela.retriever.build import load_retriever
 from revela.settings import Precision
+from revela.silence import silence_libraries
 from revela.types import Vectors
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def load_encoder(
     folder: Path, precision: Precision, max_tokens: int | None = None
 ) -> RetrieverEncoder:
     """The encoder of a saved retriever, or of any Sentence-Transformers folder."""
-    quieten()
+    silence_libraries()
     model = load_retriever(folder)
     return RetrieverEncoder(model, uses_bf16(precision, model.device), max_tokens)
 

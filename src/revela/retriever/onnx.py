@@ -35,8 +35,8 @@ from tqdm import tqdm
 
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.quiet import hushed
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
+from revela.silence import silence_warnings
 from revela.types import Vectors
 
 MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"
@@ -190,7 +190,7 @@ def _write_graph(model: SentenceTransformer, file: Path) -> None:
     example = model.preprocess(["two texts of", "different lengths, so that one of them is padded"])
     axes = {0: "batch", 1: "length"}
     try:
-        with torch.no_grad(), hushed():
+        with torch.no_grad(), silence_warnings():
             program = torch.onnx.export(
                 _Graph(model).eval(),
                 tuple(example[name] for name in INPUTS),
@@ -243,7 +243,7 @@ def _quantise(file: Path, width: int) -> None:
     ]
     fp32 = file.with_suffix(".fp32")
     file.rename(fp32)
-    with hushed():
+    with silence_warnings():
         quantize_dynamic(
             fp32,
             file,

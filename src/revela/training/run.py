@@ -23,13 +23,13 @@ from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
 from revela.objectives.base import Parts, build_objective
-from revela.quiet import quieten
 from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder, without_padding
 from revela.retriever.fit import fit_to_chunks
 from revela.retriever.lora import add_lora
 from revela.retriever.save import model_card, save_retriever
 from revela.settings import Recipe
+from revela.silence import silence_libraries
 from revela.training.checkpoint import BestState, step_of
 from revela.training.loop import Loop, bf16_forward
 from revela.training.progress import Checks, Clock, Metrics, Progress, Scores, describe, plot
@@ -103,7 +103,7 @@ def train(
             used, several processes were started.
     """
     refuse_at_once(recipe, out, resume)
-    quieten()
+    silence_libraries()
     torch.set_num_threads(recipe.training.threads or os.cpu_count() or 1)
     torch.manual_seed(recipe.training.seed)
     run = Run(recipe, out, check, bm25 or {}, corpus, command, judge)

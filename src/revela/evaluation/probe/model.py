@@ -22,11 +22,11 @@ from revela.evaluation.probe.moved_passage import Unit, move_all, moved_passage,
 from revela.evaluation.probe.position import SPARE, exact_match, long_texts, loss_by_place
 from revela.evaluation.probe.profile import Profile
 from revela.lm.language_model import load_language_model, load_tokenizer
-from revela.quiet import quieten
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import Ruler, ruler_of
 from revela.settings import Precision
+from revela.silence import silence_libraries
 from revela.types import Document
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def probe_retriever(
     Raises:
         RevelaError: there is too little of anything, or a vector is not finite.
     """
-    quieten()
+    silence_libraries()
     model = load_retriever(folder)
     ruler = ruler_of(model, name, max_tokens)
     texts = long_texts(documents, ruler, count, seed)
@@ -118,7 +118,7 @@ def probe_language_model(
     progress: bool = True,
 ) -> Found:
     """Next-token loss of a causal LM by place; the arguments are those of ``probe_retriever``."""
-    quieten()
+    silence_libraries()
     ruler = Ruler(load_tokenizer(folder), max_tokens)
     texts = long_texts(documents, ruler, count, seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

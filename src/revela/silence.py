@@ -1,4 +1,4 @@
-"""Libraries' own chatter off: our lines and one bar are what a person sees."""
+"""Turn off the progress bars and warnings of libraries, so that revela's own log stays readable."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def quieten() -> None:
-    """Silence the progress bars and notices of transformers, datasets and sentence-transformers;
-    errors stay.
+def silence_libraries() -> None:
+    """Turn off the progress bars and notices of transformers, datasets and sentence-transformers
+    for the rest of the process; errors are still shown.
     """
     import datasets
     import transformers
@@ -24,8 +24,8 @@ def quieten() -> None:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
-    """While open, no warning of any library is shown or logged; errors are."""
+def silence_warnings() -> Iterator[None]:
+    """While open, no warning is shown or logged; errors are."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

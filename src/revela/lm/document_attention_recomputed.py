@@ -1,0 +1,200 @@
+"""Document attention one document at a time, recomputed in the backward pass.
+
+The sum of document_attention.py as a Python loop over documents, forward and backward. Each
+document meets only the rows that give it a weight above ``epsilon``, nothing is padded, and scores
+and outputs of a (row, document) pair exist only while the loop is at its document: the backward
+pass computes them again. Memory grows with the tokens, not with the pairs.
+
+Shapes: A runs of rows, T rows in all; B documents packed into S tokens; H query heads, G key-value
+heads, D head width; per document, L tokens and R rows that attend to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+NEARLY_ALL = 0.8  # of the runs: from this share on, all rows are computed and none are picked out
+
+
+def recomputed_document_attention(
+    query_HTD: Tensor,
+    key_GSD: Tensor,
+    value_GSD: Tensor,
+    weights_AB: Tensor,
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    scale: float,
+    norm_eps: float | None,
+    epsilon: float,
+) -> Tensor:
+    """(H, T, D); arguments as in ``document_attention``, ``norm_eps`` None for no V-norm."""
+    if norm_eps is not None:
+        # CUDA's autocast computes norms in fp32.
+        norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
+        value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
+    output_HTD: Tensor = _Recomputed.apply(  # type: ignore[no-untyped-call]
+        query_HTD, key_GSD, value_GSD, weights_AB, lengths, rows, scale, norm_eps, epsilon
+    )
+    return output_HTD
+
+
+class _Recomputed(torch.autograd.Function):
+    """With ``norm_eps`` the last column of the values is their norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_HTD: Tensor,
+        key_GSD: Tensor,
+        value_GSD: Tensor,
+        weights_AB: Tensor,
+        lengths: Sequence[int],
+        rows: Sequence[int],
+        scale: float,
+        norm_eps: float | None,
+        epsilon: float,
+    ) -> Tensor:
+        ctx.save_for_backward(query_HTD, key_GSD, value_GSD, weights_AB)
+        ctx.norm_eps, ctx.settings = norm_eps, (lengths, rows, scale, epsilon)
+        width = value_GSD.shape[-1] - (norm_eps is not None)
+        exact = torch.promote_types(query_HTD.dtype, torch.float32)
+        total_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], width, dtype=exact)
+        for document in _attended_documents(query_HTD, key_GSD, weights_AB, *ctx.settings):
+            output_GRD = document.attention_GRL @ value_GSD[:, document.tokens]
+            output_HRD = document.by_head(_v_normed(output_GRD, norm_eps))
+            document.add(total_HTD, output_HRD * document.weight_R1)
+        return total_HTD.to(query_HTD.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query_HTD, key_GSD, value_GSD, weights_AB = ctx.saved_tensors
+        exact = torch.promote_types(query_HTD.dtype, torch.float32)
+        grad_query, grad_key, grad_value, grad_weights = (
+            torch.zeros_like(t, dtype=exact) if needed else None
+            for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        )
+        for document in _attended_documents(query_HTD, key_GSD, weights_AB, *ctx.settings):
+            attention_GRL, tokens = document.attention_GRL, document.tokens
+            output_GRD = attention_GRL @ value_GSD[:, tokens]
+            normed_GRD = _v_normed(output_GRD, ctx.norm_eps)
+            grad_HRD = document.take(gradients[0])
+            grad_GRD = document.by_key(grad_HRD * document.weight_R1)
+            if ctx.norm_eps is not None:
+                # o = a / n: d a = d o / n, d n = -(d o . o) / n.
+                grad_norm_GR1 = -(grad_GRD * normed_GRD).sum(-1, keepdim=True)
+                grad_GRD = torch.cat([grad_GRD, grad_norm_GR1], dim=-1)
+                grad_GRD = grad_GRD / (output_GRD[..., -1:] + ctx.norm_eps)
+            if grad_weights is not None:
+                slope_HRD = grad_HRD * document.by_head(normed_GRD)
+                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * document.is_kept_R
+                grad_weights[:, document.index].index_add_(0, document.run_R, slope_R)
+            if grad_value is not None:
+                grad_value[:, tokens] = (attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)
+            if grad_query is None and grad_key is None:
+                continue
+            # Softmax: d s = p (d p - sum p d p), and sum p d p is the output times its gradient.
+            grad_scores_GRL = grad_GRD @ value_GSD[:, tokens].transpose(1, 2)
+            grad_scores_GRL -= (grad_GRD * output_GRD).sum(-1, keepdim=True)
+            grad_scores_GRL *= attention_GRL
+            if grad_query is not None:
+                document.add(grad_query, document.by_head(grad_scores_GRL @ key_GSD[:, tokens]))
+            if grad_key is not None:
+                grad_key_GLD = grad_scores_GRL.transpose(1, 2) @ document.query_GRD
+                grad_key[:, tokens] = grad_key_GLD.to(exact)
+        if grad_query is not None:
+            grad_query *= ctx.settings[2]
+        found = grad_query, grad_key, grad_value, grad_weights
+        cast = (
+            g if g is None else g.to(t.dtype) for g, t in zip(found, ctx.saved_tensors, strict=True)
+        )
+        return *cast, None, None, None, None, None
+
+
+def _v_normed(output_GRD: Tensor, norm_eps: float | None) -> Tensor:
+    if norm_eps is None:
+        return output_GRD
+    return output_GRD[..., :-1] / (output_GRD[..., -1:] + norm_eps)
+
+
+@dataclass(frozen=True)
+class _AttendedDocument:
+    """One document, the rows that attend to it, and their attention over its tokens.
+
+    ``rows_R`` is None if all rows are computed, which saves picking them out. Rows of heads that
+    share keys are consecutive: (G, H / G * R, ...).
+    """
+
+    index: int
+    tokens: slice
+    rows_R: Tensor | None
+    run_R: Tensor
+    is_kept_R: Tensor
+    weight_R1: Tensor
+    query_GRD: Tensor
+    attention_GRL: Tensor
+    heads: int
+
+    def by_head(self, rows_GRX: Tensor) -> Tensor:
+        return rows_GRX.reshape(self.heads, len(self.run_R), rows_GRX.shape[-1])
+
+    def by_key(self, rows_HRX: Tensor) -> Tensor:
+        return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
+
+    def take(self, all_HTX: Tensor) -> Tensor:
+        return all_HTX if self.rows_R is None else all_HTX.index_select(1, self.rows_R)
+
+    def add(self, total_HTX: Tensor, rows_HRX: Tensor) -> None:
+        if self.rows_R is None:
+            total_HTX += rows_HRX
+        else:
+            total_HTX.index_add_(1, self.rows_R, rows_HRX.to(total_HTX.dtype))
+
+
+def _attended_documents(
+    query_HTD: Tensor,
+    key_GSD: Tensor,
+    weights_AB: Tensor,
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    scale: float,
+    epsilon: float,
+) -> Iterator[_AttendedDocument]:
+    """The documents that some row gives a weight above ``epsilon``."""
+    run_T = torch.repeat_interleave(torch.tensor(rows)).to(query_HTD.device, non_blocking=True)
+    is_kept_AB = weights_AB.detach() > epsilon
+    kept_AB = (weights_AB.detach() * is_kept_AB).to(query_HTD.dtype)
+    runs_B = is_kept_AB.sum(dim=0).tolist()
+    nearly_all = NEARLY_ALL * len(rows)
+    if any(0 < n < nearly_all for n in runs_B):
+        # The rows of all documents in one call: each nonzero() makes the host wait for the GPU.
+        is_kept_TB = is_kept_AB[run_T]
+        flat = is_kept_TB.T.nonzero()[:, 1].contiguous()
+        rows_of_B = torch.split(flat, is_kept_TB.sum(dim=0).tolist())
+    query_HTD = query_HTD * scale
+    end = 0
+    for j, length in enumerate(lengths):
+        start, end = end, end + length
+        if not runs_B[j]:
+            continue
+        rows_R = None if runs_B[j] >= nearly_all else rows_of_B[j]
+        run_R = run_T if rows_R is None else run_T[rows_R]
+        query_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
+        query_GRD = query_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])
+        yield _AttendedDocument(
+            index=j,
+            tokens=slice(start, end),
+            rows_R=rows_R,
+            run_R=run_R,
+            is_kept_R=is_kept_AB[:, j][run_R],
+            weight_R1=kept_AB[:, j][run_R][:, None],
+            query_GRD=query_GRD,
+            attention_GRL=(query_GRD @ key_GSD[:, start:end].transpose(1, 2)).softmax(dim=-1),
+            heads=len(query_HTD),
+        )
