@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from revela.evaluation.beir import Collection, Outcome
-from revela.evaluation.significance import as_json, greatest_gains, margin, p_values, standings
+from revela.evaluation.results import Scores
+from revela.evaluation.significance import greatest_gains, margin, p_values, standings
 
 IDS = [f"q{i}" for i in range(6)]
 COLLECTION = Collection(
@@ -38,14 +39,14 @@ FOUND = {"B": outcome(B, "d1"), "A": outcome(A), "C": outcome(C)}
 
 
 def test_each_system_is_tested_against_each_reference():
-    rows = {row.system: row for row in standings(FOUND, ["B", "A"])}
+    rows = standings(FOUND, ["B", "A"])
     assert list(rows) == ["B", "A", "C"]
     assert rows["A"].p == {"B": p_values((A - B)[:, None])[0]} and rows["B"].p == {
         "A": rows["A"].p["B"]
     }
     assert rows["C"].p == {"B": p_values((C - B)[:, None])[0], "A": p_values((C - A)[:, None])[0]}
     assert rows["A"].means["ndcg@10"] == pytest.approx(A.mean()) and rows["A"].margin == margin(A)
-    assert standings({"A": outcome(A)}, ["A"])[0].p == {}
+    assert standings({"A": outcome(A)}, ["A"])["A"].p == {}
 
 
 def test_gains_are_the_greatest_first_and_only_gains():
@@ -59,7 +60,11 @@ def test_gains_are_the_greatest_first_and_only_gains():
 
 def test_json_holds_every_query():
     rows = standings(FOUND, ["B"])
-    written = json.loads(json.dumps(as_json(FOUND, rows)))
+    scores = Scores({"c": rows})
+    written = json.loads(json.dumps(scores.to_json()))["c"]
     assert written["A"]["queries"]["q2"]["ndcg@10"] == 0.6 and written["A"]["p"].keys() == {"B"}
     low, high = written["A"]["interval"]
     assert (low + high) / 2 == pytest.approx(written["A"]["ndcg@10"])
+    again = Scores.from_json({"c": written}).collections["c"]["A"]
+    assert again.means == rows["A"].means and again.p == rows["A"].p
+    assert again.margin == pytest.approx(rows["A"].margin) and again.queries == rows["A"].queries

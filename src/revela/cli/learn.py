@@ -204,7 +204,7 @@ def compare(
 
     recipes = each_over(presets, recipe_file)
     documents, check = divided(corpus, recipe)
-    curves, lexical = run(
+    found = run(
         recipes,
         documents,
         on,
@@ -217,9 +217,9 @@ def compare(
         command="revela " + shlex.join(sys.argv[1:]),
         queries_file=queries_file(corpus, recipe),
     )
-    start = next(iter(curves.values()))[0]["judged"]
-    ends = {label: curve[-1]["judged"] for label, curve in curves.items()}
-    print_scores("nDCG@10 at the end", lexical, {"BM25": lexical, "start": start, **ends})
+    start = next(iter(found.curves.values()))[0].judged
+    ends = {label: curve[-1].judged for label, curve in found.curves.items()}
+    print_scores("nDCG@10 at the end", found.bm25, {"BM25": found.bm25, "start": start, **ends})
 
 
 @app.command
@@ -280,9 +280,8 @@ def divided(corpus: Sequence[Path], recipe: Recipe) -> tuple[Any, Any]:
     read and what the check asks.
     """
     from revela.corpus.read import read_for
-    from revela.evaluation.label_free import check_by, hold_out
+    from revela.evaluation.label_free import MIN_QUERIES, check_by, hold_out
     from revela.groups.folder import GroupFolder, is_group_folder
-    from revela.groups.held_out import MIN_QUERIES
     from revela.groups.ready import holds_groups
     from revela.groups.training_set import written_answers
     from revela.quiet import quieten

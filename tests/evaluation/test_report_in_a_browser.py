@@ -12,7 +12,7 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from test_report import HOSTILE, SCORES, a_comparison, a_probe, write_run
 
-from revela.evaluation.report.html_page import report
+from revela.evaluation.html_report import report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

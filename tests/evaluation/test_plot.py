@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from revela.evaluation.probe.plot import plot_profiles
-from revela.evaluation.probe.profile import profile
+from revela.evaluation.position import plot_profiles, profile
 
 TENTHS = [place + 0.5 for place in range(10)]
 
@@ -41,5 +40,5 @@ def test_a_line_a_model_and_a_box_a_test(tmp_path, monkeypatch, several):
     assert [axis.get_ylabel().split(",")[0] for axis in boxes] == [
         "cosine",
         "MRR@100",
-        "nats a token",
+        "nats per token",
     ]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation.report.curves import Line, draw, smooth
-from revela.evaluation.report.html_page import report
-from revela.evaluation.report.score_tables import merge
+from revela.evaluation.html_report import Line, draw, report, smooth
+from revela.evaluation.report_tables import merge
+from revela.evaluation.results import Scores, SystemScores, read_results
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror='alert(2)'>{{ 7 * 7 }}"
 ABOUT: dict[str, Any] = {
@@ -150,7 +150,14 @@ def a_probe(slope: float) -> dict[str, Any]:
         "drop": around(-9 * slope),
         "first_wins": around(0.9),
     }
-    geometry = {"alignment": 0.5, "uniformity": -2.5, "effective_rank": 61.25, "pairs": 200}
+    geometry = {
+        "alignment": 0.5,
+        "uniformity": -2.5,
+        "anisotropy": 0.25,
+        "effective_rank": 61.25,
+        "pairs": 200,
+        "width": 64,
+    }
     return {"model": "a", "profiles": {"exact match": found}, "geometry": geometry}
 
 
@@ -188,7 +195,7 @@ def test_label_free_scores_stand_beside_bm25_and_the_start(page):
     assert column == {
         "BM25": "0.500",
         "untrained": "0.300",
-        "before the first update": "0.400",
+        "before the first step": "0.400",
         "saved": "0.450",
     }
     assert ("check title", "BM25", "a") in page.best and (
@@ -274,7 +281,7 @@ def test_recipes_facts_and_environment(page):
 
 def test_probes_are_drawn_and_summed_up(page):
     found = page.tables["probes exact match"]
-    assert found["slope a tenth"] == {
+    assert found["slope per tenth"] == {
         "a": "-0.0200 -0.0300 to -0.0100",
         "b": "0.0100 0.0000 to 0.0200",
     }
@@ -285,7 +292,7 @@ def test_probes_are_drawn_and_summed_up(page):
     assert page.tables["probes Geometry of the vectors"]["pairs"]["a"] == "200"
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
     assert (
-        captions == ["title", "Loss, objective revela", "Seconds an update", "exact match"]
+        captions == ["title", "Loss, objective revela", "Seconds per step", "exact match"]
         and page.source.count("<svg") == 4
     )
 
@@ -424,11 +431,28 @@ def test_smoothing_is_a_running_mean():
 
 
 def test_scores_of_several_files_are_merged():
-    one, same, other = ({"med": {"BM25": {"ndcg@10": v}}} for v in (0.5, 0.5, 0.6))
-    assert merge({"a": one, "b": same}) == one
-    assert merge({"a": one, "b": other}) == {
-        "med": {"BM25": {"ndcg@10": 0.5}, "BM25 (b)": {"ndcg@10": 0.6}}
-    }
+    one, same, other = (
+        Scores({"med": {"BM25": SystemScores({"ndcg@10": value})}}) for value in (0.5, 0.5, 0.6)
+    )
+    assert merge({"a": one, "b": same}) == one.collections
+    again = {"BM25": SystemScores({"ndcg@10": 0.5}), "BM25 (b)": SystemScores({"ndcg@10": 0.6})}
+    assert merge({"a": one, "b": other}) == {"med": again}
+
+
+def test_files_are_read_back_as_they_were_written(tmp_path):
+    """Written by to_json, through a file, and read by from_json: the same objects again."""
+    folder = a_comparison(tmp_path / "runs")
+    write_run(tmp_path / "a", scores=SCORES, probe=a_probe(-0.02))
+    found = read_results([folder, tmp_path / "a"])
+    objects = [found.comparisons["runs"], found.scores["a"], found.probes["a"]]
+    assert len(found.runs) == 5
+    for each in objects:
+        assert type(each).from_json(json.loads(json.dumps(each.to_json()))) == each
+    assert found.comparisons["runs"].to_json() == json.loads((folder / "compare.json").read_text())
+    written = found.scores["a"].to_json()["med"]["a"]
+    assert written.pop("interval") == pytest.approx([0.65, 0.75])
+    assert written == {k: v for k, v in SCORES["med"]["a"].items() if k != "interval"}
+    assert found.probes["a"].profiles["exact match"].slope.value == -0.02
 
 
 def damaged(folder: Path, file: str, content: str) -> Path:
@@ -447,36 +471,57 @@ def damaged(folder: Path, file: str, content: str) -> Path:
         (lambda p: damaged(p, "run.json", "[]"), "run.json holds no JSON object"),
         (
             lambda p: damaged(p, "run.json", '{"about": {"bm25": {"title": "high"}}}'),
-            "run.json is damaged (ValueError",
+            "run.json is damaged (about.bm25.title: Input should be a valid number",
         ),
-        (lambda p: damaged(p, "run.json", '{"about": 3}'), "run.json is damaged (AttributeError"),
+        (lambda p: damaged(p, "run.json", '{"about": 3}'), "run.json is damaged (about: Input"),
         (
             lambda p: damaged(p, "metrics.jsonl", '{"step": 0, "minutes": 0}\n{"step": 1, "min'),
-            "metrics.jsonl:2 is no line of a run",
+            "metrics.jsonl:2 is no line of a run (JSONDecodeError",
         ),
         (
             lambda p: damaged(p, "metrics.jsonl", '{"minutes": 0}\n'),
-            "metrics.jsonl:1 is no line of a run (KeyError: 'step'): delete it",
+            "metrics.jsonl:1 is no line of a run (step: Field required): delete it",
         ),
         (
             lambda p: damaged(p, "metrics.jsonl", '{"step": 1, "minutes": 0, "loss": "low"}\n'),
-            "metrics.jsonl:1 is no line of a run",
+            "metrics.jsonl:1 is no line of a run (loss: Input should be a valid number",
         ),
         (
             lambda p: damaged(p, "scores.json", '{"med": {"BM25": {"ndcg@10": "good"}}}'),
-            "scores.json holds no scores (ValueError",
+            "scores.json holds no scores (means.ndcg@10: Input should be a valid number",
+        ),
+        (
+            lambda p: damaged(p, "scores.json", '{"med": {"a": {"map": 1, "interval": 1}}}'),
+            "scores.json holds no scores (TypeError",
+        ),
+        (
+            lambda p: damaged(p, "scores.json", '{"med": {"a": {"map": 1, "queries": {"q": {}}}}}'),
+            "scores.json holds no scores (ValueError: query q has no ndcg@10): give a file of",
         ),
         (
             lambda p: damaged(p, "scores.json", '{"med": 3}'),
-            "scores.json holds no scores (ValueError: no metric that is known)",
+            "scores.json holds no scores (ValueError: no metric of ndcg@10, recall@100",
         ),
         (
             lambda p: damaged(p, "probe.json", '{"profiles": {"exact match": {}}}'),
-            "probe.json holds no probe (KeyError: 'places')",
+            "probe.json holds no probe (profiles.exact match.tenths: Field required): give a file",
+        ),
+        (
+            lambda p: damaged(p, "probe.json", json.dumps(a_probe(0.1)).replace("0.5, 1.5", "1.5")),
+            "probe.json holds no probe (profiles.exact match: Value error, 9 tenths, but 10 places",
         ),
         (
             lambda p: damaged(p, "compare.json", '{"bm25": {"med": 1}, "curves": {"a": [{}]}}'),
-            "compare.json is damaged (KeyError",
+            "compare.json is damaged (curves.a.0.minutes: Field required): run revela compare",
+        ),
+        (
+            lambda p: damaged(
+                p,
+                "compare.json",
+                '{"bm25": {"med": 1}, "curves": {"a": [{"minutes": 1, "tokens_read": 1, "judged": '
+                "{}}]}}",
+            ),
+            "compare.json is damaged (Value error, a has a point without a score on every collec",
         ),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from revela.evaluation.probe.profile import RESAMPLES, intervals, profile, slope_weights
+from revela.evaluation.position import RESAMPLES, intervals, profile, slope_weights
 
 TENTHS = [place + 0.5 for place in range(10)]
 
