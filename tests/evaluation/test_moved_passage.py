@@ -1,6 +1,4 @@
-"""Answers are put where they should be and nowhere else; ranks are a plain loop's; folders without
-answers are refused in one sentence.
-"""
+"""Moved passages: where answers are inserted, ranks against a loop, and folders without answers."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ PASSAGES = [f"violin{i} castle{i} recipe{i}." for i in range(4)]
 
 
 def write(folder, articles=True):
-    """Two articles of three passages, and one passage alone; or four documents with an answer in
-    each.
-    """
+    """Two articles of three passages and a single one, or four documents with an answer each."""
     (folder / "qrels").mkdir(parents=True)
     rows = []
     if articles:
@@ -178,7 +174,7 @@ def test_answers_that_do_not_fit_are_one_sentence(tiny_tokenizer):
     )
     with pytest.raises(
         RevelaError,
-        match="c: 1 of 2 answers fit beside as much of their document into 90 tokens, and two are needed",
+        match="c: 1 of 2 answers fit beside as much of their document into 90 tokens, and two are",
     ):
         move_all(answered, TokenWindow(tiny_tokenizer, 90), 5, "tokens", 0)
 

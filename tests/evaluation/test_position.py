@@ -1,6 +1,4 @@
-"""Where a model looks: encoders that are known to look at the beginning, at the end or nowhere are
-found out; losses are a plain loop's.
-"""
+"""Position bias: encoders of a known bias get its sign, and losses are those of a loop."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ from revela.lm.language_model import load_language_model
 from revela.retriever.tokens import TokenWindow
 from revela.types import Document
 
+LONG_ENOUGH = "documents are long enough for 10 parts of 52 tokens in all"
+
 
 class Words:
-    """A bag of hashed words, each weighted by its place in the text, from the first (1) to the last
-    (1 + tilt).
-    """
+    """A bag of words, weighted by place in the text from 1 (first) to 1 + tilt (last)."""
 
     def __init__(self, tilt):
         self.tilt = tilt
@@ -123,11 +121,7 @@ def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer)
     ("size", "count", "message"),
     [
         (20, 2, "20 tokens are too few to be cut in 10 parts: raise --max-tokens"),
-        (
-            60,
-            50,
-            r"only 29 of 30 documents are long enough for 10 parts of 52 tokens in all, and 30 are needed: lower --max-tokens or",
-        ),
+        (60, 50, f"only 29 of 30 {LONG_ENOUGH}, and 30 are needed: lower --max-tokens or"),
         (5000, 2, "only 0 of 30 documents are long enough"),
     ],
 )
@@ -145,9 +139,8 @@ def test_all_are_taken_where_there_are_fewer_than_asked_for(tiny_tokenizer, capl
         Document("short", "ocean1 " * 3)
     ]
     assert len(long_texts(documents, TokenWindow(tiny_tokenizer, 60), 200, 0)) == 31
-    assert caplog.messages == [
-        "only 31 of 32 documents are long enough for 10 parts of 52 tokens in all: all of them are taken, in place of 200"
-    ]
+    (message,) = caplog.messages
+    assert message == f"only 31 of 32 {LONG_ENOUGH}: all of them are taken, in place of 200"
 
 
 def test_a_broken_model_is_one_sentence():

@@ -12,7 +12,7 @@ from revela.evaluation.significance import margin, p_values
 
 
 def naive_p(differences) -> float:
-    """The share of all patterns of signs whose mean is at least as far from 0 as the observed one."""
+    """The share of all sign patterns whose mean is at least as far from 0 as the observed one."""
     observed = abs(sum(differences))
     patterns = list(itertools.product((-1, 1), repeat=len(differences)))
     return sum(

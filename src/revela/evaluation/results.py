@@ -1,5 +1,5 @@
-"""The JSON files of ``train``, ``compare``, ``eval`` and ``probe``, a dataclass each, and the reader
-that collects them for a report.
+"""The JSON files of ``train``, ``compare``, ``eval`` and ``probe``: a dataclass per file, and the
+reader that collects them for a report.
 
 A run folder holds run.json and metrics.jsonl, and may hold scores.json (``eval --json``) and
 probe.json (``probe --json``). A folder of ``compare`` holds compare.json and its runs.
