@@ -41,15 +41,15 @@ from torch import Tensor
 from revela.corpus.arrow_list import ArrowList
 from revela.corpus.read import read_for
 from revela.device import autocast
-from revela.evaluation.label_free import hold_out
+from revela.groups.held_out import split_held_out
 from revela.groups.training_set import training_chunks, training_rows
 from revela.lm.prompts import PromptMaker, of_group
 from revela.objectives.attention_distillation import attended, standard
-from revela.objectives.dream import Dream
+from revela.objectives.dream import DreamLoss
 from revela.objectives.find_heads import query_heads
 from revela.objectives.replug import likelihoods, ranking_divergence
 from revela.quiet import quieten
-from revela.settings import PRESETS, Recipe
+from revela.settings import Recipe, presets
 from revela.types import Chunk
 from signals import OWNER, PIECES, Signal, above, like_documents, some_pieces, told
 
@@ -91,7 +91,7 @@ class Teachers:
             [" ".join(passage.split()[:words]) for passage in passages], questions
         )
         texts = of_group(prompt, tail, 0)
-        objective = Dream(
+        objective = DreamLoss(
             torch.nn.Identity(),
             self.signal.lm,
             self.heads[:heads],
@@ -145,7 +145,7 @@ class Teachers:
         for tau in TAUS[:2]:
             loss = partial(lambda c_QB, tau: F.cross_entropy(c_QB / tau, target_Q), tau=tau)
             signals[f"InfoNCE, tau {tau}"] = partial(minus_gradient, loss, cosine_QB)
-        for heads in (4, recipe.query_heads):
+        for heads in (4, recipe.objective.query_heads):
             signals[f"attention, {heads} heads"] = partial(
                 self.attention, passages, questions, heads
             )
@@ -155,15 +155,20 @@ class Teachers:
         dream = partial(self.dream, passages, questions)
         for tau, gate in product(TAUS, GATES):
             signals[f"DREAM, tau {tau}, gate {gate}"] = partial(
-                dream, tau, gate, recipe.query_heads, None, cosine_QB
+                dream, tau, gate, recipe.objective.query_heads, None, cosine_QB
             )
-        usual = f"DREAM, tau {recipe.tau}, gate {recipe.gate}"
+        usual = f"DREAM, tau {recipe.objective.tau}, gate {recipe.objective.gate}"
         for heads in HEADS:
             signals[f"{usual}, {heads} heads"] = partial(
-                dream, recipe.tau, recipe.gate, heads, None, cosine_QB
+                dream, recipe.objective.tau, recipe.objective.gate, heads, None, cosine_QB
             )
         signals[f"{usual}, the answers' first {FEW} words"] = partial(
-            dream, recipe.tau, recipe.gate, recipe.query_heads, FEW, cosine_QB
+            dream,
+            recipe.objective.tau,
+            recipe.objective.gate,
+            recipe.objective.query_heads,
+            FEW,
+            cosine_QB,
         )
         found: dict[str, Callable[[], dict[str, float]]] = {}
         found |= {
@@ -217,9 +222,9 @@ def measure(
 ) -> Iterator[Told]:
     """Of each group, what the losses tell whose names match ``rows``."""
     signal = Signal(recipe, text)
-    documents, _ = hold_out(
-        read_for(recipe, [text])[0], recipe
-    )  # as in training, so that questions which were written for it are the ones
+    # Held out as in training, so that questions which were written for it are the ones.
+    share, at_most = recipe.corpus.held_out, recipe.corpus.held_out_at_most
+    documents, _ = split_held_out(read_for(recipe, [text])[0], share, at_most)
     chunks = training_chunks(recipe, documents)
     asking = training_rows(recipe, documents, chunks, queries_file, print)
     teachers, rng = Teachers(signal, recipe, asking), random.Random(0)
@@ -253,8 +258,8 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     lm: dict[str, Any] = {"model": "embedded:smollm2-135m", "lm": "embedded:smollm2-135m"}
-    recipe = Recipe(
-        **PRESETS["dream"],
+    recipe = Recipe.of(
+        **presets()["dream"],
         **lm,
         queries=arguments.queries,
         max_queries=1000,

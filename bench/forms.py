@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from naive_step import NaiveStep
 from revela.device import autocast
 from revela.lm.language_model import LanguageModel
-from revela.objectives.revela import Revela, gates_on_heads
+from revela.objectives.revela import RevelaLoss, gates_on_heads
 from revela.packing import packed
 from revela.settings import Recipe
 
@@ -89,7 +89,7 @@ class Models:
 
     def objective(self, form: str = OURS) -> Revela:
         r = self.recipe
-        return Revela(
+        return RevelaLoss(
             self.retriever,
             self.lm,
             tau=r.tau,

@@ -49,7 +49,7 @@ from revela.packing import packed
 from revela.quiet import quieten
 from revela.retriever.build import POOLING_MODES
 from revela.retriever.lora import add_lora
-from revela.settings import PRESETS, Recipe
+from revela.settings import Recipe, presets
 from rows import Row, print_row, ratio
 
 FORMS = [OURS, TRITON, BOUND]
@@ -105,7 +105,7 @@ def build(config: Any, preset: str, device: torch.device) -> Models:
     from sentence_transformers.sentence_transformer import modules
     from transformers import AutoModel, AutoModelForCausalLM
 
-    r = Recipe(**PRESETS[preset])
+    r = Recipe.of(**presets()[preset])
     bf16 = has_fast_bf16(device)
     config, lower = copy.deepcopy(config), copy.deepcopy(config)
     lower.num_hidden_layers = min(r.layers or config.num_hidden_layers, config.num_hidden_layers)
@@ -160,7 +160,9 @@ def heavy_pairs(models: Models, features: Features) -> int:
     """Pairs of chunks whose weight is enough to be computed."""
     with packed(models.retriever[0].model), autocast(models.device, models.bf16):
         query_BD, passage_BD = (embed(models.retriever, side, 0) for side in features[:2])
-    return int((models.objective().weights(query_BD, passage_BD) > models.recipe.epsilon).sum())
+    return int(
+        (models.objective().weights(query_BD, passage_BD) > models.recipe.objective.epsilon).sum()
+    )
 
 
 def needed(models: Models, features: Features) -> tuple[float, float]:
@@ -337,7 +339,7 @@ def rows(
             del models
             free(device)
         if time.monotonic() - begun <= 60 * arguments.gpu_minutes:
-            n_rows = max(arguments.gpu_groups) * Recipe().group_size * (arguments.gpu_tokens - 1)
+            n_rows = max(arguments.gpu_groups) * Recipe.of().group_size * (arguments.gpu_tokens - 1)
             yield from loss_rows(model, configs[model], n_rows, arguments.gpu_repeats, device, peak)
             free(device)
 

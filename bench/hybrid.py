@@ -166,7 +166,7 @@ def main() -> None:
         default=0,
         help="re-rank by the heads of an LM, this many queries of each collection",
     )
-    parser.add_argument("--lm", default=Recipe.offline_model, help="that LM")
+    parser.add_argument("--lm", default=Recipe.of().retriever.offline_model, help="that LM")
     arguments = parser.parse_args()
     columns = {"dense": "it", "RRF": "it + BM25 (RRF)", "by score": "it + BM25"}
     if not arguments.no_tokens:

@@ -57,22 +57,23 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     from revela.device import has_fast_bf16
     from revela.groups.training_set import training_chunks
     from revela.quiet import quieten
+    from revela.retriever.build import untrained_retriever
+    from revela.retriever.fit import fit_to_chunks
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
-    from revela.training.run import fit_to_chunks, untrained_retriever
     from revela.weights import resolve
 
     quieten()
     fit = settings.get("fit", False)
-    recipe = dataclasses.replace(Recipe(), **{k: v for k, v in settings.items() if k != "fit"})
+    recipe = dataclasses.replace(Recipe.of(), **{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])
     model = untrained_retriever(recipe, resolve(SMOL), documents, print)
     if fit:
-        model.max_seq_length = recipe.lm_tokens
+        model.max_seq_length = recipe.lm.lm_tokens
         fit_to_chunks(
             recipe, model, training_chunks(recipe, documents), has_fast_bf16(model.device), print
         )
-        model.max_seq_length = recipe.max_tokens
+        model.max_seq_length = recipe.retriever.max_tokens
     save_retriever(model, out, "untrained")
 
 

@@ -36,13 +36,14 @@ from revela.corpus.read import read_corpus
 from revela.device import autocast, compute_device, uses_bf16
 from revela.groups.training_set import training_chunks
 from revela.lm.language_model import load_language_model, load_tokenizer
-from revela.objectives.collate import first_half
 from revela.objectives.find_heads import sibling_heads
-from revela.objectives.revela import Revela, gates_on_heads, others
+from revela.objectives.revela import RevelaLoss, gates_on_heads, others
 from revela.quiet import quieten
+from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.fit import fit_to_chunks
+from revela.retriever.tokens import first_half
 from revela.settings import Recipe
-from revela.training.run import fit_to_chunks, untrained_retriever
 from revela.weights import resolve
 
 DOCUMENTS, PIECES = 4, 4  # of a group
@@ -99,21 +100,25 @@ class Signal:
             compute_device(),
             resolve("embedded:smollm2-135m"),
         )
-        self.bf16 = uses_bf16(recipe.precision, self.device)
+        self.bf16 = uses_bf16(recipe.training.precision, self.device)
         self.lm, self.tokenizer = (
             load_language_model(folder, bf16=self.bf16).to(self.device),
             load_tokenizer(folder),
         )
         ranking = sibling_heads(recipe, self.lm, self.tokenizer, folder, documents)
-        first = int(recipe.gate_first_layer * self.lm.n_layers)
-        heads = [(layer, head) for layer, head, _ in ranking if layer >= first][: recipe.gate_heads]
+        first = int(recipe.objective.gate_first_layer * self.lm.n_layers)
+        heads = [(layer, head) for layer, head, _ in ranking if layer >= first][
+            : recipe.objective.gate_heads
+        ]
         model = untrained_retriever(recipe, folder, documents)
         fit_to_chunks(recipe, model, training_chunks(recipe, documents), self.bf16)
         self.encoder, gates_LH = (
             RetrieverEncoder(model, self.bf16),
-            gates_on_heads(self.lm, recipe.gate, heads),
+            gates_on_heads(self.lm, recipe.objective.gate, heads),
         )
-        self.objective = Revela(model, self.lm, tau=recipe.tau, gates_LH=gates_LH, v_norm=False)
+        self.objective = RevelaLoss(
+            model, self.lm, tau=recipe.objective.tau, gates_LH=gates_LH, v_norm=False
+        )
         self.documents, self.folder = documents, folder
 
     def equal(self, texts: Sequence[str]) -> Tensor:
@@ -128,7 +133,7 @@ class Signal:
         return cosine_BB / others(cosine_BB).std(dim=1, correction=0, keepdim=True)
 
     def halves(self, texts: Sequence[str]) -> list[str]:
-        return [first_half(text, self.tokenizer, self.recipe.lm_tokens) for text in texts]
+        return [first_half(text, self.tokenizer, self.recipe.lm.lm_tokens) for text in texts]
 
     def cosines(self, queries: Sequence[str], passages: Sequence[str]) -> Tensor:
         """(Q, B), by the fitted retriever."""
@@ -141,7 +146,7 @@ class Signal:
         side = self.tokenizer(
             list(texts),
             truncation=True,
-            max_length=self.recipe.lm_tokens,
+            max_length=self.recipe.lm.lm_tokens,
             padding=True,
             padding_side="right",
             return_tensors="pt",
@@ -248,11 +253,12 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     rng = random.Random(0)
-    recipe = Recipe()
+    recipe = Recipe.of()
     signal = Signal(recipe, arguments.text)
     measure = siblings if arguments.what == "siblings" else duplicates
     cut = (
-        [c.text for c in chunk(document, 0, recipe.chunk_words)] for document in signal.documents
+        [c.text for c in chunk(document, 0, recipe.corpus.chunk_words)]
+        for document in signal.documents
     )
     pieces = some_pieces(cut, arguments.groups, rng)
     found = list(measure(signal, pieces, arguments.groups, rng))

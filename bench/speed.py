@@ -48,7 +48,7 @@ from revela.quiet import quieten
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import add_lora
-from revela.settings import PRESETS, Recipe
+from revela.settings import Recipe, presets
 from revela.types import Document
 from revela.weights import resolve
 from rows import Row, plot, print_row, ratio
@@ -81,7 +81,7 @@ def group(texts: Sequence[str], tokenizer: Any, chunks: int, tokens: int) -> Fea
 
 def smollm(preset: str, layers: int, lm_layers: int) -> tuple[Models, Any]:
     """SmolLM2-135M as this preset's models, on the CPU, and the LM's tokenizer."""
-    r = Recipe(**{**PRESETS[preset], "layers": layers})
+    r = Recipe.of(**{**presets()[preset], "layers": layers})
     folder = resolve(SMOL)
     bf16 = has_fast_bf16(CPU)
     retriever = build_retriever(

@@ -17,7 +17,7 @@ import revela.cli as cli
 from conftest import make_rows
 from revela.cli.main import each_over
 from revela.errors import RevelaError
-from revela.settings import PRESETS, Recipe
+from revela.settings import Recipe, presets
 from test_cli import TINY, run
 
 ABLATIONS = Path(__file__).parents[1] / "recipes" / "ablations"
@@ -64,7 +64,7 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(monkeypatch, fil
     content = tomllib.loads(file.read_text())
     tables = {name: value for name, value in content.items() if isinstance(value, dict)}
     shared = {name: value for name, value in content.items() if name not in tables}
-    base = dataclasses.asdict(Recipe()) | PRESETS[preset] | shared
+    base = dataclasses.asdict(Recipe.of()) | presets()[preset] | shared
     assert {name: dataclasses.asdict(recipe) for name, recipe in recipes.items()} == {
         name: base | table for name, table in (tables or {preset: {}}).items()
     }

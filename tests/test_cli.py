@@ -4,11 +4,10 @@ that loads nothing heavy.
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,16 @@ import torch
 import revela.cli as cli
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.settings import PRESETS, READ_BY, Recipe, refuse_unread
+from revela.groups.training_set import default_queries_file
+from revela.settings import (
+    OBJECTIVES,
+    Recipe,
+    fields_of,
+    flag_of,
+    objective_class,
+    presets,
+    read_recipe,
+)
 from revela.types import Document
 
 
@@ -33,14 +41,15 @@ def run(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
     return code, output.out, output.err
 
 
-def stop_at(seen):
-    """Stands in for reading a corpus: notes the recipe and goes no further."""
+def stop_reading(monkeypatch, seen):
+    """In place of reading a corpus, note the recipe and stop."""
 
     def stop(recipe, _corpus):
         seen.append(recipe)
         raise RevelaError("stop")
 
-    return stop
+    for module in ("corpus.read", "groups.training_set", "groups.corpora"):
+        monkeypatch.setattr(f"revela.{module}.read_for", stop)
 
 
 TINY = (
@@ -258,11 +267,11 @@ def test_an_index_grows_shrinks_and_filters(monkeypatch, capsys, tmp_path):
 def test_queries_of_a_hub_dataset_are_kept_in_this_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert (
-        cli.learn.queries_file([Path("hub:owner/name:en")], Recipe())
+        default_queries_file([Path("hub:owner/name:en")], Recipe.of())
         == tmp_path / "owner-name-en.queries.jsonl"
     )
     assert (
-        cli.learn.queries_file([Path("a/b.jsonl")], Recipe())
+        default_queries_file([Path("a/b.jsonl")], Recipe.of())
         == tmp_path / "a" / "b.jsonl.queries.jsonl"
     )
 
@@ -370,16 +379,17 @@ def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments
 
 
 def test_no_number_of_a_recipe_is_below_0_but_two():
-    refused, numbers = (
-        set(),
-        {f.name for f in dataclasses.fields(Recipe) if type(f.default) in (int, float)},
-    )
-    for name in numbers:
-        try:
-            Recipe(**{name: -1})
-        except RevelaError as error:
-            refused.add(name)
-            assert str(error).startswith(f"--{name.replace('_', '-')} -1: give a number")
+    refused, numbers = set(), set()
+    for objective in OBJECTIVES:
+        for name, default in Recipe.of(objective=objective).flat().items():
+            if type(default) not in (int, float):
+                continue
+            numbers.add(name)
+            try:
+                Recipe.of(objective=objective, **{name: -1})
+            except RevelaError as error:
+                refused.add(name)
+                assert re.match(rf"--{name.replace('_', '-')} -1(\.0)?: give a number", str(error))
     assert numbers - refused == {"prior", "margin"}
 
 
@@ -404,10 +414,7 @@ def test_typos_are_refused(monkeypatch, capsys, tmp_path):
 
 def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
     seen = []
-    monkeypatch.setattr(
-        "revela.corpus.read.read_for",
-        lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop")),
-    )
+    stop_reading(monkeypatch, seen)
     (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
     run(
         monkeypatch,
@@ -425,8 +432,9 @@ def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
     )
     run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o")
     paper, plain = seen
-    assert (paper.tau, paper.lora_rank, paper.lm_lora, paper.pooling) == (0.3, 9, True, "eos")
-    assert plain == Recipe()
+    assert (paper.objective.tau, paper.retriever.lora_rank) == (0.3, 9)
+    assert paper.objective.lm_lora and paper.retriever.pooling == "eos"
+    assert plain == Recipe.of()
 
 
 @pytest.mark.parametrize("verb", ["train", "compare", "heads", "groups", "queries"])
@@ -434,11 +442,7 @@ def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(
     monkeypatch, capsys, tmp_path, verb
 ):
     seen = []
-    for place in (
-        "revela.groups.build",
-        "revela.corpus.read",
-    ):  # the one that keeps a name of its own first
-        monkeypatch.setattr(f"{place}.read_for", stop_at(seen))
+    stop_reading(monkeypatch, seen)
     (tmp_path / "r.toml").write_text('objective = "dream"\ngate = 0.3\n')
     more = {"heads": (), "queries": (), "compare": ("--on", tmp_path)}.get(verb, ())
     rest = () if verb in ("heads", "queries") else ("--out", tmp_path / "o")
@@ -446,11 +450,9 @@ def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(
         code, _, err = run(monkeypatch, capsys, verb, tmp_path, *rest, *more, *flags)
         assert code == 2 and "stop" in err
     by_flag, by_file = seen
-    assert by_flag == by_file and (by_file.objective, by_file.gate, by_file.learn_gates) == (
-        "dream",
-        0.3,
-        True,
-    )
+    objective = by_file.objective
+    assert by_flag == by_file
+    assert (objective.name, objective.gate, objective.learn_gates) == ("dream", 0.3, True)
     (tmp_path / "r.toml").write_text('objective = "dream"\n')
     run(
         monkeypatch,
@@ -465,15 +467,14 @@ def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(
         "crop",
     )
     assert (
-        seen[2].objective == "crop"
-        and seen[2].group_size == PRESETS["crop"]["group_size"]
-        and not seen[2].learn_gates
+        seen[2].objective.name == "crop"
+        and seen[2].groups.group_size == presets()["crop"]["group_size"]
     )
 
 
 def test_a_named_preset_wins_over_the_one_that_a_recipe_implies(monkeypatch, capsys, tmp_path):
     seen = []
-    monkeypatch.setattr("revela.corpus.read.read_for", stop_at(seen))
+    stop_reading(monkeypatch, seen)
     (tmp_path / "r.toml").write_text('objective = "infonce"\n')
     run(
         monkeypatch,
@@ -487,28 +488,23 @@ def test_a_named_preset_wins_over_the_one_that_a_recipe_implies(monkeypatch, cap
         "--preset",
         "pairs",
     )
-    assert (seen[0].objective, seen[0].queries, seen[0].group_size) == (
-        "infonce",
-        "authors-words",
-        32,
-    )
+    assert seen[0] == Recipe.of("pairs") and seen[0].queries.source == "authors-words"
 
 
 def test_several_widths_after_one_flag(monkeypatch, capsys, tmp_path):
     seen = []
-    monkeypatch.setattr("revela.corpus.read.read_for", stop_at(seen))
+    stop_reading(monkeypatch, seen)
     (tmp_path / "r.toml").write_text("matryoshka = [64, 128]\n")
     for flags in (("--matryoshka", 64, 128, "--seed", 1), ("--recipe", tmp_path / "r.toml")):
         run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", *flags)
-    assert [recipe.matryoshka for recipe in seen] == [(64, 128)] * 2 and seen[0].seed == 1
+    assert [recipe.retriever.matryoshka for recipe in seen] == [(64, 128)] * 2 and seen[
+        0
+    ].training.seed == 1
 
 
 def test_a_recipe_may_set_what_shares_its_name_with_a_verb(monkeypatch, capsys, tmp_path):
     seen = []
-    monkeypatch.setattr(
-        "revela.corpus.read.read_for",
-        lambda recipe, corpus: seen.append(recipe) or (_ for _ in ()).throw(RevelaError("stop")),
-    )
+    stop_reading(monkeypatch, seen)
     (tmp_path / "r.toml").write_text(
         'objective = "dream"\nqueries = "title"\nheads = "heads.json"\n'
     )
@@ -517,7 +513,9 @@ def test_a_recipe_may_set_what_shares_its_name_with_a_verb(monkeypatch, capsys, 
         ("compare", tmp_path, "--out", tmp_path / "o", "--on", tmp_path),
     ):
         run(monkeypatch, capsys, *flags, "--recipe", tmp_path / "r.toml")
-    assert [(recipe.queries, recipe.heads) for recipe in seen] == [("title", "heads.json")] * 2
+    assert [(recipe.queries.source, recipe.objective.heads) for recipe in seen] == [
+        ("title", "heads.json")
+    ] * 2
     (tmp_path / "r.toml").write_text("tau = = 1\n")
     code, _, err = run(
         monkeypatch,
@@ -545,25 +543,17 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
     (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
     code, _, err = run(
         monkeypatch, capsys, "compare", corpus_file, "--on", tmp_path, "--out", tmp_path / "o", "--presets", "gated", "crop", "paper",
-        "--recipe", tmp_path / "r.toml", "--lora-rank", 9, "--group-size", Recipe.group_size, "--no-lm-lora",
+        "--recipe", tmp_path / "r.toml", "--lora-rank", 9, "--group-size", Recipe.of().groups.group_size, "--no-lm-lora",
     )  # fmt: skip
     assert code == 2 and "stop" in err
-    assert list(seen) == ["gated", "crop", "paper"] and (Recipe.group_size, Recipe.lm_lora) != (
-        32,
-        True,
-    )
+    assert list(seen) == ["gated", "crop", "paper"]
+    given = dict(tau=0.3, lora_rank=7) | dict(lora_rank=9, lm_lora=False)
+    given["group_size"] = Recipe.of().groups.group_size
     for preset, recipe in seen.items():
-        assert (recipe.tau, recipe.lora_rank, recipe.group_size, recipe.lm_lora) == (
-            0.3,
-            9,
-            Recipe.group_size,
-            False,
-        )
-        assert all(
-            getattr(recipe, k) == v
-            for k, v in PRESETS[preset].items()
-            if k not in ("tau", "lora_rank", "group_size", "lm_lora")
-        )
+        flat = recipe.flat()
+        expected = {k: v for k, v in (presets()[preset] | given).items() if k in flat}
+        assert {k: flat[k] for k in expected} == expected
+        assert ("lm_lora" in flat) == (preset != "crop")
 
 
 @pytest.mark.parametrize(
@@ -571,19 +561,19 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
     [
         (
             ("train", "--preset", "crop", "--tau-lm", "0.1"),
-            "--tau-lm says nothing to --objective crop: leave it away, or train replug",
+            "--tau-lm has no effect on --objective crop: leave it out, or train replug",
         ),
         (
             ("train", "--objective", "gains", "--siblings", "0.5"),
-            "--siblings says nothing to --objective gains",
+            "--siblings has no effect on --objective gains",
         ),
         (
             ("train", "--recipe", "{tmp}/r.toml"),
-            "--sharpness says nothing to --objective revela: leave it away, or train gains or attention",
+            "--sharpness has no effect on --objective revela: leave it out, or train gains or attention",
         ),
         (
             ("train", "--preset", "paper", "--crop-window", "99"),
-            "--crop-window says nothing to --objective revela",
+            "--crop-window has no effect on --objective revela",
         ),
         (
             ("train", "--preset", "paper", "--objective", "crop"),
@@ -593,7 +583,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         (("train", "--preset", "pairs", "--lm", "x"), "stop"),
         (
             ("train", "--preset", "crop", "--query-lm", "x"),
-            "--query-lm says nothing to --objective crop",
+            "--query-lm has no effect on --objective crop",
         ),
         (
             (
@@ -611,11 +601,11 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         ),
         (
             ("train", "--preset", "crop", "--queries", "title", "--check-questions", "9"),
-            "--queries says nothing to --objective crop",
+            "--queries has no effect on --objective crop",
         ),
         (
             ("compare", "--presets", "crop", "pairs", "--v-norm"),
-            "--v-norm says nothing to --objective crop and infonce: leave it away",
+            "--v-norm has no effect on --objective crop and infonce: leave it out",
         ),
         (("compare", "--presets", "crop", "paper", "--no-v-norm", "--gate-heads", "3"), "stop"),
         (("compare", "--presets", "gated", "gains", "--recipe", "{tmp}/r.toml"), "stop"),
@@ -624,7 +614,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
 def test_a_setting_that_the_objective_does_not_read_is_refused(
     monkeypatch, capsys, tmp_path, arguments, message
 ):
-    monkeypatch.setattr("revela.corpus.read.read_for", stop_at([]))
+    stop_reading(monkeypatch, [])
     (tmp_path / "r.toml").write_text("sharpness = 3.0\n")
     verb, *flags = (part.format(tmp=tmp_path) for part in arguments)
     more = ("--on", tmp_path) if verb == "compare" else ()
@@ -632,19 +622,31 @@ def test_a_setting_that_the_objective_does_not_read_is_refused(
     assert code == 2 and message in err and len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", presets())
 def test_presets_set_what_their_objective_reads(preset):
-    recipe = Recipe(**PRESETS[preset])
-    refuse_unread([("gated", recipe)])
-    assert set(READ_BY) <= set(Recipe.__dataclass_fields__)
+    flat = Recipe.of(preset).flat()
+    assert {k: flat[k] for k in presets()[preset]} == presets()[preset]
 
 
-def test_recipes_in_the_tree_are_the_presets():
-    for file in (Path(__file__).parents[1] / "recipes").glob("*.toml"):
-        settings = tomllib.loads(file.read_text())
-        assert set(settings) <= set(Recipe.__dataclass_fields__), file
-        if file.stem in PRESETS:
-            assert settings == PRESETS[file.stem]
+def test_a_setting_has_one_name():
+    """So that flags and keyword arguments need no section."""
+    for name in OBJECTIVES:
+        flags = [flag_of(section, item.name) for section, item in fields_of(objective_class(name))]
+        assert len(set(flags)) == len(flags) and "objective" not in flags
+
+
+def test_a_recipe_of_an_earlier_version_is_read_with_a_sentence(tmp_path, caplog):
+    caplog.set_level("INFO", "revela")
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    old.write_text(
+        'objective = "dream"\ntau = 0.3\nlm = "x"\ngroups = "random"\n[small]\nlayers = 2\n'
+    )
+    new.write_text(
+        '[objective]\nname = "dream"\ntau = 0.3\n[lm]\nmodel = "x"\n[groups]\nkind = "random"\n'
+        "[variants.small.retriever]\nlayers = 2\n"
+    )
+    assert read_recipe(new) == read_recipe(old)
+    assert [f"{old} has the form of earlier versions" in text for text in caplog.messages] == [True]
 
 
 def test_objectives_from_the_command_line(
@@ -692,7 +694,7 @@ def test_objectives_from_the_command_line(
     saved = json.loads((tmp_path / "dream" / "run.json").read_text())
     assert (
         saved["objective"] == "dream"
-        and saved["tau"] == PRESETS["dream"]["tau"]
+        and saved["tau"] == presets()["dream"]["tau"]
         and saved["learn_gates"]
     )
     code, out, err = run(
@@ -832,7 +834,13 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     told = dict(check=None, bm25={}, corpus="", command="", queries_file=tmp_path / "q")
     with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
         compare(
-            {"gated": Recipe()}, [Document("d", "text")], [], tmp_path, seeds=[0], points=1, **told
+            {"gated": Recipe.of()},
+            [Document("d", "text")],
+            [],
+            tmp_path,
+            seeds=[0],
+            points=1,
+            **told,
         )
     assert mine.read_text() == "mine"
 

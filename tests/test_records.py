@@ -21,7 +21,7 @@ from revela import Document, Retriever
 from revela.evaluation.beir import Collection, outcomes
 from revela.groups.order import order_of_groups
 from revela.groups.training_set import training_chunks, training_rows
-from revela.settings import PRESETS, Recipe
+from revela.settings import Recipe, presets
 from revela.training.run import train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="recorded on a CPU")
@@ -36,12 +36,14 @@ DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_row
 TEXTS = ["ocean01 ocean02 ocean03", "Violin15 engine10.", DOCUMENTS[7].text]
 TINY = dict(
     layers=2, chunk_words=12, group_size=8, groups_per_step=1, lora_rank=4, lora_alpha=8,
-    lm_tokens=64, max_tokens=64, gate_heads=4, gate_first_layer=0.3, learning_rate=2e-3,
-    max_minutes=0, max_steps=8, warmup_steps=2, log_every=1, check_every=0, seed=0, threads=1,
+    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=8, warmup_steps=2, log_every=1, check_every=0, seed=0, threads=1,
     precision="fp32",
 )  # fmt: skip
-ASKED = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
-RUNS = {name: {**settings, **TINY} for name, settings in PRESETS.items()}
+ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
+GATED = dict(gate_heads=4, gate_first_layer=0.3)
+RUNS = {name: {**settings, **TINY} for name, settings in presets().items()}
+for name in ("gated", "paper", "gains"):
+    RUNS[name] |= GATED
 RUNS["paper"] |= dict(groups_per_step=2)
 RUNS["dream"] |= ASKED
 RUNS["attention"] |= ASKED
@@ -87,7 +89,7 @@ def keep(request: pytest.FixtureRequest) -> Callable[[str, Record], None]:
 @pytest.mark.parametrize("name", RUNS)
 def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))  # the LM's heads are found anew
-    recipe = Recipe(**RUNS[name], model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
+    recipe = Recipe.of(**RUNS[name], model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
     train(recipe, DOCUMENTS, tmp_path / "out")
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "loss" in row]
@@ -103,7 +105,7 @@ def test_groups_of_two_epochs(keep):
     vectors_ND = rng.normal(size=(len(DOCUMENTS), 4)).astype(np.float32)
     record: Record = {}
     for name, (settings, known) in GROUPS.items():
-        recipe = Recipe(chunk_words=12, group_size=8, threads=1, **settings)
+        recipe = Recipe.of(chunk_words=12, group_size=8, threads=1, **settings)
         chunks = training_chunks(recipe, DOCUMENTS)
         rows = training_rows(recipe, DOCUMENTS, chunks, None)
         similar = (vectors_ND, rng.permutation(len(rows))) if known else ()

@@ -67,14 +67,14 @@ def test_the_default_falls_back_only_by_a_printed_choice(monkeypatch, tiny_lm_fo
 
     monkeypatch.setattr(weights, "resolve", out_of_reach)
     caplog.set_level("INFO", "revela")
-    assert weights.find_weights(Recipe.model, str(tiny_lm_folder)) == tiny_lm_folder
+    assert weights.find_weights(Recipe.of().retriever.model, str(tiny_lm_folder)) == tiny_lm_folder
     assert (
         len(caplog.messages) == 1
         and "offline_model" in caplog.messages[0]
         and str(tiny_lm_folder) in caplog.messages[0]
     )
     with pytest.raises(RevelaError):
-        weights.find_weights(Recipe.model, "")
+        weights.find_weights(Recipe.of().retriever.model, "")
     with pytest.raises(RevelaError):
         weights.find_weights("somebody/else", str(tiny_lm_folder))
 

@@ -4,9 +4,12 @@ and search/.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
@@ -17,8 +20,16 @@ from revela.index.rerank import Rerank
 from revela.index.store import Index, Mode
 from revela.retriever.encode import load_encoder
 from revela.settings import Indexing, Precision, Recipe
+from revela.settings import Retriever as RetrieverSettings
 from revela.types import Document, Hit, Vectors
 from revela.weights import fingerprint, resolve
+
+if TYPE_CHECKING:
+    from revela.evaluation.label_free import HeldOutCheck
+    from revela.groups.training_set import TrainingSet
+    from revela.training.run import Outcome
+
+log = logging.getLogger(__name__)
 
 
 class Retriever:
@@ -39,10 +50,40 @@ class Retriever:
         self,
         model: str | Path,
         precision: Precision = "auto",
-        lm: str | Path = Recipe.offline_model,
+        lm: str | Path = RetrieverSettings.offline_model,
     ) -> None:
         self.folder, self.lm = resolve(str(model)), str(lm)
         self.encoder = load_encoder(self.folder, precision)
+
+    @classmethod
+    def train(
+        cls,
+        corpus: str | Path | Sequence[str | Path],
+        out: str | Path,
+        preset: str = "",
+        *,
+        resume: bool = False,
+        **settings: Any,
+    ) -> Retriever:
+        """Train a retriever on raw text, save it and load it.
+
+        >>> Retriever.train("docs/", "my-retriever", preset="pairs", max_minutes=5)  # doctest: +SKIP
+
+        Args:
+            corpus: folders, files or datasets of the hub (hub:owner/name), or a folder of groups.
+            out: folder for the retriever, which does not exist yet.
+            preset: settings to start from; empty: those of ``objective``, else "gated".
+            resume: continue the run in ``out`` from its last checkpoint.
+            settings: any setting by its flag's name (docs/settings.md); ``objective`` may also be an
+                instance of an objective of your own (docs/objectives.md).
+
+        Raises:
+            RevelaError: the corpus, a model or a setting cannot be used, or ``out`` is in the way.
+        """
+        sources = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+        paths = [Path(source) for source in sources]
+        train(paths, Path(out), Recipe.of(preset, **settings), resume=resume)
+        return cls(out)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """(N, D) float32 vectors of length one of these texts as queries."""
@@ -160,3 +201,81 @@ def _documents(documents: Iterable[str | Document]) -> ArrowList[Document]:
         for i, document in enumerate(documents)
     )
     return arrow_list(Document, (document for document in whole if document.full_text.strip()))
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a run gave.
+
+    Attributes:
+        outcome: of ``training.run.train``.
+        scores: nDCG@10 of the label-free check by system, then by task; empty if it has no task.
+    """
+
+    outcome: Outcome
+    scores: dict[str, dict[str, float]]
+
+
+def train(
+    corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
+) -> TrainingResult:
+    """Read a corpus, hold documents out, train on the others, and save a retriever.
+
+    Args:
+        corpus, out, resume: as for ``Retriever.train``.
+        recipe: all settings.
+        command: for the model card.
+    """
+    from revela.training.run import refuse_at_once
+    from revela.training.run import train as run
+
+    refuse_at_once(recipe, out, resume)  # before a language model writes questions for the check
+    data, check = read_training_set(recipe, corpus)
+    bm25 = check.bm25()
+    outcome = run(
+        recipe,
+        data,
+        out,
+        check=check if check.tasks else None,
+        bm25=bm25,
+        corpus=", ".join(map(str, corpus)),
+        command=command,
+        resume=resume,
+    )
+    systems = {
+        "BM25": bm25,
+        "untrained": outcome.untrained,
+        "before training": outcome.before,
+        "trained": outcome.after,
+    }
+    return TrainingResult(outcome, systems if check.tasks else {})
+
+
+def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
+    """What is trained on, and the label-free check by what is held out; logs both."""
+    from revela.evaluation.label_free import MIN_QUERIES, check_by
+    from revela.groups.training_set import TrainingSet, written_answers
+    from revela.quiet import quieten
+    from revela.training.record import refuse_several_processes
+
+    refuse_several_processes()  # before much is read
+    quieten()
+    data = TrainingSet.read(recipe, corpus)
+    path = data.queries_file
+    assert path is not None
+    ask = partial(written_answers, recipe, path=path, of="held-out chunks")
+    check = check_by(data.held_out, recipe, ask)
+    questions = recipe.training.check_questions
+    if questions and all(task.name != "question" for task in check.tasks):
+        log.info(
+            f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
+            "the label-free check asks none"
+        )
+    unguarded = "too few for a task, so the last state is saved unchecked"
+    if not questions:
+        unguarded += ": --check-questions 100 has a language model write questions about them"
+    log.info(
+        f"held out {len(data.held_out):,} documents for the label-free check "
+        f"({check.describe() or unguarded})"
+    )
+    return data, check

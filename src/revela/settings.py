@@ -1,295 +1,564 @@
-"""Every default of revela, in frozen dataclasses. A preset is a dict of what differs from them; a
-recipe (TOML) and flags go on top.
+"""Every setting of a training run, in sections; each default and its bounds stand at the field.
 
-Values of the ``dream`` preset that its paper does not give are marked as ours.
+A recipe is merged once, from three layers: a preset (``presets/*.toml``), a recipe file, and what is
+given by hand (flags, or keyword arguments). A setting has one name everywhere: the field, the flag
+(``--chunk-words``) and the key of a recipe file (``[corpus] chunk_words``). The three fields that are
+called ``kind``, ``source`` and ``model`` in the sections groups, queries and lm have the section's
+name as flag: ``--groups``, ``--queries``, ``--lm``. Those of the objective stand in its own file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+import ast
+import dataclasses
+import functools
+import inspect
+import logging
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from revela.errors import RevelaError
+
+log = logging.getLogger(__name__)
 
 Pooling = Literal["eos", "mean", "weighted-mean"]
 Precision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
-Objective = Literal["revela", "gains", "dream", "attention", "replug", "infonce", "crop"]
+Value = TypeVar("Value")
 
-# What a number may be; any other one of a recipe is 0 or more.
-AT_LEAST = {
-    **dict.fromkeys(("group_size", "lm_tokens", "crop_window"), 2),
-    **dict.fromkeys(
-        ("chunk_words", "surrogate_tokens", "max_tokens", "check_queries", "check_passages"), 1
-    ),
-    **dict.fromkeys(("query_heads", "lora_rank", "groups_per_step", "groups_per_batch"), 1),
-    **dict.fromkeys(("regroup_every", "save_every", "log_every"), 1),
+OBJECTIVES = {
+    "revela": "revela.objectives.revela:Revela",
+    "gains": "revela.objectives.gains:Gains",
+    "dream": "revela.objectives.dream:Dream",
+    "attention": "revela.objectives.attention_distillation:Attention",
+    "replug": "revela.objectives.replug:Replug",
+    "infonce": "revela.objectives.contrastive:InfoNCE",
+    "crop": "revela.objectives.contrastive:Crop",
 }
-ABOVE_0 = {"tau", "tau_lm", "sharpness", "lora_alpha"}
-SHARES = {
-    "near_duplicates",
-    "max_bad_share",
-    "held_out",
-    "gate",
-    "gate_first_layer",
-    "lora_dropout",
-}
-SHARES |= {"crop_least", "crop_most", "crop_deletion"}
-ANY = {"prior", "margin"}
+"Where each objective's settings are; they are imported when they are needed, as torch is with them."
+
+
+def setting(
+    default: Value,
+    *,
+    least: float | None = 0,
+    above: float | None = None,
+    most: float | None = None,
+    rare: bool = False,
+) -> Value:
+    """A field of a section.
+
+    Args:
+        default: its value if nothing else is given.
+        least, above, most: bounds of a number; a least of None: any number.
+        rare: not listed by ``--help`` (docs/settings.md lists all).
+    """
+    bounds = {"least": None if above is not None else least, "above": above, "most": most}
+    made: Value = field(default=default, metadata={**bounds, "rare": rare})
+    return made
+
+
+def share(default: float, rare: bool = False) -> float:
+    """A field that is a number from 0 to 1."""
+    return setting(default, most=1, rare=rare)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Settings that belong together; they are checked when they are made.
+
+    Raises:
+        RevelaError: a value is of another kind than its field's, or out of bounds.
+    """
+
+    def __post_init__(self) -> None:
+        for item, kind in _typed_fields(type(self)):  # type: ignore[arg-type]
+            value = _checked(item, kind, getattr(self, item.name))
+            object.__setattr__(self, item.name, value)
+
+
+@dataclass(frozen=True)
+class Corpus(Section):
+    """What is read, how it is cut, and what of it is held out of training."""
+
+    text_field: str = "text"
+    "Field of JSONL, or column of a table, that holds the text."
+    title_field: str = "title"
+    "Field or column that holds the title, where there is one."
+    join_titles: bool = False
+    "Join neighbouring rows with the same title: a file of passages becomes articles again."
+    near_duplicates: float = share(0.8)
+    "Drop documents that share this much of their wording with an earlier one (Jaccard of runs of five words). 0: keep them."
+    max_bad_share: float = share(0.01, rare=True)
+    "Share of unreadable rows and files above which the run stops."
+    chunk_words: int = setting(48, least=1)
+    "Maximum words per chunk; a chunk is made of whole sentences, or of whole functions and blocks of code."
+    held_out: float = share(0.05)
+    "Share of the documents that is never trained on, for the label-free check."
+    held_out_at_most: int = setting(300, rare=True)
+    "Maximum number of documents held out."
+
+
+@dataclass(frozen=True)
+class Groups(Section):
+    """Which chunks are compared with one another."""
+
+    kind: Literal["document", "random", "cluster", "iterative"] = "document"
+    "Chunks per group: of one document, any, or similar ones, as --surrogate or (iterative) the retriever in training finds them."
+    group_size: int = setting(16, least=2)
+    "Chunks per group."
+    surrogate: str = ""
+    "Model that finds similar chunks, as for --model. Empty: the retriever's own token embeddings."
+    surrogate_tokens: int = setting(64, least=1, rare=True)
+    "Longest text that the surrogate reads, in tokens."
+    cluster_size: int = setting(0, rare=True)
+    "Maximum chunks per cluster of similar ones. 0: as many as per group."
+    regroup_every: int = setting(200, least=1, rare=True)
+    "Steps between two rebuildings of iterative groups."
+    neighbours: Literal["similar", "random"] = setting("similar", rare=True)
+    "Which short documents fill a group together: those with similar words, or any."
+
+
+@dataclass(frozen=True)
+class Queries(Section):
+    """Where queries come from, for the objectives that learn from queries and for --check-questions."""
+
+    source: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
+    "Written by a language model (lm), or taken from the text (authors-words: docstrings, titles, else a sentence)."
+    query_lm: str = ""
+    "Language model that writes queries. Empty: --lm."
+    query_prompting: Literal["examples", "instruction"] = setting("examples", rare=True)
+    "Prompt by three examples, or by an instruction in the chat template, which takes a larger model."
+    queries_file: str = setting("", rare=True)
+    "JSONL file that keeps written queries. Empty: CORPUS.queries.jsonl beside the first corpus."
+    max_queries: int = 4000
+    "Maximum queries to write; training uses the documents that have them. 0: no limit."
+
+
+@dataclass(frozen=True)
+class Retriever(Section):
+    """The model that is trained."""
+
+    model: str = "HuggingFaceTB/SmolLM2-135M"
+    "Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6."
+    offline_model: str = setting("embedded:smollm2-135m", rare=True)
+    "Replaces the default --model and --lm when the hub cannot be reached and they are not cached. Empty: stop instead."
+    layers: int = 6
+    "Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models stay complete."
+    pooling: Pooling = "mean"
+    "How a decoder's token vectors become one vector."
+    lower_case: Literal["auto", "yes", "no"] = setting("auto", rare=True)
+    "Fold case in the retriever's tokenizer; auto does so if the corpus has almost no capitals."
+    query_prompt: str = setting("query: ", rare=True)
+    "Prefix of every query of a decoder; Sentence-Transformers models keep their own prompts."
+    passage_prompt: str = setting("passage: ", rare=True)
+    "Prefix of every passage, likewise."
+    max_tokens: int = setting(512, least=1)
+    "Longest text that the saved retriever reads, in tokens; the rest is truncated."
+    lora_rank: int = setting(64, least=1)
+    "Rank of the retriever's LoRA, which is merged on saving."
+    lora_alpha: int = setting(64, above=0, rare=True)
+    "The scale of LoRA is alpha / rank."
+    lora_dropout: float = share(0.0, rare=True)
+    "Dropout inside LoRA."
+    matryoshka: tuple[int, ...] = ()
+    "Train vectors that may be truncated to these widths, 64 128 256 for example; each batch trains one width."
+
+
+@dataclass(frozen=True)
+class Fit(Section):
+    """The label-free fit of a decoder's pooling to the corpus, before training."""
+
+    token_weighting: float = setting(3e-3)
+    "SIF: weight each token in the mean by a / (a + its share of the corpus's tokens), this being a; punctuation by 0. 0: equal weights."
+    whitening: float = setting(0.4)
+    "Whiten pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a linear layer. 0: off, 0.5: fully."
+    lexical: float = setting(1.0)
+    "Append the mean of the tokens' own whitened embeddings at this weight, which doubles the width. 0: off."
+
+
+@dataclass(frozen=True)
+class LM(Section):
+    """The language model that gives the signal."""
+
+    model: str = "HuggingFaceTB/SmolLM2-135M"
+    "Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m (the instruct model in 4 bits)."
+    lm_tokens: int = setting(156, least=2)
+    "Longest chunk that the LM, and the retriever in training, read, in tokens."
+
+
+@dataclass(frozen=True)
+class Training(Section):
+    """The loop: limits, checks, checkpoints and arithmetic."""
+
+    learning_rate: float = 1e-4
+    "Highest learning rate of AdamW."
+    warmup_steps: int = setting(10, rare=True)
+    "Steps of linear warm-up."
+    groups_per_step: int = setting(1, least=1)
+    "Groups per optimiser step."
+    groups_per_batch: int = setting(1, least=1, rare=True)
+    "Groups per forward pass; more fill a GPU and take more memory."
+    retriever_batch: int = setting(0, rare=True)
+    "Texts per forward pass of the retriever, repeated in the backward pass: less memory, one more forward pass. 0: all at once."
+    max_steps: int = 0
+    "Stop after this many steps. 0: no limit."
+    max_minutes: float = 20.0
+    "Stop after this much training time. 0: no limit. The learning rate falls to 0 over whichever limit is nearer."
+    clock: Literal["wall", "cpu"] = setting("wall", rare=True)
+    "Wall time, or processor time of all threads: comparable between runs of a shared machine."
+    max_tokens_read: float = setting(0.0, rare=True)
+    "Stop after the retriever has read this many million tokens. 0: no limit."
+    check_every: int = 50
+    "Steps between label-free checks. 0: only at the end."
+    checks: int = setting(0, rare=True)
+    "Check this many times, after equal parts of the run, instead of by --check-every."
+    check_queries: int = setting(150, least=1, rare=True)
+    "Queries per task of the label-free check."
+    check_passages: int = setting(600, least=1, rare=True)
+    "Passages per task of the label-free check."
+    check_questions: int = 0
+    "Let a language model write questions about this many of these passages, which the check then asks."
+    keep: Literal["best", "last"] = "best"
+    "Save the state with the best label-free check, or the last one."
+    save_every: int = setting(50, least=1, rare=True)
+    "Steps between checkpoints."
+    log_every: int = setting(5, least=1, rare=True)
+    "Steps between lines of metrics.jsonl."
+    seed: int = 0
+    "Seed of everything that is drawn at random."
+    threads: int = 0
+    "CPU threads. 0: all cores."
+    precision: Precision = "auto"
+    "Arithmetic of the models; auto is bf16 where the hardware has it."
+    track: Literal["", "tensorboard", "trackio", "wandb"] = ""
+    "Also send metrics to this experiment tracker, which must be installed."
+
+
+@dataclass(frozen=True)
+class Objective(Section):
+    """Settings of a method, and all that the rest of the package has to know about it.
+
+    To add one, subclass it with the settings of its own, and write ``build`` (docs/objectives.md). An
+    instance can be given to ``Recipe(objective=...)`` and ``Retriever.train(objective=...)``; a line
+    in ``OBJECTIVES`` makes it known by name.
+    """
+
+    name: ClassVar[str] = ""
+    reads: ClassVar[Literal["chunks", "queries", "windows"]] = "chunks"
+    "What groups are made of: chunks; chunks with queries; or several chunks joined, to crop from."
+    learned_from: ClassVar[str] = "{model} was trained by an objective of its own."
+    "A sentence for the model card, filled in from the recipe's settings."
+    loss_is: ClassVar[str] = "loss"
+    "What the loss is, and its unit, for plots."
+
+    def build(self, parts: Any) -> tuple[Any, Callable[[Sequence[Mapping[str, Any]]], Any]]:
+        """The loss, and what makes its batches.
+
+        Args:
+            parts: ``objectives.base.Parts``: the recipe, the retriever, the rows of the corpus.
+
+        Returns:
+            A module that takes the batch's sides, a dict of tensors each, and gives a scalar; and a
+            function from rows ({"text", "query", "document"}) to tensors, named SIDE_NAME.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no build(): write it")
 
 
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a training run; the defaults are the ``gated`` preset.
 
-    Raises:
-        RevelaError: a number is none that its setting can be.
+    >>> Recipe.of(preset="dream", group_size=8).groups.group_size
+    8
     """
 
-    # Corpus
-    text_field: str = "text"
-    "Field of JSONL, or column of a table, that holds the text."
-    title_field: str = "title"
-    "Field or column that holds the title, where there is one."
-    join_titles: bool = False
-    "Join neighbouring rows of one title: a file of passages becomes articles again."
-    near_duplicates: float = 0.8
-    """Drop documents that share this much of their wording with an earlier one (Jaccard, runs of
-    five words); 0: keep them."""
-    max_bad_share: float = 0.01
-    "Share of unreadable rows and files past which the run stops."
-    chunk_words: int = 48
-    "Most words in a chunk; chunks are whole sentences, or whole functions and blocks of code."
-    group_size: int = 16
-    "Chunks that are compared with one another."
-    groups: Literal["document", "random", "cluster", "iterative"] = "document"
-    """What is compared: chunks of a document, any, or similar ones, as --surrogate finds them or
-    (iterative) the retriever in training."""
-    surrogate: str = ""
-    """Model that tells which chunks are similar: as for --model; empty: their words do, by the
-    retriever's own token embeddings."""
-    surrogate_tokens: int = 64
-    "Longest text that it reads, in tokens."
-    cluster_size: int = 0
-    "Most chunks in a cluster of similar ones; 0: as many as in a group."
-    regroup_every: int = 200
-    "Updates between two rebuildings of iterative groups."
-    neighbours: Literal["similar", "random"] = "similar"
-    "Which short documents fill a group together: those with similar words, or any."
-    held_out: float = 0.05
-    "Share of the documents that is never trained on, for the label-free check."
-    held_out_at_most: int = 300
-    "Never hold out more documents than this."
-    check_queries: int = 150
-    "Queries a task of the label-free check."
-    check_passages: int = 600
-    "Passages a task of the label-free check."
-    check_questions: int = 0
-    """Have a language model write questions about so many of these passages, for the check to ask,
-    even where it can ask nothing else."""
+    corpus: Corpus = field(default_factory=Corpus)
+    groups: Groups = field(default_factory=Groups)
+    queries: Queries = field(default_factory=Queries)
+    retriever: Retriever = field(default_factory=Retriever)
+    fit: Fit = field(default_factory=Fit)
+    lm: LM = field(default_factory=LM)
+    objective: Objective = field(default_factory=lambda: objective_class("revela")())
+    training: Training = field(default_factory=Training)
 
-    # Retriever
-    model: str = "HuggingFaceTB/SmolLM2-135M"
-    """Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m or
-    embedded:minilm-l6."""
-    offline_model: str = "embedded:smollm2-135m"
-    """What stands in for the default --model and --lm when the hub cannot be reached and has not
-    been cached; empty: stop instead."""
-    layers: int = 6
-    """Lower layers of a decoder that the retriever keeps; 0 keeps all. Sentence-Transformers models
-    stay whole."""
-    pooling: Pooling = "mean"
-    "How a decoder's token vectors become one vector."
-    token_weighting: float = 3e-3
-    """Weight each token in the mean by a / (a + its share of the corpus's tokens), a being this
-    (SIF); punctuation by 0. 0: all alike."""
-    whitening: float = 0.4
-    """Whiten the pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a
-    linear layer; 0: off, 0.5: fully."""
-    lexical: float = 1.0
-    """Join to each vector the mean of its tokens' own whitened embeddings, at this weight; doubles
-    the width. 0: off."""
-    lower_case: Literal["auto", "yes", "no"] = "auto"
-    "Fold case in the retriever's tokenizer; auto does so if the corpus has next to no capitals."
-    query_prompt: str = "query: "
-    "Put before every query, by a decoder; Sentence-Transformers models keep their own prompts."
-    passage_prompt: str = "passage: "
-    "Put before every passage, likewise."
-    max_tokens: int = 512
-    "Longest text that the saved retriever reads, in tokens; the rest is cut off."
-    lora_rank: int = 64
-    "Rank of the retriever's LoRA; merged on saving."
-    lora_alpha: int = 64
-    "LoRA scale is alpha / rank."
-    lora_dropout: float = 0.0
-    "Dropout inside LoRA."
+    @classmethod
+    def of(cls, preset: str = "", **settings: Any) -> Recipe:
+        """A preset's recipe with other settings.
 
-    # Language model
-    lm: str = "HuggingFaceTB/SmolLM2-135M"
-    "Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m."
-    lm_tokens: int = 156
-    "Longest chunk that the LM (and the retriever in training) reads, in tokens."
-    lm_lora: bool = False
-    "Train the LM too, by LoRA of the same rank; otherwise it is frozen."
+        Args:
+            preset: name of a preset; empty: that of the objective.
+            settings: by flag name, ``chunk_words=30`` or ``objective="dream"`` for example.
 
-    # Objective
-    objective: Objective = "revela"
-    """What is learned from: an LM's next tokens (revela, gains, dream), attention, likelihoods
-    (replug), queries (infonce) or crops (crop)."""
-    tau: float = 1.0
-    "Temperature of the similarities: of the standard scores, or of the cosines."
-    learn_tau: bool = False
-    "Train the temperature."
-    gate: float = 0.5
-    "The gate g: how much of the mixed heads' attention is the retriever's doing."
-    learn_gates: bool = False
-    "Train the gates."
-    epsilon: float = 1e-4
-    "Pairs with no more weight than this are skipped; 0 computes all."
-    kernel: Literal["torch", "triton"] = "torch"
-    "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
-    matryoshka: tuple[int, ...] = ()
-    """Train vectors that may be cut to so many of their first numbers, 64 128 256 for example. Each
-    batch trains one width, or the whole."""
+        Raises:
+            RevelaError: there is no such preset or setting, or it is out of bounds.
+        """
+        return merged(preset, {}, settings)
 
-    # Objective: revela, gains
-    mix: Literal["gated", "sum"] = "gated"
-    "How the in-batch output joins the LM's own attention: (1-g) s + g b, or the paper's s + b."
-    gate_heads: int = 24
-    """Gate this many heads, the best that the label-free probe finds from gate_first_layer up; 0
-    gates all of them."""
-    gate_first_layer: float = 0.6
-    "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
-    v_norm: bool = False
-    "V-normalise the in-batch output."
-    standardise: bool = True
-    """Divide each row's cosines by their standard deviation, so that the loss cannot fall by
-    vectors that merely run together."""
-    sim_dtype: Literal["fp32", "bf16"] = "fp32"
-    "Precision of the similarities; the published run's was bf16."
-    siblings: float = 0.0
-    """Weight of a contrastive loss on the same vectors beside the LM's: chunks of one document are
-    positives."""
-    query_side: Literal["first-half", "random-span", "whole"] = "first-half"
-    """What of a chunk is its query; random-span: any half in one piece. Code always uses the whole
-    chunk in the paper; here all do the same."""
+    def but(self, **settings: Any) -> Recipe:
+        """The same with other settings, by flag name; those of another objective stay with it."""
+        objective = settings.pop("objective", self.objective)
+        if isinstance(objective, str):
+            objective = objective_class(objective)()
+        recipe, unread = _with(dataclasses.replace(self, objective=objective), settings)
+        _refuse_unread([(recipe, unread)])
+        return recipe
 
-    # Objectives: dream, attention, and infonce on the same queries; --check-questions has the same
-    # writer
-    queries: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
-    """Where queries come from: written by a language model, or taken from the text (authors-words:
-    docstrings, titles, else a sentence)."""
-    query_lm: str = ""
-    "Language model that writes queries; empty: --lm."
-    query_prompting: Literal["examples", "instruction"] = "examples"
-    """How it is asked: by three examples, or by an instruction in its chat template, which takes a
-    larger model."""
-    queries_file: str = ""
-    "JSONL file that keeps written queries; empty: CORPUS.queries.jsonl, beside the first corpus."
-    max_queries: int = 4000
-    """Have no more queries written than this, and train on the documents that have them; 0: no
-    limit."""
-    heads: str = ""
-    """JSON file of such heads, made by revela heads --objective dream --out (for revela: of heads
-    to gate); empty: find them."""
-    query_heads: int = 16
-    "Inject into, or learn from, this many heads: the best that look from a question to its answer."
-    drop_outliers: bool = False
-    """Choose them without a candidate's tokens that are attended to far less than its mean, as
-    QRHead does."""
-    lm_prompt: Literal["plain", "chat"] = "plain"
-    "What the LM reads around passages and questions; chat: its own chat template."
+    def flat(self) -> dict[str, Any]:
+        """Every setting by flag name, ``objective`` being its name, as JSON gives them back."""
+        values: dict[str, Any] = {"objective": self.objective.name}
+        for section, item in fields_of(self.objective):
+            value = getattr(getattr(self, section), item.name)
+            values[flag_of(section, item.name)] = list(value) if isinstance(value, tuple) else value
+        return values
 
-    # Objective: attention, gains
-    sharpness: float = 2.0
-    """Factor of the standard scores that the LM and the retriever's start give together, before
-    their soft-max."""
-    prior: float = 1.0
-    "Weight of the retriever's start in them."
 
-    # Objective: infonce, crop
-    drop_false_negatives: bool = False
-    "Compare a query with no passage that --surrogate finds as near to it as its own."
-    margin: float = 0.0
-    "Nor with one that comes so close to that, in cosine."
+SECTIONS: dict[str, type[Section]] = {
+    "corpus": Corpus,
+    "groups": Groups,
+    "queries": Queries,
+    "retriever": Retriever,
+    "fit": Fit,
+    "lm": LM,
+    "training": Training,
+}
+WRITING = ("query_lm", "query_prompting", "queries_file")
+"Settings of written queries: every objective reads them where --check-questions is given."
+FLAGS = {("groups", "kind"): "groups", ("queries", "source"): "queries", ("lm", "model"): "lm"}
 
-    # Objective: replug
-    tau_lm: float = 1e-3
-    "Temperature of the LM's log-likelihoods."
-    likelihood: Literal["mean", "sum"] = "mean"
-    "Log-likelihood of a chunk: the mean over its tokens, or the sum."
-    lm_batch: int = 0
-    "Chunks that the LM reads after another at a time; 0: all of a group."
 
-    # Objective: crop
-    crop_window: int = 240
-    "Most words of a document that two crops are taken from."
-    crop_least: float = 0.1
-    "Shortest crop, as a share of the text's words."
-    crop_most: float = 0.5
-    "Longest crop."
-    crop_deletion: float = 0.0
-    "Chance of each word of a crop to be left out."
+def flag_of(section: str, name: str) -> str:
+    """The flat name of a field: the flag with underscores."""
+    return FLAGS.get((section, name), name)
 
-    # Training
-    learning_rate: float = 1e-4
-    warmup_steps: int = 10
-    groups_per_step: int = 1
-    "Groups a parameter update."
-    groups_per_batch: int = 1
-    "Of these, groups that go through the models together; more fill a GPU, and take more memory."
-    retriever_batch: int = 0
-    """Texts the retriever reads at a time in training, and again in the backward pass: less memory,
-    one more forward pass; 0: all, once."""
-    max_steps: int = 0
-    "Stop after this many updates; 0: no limit."
-    max_minutes: float = 20.0
-    """Stop after this much training time; 0: no limit. The learning rate falls to zero over
-    whichever limit is nearer."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """Time as it passes, or this process's processor time, all threads together: fair to every run
-    of a shared machine."""
-    max_tokens_read: float = 0.0
-    "Stop after the retriever has read this many million tokens; 0: no limit."
-    check_every: int = 50
-    "Updates between label-free checks; 0: only at the end."
-    checks: int = 0
-    """Check after each of so many equal parts of the run, instead of every so many updates; 0: by
-    --check-every."""
-    keep: Literal["best", "last"] = "best"
-    "Save the state that the label-free check liked best, or the last."
-    save_every: int = 50
-    "Updates between checkpoints."
-    log_every: int = 5
-    "Updates between lines of metrics.jsonl."
-    seed: int = 0
-    threads: int = 0
-    "CPU threads; 0: all cores."
-    precision: Precision = "auto"
-    "Arithmetic of the models; auto is bf16 where the hardware has it."
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or name in ANY:
-                continue
-            least = AT_LEAST.get(name, 0)
-            allowed = (
-                "above 0"
-                if name in ABOVE_0
-                else "from 0 to 1"
-                if name in SHARES
-                else f"of {least} or more"
+def fields_of(objective: Objective | type[Objective]) -> Iterator[tuple[str, Any]]:
+    """(section, field) of every setting of a recipe with this objective."""
+    for section, kind in SECTIONS.items():
+        yield from ((section, item) for item in dataclasses.fields(kind))
+        if section == "lm":
+            yield from (("objective", item) for item in dataclasses.fields(objective))
+
+
+def objective_class(name: str) -> type[Objective]:
+    """The settings of the objective of this name.
+
+    Raises:
+        RevelaError: there is none.
+    """
+    if name not in OBJECTIVES:
+        raise RevelaError(f"--objective {name}: give one of {', '.join(OBJECTIVES)}")
+    module, _, attribute = OBJECTIVES[name].partition(":")
+    found: type[Objective] = getattr(import_module(module), attribute)
+    return found
+
+
+@functools.cache
+def presets() -> dict[str, dict[str, Any]]:
+    """What each preset sets, by its name and by flag names."""
+    folder = resources.files("revela").joinpath("presets")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    names = [file.name.removesuffix(".toml") for file in files]
+    texts = dict(zip(names, (file.read_text(encoding="utf-8") for file in files), strict=True))
+    order = ["gated", "paper", *(name for name in texts if name not in ("gated", "paper"))]
+    return {name: _flattened(tomllib.loads(texts[name]), name)[0] for name in order}
+
+
+def merged(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
+    """The recipe of a preset, a recipe file's settings over it, and what is given by hand over both.
+
+    Args:
+        preset: its name; empty: that of the objective which is given, or which the file has.
+        file, given: settings by flag name.
+
+    Raises:
+        RevelaError: there is no such preset or setting, a value is out of bounds, or the objective
+            does not have a setting that the file or the hand gives.
+    """
+    recipe, unread = merge(preset, file, given)
+    _refuse_unread([(recipe, unread)])
+    return recipe
+
+
+def merge(
+    preset: str, file: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[Recipe, set[str]]:
+    """``merged``, with the names that are given and that the objective does not read."""
+    wanted = given.get("objective") or file.get("objective") or ""
+    implied = preset or (wanted if isinstance(wanted, str) else "")
+    if preset and preset not in presets():
+        raise RevelaError(f"--preset {preset}: give one of {', '.join(presets())}")
+    base = presets().get(implied, {})
+    objective = wanted or base.get("objective", "revela")
+    if isinstance(objective, str):
+        objective = objective_class(objective)()
+    by_hand = {k: v for k, v in {**file, **given}.items() if k != "objective"}
+    own = {flag_of(section, item.name) for section, item in fields_of(objective)}
+    layers = {k: v for k, v in base.items() if k in own} | by_hand
+    return _with(Recipe(objective=objective), layers, frozenset(by_hand))
+
+
+def refuse_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
+    """Refuse a setting that was given and that none of these recipes, trained together, reads.
+
+    Raises:
+        RevelaError: there is one.
+    """
+    _refuse_unread(made)
+
+
+def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings of a TOML file by flag name, and its variants: [variants.NAME], settings each.
+
+    The form of earlier versions is read as well: all settings at the top, a variant per table.
+
+    Raises:
+        RevelaError: it is missing, is no TOML, or has a setting that does not exist.
+    """
+    if not file.is_file():
+        raise RevelaError(f"{file} does not exist: give a TOML file of settings as --recipe")
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RevelaError(
+            f"{file} is not TOML ({error}): correct it, or give another --recipe"
+        ) from error
+    return _flattened(tables, str(file))
+
+
+def _flattened(
+    tables: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    flat: dict[str, Any] = {}
+    variants: dict[str, dict[str, Any]] = {}
+    old = False
+    for key, value in tables.items():
+        if key == "variants" and isinstance(value, dict):
+            variants |= {name: _flattened(table, where)[0] for name, table in value.items()}
+        elif isinstance(value, dict) and key in (*SECTIONS, "objective"):
+            for name, inner in value.items():
+                is_name = (key, name) == ("objective", "name")
+                flat["objective" if is_name else flag_of(key, name)] = inner
+        elif isinstance(value, dict):
+            old, variants[key] = True, dict(value)
+        else:
+            old, flat[key] = True, value
+    if old and where.endswith(".toml"):
+        log.info(f"{where} has the form of earlier versions: docs/settings.md shows the sections")
+    if odd := next((n for n in variants if not n.replace("-", "").replace("_", "").isalnum()), ""):
+        raise RevelaError(
+            f"{where}: a variant is called {odd!r}, but names a folder: use letters, digits, - and _"
+        )
+    return flat, variants
+
+
+def readers_of(name: str) -> list[str]:
+    """The objectives that have this setting, as a flag name."""
+    return [
+        objective
+        for objective in OBJECTIVES
+        if name in {item.name for item in dataclasses.fields(objective_class(objective))}
+    ]
+
+
+def _with(
+    recipe: Recipe, settings: Mapping[str, Any], by_hand: frozenset[str] | None = None
+) -> tuple[Recipe, set[str]]:
+    """The recipe with these settings, and those of ``by_hand`` that it does not read."""
+    by_hand = frozenset(settings) if by_hand is None else by_hand
+    places = {flag_of(s, item.name): (s, item.name) for s, item in fields_of(recipe.objective)}
+    unread = {name for name in by_hand if name not in places}
+    for name in unread:
+        if not readers_of(name):
+            raise RevelaError(f"there is no setting {name}: docs/settings.md lists all of them")
+    changes: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name in places:
+            section, key = places[name]
+            changes.setdefault(section, {})[key] = value
+    sections = {
+        section: dataclasses.replace(getattr(recipe, section), **values)
+        for section, values in changes.items()
+    }
+    made = dataclasses.replace(recipe, **sections)
+    if made.objective.reads != "queries":
+        given = {flag_of("queries", item.name) for item in dataclasses.fields(Queries)} & by_hand
+        unread |= given - set(WRITING if made.training.check_questions else ())
+    return made, unread
+
+
+def _refuse_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
+    names = set.intersection(*(unread for _, unread in made)) if made else set()
+    if not names:
+        return
+    name = min(names)
+    ours = " and ".join(dict.fromkeys(recipe.objective.name for recipe, _ in made))
+    others = readers_of(name) or [o for o in OBJECTIVES if objective_class(o).reads == "queries"]
+    raise RevelaError(
+        f"--{name.replace('_', '-')} has no effect on --objective {ours}: "
+        f"leave it out, or train {' or '.join(others)}"
+    )
+
+
+@functools.cache
+def _typed_fields(kind: Any) -> list[tuple[Any, Any]]:
+    hints = get_type_hints(kind)
+    return [(item, hints[item.name]) for item in dataclasses.fields(kind)]
+
+
+def _checked(item: Any, kind: Any, value: Any) -> Any:
+    """The value as the field's kind."""
+    flag = f"--{item.name.replace('_', '-')}"
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise RevelaError(f"{flag} {value}: give one of {', '.join(get_args(kind))}")
+        return value
+    if get_origin(kind) is tuple:
+        numbers = (value,) if isinstance(value, int) else value
+        if isinstance(numbers, str) or not all(isinstance(n, int) and n > 0 for n in numbers):
+            raise RevelaError(f"{flag} {value}: give numbers of 1 or more")
+        return tuple(numbers)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        what = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}[kind]
+        raise RevelaError(f"{flag} {value!r}: give {what}")
+    if kind in (int, float):
+        least, above, most = (item.metadata.get(k) for k in ("least", "above", "most"))
+        least = 0 if not item.metadata else least
+        inside = (
+            (least is None or value >= least)
+            and (above is None or value > above)
+            and (most is None or value <= most)
+        )
+        if not inside:
+            bounds = "from 0 to 1" if most == 1 else f"of {least} or more"
+            raise RevelaError(
+                f"{flag} {value}: give a number {f'above {above}' if above is not None else bounds}"
             )
-            if (
-                not value >= least
-                or (name in ABOVE_0 and value == 0)
-                or (name in SHARES and value > 1)
-            ):
-                raise RevelaError(f"--{name.replace('_', '-')} {value}: give a number {allowed}")
-        if self.objective == "dream" and self.gate in (0, 1):
-            raise RevelaError(f"--gate {self.gate}: DREAM's gate lies between 0 and 1")
+    return value
+
+
+def documented(kind: Any) -> dict[str, str]:
+    """The sentence that stands below each field of a section, and of the sections it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not (dataclasses.is_dataclass(base) and base is not Section):
+            continue
+        source: Any = base
+        body = ast.parse(textwrap.dedent(inspect.getsource(source))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for node, after in zip(body.body, body.body[1:], strict=False):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                text = getattr(after, "value", None)
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    found[node.target.id] = " ".join(text.value.split())
+    return found
 
 
 @dataclass(frozen=True)
@@ -297,158 +566,18 @@ class Indexing:
     """What an index is made with; it keeps to that when documents are added."""
 
     chunk_words: int = 120
-    "Most words in a chunk."
+    "Maximum words per chunk."
     dimensions: int = 0
-    "Keep this many dimensions of each vector, of those the model was trained for; 0: all."
+    "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
     vectors: VectorForm = "binary"
-    """How a large index holds the vectors that it looks through; what it finds is scored again by
-    the whole ones."""
+    "How a large index holds the vectors that it scans; what it finds is scored again by the full ones."
     keep_tokens: bool = False
-    """Keep each token's vector too, at one bit a number, so that search --rerank tokens takes
-    milliseconds: some 8 kB a chunk more."""
-
-
-PAPER: dict[str, Any] = dict(
-    chunk_words=120,
-    neighbours="random",
-    layers=0,
-    pooling="eos",
-    token_weighting=0.0,
-    whitening=0.0,
-    lexical=0.0,
-    lower_case="no",
-    lora_rank=256,
-    lora_alpha=64,
-    lora_dropout=0.1,
-    lm_lora=True,
-    mix="sum",
-    v_norm=True,
-    standardise=False,
-    tau=1e-4,
-    sim_dtype="bf16",
-    epsilon=0.0,
-    learning_rate=1e-4,
-    warmup_steps=100,
-    groups_per_step=32,
-    keep="last",
-)
-
-GAINS: dict[str, Any] = dict(objective="gains", groups="cluster", tau=0.05)
-# Ours: tau, gate, and the learning rate that goes with this start.
-DREAM: dict[str, Any] = dict(objective="dream", tau=0.2, learn_tau=True, gate=0.5, learn_gates=True)
-ATTENTION: dict[str, Any] = dict(
-    objective="attention", queries="telling-sentence", chunk_words=80, query_heads=4, tau=0.05
-)
-REPLUG: dict[str, Any] = dict(objective="replug", tau=1e-3, learning_rate=5e-4)
-INFONCE: dict[str, Any] = dict(objective="infonce", tau=0.05)
-PAIRS: dict[str, Any] = dict(
-    objective="infonce", queries="authors-words", group_size=32, neighbours="random", tau=0.05
-)
-CROP: dict[str, Any] = dict(objective="crop", tau=0.05, group_size=32, neighbours="random")
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "gated": {},
-    "paper": PAPER,
-    "gains": GAINS,
-    "dream": DREAM,
-    "attention": ATTENTION,
-    "replug": REPLUG,
-    "infonce": INFONCE,
-    "pairs": PAIRS,
-    "crop": CROP,
-}
-
-
-READ_BY: dict[str, tuple[Objective, ...]] = {
-    **dict.fromkeys(("lm_lora", "standardise", "sim_dtype", "siblings"), ("revela",)),
-    **dict.fromkeys(("mix", "gate_heads", "gate_first_layer", "v_norm"), ("revela", "gains")),
-    **dict.fromkeys(("gate", "epsilon", "kernel"), ("revela", "gains", "dream")),
-    "learn_gates": ("revela", "dream"),
-    "learn_tau": ("revela", "gains", "dream", "replug", "infonce", "crop"),
-    "query_side": ("revela", "gains", "replug"),
-    "heads": ("revela", "gains", "dream", "attention"),
-    **dict.fromkeys(("query_heads", "drop_outliers", "lm_prompt"), ("dream", "attention")),
-    **dict.fromkeys(
-        ("queries", "query_lm", "query_prompting", "queries_file", "max_queries"),
-        ("dream", "attention", "infonce"),
-    ),
-    **dict.fromkeys(("sharpness", "prior"), ("gains", "attention")),
-    **dict.fromkeys(("drop_false_negatives", "margin"), ("infonce", "crop")),
-    **dict.fromkeys(("tau_lm", "likelihood", "lm_batch"), ("replug",)),
-    **dict.fromkeys(("crop_window", "crop_least", "crop_most", "crop_deletion"), ("crop",)),
-}
-"""The objectives that read a setting; all read those that are not here, or may be given them with
-the rest, as --lm."""
-WRITING = (
-    "query_lm",
-    "query_prompting",
-    "queries_file",
-)  # read by every objective where --check-questions is given
-
-
-def refuse_unread(made: Sequence[tuple[str, Recipe]]) -> None:
-    """Refuse a setting that was given and that none of the objectives reads.
-
-    Args:
-        made: recipes that are trained together, each with the name of the preset whose own settings
-            pass.
-
-    Raises:
-        RevelaError: there is one.
-    """
-    objectives = list(dict.fromkeys(recipe.objective for _, recipe in made))
-    checked = any(recipe.check_questions for _, recipe in made)
-    for name, readers in READ_BY.items():
-        unread = not set(readers) & set(objectives) and not (checked and name in WRITING)
-        if unread and any(
-            getattr(recipe, name) not in (getattr(Recipe, name), PRESETS[preset].get(name))
-            for preset, recipe in made
-        ):
-            ours, others = " and ".join(objectives), " or ".join(readers)
-            raise RevelaError(
-                f"--{name.replace('_', '-')} says nothing to --objective {ours}: leave it away, or train {others}"
-            )
-
-
-_RANKING, _CONTRAST = "KL from the LM's ranking (nats)", "contrastive loss (nats)"
-LEARNED_FROM: dict[Objective, tuple[str, str]] = {
-    "revela": (
-        "The next-token prediction of {lm} told {model} which text helps to predict which.",
-        "next-token loss (nats)",
-    ),
-    "gains": (
-        "{model} learned to rank texts by how much each helps {lm} to predict another.",
-        _RANKING,
-    ),
-    "dream": (
-        "{lm}, which answers questions by what {model} finds, told it what to find.",
-        "loss of the answers' tokens (nats)",
-    ),
-    "attention": (
-        "{model} learned to rank texts as the attention of {lm} does when it reads a query.",
-        _RANKING,
-    ),
-    "replug": (
-        "{model} learned to rank texts by how likely {lm} finds another text after each.",
-        _RANKING,
-    ),
-    "infonce": (
-        "{model} learned to tell the text that a query was made for from others (queries: {queries}).",
-        _CONTRAST,
-    ),
-    "crop": (
-        "{model} learned to tell another crop of the same text from crops of others.",
-        _CONTRAST,
-    ),
-}
-"By objective: what the retriever learned from, filled in from the recipe, and what its loss is."
+    "Keep each token's vector too, at one bit per number, so that search --rerank tokens takes milliseconds: about 8 kB more per chunk."
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What ``revela serve`` takes, and for how long it waits; past these a request is refused,
-    never queued without end.
-    """
+    """What ``revela serve`` takes, and for how long it waits; past these a request is refused, never queued without end."""
 
     max_body_bytes: int = 8 * 2**20
     "Longest body of a request, in bytes (413 past it)."
@@ -457,15 +586,12 @@ class Limits:
     max_characters: int = 200_000
     "Longest text, in characters (400), also where the request lets the model cut it."
     max_tokens: int = 300_000
-    """Most tokens in a request (400), and most that wait for the model at a time, queries and
-    passages apart (429)."""
+    "Most tokens in a request (400), and most that wait for the model at a time, queries and passages apart (429)."
     batch_tokens: int = 4096
-    """Tokens that the model reads at a time, from as many requests as it takes; a search waits for
-    one such batch at most."""
+    "Tokens that the model reads at a time, from as many requests as it takes; a search waits for one such batch at most."
     max_searches: int = 128
     "Searches under way or waiting (429)."
     client_seconds: float = 10
-    """A client that takes longer than this to send its request, or to read an answer that waits for
-    it, is left."""
+    "A client that takes longer than this to send its request, or to read an answer that waits for it, is left."
     shutdown_seconds: int = 60
     "After the first signal to stop, requests that were taken have this long to finish."

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.settings import Recipe
+from revela.settings import LM, Retriever
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def find_weights(name: str, offline_model: str) -> Path:
     try:
         return resolve(name)
     except RevelaError:
-        if name not in (Recipe.model, Recipe.lm) or not offline_model:
+        if name not in (Retriever.model, LM.model) or not offline_model:
             raise
         log.info(
             f"{name} is neither cached nor in reach: using {offline_model} (setting offline_model)"

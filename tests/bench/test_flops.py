@@ -52,11 +52,15 @@ def case(request, monkeypatch):
     models = gpu.build(tiny_config("llama"), request.param, CPU)
     models.group_size = CHUNKS
     features = gpu.batch(models, GROUPS, TOKENS)
-    trained = models.recipe.lm_lora
+    trained = models.recipe.objective.lm_lora
     lengths = [TOKENS] * (GROUPS * CHUNKS)
     layers = [i for i in range(4) if models.gates_LH is None or models.gates_LH[i].any()]
-    lm = flops.Shape.of(models.inner.config, rank=models.recipe.lora_rank if trained else 0)
-    retriever = flops.Shape.of(models.inner.config, models.recipe.layers, models.recipe.lora_rank)
+    lm = flops.Shape.of(
+        models.inner.config, rank=models.recipe.retriever.lora_rank if trained else 0
+    )
+    retriever = flops.Shape.of(
+        models.inner.config, models.recipe.retriever.layers, models.recipe.retriever.lora_rank
+    )
     # On the CPU the scores of short texts are written out: all of them, not those below the
     # diagonal.
     plain = flops.retriever_flops(
@@ -73,7 +77,7 @@ def test_the_bound_is_what_pytorch_counts(case):
     tokens, cells = GROUPS * CHUNKS * TOKENS, GROUPS * CHUNKS * TOKENS**2
     past = (
         0
-        if models.recipe.lm_lora
+        if models.recipe.objective.lm_lora
         else lm.layer_back(tokens, cells) - lm.linear_back(lm._rest, tokens)
     )
     assert past < 0.01 * plain
@@ -88,7 +92,7 @@ def test_ours_is_what_pytorch_counts(case):
         for i in range(4)
     }
     heads = {i: n for i, n in heads.items() if n}
-    documents = flops.document_flops(lm, heads, cells, models.recipe.lm_lora)
+    documents = flops.document_flops(lm, heads, cells, models.recipe.objective.lm_lora)
     # Computed, not counted: the forward of document attention once more in the backward pass; Sim;
     # the norm as one more column of V.
     again = lm.attention(cells) / lm.heads * sum(heads.values())

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from conftest import Embed, tiny_config
 from revela.lm.language_model import LanguageModel
-from revela.objectives.revela import Revela
+from revela.objectives.revela import RevelaLoss
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from naive_step import NaiveStep
@@ -38,7 +38,7 @@ def test_the_naive_step_gives_the_same_loss_and_gradient(form, everywhere):
         if kind == "naive":
             step = NaiveStep(retriever, model, gates, 0.7, True, everywhere)
         else:
-            step = Revela(
+            step = RevelaLoss(
                 retriever,
                 LanguageModel(model),
                 tau=0.7,

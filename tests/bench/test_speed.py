@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from conftest import Embed, tiny_config
 from revela.lm.language_model import LanguageModel
-from revela.settings import PRESETS, Recipe
+from revela.settings import Recipe, presets
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import forms
@@ -34,7 +34,9 @@ class Retriever(torch.nn.Sequential):
 
 def tiny_models(preset, layers, lm_layers):
     lm = LlamaForCausalLM(tiny_config("llama")).eval().requires_grad_(preset == "paper")
-    models = forms.Models(Recipe(**PRESETS[preset]), Retriever(), LanguageModel(lm), CPU, False)
+    models = forms.Models(
+        Recipe.of(**presets()[preset]), Retriever(), LanguageModel(lm), CPU, False
+    )
     return models, lambda text, **_: {"input_ids": [3 + ord(c) % 90 for c in text]}
 
 

@@ -18,7 +18,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver"
 )
-FLAGS = "headless no-sandbox disable-gpu disable-quic no-first-run disable-sync".split()
+FLAGS = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
 FLAGS += ["disable-background-networking", "disable-component-update"]
 
 

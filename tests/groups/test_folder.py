@@ -9,13 +9,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from accelerate.data_loader import BatchSamplerShard
 
 from revela.corpus.arrow_list import arrow_list
 from revela.errors import RevelaError
 from revela.groups import folder as shards
 from revela.groups.folder import GroupFolder, is_group_folder, save_groups
-from revela.training.trainer import GroupSampler
+from revela.training.loop import row_batches
 from revela.types import Chunk, Document
 
 SIZE = 4
@@ -82,21 +81,23 @@ def test_an_epoch_has_every_group_once_in_the_order_of_its_seed(tmp_path, togeth
 def test_processes_share_one_order_and_each_reads_its_own_shards(tmp_path, together):
     folder, _ = saved(tmp_path / "g", 16 * 8)  # 16 shards of 8 groups
     batches = 128 // together
-    whole = list(islice(GroupSampler(folder.order(0, together), 128, together), batches))
+
+    def order():
+        return islice(row_batches(folder.order(0, together), together), batches)
+
+    whole = list(order())
     for processes in (1, 2, 4):
-        sampler = GroupSampler(folder.order(0, together), 128, together)
-        mine = [list(BatchSamplerShard(sampler, processes, i)) for i in range(processes)]
+        mine = [list(islice(order(), i, None, processes)) for i in range(processes)]
         assert [batch for step in zip(*mine, strict=True) for batch in step] == whole
-        read = [{row // (8 * SIZE) for batch in part for row in batch} for part in mine]
+        read = [{row // (8 * SIZE) for batch in part for _, row in batch} for part in mine]
         assert sum(map(len, read)) == 16 == len(set().union(*read))
 
 
 def test_a_run_goes_on_at_the_exact_group(tmp_path):
     folder, _ = saved(tmp_path / "g")
-    sampler = GroupSampler(folder.order(0), 250)
-    assert list(sampler)[130:] == list(
-        islice(GroupSampler(GroupFolder(tmp_path / "g").order(0), 250), 130, None)
-    )
+    whole = list(islice(row_batches(folder.order(0), 1), 250))
+    again = row_batches(GroupFolder(tmp_path / "g").order(0), 1)
+    assert whole[130:] == list(islice(again, 130, 250))
 
 
 def cut_short(folder: Path) -> None:

@@ -16,7 +16,7 @@ from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
 from revela.lm.document_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
-from revela.objectives.revela import Revela
+from revela.objectives.revela import RevelaLoss
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "objectives"))
 import naive
@@ -284,7 +284,7 @@ def test_the_split_backward_equals_the_joined_one():
     gradients = []
     for frozen in (False, True):
         model, lm = Embed(), LanguageModel(build("llama").float().requires_grad_(not frozen))
-        objective = Revela(
+        objective = RevelaLoss(
             model,
             lm,
             tau=0.1,
@@ -337,7 +337,9 @@ def test_a_head_that_is_not_all_there_is_keeps_its_own_logits():
 
 
 def objective_of(lm, **changes):
-    return Revela(Embed(), lm, tau=0.1, gates_LH=torch.full((4, 4), 0.3), v_norm=False, **changes)
+    return RevelaLoss(
+        Embed(), lm, tau=0.1, gates_LH=torch.full((4, 4), 0.3), v_norm=False, **changes
+    )
 
 
 def test_groups_of_a_batch_do_not_see_one_another():

@@ -9,7 +9,7 @@ from torch import Tensor
 def document_attention(
     query_HTD, key_GTD, value_GTD, weights_AB, lengths, scale, v_norm=False, heads=None, rows=None
 ) -> Tensor:
-    """Revela, eqs. 5-7, for each head, run of rows, row and document in turn."""
+    """RevelaLoss, eqs. 5-7, for each head, run of rows, row and document in turn."""
     n_heads, n_groups = query_HTD.shape[0], key_GTD.shape[0]
     bounds = [(sum(lengths[:i]), sum(lengths[: i + 1])) for i in range(len(lengths))]
     runs = (

@@ -14,7 +14,7 @@ from conftest import Embed, moved_since_it_began, tiny_config
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import QUESTION
 from revela.lm.query_heads import candidate_scores
-from revela.objectives.attention_distillation import AttentionDistillation, standard
+from revela.objectives.attention_distillation import AttentionLoss, standard
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of each group's text
 HEADS = [(2, 3), (0, 1), (2, 0)]
@@ -106,12 +106,12 @@ def sides():
 def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
     prompt, tail = texts()
     question, passage = sides()
-    model, began, as_it_began = moved_since_it_began()
-    objective = AttentionDistillation(
+    model, began, at_start = moved_since_it_began()
+    objective = AttentionLoss(
         model,
         LanguageModel(build("sdpa")),
         HEADS,
-        as_it_began,
+        at_start,
         tau=0.2,
         sharpness=1.5,
         group_size=3,
@@ -149,7 +149,7 @@ def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
 
 def test_it_learns_what_the_heads_say():
     prompt, tail = texts()
-    objective = AttentionDistillation(
+    objective = AttentionLoss(
         Embed(),
         LanguageModel(build("sdpa")),
         HEADS,
@@ -181,7 +181,7 @@ def test_a_group_that_asks_nothing_is_left_out():
     question, passage = sides()
     mine = {k: v[:3] for k, v in tail.items()}
     model = Embed().double()
-    objective = AttentionDistillation(
+    objective = AttentionLoss(
         model,
         LanguageModel(build("sdpa")),
         HEADS,

@@ -9,7 +9,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from conftest import Embed
-from revela.objectives.contrastive import Contrastive, info_nce, true_negatives
+from revela.objectives.contrastive import ContrastiveLoss, info_nce, true_negatives
 from revela.objectives.gradcache import cut
 
 
@@ -32,7 +32,7 @@ def test_a_query_meets_its_own_group_only():
     model = Embed()
     query, passage = features(3, 0), features(6, 1)
     target = torch.tensor([0, 2, 4])
-    loss = Contrastive(model, tau=0.1, group_size=3)([{**query, "target": target}, passage])
+    loss = ContrastiveLoss(model, tau=0.1, group_size=3)([{**query, "target": target}, passage])
     with torch.no_grad():
         q, p = (
             torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
@@ -58,7 +58,7 @@ def test_false_negatives_leave_the_denominator(margin, group_size):
         for n in (4, 6)
     )
     near_p[1] = near_p[0]  # as near to the first query as its own
-    objective = Contrastive(model, tau=0.1, group_size=group_size, margin=margin)
+    objective = ContrastiveLoss(model, tau=0.1, group_size=group_size, margin=margin)
     loss = objective(
         [{**query, "target": target, "surrogate": near_q}, {**passage, "surrogate": near_p}]
     )
@@ -80,7 +80,7 @@ def test_false_negatives_leave_the_denominator(margin, group_size):
         want -= float(q[i] @ p[own] / 0.1 - torch.tensor(total).log()) / 4
     assert dropped > 0
     torch.testing.assert_close(float(loss.detach()), want, atol=1e-4, rtol=0)
-    plain = Contrastive(model, tau=0.1, group_size=group_size)(
+    plain = ContrastiveLoss(model, tau=0.1, group_size=group_size)(
         [{**query, "target": target}, passage]
     )
     assert float(loss.detach()) < float(plain.detach()) - 1e-3
@@ -107,7 +107,7 @@ class Dropping(torch.nn.Module):
 def test_gradcache_gives_the_plain_gradient():
     found = []
     for batch in (0, 2):
-        objective = Contrastive(
+        objective = ContrastiveLoss(
             Dropping(0.0), tau=0.1, learn_tau=True, retriever_batch=batch
         ).double()
         loss = objective([{**features(5, 0), "target": torch.arange(5)}, features(5, 1)])
@@ -127,7 +127,7 @@ def test_gradcache_reads_again_with_the_same_dropout():
         model, log_tau = Dropping(0.4), torch.tensor(0.1, dtype=torch.float64).log()
         torch.manual_seed(0)
         if cached:
-            loss = Contrastive(model, tau=0.1, retriever_batch=2).double()(
+            loss = ContrastiveLoss(model, tau=0.1, retriever_batch=2).double()(
                 [{**features(5, 0), "target": torch.arange(5)}, features(5, 1)]
             )
         else:
@@ -167,7 +167,7 @@ def test_gradcache_keeps_as_much_for_a_large_batch_as_for_a_small_one():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            Contrastive(model, tau=0.1, retriever_batch=batch)(
+            ContrastiveLoss(model, tau=0.1, retriever_batch=batch)(
                 [{**features(n, 0), "target": torch.arange(n)}, features(n, 1)]
             )
         return total / n
@@ -186,7 +186,7 @@ def _in_two_processes(rank: int, port: int, out) -> None:
     query, passage = (
         {k: v[2 * rank : 2 * rank + 2] for k, v in features(4, s).items()} for s in (0, 1)
     )
-    loss = Contrastive(model, tau=0.1)([{**query, "target": torch.arange(2)}, passage])
+    loss = ContrastiveLoss(model, tau=0.1)([{**query, "target": torch.arange(2)}, passage])
     loss.backward()
     gradient = model.table.weight.grad
     torch.distributed.all_reduce(gradient)
@@ -212,7 +212,7 @@ def test_two_processes_see_one_another_s_negatives():
             process.join(120)
         results = dict(out)
     model = Embed()
-    loss = Contrastive(model, tau=0.1)(
+    loss = ContrastiveLoss(model, tau=0.1)(
         [{**features(4, 0), "target": torch.arange(4)}, features(4, 1)]
     )
     loss.backward()

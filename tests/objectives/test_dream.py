@@ -13,7 +13,7 @@ from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import ANSWER, QUESTION
 from revela.lm.query_heads import by_document, score_query_heads
 from revela.lm.streams import Memory
-from revela.objectives.dream import Dream, Injection
+from revela.objectives.dream import DreamLoss, Injection
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
 
@@ -193,7 +193,7 @@ def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
         )
         logit = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
         if fast:
-            objective = Dream(
+            objective = DreamLoss(
                 Embed(), LanguageModel(lm_weights()), heads, tau=0.1, gate=0.5, group_size=3
             )
             loss = objective.answer_loss(
@@ -220,7 +220,7 @@ def test_it_learns_and_leaves_groups_without_questions_out():
     }
     question = {k: v[:2] for k, v in side.items()}
     lm = LanguageModel(lm_weights().float())
-    objective = Dream(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
+    objective = DreamLoss(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
     optimizer = torch.optim.SGD(objective.parameters(), lr=0.3)
     losses = []
     for _ in range(15):

@@ -9,7 +9,7 @@ import torch
 
 from revela.corpus.read import read_corpus
 from revela.objectives import find_heads as heads
-from revela.settings import PRESETS, Recipe
+from revela.settings import Recipe, presets
 
 
 def test_heads_are_probed_on_the_device_that_there_is(tiny_lm_folder, corpus_file, monkeypatch):
@@ -23,7 +23,7 @@ def test_heads_are_probed_on_the_device_that_there_is(tiny_lm_folder, corpus_fil
     monkeypatch.setattr(heads, "compute_device", lambda: torch.device("meta"))
     monkeypatch.setattr(heads, "sibling_heads", probing)
     recipe = dataclasses.replace(
-        Recipe(), model=str(tiny_lm_folder), lm=str(tiny_lm_folder), precision="fp32"
+        Recipe.of(), model=str(tiny_lm_folder), lm=str(tiny_lm_folder), precision="fp32"
     )
     _, ranking = heads.rank_heads(recipe, read_corpus([corpus_file])[0], None)
     assert found == [{"meta"}] and ranking == [(0, 0, 1.0)]
@@ -43,7 +43,7 @@ def test_outliers_are_dropped_if_the_recipe_says_so_and_either_ranking_is_kept(
 
     monkeypatch.setattr(heads, "score_query_heads", scoring)
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
-    settings = PRESETS["dream"] | dict(
+    settings = presets()["dream"] | dict(
         model=str(tiny_lm_folder),
         lm=str(tiny_lm_folder),
         precision="fp32",
@@ -52,6 +52,6 @@ def test_outliers_are_dropped_if_the_recipe_says_so_and_either_ranking_is_kept(
     documents, _ = read_corpus([corpus_file])
     best = {}
     for this in (drop, not drop, drop):
-        _, ranking = heads.rank_heads(Recipe(**settings, drop_outliers=this), documents, None)
+        _, ranking = heads.rank_heads(Recipe.of(**settings, drop_outliers=this), documents, None)
         best[this] = ranking[0][:2]
     assert best == {False: (2, 1), True: (2, 3)} and asked == [drop, not drop]

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from conftest import Embed, moved_since_it_began, tiny_config
 from revela.lm.document_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
-from revela.objectives.gains import GainDistillation
+from revela.objectives.gains import GainsLoss
 from revela.objectives.revela import gates_in_upper_layers
 
 SIZE = 4  # of each of two groups
@@ -40,7 +40,7 @@ def sides():
     ] + [{"input_ids": chunk, "attention_mask": mask}]
 
 
-def build(lm, model=None, as_it_began=contextlib.nullcontext, **changes):
+def build(lm, model=None, at_start=contextlib.nullcontext, **changes):
     settings = dict(
         tau=0.2,
         gates_LH=gates_in_upper_layers(lm, 0.5, 2),
@@ -49,9 +49,7 @@ def build(lm, model=None, as_it_began=contextlib.nullcontext, **changes):
         sharpness=1.5,
         prior=0.5,
     )
-    return GainDistillation(
-        model or Embed().double(), lm, as_it_began=as_it_began, **(settings | changes)
-    )
+    return GainsLoss(model or Embed().double(), lm, at_start=at_start, **(settings | changes))
 
 
 def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
@@ -86,8 +84,8 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
 @pytest.mark.parametrize("retriever_batch", [0, 2])
 def test_loss_and_gradient_equal_the_naive_loop(lm, prior, retriever_batch):
     query, passage, chunk = sides()
-    model, began, as_it_began = moved_since_it_began()
-    objective = build(lm, model, as_it_began, prior=prior, retriever_batch=retriever_batch)
+    model, began, at_start = moved_since_it_began()
+    objective = build(lm, model, at_start, prior=prior, retriever_batch=retriever_batch)
     loss = objective([query, passage, chunk])
     fast = torch.autograd.grad(loss, model.table.weight)[0]
     gains = objective.gains(lm.pack(chunk["input_ids"], chunk["attention_mask"])).double()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from conftest import Embed
-from revela.objectives.contrastive import Contrastive
+from revela.objectives.contrastive import ContrastiveLoss
 from revela.objectives.matryoshka import Matryoshka
 
 WIDTHS = [2, 5, 8]
@@ -42,7 +42,7 @@ def naive(model: Embed, width: int) -> torch.Tensor:
 def test_a_batch_is_what_a_loop_over_cut_vectors_gives(retriever_batch):
     torch.manual_seed(1)
     model = Embed()
-    objective = Matryoshka(Contrastive(model, tau=0.1, retriever_batch=retriever_batch), WIDTHS)
+    objective = Matryoshka(ContrastiveLoss(model, tau=0.1, retriever_batch=retriever_batch), WIDTHS)
     expected = {}
     for width in WIDTHS:
         plain = copy.deepcopy(model)
@@ -62,7 +62,7 @@ def test_a_batch_is_what_a_loop_over_cut_vectors_gives(retriever_batch):
 
 
 def test_the_draw_follows_the_seed():
-    objective = Matryoshka(Contrastive(Embed(), tau=0.1), WIDTHS)
+    objective = Matryoshka(ContrastiveLoss(Embed(), tau=0.1), WIDTHS)
     runs = []
     for _ in range(2):
         torch.manual_seed(4)

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from conftest import Embed, tiny_config
 from revela.lm.language_model import LanguageModel
-from revela.objectives.replug import Replug, likelihoods, ranking_divergence
+from revela.objectives.replug import ReplugLoss, likelihoods, ranking_divergence
 
 LENGTHS = [5, 1, 3, 4]
 
@@ -63,10 +63,10 @@ def test_the_loss_moves_the_retriever_towards_the_lm_and_groups_stay_apart(model
     ids, mask = chunks()
     features = {"input_ids": ids, "attention_mask": mask}
     lm = LanguageModel(model)
-    objective = Replug(Embed(), lm, tau=0.1, tau_lm=0.1, group_size=2)
+    objective = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1, group_size=2)
     loss = objective([features] * 3)
     assert loss.item() == pytest.approx(0.0)  # two chunks leave one choice
-    objective = Replug(Embed(), lm, tau=0.1, tau_lm=0.1)
+    objective = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1)
     optimizer = torch.optim.SGD(objective.model.parameters(), lr=0.5)
     losses = []
     for _ in range(20):

@@ -21,7 +21,7 @@ from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import add_lora
 from revela.retriever.save import save_retriever
-from revela.training.trainer import trainable_state
+from revela.training.checkpoint import trainable_state
 
 TEXTS = [
     "ocean1 ocean2 ocean3.",

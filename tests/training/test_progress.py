@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 from matplotlib.figure import Figure
-
 from revela.objectives.collate import first_half
+
+from revela.training.loop import row_batches, sides
 from revela.training.progress import Clock, Metrics, plot
-from revela.training.trainer import GroupSampler
 
 
 def test_progress_follows_the_nearer_limit():
@@ -71,9 +71,19 @@ def test_plot_is_a_png_that_names_the_loss(tmp_path, monkeypatch):
     assert drawn[0].axes[0].get_ylabel() == "contrastive loss (nats)"
 
 
-def test_sampler_goes_on_into_the_next_epoch_and_stops_at_its_total():
-    sampler = GroupSampler(lambda epoch: iter([[epoch, 0], [epoch, 1]]), total=5)
-    assert list(sampler) == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0]] and len(sampler) == 5
+def test_batches_go_on_into_the_next_epoch():
+    def groups(epoch):
+        return iter([[0, 5], [1, 6], [2, 7]])
+
+    first = [[(0, 0), (0, 5)], [(0, 1), (0, 6)], [(0, 2), (0, 7)], [(1, 0), (1, 5)]]
+    assert list(islice(row_batches(groups, 1), 4)) == first
+    pairs = list(islice(row_batches(groups, 2), 2))
+    assert pairs == [first[0] + first[1], first[2] + first[3]]
+
+
+def test_a_batch_is_split_into_its_sides():
+    batch = {"query_input_ids": 1, "query_target": 2, "passage_input_ids": 3, "passage_mask": 4}
+    assert sides(batch) == [{"input_ids": 1, "target": 2}, {"input_ids": 3, "mask": 4}]
 
 
 def test_first_half_is_half_of_the_tokens(tiny_tokenizer):

@@ -29,22 +29,25 @@ def begun(tmp_path):
     """A run that got as far as its first checkpoint."""
     out = tmp_path / "out"
     (out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
-    write_record(settings_of(Recipe(matryoshka=(8,))), {"corpus_digest": "one", "bm25": {}}, out)
+    write_record(settings_of(Recipe.of(matryoshka=(8,))), {"corpus_digest": "one", "bm25": {}}, out)
     return out
 
 
 def test_the_same_goes_on_whatever_its_limits(begun):
-    for recipe in (Recipe(matryoshka=(8,)), Recipe(matryoshka=(8,), max_minutes=1.0, threads=3)):
+    for recipe in (
+        Recipe.of(matryoshka=(8,)),
+        Recipe.of(matryoshka=(8,), max_minutes=1.0, threads=3),
+    ):
         assert checkpoint_to_resume(settings_of(recipe), "one", begun).name == "checkpoint-5"
 
 
 @pytest.mark.parametrize(
     ("recipe", "digest", "message"),
     [
-        (Recipe(matryoshka=(8,), tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
-        (Recipe(), "one", r"other settings \(matryoshka\)"),
+        (Recipe.of(matryoshka=(8,), tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
+        (Recipe.of(), "one", r"other settings \(matryoshka\)"),
         (
-            Recipe(matryoshka=(8,)),
+            Recipe.of(matryoshka=(8,)),
             "another",
             "was begun on another corpus: give that one, as it was",
         ),
@@ -58,17 +61,17 @@ def test_something_else_is_refused(begun, recipe, digest, message):
 def test_a_record_of_an_earlier_version_says_nothing_of_its_corpus(begun):
     written = json.loads((begun / RUN_FILE).read_text())
     (begun / RUN_FILE).write_text(json.dumps({k: v for k, v in written.items() if k != "about"}))
-    assert checkpoint_to_resume(settings_of(Recipe(matryoshka=(8,))), "any", begun)
+    assert checkpoint_to_resume(settings_of(Recipe.of(matryoshka=(8,))), "any", begun)
 
 
 def test_a_finished_run_is_done_with_its_own_limits_only(begun):
-    done = settings_of(Recipe(matryoshka=(8,), save_every=1))
+    done = settings_of(Recipe.of(matryoshka=(8,), save_every=1))
     refuse_another(done, "one", begun, FREE_WHEN_DONE)
     with pytest.raises(
         RevelaError, match=r"other settings \(max_minutes\): give the same, or another --out"
     ):
         refuse_another(
-            settings_of(Recipe(matryoshka=(8,), max_minutes=1.0)), "one", begun, FREE_WHEN_DONE
+            settings_of(Recipe.of(matryoshka=(8,), max_minutes=1.0)), "one", begun, FREE_WHEN_DONE
         )
 
 
@@ -105,7 +108,7 @@ def test_a_corpus_is_known_by_its_texts():
 
 def test_what_a_run_began_with_stays(begun):
     write_record(
-        settings_of(Recipe(matryoshka=(8,), threads=3)),
+        settings_of(Recipe.of(matryoshka=(8,), threads=3)),
         {"corpus_digest": "one", "bm25": {"title": 0.5}},
         begun,
     )

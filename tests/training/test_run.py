@@ -14,19 +14,20 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from revela.objectives.collate import ChunkCollator
 from safetensors.torch import load_file
 
 from conftest import make_rows
 from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
-from revela.objectives.collate import ChunkCollator
 from revela.retriever.build import load_retriever
 from revela.settings import LEARNED_FROM, PAPER, PRESETS, Objective, Recipe
+from revela.training.progress import Progress
 from revela.training.record import settings_of
 from revela.training.run import train
 from revela.types import Document
 
-TINY = Recipe(
+TINY = Recipe.of(
     layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6, log_every=1, save_every=3, check_every=0,
     gate_heads=4, gate_first_layer=0.3, precision="fp32", threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2,
 )  # fmt: skip
@@ -63,6 +64,20 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
     assert fall[0] < first - last < fall[1]
 
 
+def ctrl_c_after(steps, presses=1):
+    """In place of ``Progress.advance``: Ctrl-C is pressed when so many steps are done."""
+    original, done = Progress.advance, 0
+
+    def advance(self):
+        nonlocal done
+        done += 1
+        for _ in range(presses if done == steps else 0):
+            signal.raise_signal(signal.SIGINT)
+        original(self)
+
+    return advance
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -88,20 +103,11 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
     ],
 )
 def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
-    recipe = dataclasses.replace(recipe, **changes)
+    recipe = recipe.but(**changes)
     train(recipe, documents, tmp_path / "whole")
     # Stopped at step 3 by Ctrl-C: the limit, and with it the learning rate, is the unbroken run's.
-    from revela.training import progress as watch
-
-    original = watch.Watch.on_step_end
-
-    def interrupting(self, args, state, control, **kwargs):
-        if state.global_step == 3:
-            self.interrupted = True
-        return original(self, args, state, control, **kwargs)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch.Watch, "on_step_end", interrupting)
+        patch.setattr(Progress, "advance", ctrl_c_after(3))
         outcome = train(recipe, documents, tmp_path / "broken")
     assert outcome.interrupted and outcome.steps == 3
     train(recipe, documents, tmp_path / "broken", resume=True)
@@ -112,6 +118,29 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
     for file in ("model.safetensors",):
         whole, broken = load_file(tmp_path / "whole" / file), load_file(tmp_path / "broken" / file)
         assert all(torch.equal(whole[k], broken[k]) for k in whole)
+
+
+def test_a_second_ctrl_c_stops_at_once(recipe, documents, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Progress, "advance", ctrl_c_after(3, presses=2))
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe.but(save_every=2), documents, tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_checkpoint_is_tensors_and_json(recipe, documents, tmp_path, monkeypatch):
+    """No pickle, which could run code; and a parameter's moments stand under its name."""
+    monkeypatch.setattr(Progress, "advance", ctrl_c_after(2))
+    train(recipe.but(learn_tau=True), documents, tmp_path / "out")
+    (folder,) = (tmp_path / "out" / "checkpoints").iterdir()
+    assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
+    moments = load_file(folder / "optimizer.safetensors")
+    assert moments["log_tau/step"] == 2 and moments["log_tau/exp_avg_sq"] > 0
+    assert load_file(folder / "random.safetensors")["cpu"].dtype == torch.uint8
+    (folder / "optimizer.safetensors").unlink()
+    with pytest.raises(RevelaError, match="written by an earlier version of revela"):
+        train(recipe.but(learn_tau=True), documents, tmp_path / "out", resume=True)
 
 
 class Scripted:
@@ -137,15 +166,15 @@ class Scripted:
 def test_the_state_that_the_check_liked_best_is_saved(
     recipe, documents, tmp_path, keep, scores, kept
 ):
-    recipe = dataclasses.replace(recipe, check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
+    recipe = recipe.but(check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
     outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores))
     assert (outcome.kept, outcome.steps) == (kept, 6)
     assert outcome.after == {"task": scores[1 + kept // 3]}
-    same = dataclasses.replace(recipe, keep="last", check_every=0, max_steps=6)
+    same = recipe.but(keep="last", check_every=0, max_steps=6)
     saved = load_file(tmp_path / "out" / "model.safetensors")
     if kept == 0:  # LoRA starts at zero: nothing was learned
         train(
-            dataclasses.replace(same, learning_rate=0.0),
+            same.but(learning_rate=0.0),
             documents,
             tmp_path / "other",
         )
@@ -162,7 +191,7 @@ def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
     from sentence_transformers.sentence_transformer.modules import Dense
 
     train(
-        dataclasses.replace(recipe, max_steps=1, lexical=0.0),
+        recipe.but(max_steps=1, lexical=0.0),
         documents,
         tmp_path / "first",
     )
@@ -171,7 +200,7 @@ def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
     model.prompts = {"query": "Q: ", "document": ""}
     model.save(str(tmp_path / "own"))
     before = [m.linear.weight.clone() for m in model if isinstance(m, Dense)]
-    settings = dataclasses.replace(recipe, model=str(tmp_path / "own"), learning_rate=0.0)
+    settings = recipe.but(model=str(tmp_path / "own"), learning_rate=0.0)
     train(settings, documents, tmp_path / "out")
     after = SentenceTransformer(str(tmp_path / "out"))
     assert after.prompts["query"] == "Q: " and not after.prompts["document"]
@@ -182,7 +211,7 @@ def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
 
 
 def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
-    recipe = dataclasses.replace(recipe, check_every=2, save_every=1, learning_rate=1e-2)
+    recipe = recipe.but(check_every=2, save_every=1, learning_rate=1e-2)
     train(
         recipe,
         documents,
@@ -225,7 +254,6 @@ def dying_after(calls, method):
 def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, monkeypatch):
     """Temperature, gates and the LM's LoRA too; the norm that is logged is theirs as well."""
     from revela.objectives.revela import Revela
-    from revela.training.progress import Watch
 
     original, norms = Revela.forward, []
     monkeypatch.setattr(
@@ -234,16 +262,15 @@ def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, mo
         lambda self, *args: original(self, *args) + 1000 * self.log_tau + 500 * self.gates_LH.sum(),
     )
 
-    def clipped(self, args, state, control, optimizer, **kwargs):
-        parameters = [
-            p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-        ]
-        norms.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+    class Recorded(torch.optim.AdamW):
+        def step(self, closure=None):
+            moved = [p for group in self.param_groups for p in group["params"]]
+            gradients = [p.grad.norm() for p in moved if p.grad is not None]
+            norms.append(torch.stack(gradients).norm().item())
+            return super().step(closure)
 
-    monkeypatch.setattr(Watch, "on_pre_optimizer_step", clipped)
-    recipe = dataclasses.replace(
-        recipe, learn_tau=True, learn_gates=True, lm_lora=True, max_steps=2
-    )
+    monkeypatch.setattr(torch.optim, "AdamW", Recorded)
+    recipe = recipe.but(learn_tau=True, learn_gates=True, lm_lora=True, max_steps=2)
     train(recipe, documents, tmp_path / "out")
     assert norms == pytest.approx([1, 1], abs=1e-3)
     rows = [
@@ -253,8 +280,7 @@ def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, mo
 
 
 def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):
-    recipe = dataclasses.replace(
-        recipe,
+    recipe = recipe.but(
         **{
             **PAPER,
             "layers": 2,
@@ -284,7 +310,7 @@ def test_checkpoints_go_when_a_run_ends_and_stay_whole_until_then(recipe, docume
 def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(
     recipe, documents, tmp_path
 ):
-    recipe = dataclasses.replace(recipe, save_every=1)
+    recipe = recipe.but(save_every=1)
     told = {"corpus": "a folder", "bm25": {"task": 0.4}}
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChunkCollator, "__call__", dying_after(3, ChunkCollator.__call__))
@@ -359,7 +385,7 @@ def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path)
 )
 def test_bad_settings_are_one_sentence(recipe, documents, tmp_path, change, message):
     with pytest.raises(RevelaError, match=message):
-        train(dataclasses.replace(recipe, **change), documents, tmp_path / "out")
+        train(recipe.but(**change), documents, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -388,7 +414,7 @@ def test_losses_of_siblings_are_added_with_their_weight(recipe, documents, tmp_p
     for weight in (0.0, 1.0, 2.0):
         out = tmp_path / str(weight)
         train(
-            dataclasses.replace(recipe, siblings=weight, max_steps=1),
+            recipe.but(siblings=weight, max_steps=1),
             documents,
             out,
         )
@@ -408,7 +434,7 @@ def test_every_objective_learns_and_saves_the_same_kind_of_folder(
         "max_steps": 30,
         "learning_rate": 2e-3,
     }
-    recipe = dataclasses.replace(recipe, **{"lm": str(taught_lm_folder), **settings})
+    recipe = recipe.but(**{"lm": str(taught_lm_folder), **settings})
     out = tmp_path / "out"
     train(recipe, documents, out)
     found = list(losses(out).values())
@@ -442,17 +468,17 @@ def test_card_and_plot_say_what_was_learned_from(
 ):
     labels = []
     monkeypatch.setattr("revela.training.run.plot", lambda *arguments: labels.append(arguments[-1]))
-    recipe = dataclasses.replace(recipe, **{**PRESETS[name], "group_size": 8, "max_steps": 1})
+    recipe = recipe.but(**{**PRESETS[name], "group_size": 8, "max_steps": 1})
     train(recipe, documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"\n{sentence.format(recipe.model)}\n" in card and labels == [label]
+    assert f"\n{sentence.format(recipe.retriever.model)}\n" in card and labels == [label]
     assert ("next-token" in card) == (name == "gated")
 
 
 def test_every_objective_says_what_it_learns_from():
     assert set(LEARNED_FROM) == set(get_args(Objective))
     for sentence, _ in LEARNED_FROM.values():
-        assert "{" not in sentence.format(**dataclasses.asdict(Recipe()))
+        assert "{" not in sentence.format(**dataclasses.asdict(Recipe.of()))
 
 
 def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp_path):
@@ -489,7 +515,7 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
             )
 
     rows = training_chunks(recipe, documents)
-    recipe = dataclasses.replace(recipe, groups="iterative", regroup_every=10)
+    recipe = recipe.but(groups="iterative", regroup_every=10)
     groups = IterativeGroups(recipe, rows, ByWord(), tmp_path)
     first, second = list(groups(0)), list(groups(1))
     assert (
@@ -508,7 +534,7 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
 @pytest.mark.parametrize("name", ["infonce", "crop"])
 def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, name):
     """The tiny decoder as its own surrogate, once it is a folder that Sentence Transformers opens."""
-    train(dataclasses.replace(recipe, max_steps=1), documents, tmp_path / "surrogate")
+    train(recipe.but(max_steps=1), documents, tmp_path / "surrogate")
     settings = {
         **PRESETS[name],
         **OBJECTIVES[name],
@@ -516,7 +542,7 @@ def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, 
         "max_steps": 2,
         "surrogate": str(tmp_path / "surrogate"),
     }
-    recipe = dataclasses.replace(recipe, **settings)
+    recipe = recipe.but(**settings)
     found = []
     for changes in (
         {},
@@ -524,7 +550,7 @@ def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, 
         {"drop_false_negatives": True, "margin": 3.0},
     ):
         out = tmp_path / f"out-{len(found)}"
-        train(dataclasses.replace(recipe, **changes), documents, out)
+        train(recipe.but(**changes), documents, out)
         found.append(losses(out)[1])
     assert (
         found[0] > found[1] and found[2] == 0.0
@@ -538,16 +564,16 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     from revela.weights import resolve
 
     settings = {**PRESETS["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
-    recipe = dataclasses.replace(recipe, **settings)
+    recipe = recipe.but(**settings)
     caplog.set_level("INFO", "revela")
     save_heads(
         tmp_path / "mine.json",
         "tiny",
-        resolve(recipe.lm),
+        resolve(recipe.lm.model),
         [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)],
     )
     train(
-        dataclasses.replace(recipe, heads=str(tmp_path / "mine.json")),
+        recipe.but(heads=str(tmp_path / "mine.json")),
         documents,
         tmp_path / "out",
     )
@@ -559,7 +585,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     ):
         with pytest.raises(RevelaError, match=message):
             train(
-                dataclasses.replace(recipe, heads=str(tmp_path / file)),
+                recipe.but(heads=str(tmp_path / file)),
                 documents,
                 tmp_path / "no",
             )
@@ -587,7 +613,7 @@ def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_
     for message, settings in cases.items():
         with pytest.raises(RevelaError, match=message):
             train(
-                dataclasses.replace(recipe, **{"lm_tokens": 64, **settings}),
+                recipe.but(**{"lm_tokens": 64, **settings}),
                 documents,
                 tmp_path / "out",
             )
@@ -615,7 +641,7 @@ def test_queries_by_a_language_model_are_written_once_and_counted(
 
     monkeypatch.setattr(writer, "writer", pretending)
     settings = {**PRESETS["infonce"], "group_size": 8, "max_steps": 1, "max_queries": 60}
-    recipe = dataclasses.replace(recipe, **settings)
+    recipe = recipe.but(**settings)
     caplog.set_level("INFO", "revela")
     for name in ("one", "two"):
         train(recipe, documents, tmp_path / name, queries_file=tmp_path / "q.jsonl")
@@ -626,30 +652,60 @@ def test_queries_by_a_language_model_are_written_once_and_counted(
     assert len(lines) == 2 and lines[0] == lines[1] and "not a question" in lines[0]
 
 
-def test_several_gpus_are_told_apart_from_one(recipe, documents, tmp_path, monkeypatch, caplog):
-    """transformers would wrap the model in DataParallel, and cut every group to pieces."""
-    from sentence_transformers import SentenceTransformerTrainingArguments
-
-    original = SentenceTransformerTrainingArguments.__post_init__
-
-    def with_two(self):
-        original(self)
-        self._n_gpu = 2
-
-    class Wrapped(torch.nn.DataParallel):
-        def __init__(self, *_args, **_kwargs):
-            raise AssertionError("the model was wrapped")
-
-    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "one")
-    monkeypatch.setattr(SentenceTransformerTrainingArguments, "__post_init__", with_two)
-    monkeypatch.setattr(torch.nn, "DataParallel", Wrapped)
+def test_of_several_gpus_one_is_used(recipe, documents, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     caplog.set_level("INFO", "revela")
-    train(dataclasses.replace(recipe, max_steps=2), documents, tmp_path / "two")
+    train(recipe.but(max_steps=1), documents, tmp_path / "out")
     assert (
         "there are 2 GPUs, and a run uses the first: name another by CUDA_VISIBLE_DEVICES"
         in caplog.messages
     )
-    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+
+
+def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    tracked = []
+
+    class Tracker(tracking.GeneralTracker):
+        name, requires_logging_directory, tracker = "tensorboard", True, None
+
+        def __init__(self, run_name, logging_dir):
+            super().__init__()
+            tracked.append((run_name, logging_dir))
+
+        def store_init_configuration(self, values):
+            assert all(isinstance(value, str | int | float | bool) for value in values.values())
+            tracked.append(values["group_size"])
+
+        def log(self, values, step, **_):
+            tracked.append((step, values))
+
+        def finish(self):
+            tracked.append("finished")
+
+    monkeypatch.setattr(tracking, "_available_trackers", [tracking.LoggerType.TENSORBOARD])
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
+    recipe = recipe.but(max_steps=2, track="tensorboard", matryoshka=(8,))
+    out = tmp_path / "out"
+    train(recipe, documents, out, check=Scripted([0, 0.1, 0.5]), judge=Scripted([0.2, 0.3]))
+    name, settings, *lines, end = tracked
+    assert name == ("revela", str(out / "tracker")) and (settings, end) == (8, "finished")
+    steps = losses(out)
+    assert [(step, line["loss"]) for step, line in lines if "loss" in line] == list(steps.items())
+    checks = [
+        (step, line["check/task"], line["judged/task"]) for step, line in lines[:1] + lines[3:4]
+    ]
+    assert checks == [(0, 0.1, 0.2), (2, 0.5, 0.3)]
+
+
+def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    monkeypatch.setattr(tracking, "_available_trackers", [])
+    with pytest.raises(RevelaError, match="--track wandb needs its package: install it by pip"):
+        train(recipe.but(track="wandb"), documents, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["gated", "attention", "crop"])
@@ -662,7 +718,7 @@ def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path, name):
         "matryoshka": (4, 16),
     }
     out = tmp_path / "out"
-    train(dataclasses.replace(recipe, **settings), documents, out)
+    train(recipe.but(**settings), documents, out)
     model = load_retriever(out)
     saved = json.loads((out / "config_sentence_transformers.json").read_text())
     assert (

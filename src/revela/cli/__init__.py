@@ -1,8 +1,32 @@
-"""The command line: one function a verb; nothing else knows the CLI library. Errors are one
-sentence, exit code 2.
-"""
+"""The command line: a file per verb; nothing else knows the CLI library."""
 
-from revela.cli import carry, eval, find, learn, probe, report, serve
+from revela.cli import (
+    carry,
+    compare,
+    eval,
+    find,
+    groups,
+    heads,
+    probe,
+    queries,
+    report,
+    serve,
+    train,
+)
 from revela.cli.main import app, main
 
-__all__ = ["app", "carry", "eval", "find", "learn", "main", "probe", "report", "serve"]
+__all__ = [
+    "app",
+    "carry",
+    "compare",
+    "eval",
+    "find",
+    "groups",
+    "heads",
+    "main",
+    "probe",
+    "queries",
+    "report",
+    "serve",
+    "train",
+]

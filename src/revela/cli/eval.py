@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.main import Several, app
+from revela.cli.flags import Several
+from revela.cli.main import app
 from revela.cli.printing import print_table, snippet
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.settings import Precision, Recipe
+from revela.settings import Precision, Retriever
 
 if TYPE_CHECKING:
     from revela.evaluation.beir import Evaluation
@@ -34,7 +35,7 @@ def evaluate(
     out: Path = Path("mteb-results"),
     show: int = 0,
     rerank: Literal["tokens", "heads"] | None = None,
-    lm: str = Recipe.offline_model,
+    lm: str = Retriever.offline_model,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     max_tokens: int | None = None,
     precision: Precision = "auto",

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.main import DEFAULTS, INDEXING, Flat, Several, app
+from revela.cli.flags import Several
+from revela.cli.main import DEFAULTS, INDEXING, Flat, app
 from revela.cli.printing import print_hits
 from revela.errors import RevelaError
-from revela.settings import Indexing, Precision, Recipe
+from revela.settings import Indexing, Precision, Retriever
 
 if TYPE_CHECKING:
     from revela.index.rerank import Reranking
@@ -141,7 +142,7 @@ def search(
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     fusion: Literal["score", "rank"] = "score",
     rerank: Literal["tokens", "heads"] | None = None,
-    lm: str = Recipe.offline_model,
+    lm: str = Retriever.offline_model,
     top: int = 5,
     where: str | None = None,
     model: str | None = None,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.main import DEFAULTS, Corpus, app
+from revela.cli.flags import Corpus
+from revela.cli.main import DEFAULTS, app
 from revela.cli.printing import print_table
 from revela.errors import RevelaError
 from revela.files import atomic_write

@@ -89,11 +89,11 @@ def read_for(recipe: Recipe, sources: Sequence[Path | str]) -> tuple[ArrowList[D
     """``read_corpus`` as a recipe says."""
     return read_corpus(
         sources,
-        text_field=recipe.text_field,
-        title_field=recipe.title_field,
-        max_bad_share=recipe.max_bad_share,
-        near=recipe.near_duplicates,
-        join_titles=recipe.join_titles,
+        text_field=recipe.corpus.text_field,
+        title_field=recipe.corpus.title_field,
+        max_bad_share=recipe.corpus.max_bad_share,
+        near=recipe.corpus.near_duplicates,
+        join_titles=recipe.corpus.join_titles,
     )
 
 

@@ -36,7 +36,7 @@ from revela.index.rerank import (
     with_tokens,
 )
 from revela.index.statistics import Statistics
-from revela.settings import Precision, Recipe
+from revela.settings import Precision, Retriever
 from revela.types import Encoder, Reranker, TokenEncoder, Vectors
 
 DEPTH = 1000  # of the dense and lexical rankings, as MAP is usually computed at 1000
@@ -112,7 +112,7 @@ def evaluate(
     on: Sequence[str | Path],
     *,
     rerank: Rerank | None = None,
-    lm: str = Recipe.offline_model,
+    lm: str = Retriever.offline_model,
     max_tokens: int | None = None,
     precision: Precision = "auto",
     progress: bool = False,

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from revela.corpus.arrow_list import ArrowList
 from revela.errors import RevelaError
 from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint
 from revela.files import atomic_write
-from revela.groups.folder import GroupFolder
+from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
-    corpus_digest,
     refuse_another,
     remove_begun,
     settings_of,
 )
 from revela.training.run import Check, train
-from revela.types import Document, Encoder
+from revela.types import Encoder
 
 log = logging.getLogger(__name__)
 
 
 def compare(
     recipes: Mapping[str, Recipe],
-    documents: ArrowList[Document] | GroupFolder,
+    data: TrainingSet,
     on: Sequence[Path],
     out: Path,
     *,
@@ -41,7 +38,6 @@ def compare(
     bm25: dict[str, float],
     corpus: str,
     command: str,
-    queries_file: Path,
 ) -> Comparison:
     """Train each recipe with each seed, and score it at its start and after each of ``points``
     equal parts.
@@ -51,12 +47,12 @@ def compare(
 
     Args:
         recipes: by name.
-        documents: to train on.
+        data: the training set.
         on: BEIR-layout folders to score on; nothing is selected by these scores.
         out: folder of the runs.
         seeds: of the runs, one after another.
         points: checks per run.
-        check, bm25, corpus, command, queries_file: as for ``train``.
+        check, bm25, corpus, command: as for ``train``.
 
     Raises:
         RevelaError: a run's folder holds something else, or a run of other settings or documents.
@@ -68,28 +64,26 @@ def compare(
         scores = {c.name: mean_outcomes(c, {"the model": encoder}) for c in collections}
         return {name: systems["the model"]["ndcg@10"] for name, systems in scores.items()}
 
-    digest = corpus_digest(documents)
     comparison = Comparison(lexical, {})
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
-        recipe = dataclasses.replace(recipe, seed=seed, checks=points)
+        recipe = recipe.but(seed=seed, checks=points)
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
         if (folder / "modules.json").is_file() and not begun:
-            refuse_another(settings_of(recipe), digest, folder, FREE_WHEN_DONE)
+            refuse_another(settings_of(recipe), data.fingerprint, folder, FREE_WHEN_DONE)
         else:
             log.info(f"== {name}, seed {seed}")
             if not begun:
                 remove_begun(folder)
             outcome = train(
                 recipe,
-                documents,
+                data,
                 folder,
                 check=check,
                 bm25=bm25,
                 corpus=corpus,
                 command=command,
                 resume=begun,
-                queries_file=queries_file,
                 judge=judge,
             )
             if outcome.interrupted:
@@ -97,7 +91,7 @@ def compare(
         comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
         with atomic_write(out / COMPARISON) as temporary:
             temporary.write_text(json.dumps(comparison.to_json(), indent=1))
-        _plot(comparison, out / "compare.png", timed=bool(recipe.max_minutes))
+        _plot(comparison, out / "compare.png", timed=bool(recipe.training.max_minutes))
     return comparison
 
 

@@ -1,7 +1,7 @@
 """The label-free check: score a retriever, alone and fused with BM25, and BM25 on retrieval tasks
 made from held-out documents.
 
-Documents are held out of training by a hash of their text. The tasks:
+Documents are held out of training by a hash of their text (``split_held_out``). The tasks:
 - ``sibling``: the first half of a chunk should find the other chunks of its document;
 - ``title``: a title should find the chunks of its document;
 - ``question``: a question that a language model wrote about a chunk should find that chunk (only if
@@ -19,13 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.arrow_list import ArrowList
 from revela.corpus.chunk import chunk
 from revela.corpus.code import documented_functions
 from revela.corpus.queries import Answer
 from revela.evaluation.beir import fuse
 from revela.evaluation.metrics import mean_scores, top_k
-from revela.groups.held_out import split_held_out
 from revela.index.bm25 import BM25
 from revela.index.fusion import Geometry
 from revela.settings import Recipe
@@ -98,24 +96,16 @@ class HeldOutCheck:
         return "; ".join(f"{name}: {q} queries over {p} passages" for name, q, p in sizes)
 
 
-def hold_out(
-    documents: ArrowList[Document], recipe: Recipe, ask: Ask | None = None
-) -> tuple[ArrowList[Document], HeldOutCheck]:
-    """Documents to train on, and the check on the others; ``ask`` writes its questions."""
-    rest, held = split_held_out(documents, recipe.held_out, recipe.held_out_at_most)
-    return rest, check_by(held, recipe, ask)
-
-
 def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
     """The check on these documents; ``ask`` writes its questions."""
     return HeldOutCheck(
         tasks(
             held,
-            recipe.chunk_words,
-            recipe.check_queries,
-            recipe.check_passages,
-            recipe.seed,
-            recipe.check_questions,
+            recipe.corpus.chunk_words,
+            recipe.training.check_queries,
+            recipe.training.check_passages,
+            recipe.training.seed,
+            recipe.training.check_questions,
             ask,
         )
     )

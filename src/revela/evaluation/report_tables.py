@@ -233,7 +233,7 @@ def facts(runs: Runs) -> Table:
 
 def settings(runs: Runs) -> tuple[Table, Table]:
     """The settings that a run changed, beside the default; and the others."""
-    defaults = dataclasses.asdict(Recipe())
+    defaults = Recipe.of().flat()
     given = [run.settings for run in runs.values()]
     names = list(dict.fromkeys([*defaults, *(name for each in given for name in each)]))
     changed, others = [], []

@@ -30,7 +30,6 @@ from revela.groups.documents import (
 )
 from revela.groups.folder import GroupFolder
 from revela.groups.similar import paired, tour
-from revela.groups.training_set import ASKING
 from revela.retriever.encode import load_encoder
 from revela.retriever.fit import lexical_vectors
 from revela.settings import Recipe
@@ -67,20 +66,27 @@ def order_of_groups(
             the corpus.
     """
     groups: Groups
-    if recipe.groups == "random":
-        groups = functools.partial(random_groups, len(rows), recipe.group_size, recipe.seed)
-    elif recipe.groups in ("cluster", "iterative"):
+    reads = recipe.objective.reads
+    if recipe.groups.kind == "random":
+        groups = functools.partial(
+            random_groups, len(rows), recipe.groups.group_size, recipe.training.seed
+        )
+    elif recipe.groups.kind in ("cluster", "iterative"):
         groups = functools.partial(
             tour_groups,
             [np.arange(len(rows)) if tour_N is None else tour_N],
-            recipe.group_size,
-            recipe.seed,
+            recipe.groups.group_size,
+            recipe.training.seed,
         )
     else:
-        shared = recipe.objective in ASKING and recipe.queries in SHARED
-        build = spread_groups if recipe.objective == "crop" or shared else document_groups
+        shared = reads == "queries" and recipe.queries.source in SHARED
+        build = spread_groups if reads == "windows" or shared else document_groups
         groups = functools.partial(
-            build, rows.column("document"), recipe.group_size, recipe.seed, vectors_ND=vectors_ND
+            build,
+            rows.column("document"),
+            recipe.groups.group_size,
+            recipe.training.seed,
+            vectors_ND=vectors_ND,
         )
     return _asking(recipe, rows, groups)
 
@@ -94,42 +100,50 @@ def similar_groups(
         recipe, documents, rows: as above.
         model: the untrained retriever; asked for only if its words are needed.
     """
-    if recipe.groups == "cluster":
+    if recipe.groups.kind == "cluster":
         return order_of_groups(recipe, rows, tour_N=chunk_tour(recipe, rows, model))
-    if recipe.groups == "document" and recipe.neighbours == "similar":
+    if recipe.groups.kind == "document" and recipe.groups.neighbours == "similar":
         beginnings = Texts(documents, lambda document: document.full_text[:NEIGHBOUR_CHARACTERS])
         return order_of_groups(
-            recipe, rows, lexical_vectors(model(), beginnings, recipe.token_weighting)
+            recipe, rows, lexical_vectors(model(), beginnings, recipe.fit.token_weighting)
         )
     return order_of_groups(recipe, rows)
 
 
 def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
     """epoch -> the groups of a folder, in the order of this recipe's seed."""
-    if folder.size != recipe.group_size:
+    if folder.size != recipe.groups.group_size:
         raise RevelaError(
             f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
         )
-    return _asking(recipe, folder.rows, folder.order(recipe.seed, recipe.groups_per_batch))
+    return _asking(
+        recipe, folder.rows, folder.order(recipe.training.seed, recipe.training.groups_per_batch)
+    )
 
 
 def chunk_tour(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
     """The rows in an order in which like stands beside like; pairs of query and chunk by both."""
     began = time.monotonic()
-    if recipe.surrogate:
+    if recipe.groups.surrogate:
         encoder = load_encoder(
-            find_weights(recipe.surrogate, ""), recipe.precision, recipe.surrogate_tokens
+            find_weights(recipe.groups.surrogate, ""),
+            recipe.training.precision,
+            recipe.groups.surrogate_tokens,
         )
         sides: tuple[Encode, Encode] = (
             _in_parts(encoder.encode_queries, progress=True),
             _in_parts(encoder.encode_passages, progress=True),
         )
     else:
-        words = functools.partial(lexical_vectors, model(), token_weighting=recipe.token_weighting)
+        words = functools.partial(
+            lexical_vectors, model(), token_weighting=recipe.fit.token_weighting
+        )
         sides = words, words
     vectors = _vectors(recipe, rows, *sides)
     embedded = time.monotonic()
-    tour_N = tour(*vectors, recipe.cluster_size or recipe.group_size, recipe.seed)
+    tour_N = tour(
+        *vectors, recipe.groups.cluster_size or recipe.groups.group_size, recipe.training.seed
+    )
     log.info(
         f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in {time.monotonic() - embedded:.0f} s"
     )
@@ -165,8 +179,11 @@ class IterativeGroups:
 
     def _build(self, round_: int) -> list[list[int]]:
         recipe = self.recipe
-        size, wanted = recipe.group_size, recipe.regroup_every * recipe.groups_per_step
-        rng = np.random.default_rng([recipe.seed, round_])
+        size, wanted = (
+            recipe.groups.group_size,
+            recipe.groups.regroup_every * recipe.training.groups_per_step,
+        )
+        rng = np.random.default_rng([recipe.training.seed, round_])
         some = np.sort(
             rng.choice(len(self.rows), min(len(self.rows), POOL * wanted * size), replace=False)
         )
@@ -177,10 +194,10 @@ class IterativeGroups:
             _in_parts(self.encoder.encode_queries),
             _in_parts(self.encoder.encode_passages),
         )
-        order = tour(*vectors, recipe.cluster_size or size, int(rng.integers(2**31)))
-        groups = _asking(recipe, rows, functools.partial(tour_groups, [order], size, recipe.seed))(
-            round_
-        )
+        order = tour(*vectors, recipe.groups.cluster_size or size, int(rng.integers(2**31)))
+        groups = _asking(
+            recipe, rows, functools.partial(tour_groups, [order], size, recipe.training.seed)
+        )(round_)
         return [some[group].tolist() for group in islice(groups, wanted)]
 
 
@@ -191,7 +208,7 @@ def _vectors(
     and chunk.
     """
     passages_ND = encode_passages(Texts(rows, lambda row: row.text))
-    if recipe.objective not in ASKING:
+    if recipe.objective.reads != "queries":
         return passages_ND, None
     return paired(encode_queries(Texts(rows, lambda row: row.query or row.text)), passages_ND)
 
@@ -213,7 +230,7 @@ def _in_parts(encode: Encode, progress: bool = False) -> Encode:
 
 
 def _asking(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
-    if recipe.objective not in ASKING:
+    if recipe.objective.reads != "queries":
         return groups
     has_query = rows.column("query") != ""
     return lambda epoch: with_queries(groups(epoch), has_query)

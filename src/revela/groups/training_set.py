@@ -1,32 +1,180 @@
-"""What groups are made of: documents -> chunks -> rows, with queries or joined for crops."""
+"""What is trained on: documents -> chunks -> rows -> the groups of each epoch, and what is held out.
+
+Rows are what groups are made of: the chunks; chunks with queries, for objectives that read queries;
+or several chunks joined, to crop from.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from revela.corpus import queries
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all
+from revela.corpus.read import read_for
 from revela.errors import RevelaError
-from revela.groups.folder import GroupFolder
-from revela.objectives.crops import windows
+from revela.groups.documents import Groups
+from revela.groups.folder import GroupFolder, is_group_folder
+from revela.groups.held_out import split_held_out
+from revela.groups.order import IterativeGroups, order_of_groups, similar_groups, stored_order
+from revela.groups.ready import holds_groups
 from revela.settings import Recipe
-from revela.types import Chunk, Document
+from revela.types import Chunk, Document, Encoder
 from revela.weights import find_weights, fingerprint
 
 log = logging.getLogger(__name__)
 
-ASKING = ("dream", "infonce", "attention")  # objectives that need queries
 WRITING_BATCH = 32
+
+
+class TrainingSet:
+    """Chunks, the groups of each epoch, the documents for the fit and what is held out.
+
+    Args:
+        recipe: how documents are cut and grouped.
+        source: documents, or a folder of groups that were made of them.
+        held_out: documents that are not trained on.
+        queries_file: keeps the queries that a language model writes.
+
+    Attributes:
+        documents: what the heads' probe and the test for capitals read; a sample if groups are stored.
+        n_documents: how many the chunks come from.
+        fingerprint: of titles and texts, or of the stored groups.
+        groups_per_epoch: set by ``groups``.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        source: Sequence[Document] | GroupFolder,
+        held_out: Sequence[Document] = (),
+        queries_file: Path | None = None,
+    ) -> None:
+        self.recipe, self.queries_file = recipe, queries_file
+        self.folder = source if isinstance(source, GroupFolder) else None
+        if isinstance(source, GroupFolder):
+            self.documents: Sequence[Document] = source.documents
+            self.held_out: Sequence[Document] = source.held_out
+            self.n_documents = int(source.settings["documents"])
+            self.fingerprint = source.fingerprint
+        else:
+            self.documents, self.held_out, self.n_documents = source, held_out, len(source)
+            self.fingerprint = _digest(source)
+        self.groups_per_epoch = 0
+
+    @classmethod
+    def read(cls, recipe: Recipe, sources: Sequence[Path]) -> TrainingSet:
+        """The training set of a corpus, or of one folder of groups.
+
+        Raises:
+            RevelaError: a source cannot be read, or holds groups that are not stored.
+        """
+        kept = default_queries_file(sources, recipe)
+        if len(sources) == 1 and is_group_folder(sources[0]):
+            return cls(recipe, GroupFolder(sources[0]), queries_file=kept)
+        if ready := next((source for source in sources if holds_groups(source)), None):
+            raise RevelaError(
+                f"{ready} holds groups: store them by revela groups {ready} --out DIR, "
+                "and give that folder"
+            )
+        documents, report = read_for(recipe, sources)
+        for line in report.lines():
+            log.info(line)
+        share, at_most = recipe.corpus.held_out, recipe.corpus.held_out_at_most
+        rest, held_out = split_held_out(documents, share, at_most)
+        return cls(recipe, rest, held_out, kept)
+
+    def but(self, recipe: Recipe) -> TrainingSet:
+        """The same documents for another recipe."""
+        source: Any = self.documents if self.folder is None else self.folder
+        return TrainingSet(recipe, source, self.held_out, self.queries_file)
+
+    @cached_property
+    def chunks(self) -> ArrowList[Chunk]:
+        """All chunks, in the order of the corpus."""
+        if self.folder is not None:
+            return self.folder.rows
+        return training_chunks(self.recipe, self.documents)
+
+    @cached_property
+    def rows(self) -> ArrowList[Chunk]:
+        """What groups are made of."""
+        if self.folder is not None:
+            return self.folder.rows
+        return training_rows(self.recipe, self.documents, self.chunks, self.queries_file)
+
+    def groups(self, model: SentenceTransformer, encoder: Encoder, folder: Path) -> Groups:
+        """epoch -> its groups, as indices of ``rows``. The first epoch is built once.
+
+        Args:
+            model: the untrained retriever.
+            encoder: the same, as it is when a round of iterative groups begins.
+            folder: where rounds of iterative groups are kept, until the run ends.
+
+        Raises:
+            RevelaError: there are too few rows for a group.
+        """
+        recipe, rows = self.recipe, self.rows
+        if len(rows) < recipe.groups.group_size:
+            raise RevelaError(self._no_group())
+        if self.folder is not None:
+            build = stored_order(recipe, self.folder)
+        elif recipe.groups.kind == "iterative":
+            build = order_of_groups(recipe, rows)
+        else:
+            build = similar_groups(recipe, self.documents, rows, lambda: model)
+        first = list(build(0))
+        if not first:
+            raise RevelaError(self._no_group())
+        self.groups_per_epoch = len(first)
+        made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
+        log.info(
+            f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
+            f"-> {len(first):,} groups of {recipe.groups.group_size} per epoch"
+        )
+        if recipe.groups.kind == "iterative" and self.folder is None:
+            return IterativeGroups(recipe, rows, encoder, folder)
+        return lambda epoch: iter(first) if epoch == 0 else build(epoch)
+
+    def _no_group(self) -> str:
+        size, queries = self.recipe.groups.group_size, self.recipe.queries
+        reads = self.recipe.objective.reads
+        if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
+            return f"no chunk has a query: try another --queries than {queries.source}, or another --query-lm"
+        return (
+            f"{len(self.rows)} chunks are fewer than a group of {size}: "
+            "add text, or lower --chunk-words or --group-size"
+        )
+
+
+def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
+    """Where queries written for a corpus are kept: beside its first source."""
+    name = str(sources[0])
+    if name.startswith("hub:"):
+        name = name.removeprefix("hub:").replace("/", "-").replace(":", "-")
+    first = Path(name).resolve()
+    return Path(recipe.queries.queries_file or first.with_name(f"{first.name}.queries.jsonl"))
+
+
+def _digest(documents: Iterable[Document]) -> str:
+    """Tells one corpus from another, by titles and texts."""
+    digest = hashlib.blake2b(digest_size=8)
+    for document in documents:
+        digest.update(f"{document.title}\0{document.text}\0".encode())
+    return digest.hexdigest()
 
 
 def training_chunks(
@@ -43,7 +191,10 @@ def training_chunks(
         dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d for d in documents
     )
     return arrow_list(
-        Chunk, chunk_all(titled, recipe.chunk_words, recipe.threads or os.cpu_count() or 1)
+        Chunk,
+        chunk_all(
+            titled, recipe.corpus.chunk_words, recipe.training.threads or os.cpu_count() or 1
+        ),
     )
 
 
@@ -56,21 +207,36 @@ def training_rows(
     """What groups are made of: the chunks; with queries, if the objective asks for them; for crops,
     longer runs of a document.
     """
-    if recipe.objective == "crop":
-        return arrow_list(Chunk, windows(chunks, recipe.crop_window))
-    if recipe.objective not in ASKING:
+    objective: Any = recipe.objective
+    if objective.reads == "windows":
+        return arrow_list(Chunk, windows(chunks, objective.crop_window))
+    if objective.reads == "chunks":
         return chunks
-    if recipe.queries == "title":
+    if recipe.queries.source == "title":
         return arrow_list(Chunk, queries.with_titles(chunks, documents))
-    if recipe.queries == "first-sentence":
+    if recipe.queries.source == "first-sentence":
         return arrow_list(Chunk, queries.with_first_sentences(chunks))
-    if recipe.queries == "telling-sentence":
+    if recipe.queries.source == "telling-sentence":
         return arrow_list(Chunk, queries.with_telling_sentences(chunks))
-    if recipe.queries == "authors-words":
+    if recipe.queries.source == "authors-words":
         return arrow_list(Chunk, queries.with_authors_words(chunks, documents))
     if queries_file is None:
         raise RevelaError("written queries need a file to be kept in: give --queries-file")
     return written_queries(recipe, chunks, queries_file)
+
+
+def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
+    """Neighbouring chunks of a document joined, up to this many words: what crops are taken from."""
+    document, parts, total = -1, list[str](), 0
+    for chunk in chunks:
+        size = len(chunk.text.split())
+        if parts and (chunk.document != document or total + size > words):
+            yield Chunk(document, "".join(parts))
+            parts, total = [], 0
+        document, total = chunk.document, total + size
+        parts.append(chunk.text)
+    if parts:
+        yield Chunk(document, "".join(parts))
 
 
 def written_queries(recipe: Recipe, chunks: ArrowList[Chunk], path: Path) -> ArrowList[Chunk]:
@@ -79,7 +245,7 @@ def written_queries(recipe: Recipe, chunks: ArrowList[Chunk], path: Path) -> Arr
     """
     owners = chunks.column("document")
     chosen = queries.documents_with_chunks(
-        owners.tolist(), recipe.max_queries, seed=0
+        owners.tolist(), recipe.queries.max_queries, seed=0
     )  # whatever the run's seed: written once
     mine = chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
     answers = written_answers(recipe, [c.text for c in mine], path)
@@ -104,14 +270,17 @@ def written_answers(
     """
     from revela.lm.generate import writer
 
-    name = recipe.query_lm or recipe.lm
-    folder = find_weights(name, recipe.offline_model)
-    file = queries.QueryFile(path, f"{fingerprint(folder)}, {recipe.query_prompting}")
+    name = recipe.queries.query_lm or recipe.lm.model
+    folder = find_weights(name, recipe.retriever.offline_model)
+    file = queries.QueryFile(path, f"{fingerprint(folder)}, {recipe.queries.query_prompting}")
     if missing := len({t for t in texts if file.get(t) is None}):
-        torch.set_num_threads(recipe.threads or os.cpu_count() or 1)
+        torch.set_num_threads(recipe.training.threads or os.cpu_count() or 1)
         log.info(f"{name} writes {missing:,} queries into {path}")
         write = writer(
-            folder, queries.PROMPTINGS[recipe.query_prompting], recipe.lm_tokens, recipe.precision
+            folder,
+            queries.PROMPTINGS[recipe.queries.query_prompting],
+            recipe.lm.lm_tokens,
+            recipe.training.precision,
         )
         with tqdm(total=missing, unit="query") as bar:
             queries.write_queries(texts, file, write, WRITING_BATCH, bar.update)

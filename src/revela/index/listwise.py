@@ -31,7 +31,6 @@ from revela.lm.language_model import LanguageModel, load_language_model, load_to
 from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker
 from revela.lm.query_heads import candidate_scores, score_query_heads
 from revela.quiet import quieten
-from revela.settings import Recipe
 from revela.types import Chunk
 from revela.weights import resolve
 
@@ -90,7 +89,7 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
         raise RevelaError(
             f"{name} reads {context} tokens, too few for {READ} passages of {LEAST_TOKENS}: give an LM that reads 1,024 or more"
         )
-    make = PromptMaker(load_tokenizer(folder), Recipe(group_size=READ, lm_tokens=longest))
+    make = PromptMaker(load_tokenizer(folder), longest, READ)
 
     def probe() -> list[tuple[int, int, float]]:
         return ranked_heads(score_query_heads(lm, telling_questions(passages(), make, name)))

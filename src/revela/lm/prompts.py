@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from revela.errors import RevelaError
-from revela.settings import Recipe
 from revela.types import Chunk
 
 INTRODUCTION = "Here are some passages.\n\n"
@@ -171,14 +170,14 @@ class PromptMaker:
 
     Args:
         tokenizer: the LM's.
-        recipe: says how long they may be, how many a group has, and what stands around them.
+        lm_tokens: longest candidate, in tokens.
+        group_size: candidates per group.
+        chat: use the LM's chat template.
     """
 
-    def __init__(self, tokenizer: Any, recipe: Recipe) -> None:
-        self.prompts = Prompts(
-            tokenizer, recipe.lm_tokens, QUESTION_TOKENS, recipe.lm_prompt == "chat"
-        )
-        self.pad, self.group_size = tokenizer.pad_token_id, recipe.group_size
+    def __init__(self, tokenizer: Any, lm_tokens: int, group_size: int, chat: bool = False) -> None:
+        self.prompts = Prompts(tokenizer, lm_tokens, QUESTION_TOKENS, chat)
+        self.pad, self.group_size = tokenizer.pad_token_id, group_size
 
     def with_answers(
         self, texts: Sequence[str], questions: Sequence[tuple[str, int]]

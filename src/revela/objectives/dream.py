@@ -1,19 +1,22 @@
-"""DREAM: a retriever's scores stand in for an LM's own attention where the LM looks for what
-answers a question.
+"""DREAM: a retriever's scores replace an LM's own attention where the LM looks for an answer.
 
-A frozen LM reads candidate chunks, then a question, then the chunk that answers it; the loss is
-that of the answer's tokens. In some heads, those that look from a question to its answer
-(query_heads.py), and in the question's rows only, the attention A becomes
+A frozen LM reads candidate chunks, then a question, then the chunk that answers it; the loss is that
+of the answer's tokens. In some heads, those that look from a question to its answer (query_heads.py),
+and in the question's rows only, the attention A becomes
 
-    A' = (1 - g) A + g A~        A~ over the tokens of D_i: w_i * (A within D_i, made to sum to 1);
-    0 outside the candidates w  = softmax_i(cos(q, d_i) / tau)
+    A' = (1 - g) A + g A~
+    A~ = w_i * (A within D_i, made to sum to 1) over the tokens of D_i, 0 outside the candidates
+    w  = softmax_i( cos(q, d_i) / tau )
 
-so that a retriever which gives the answer more weight is a lower loss. A~ times the values is
-document attention.
+so a retriever that gives the answer more weight lowers the loss. A~ times the values is document
+attention.
 
-Ours: the candidates are read once, without a graph, for the questions to all of them, which
-continue that one reading; nothing before a question depends on w. What the paper leaves open and we
-chose stands in settings.py and docs/papers.md.
+Ours: the candidates are read once, without a graph, for the questions to all of them, which continue
+that one reading; nothing before a question depends on w. What the paper leaves open and we chose
+stands in presets/dream.toml and docs/papers.md.
+
+Cost: one reading of all candidates, and one forward and backward pass over questions and answers.
+When to use it: with written queries, and an LM that answers by its query-focused heads.
 
 Shapes: Q questions, B candidates of a group, P tokens of the candidates' text, T tokens of the
 questions and answers, R of them question rows; H heads, D head width.
@@ -21,17 +24,153 @@ questions and answers, R of them question rows; H heads, D head width.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.errors import RevelaError
 from revela.lm.document_attention import Kernel, document_attention
-from revela.lm.prompts import ANSWER, by_layer, of_group, read_candidates
-from revela.objectives.gradcache import cut, embed
+from revela.lm.prompts import (
+    ANSWER,
+    QUESTION_TOKENS,
+    PromptMaker,
+    by_layer,
+    of_group,
+    read_candidates,
+)
+from revela.objectives.base import (
+    Batch,
+    Collate,
+    Parts,
+    RetrieverLoss,
+    Row,
+    Side,
+    language_model,
+)
+from revela.objectives.gradcache import cut
+from revela.settings import Objective, setting
+
+log = logging.getLogger(__name__)
+MakePrompts = Callable[[Sequence[str], Sequence[tuple[str, int]]], tuple[Batch, Batch]]
+
+
+@dataclass(frozen=True)
+class QueryFocused(Objective):
+    """Settings of query-focused heads, for the objectives that read them."""
+
+    reads: ClassVar[Literal["chunks", "queries", "windows"]] = "queries"
+
+    tau: float = setting(0.05, above=0)
+    "Temperature of the cosines."
+    query_heads: int = setting(16, least=1)
+    "Use this many heads: the best that look from a question to its answer."
+    heads: str = setting("", rare=True)
+    "JSON file of such heads, from revela heads --objective dream --out. Empty: find them."
+    drop_outliers: bool = setting(False, rare=True)
+    "Rank heads without a candidate's tokens that get far less attention than its mean, as QRHead does."
+    lm_prompt: Literal["plain", "chat"] = setting("plain", rare=True)
+    "What the LM reads around passages and questions; chat: its own chat template."
+
+    def focused(self, parts: Parts, answers: int) -> tuple[Any, list[tuple[int, int]], PromptMaker]:
+        """The LM, its query-focused heads, and what makes its prompts.
+
+        Args:
+            parts: of the objective.
+            answers: passages that follow a question.
+        """
+        from revela.lm.head_ranking import heads_from_file
+        from revela.objectives.find_heads import query_heads
+
+        lm, tokenizer, folder = language_model(parts)
+        recipe, size = parts.recipe, parts.recipe.groups.group_size
+        tokens = recipe.lm.lm_tokens
+        context = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = (size + answers) * (tokens + 8) + QUESTION_TOKENS
+        if context is not None and longest > context:
+            raise RevelaError(
+                f"{size} candidates of {tokens} tokens may take {longest:,} tokens, more than the "
+                f"{context:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
+            )
+        if self.heads:
+            ranking = heads_from_file(Path(self.heads), folder)
+        else:
+            ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows)
+        heads = [(layer, head) for layer, head, _ in ranking[: self.query_heads]]
+        named = " ".join(f"{layer}-{head}" for layer, head in heads)
+        log.info(f"{len(heads)} heads that look from questions to answers: {named}")
+        return lm, heads, PromptMaker(tokenizer, tokens, size, self.lm_prompt == "chat")
+
+
+@dataclass(frozen=True)
+class Dream(QueryFocused):
+    """Learn from an LM's loss on answers, with scores injected into query-focused heads."""
+
+    name: ClassVar[str] = "dream"
+    learned_from: ClassVar[str] = (
+        "{lm}, which answers questions by what {model} finds, told it what to find."
+    )
+    loss_is: ClassVar[str] = "loss of the answers' tokens (nats)"
+
+    tau: float = setting(0.2, above=0)
+    "Temperature of the cosines."
+    learn_tau: bool = setting(True, rare=True)
+    "Train the temperature."
+    gate: float = setting(0.5, above=0, most=1)
+    "The gate g, between 0 and 1: how much of the heads' attention is the retriever's."
+    learn_gates: bool = setting(True, rare=True)
+    "Train the gate."
+    epsilon: float = setting(1e-4, rare=True)
+    "Pairs with no more weight than this are skipped. 0: compute all."
+    kernel: Literal["torch", "triton"] = setting("torch", rare=True)
+    "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate == 1:
+            raise RevelaError(f"--gate {self.gate}: DREAM's gate lies between 0 and 1")
+
+    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
+        lm, heads, make = self.focused(parts, answers=1)
+        loss = DreamLoss(
+            parts.model,
+            lm,
+            heads,
+            tau=self.tau,
+            learn_tau=self.learn_tau,
+            gate=self.gate,
+            learn_gate=self.learn_gates,
+            group_size=parts.recipe.groups.group_size,
+            retriever_batch=parts.recipe.training.retriever_batch,
+            epsilon=self.epsilon,
+            kernel=self.kernel,
+        )
+        return loss, PromptBatches(parts, make.with_answers)
+
+
+@dataclass(frozen=True)
+class PromptBatches:
+    """Queries and candidates for the retriever, and all of it for the LM; ``make`` is a method of a
+    PromptMaker.
+    """
+
+    parts: Parts
+    make: MakePrompts
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        questions = [(row["query"], i) for i, row in enumerate(rows) if row["query"]]
+        texts = [row["text"] for row in rows]
+        prompt, tail = self.make(texts, questions)
+        return {
+            **self.parts.sides([query for query, _ in questions], texts),
+            **{f"prompt_{k}": v for k, v in prompt.items()},
+            **{f"tail_{k}": v for k, v in tail.items()},
+        }
 
 
 class Injection:
@@ -61,13 +200,8 @@ class Injection:
         epsilon: float = 0.0,
         kernel: Kernel = "torch",
     ) -> None:
-        self.weights_QB, self.memory, self.rows_R, self.counts, self.gate = (
-            weights_QB,
-            memory,
-            rows_R,
-            counts,
-            gate,
-        )
+        self.weights_QB, self.memory = weights_QB, memory
+        self.rows_R, self.counts, self.gate = rows_R, counts, gate
         self.epsilon, self.kernel = epsilon, kernel
         self.places_S = (document_P >= 0).nonzero().squeeze(1)
         self.lengths = document_P[self.places_S].bincount(minlength=weights_QB.shape[1]).tolist()
@@ -103,19 +237,16 @@ class Injection:
         return own_HTD.index_put(cells, mixed_KRD)
 
 
-class Dream(nn.Module):
-    """The objective as Sentence Transformers' trainer hosts it.
+class DreamLoss(RetrieverLoss):
+    """The loss of a batch of groups.
 
     Args:
-        model: the retriever; called on tokenized features, gives ``sentence_embedding``.
+        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
         lm: the language model, frozen.
         heads: (layer, head) pairs to inject into.
-        tau: temperature of the cosines; ``learn_tau`` makes it a parameter (kept positive by its
-            logarithm).
-        gate: g; ``learn_gate`` makes it a parameter (kept in (0, 1) by its logit).
-        group_size: candidates a group; a batch may hold several groups.
-        retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
+        gate: g; ``learn_gate`` makes it a parameter (its logit, so it stays in (0, 1)).
         epsilon, kernel: see document_attention.
+        tau, learn_tau, group_size, retriever_batch: see RetrieverLoss.
     """
 
     def __init__(
@@ -124,32 +255,19 @@ class Dream(nn.Module):
         lm: Any,
         heads: Sequence[tuple[int, int]],
         *,
-        tau: float,
         gate: float,
-        group_size: int,
-        learn_tau: bool = True,
         learn_gate: bool = True,
-        retriever_batch: int = 0,
         epsilon: float = 0.0,
         kernel: Kernel = "torch",
+        **shared: Any,
     ) -> None:
-        super().__init__()
-        self.model, self.lm, self.heads = model, lm, list(heads)
-        self.group_size, self.retriever_batch, self.epsilon, self.kernel = (
-            group_size,
-            retriever_batch,
-            epsilon,
-            kernel,
-        )
-        self.log_tau = nn.Parameter(torch.tensor(math.log(tau)), requires_grad=learn_tau)
-        self.gate_logit = nn.Parameter(
-            torch.tensor(math.log(gate / (1 - gate))), requires_grad=learn_gate
-        )
+        super().__init__(model, **shared)
+        self.lm, self.heads, self.epsilon, self.kernel = lm, list(heads), epsilon, kernel
+        logit = torch.tensor(math.log(gate / (1 - gate)))
+        self.gate_logit = nn.Parameter(logit, requires_grad=learn_gate)
 
-    def forward(
-        self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None
-    ) -> Tensor:
-        """Loss (nats a token of an answer). ``features``:
+    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
+        """Loss in nats per token of an answer. ``features``:
 
         questions and candidates as the retriever reads them; ``prompt``: each group's candidates as
         the LM reads them, with the ``document`` (0 to B - 1, or -1) of each token; ``tail``:
@@ -157,27 +275,20 @@ class Dream(nn.Module):
         each question.
         """
         question, passage, prompt, tail = features
-        question_QD, passage_ND = (
-            F.normalize(embed(self.model, side, self.retriever_batch), dim=-1)
-            for side in (question, passage)
-        )
+        question_QD, passage_ND = self.unit(question), self.unit(passage)
         losses = []
-        for i, passage_BD in enumerate(torch.split(passage_ND, self.group_size)):
+        for i, passage_BD in enumerate(self.groups(passage_ND)):
             mine_Q = (tail["group"] == i).nonzero().squeeze(1)
             if not len(mine_Q):
                 continue
             with torch.autocast(question_QD.device.type, enabled=False):
-                weights_QB = (question_QD[mine_Q] @ passage_BD.T / self.log_tau.exp()).softmax(
-                    dim=-1
-                )
+                weights_QB = (question_QD[mine_Q] @ passage_BD.T / self.tau).softmax(dim=-1)
             texts = of_group(prompt, tail, i)
-            losses.append(
-                cut(
-                    lambda w, g, texts=texts: self.answer_loss(w, g, *texts),
-                    weights_QB,
-                    self.gate_logit,
-                )
-            )
+
+            def loss_of(weights: Tensor, gate: Tensor, texts: Any = texts) -> Tensor:
+                return self.answer_loss(weights, gate, *texts)
+
+            losses.append(cut(loss_of, weights_QB, self.gate_logit))
         return torch.stack(losses).mean()
 
     def answer_loss(

@@ -6,7 +6,6 @@ question to its answer.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,13 +39,14 @@ def rank_heads(
     recipe: Recipe, documents: Sequence[Document], queries_file: Path | None
 ) -> tuple[Path, list[Head]]:
     """The LM's folder, and the ranking of its heads that this objective goes by."""
-    folder = find_weights(recipe.lm, recipe.offline_model)
+    folder = find_weights(recipe.lm.model, recipe.retriever.offline_model)
     device = compute_device()
-    lm = load_language_model(folder, bf16=uses_bf16(recipe.precision, device), name=recipe.lm).to(
-        device
-    )
+    bf16 = uses_bf16(recipe.training.precision, device)
+    lm = load_language_model(folder, bf16=bf16, name=recipe.lm.model).to(device)
     tokenizer = load_tokenizer(folder)
-    if recipe.objective not in ("dream", "attention"):
+    from revela.objectives.dream import QueryFocused
+
+    if not isinstance(recipe.objective, QueryFocused):
         return folder, sibling_heads(recipe, lm, tokenizer, folder, documents)
     rows = training_rows(recipe, documents, training_chunks(recipe, documents), queries_file)
     return folder, query_heads(recipe, lm, tokenizer, folder, rows)
@@ -65,11 +65,11 @@ def sibling_heads(
 
     def probe() -> list[Head]:
         groups = []
-        for texts, owners in _probe_groups(documents, recipe.seed):
+        for texts, owners in _probe_groups(documents, recipe.training.seed):
             tokens = tokenizer(
                 texts,
                 truncation=True,
-                max_length=recipe.lm_tokens,
+                max_length=recipe.lm.lm_tokens,
                 padding=True,
                 padding_side="right",
                 return_tensors="pt",
@@ -86,14 +86,15 @@ def query_heads(
     recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: ArrowList[Chunk]
 ) -> list[Head]:
     """Heads that look from a question to its answer; their score is nDCG@10."""
-    questions = _questions(recipe, rows, PromptMaker(tokenizer, recipe))
-    kind = "questions-without-outliers" if recipe.drop_outliers else "questions"
-    return cached_ranking(
-        kind,
-        lm,
-        folder,
-        lambda: ranked_heads(score_query_heads(lm, questions, recipe.drop_outliers)),
-    )
+    settings: Any = recipe.objective  # of QueryFocused
+    chat, drop = settings.lm_prompt == "chat", settings.drop_outliers
+    make = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size, chat)
+
+    def probe() -> list[Head]:
+        return ranked_heads(score_query_heads(lm, _questions(recipe, rows, make), drop))
+
+    kind = "questions-without-outliers" if drop else "questions"
+    return cached_ranking(kind, lm, folder, probe)
 
 
 def _probe_groups(
@@ -126,10 +127,9 @@ def _questions(
     others.
     """
     asked = 0
-    rows = rows.chosen(
-        np.argsort(rows.column("document"), kind="stable")
-    )  # stored groups lie in another order
-    for group in order_of_groups(dataclasses.replace(recipe, groups="document"), rows)(0):
+    # Groups of a folder lie in another order.
+    rows = rows.chosen(np.argsort(rows.column("document"), kind="stable"))
+    for group in order_of_groups(recipe.but(groups="document"), rows)(0):
         prompt, tail, answers = make.to_find_heads([rows[i] for i in group])
         yield prompt, tail, answers
         asked += len(answers)

@@ -1,82 +1,111 @@
-"""Gain distillation: the retriever learns how an LM ranks the chunks of a group by how much each
+"""Gain distillation: the retriever learns how an LM ranks the chunks of a group, by how much each
 would help to predict each other one.
 
-Under Revela's loss a pair is told W_ij (G_ij - sum_k W_ik G_ik), with W = Sim and G_ij = - d L / d
-W_ij: what a chunk has to gain, times the weight that it has. A retriever that already leans to some
-chunks is told to lean to the best of these, and away from good ones with some weight more than from
-bad ones with none (docs/results.md, "Near-duplicates"). Where all weights are equal, the same
-derivative is the gain and nothing else, and it tells chunks of one document from others far better
-(docs/log.md). So it is taken there, and learned:
+    g   = - d L / d s   at s = 0, with Sim = softmax_{j != i}(s)     one forward, one backward pass
+    t_i = z( z(g_i + g^T_i) + prior * z(cos_0(i, .)) )
+    loss = mean_i KL( softmax(sharpness * t_i) || softmax_j(cos(i, j) / tau) )
 
-    g   = - d L / d s  at s = 0, W = softmax_{j != i}(s)        one forward and one backward pass
-    for all pairs t_i = z( z(g_i + g^T_i) + prior * z(cos_0(i, .)) )          a chunk helps where it
-    is helped; cos_0: the retriever's before training L   = KL( softmax(sharpness * t_i) ||
-    softmax_j(cos(i, j) / tau) ),   mean over i
+L is Revela's next-token loss, cos_0 the retriever's cosines before training, and z standard scores
+over the others of a group. g + g^T: a chunk helps where it is helped.
 
-z takes the mean off and divides by the standard deviation, over the others of a group. To first
-order g is what REPLUG reads every pair for. No gradient but g itself leaves the LM.
+Why at equal weights: the gradient of Revela's loss to a pair is W_ij (G_ij - sum_k W_ik G_ik), with
+W = Sim and G_ij = - d L / d W_ij. It mostly repeats the weights that a retriever already gives; at
+equal weights the derivative is the gain alone, and tells chunks of one document from others with an
+AUC of .83 instead of .69 (docs/results.md). To first order g is what REPLUG reads every pair for.
+
+Cost: one forward and one backward pass of the frozen LM; only g leaves it.
+When to use it: on prose in clusters of similar chunks (preset ``gains``).
 
 Shapes: B chunks of a batch, n of a group.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from revela.objectives.attention_distillation import ranking_loss
-from revela.objectives.gradcache import embed
-from revela.objectives.revela import Revela, others
+from revela.objectives.base import Collate, Parts, Side, others, ranking_loss
+from revela.objectives.revela import InBatch, RevelaLoss
+from revela.settings import setting
 
 
-class GainDistillation(Revela):
-    """The objective as Sentence Transformers' trainer hosts it.
+@dataclass(frozen=True)
+class Gains(InBatch):
+    """Learn the ranking of chunks by how much they help an LM, at equal weights."""
+
+    name: ClassVar[str] = "gains"
+    learned_from: ClassVar[str] = (
+        "{model} learned to rank texts by how much each helps {lm} to predict another."
+    )
+    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
+
+    tau: float = setting(0.05, above=0)
+    "Temperature of the cosines."
+    sharpness: float = setting(2.0, above=0)
+    "Factor of the target's standard scores, before their softmax."
+    prior: float = setting(1.0, least=None)
+    "Weight of the retriever's cosines before training in the target."
+
+    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
+        from revela.retriever.lora import without_lora
+
+        lm, arguments, collate = self.in_batch(parts, trained=False)
+        start = functools.partial(without_lora, parts.model)
+        loss = GainsLoss(
+            parts.model,
+            lm,
+            at_start=start,
+            sharpness=self.sharpness,
+            prior=self.prior,
+            **arguments,
+        )
+        return loss, collate
+
+
+class GainsLoss(RevelaLoss):
+    """The loss of a batch of groups.
 
     Args:
-        model, lm, settings: as for ``Revela``, in its gated form; of Sim only ``tau`` and
-            ``learn_tau`` count.
-        as_it_began: a context inside which ``model`` is what it was before training.
+        model, lm, arguments: as for ``RevelaLoss``; of Sim only ``tau`` and ``learn_tau`` count.
+        at_start: a context in which ``model`` is what it was before training.
         sharpness: factor of the target's standard scores.
-        prior: weight of the retriever's own start in the target; 0: the LM's gains alone.
+        prior: weight of the retriever's start in the target. 0: the LM's gains alone.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: nn.Module,
         lm: Any,
         *,
-        as_it_began: Callable[[], AbstractContextManager[None]],
+        at_start: Callable[[], AbstractContextManager[None]],
         sharpness: float,
         prior: float,
-        **settings: Any,
+        **arguments: Any,
     ) -> None:
-        super().__init__(model, lm, **settings)
-        self.as_it_began, self.sharpness, self.prior = as_it_began, sharpness, prior
+        super().__init__(model, lm, **arguments)
+        self.at_start, self.sharpness, self.prior = at_start, sharpness, prior
 
-    def forward(
-        self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None
-    ) -> Tensor:
-        """Loss (nats a chunk); ``features`` as for ``Revela``."""
+    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
+        """Loss in nats per chunk; ``features`` as for ``RevelaLoss``."""
         query, passage, chunk = features
-        cosines = self._cosines(query, passage)
-        began: Sequence[Tensor] = [torch.zeros_like(cosine) for cosine in cosines]
+        cosines = self.cosines(query, passage)
+        start: Sequence[Tensor] = [torch.zeros_like(cosine) for cosine in cosines]
         if self.prior:
-            with self.as_it_began(), torch.no_grad():
-                began = self._cosines(query, passage)
+            with self.at_start(), torch.no_grad():
+                start = self.cosines(query, passage)
         gains_BB = self.gains(self.lm.pack(chunk["input_ids"], chunk["attention_mask"]))
-        losses, start = [], 0
-        for cosine, cosine_0 in zip(cosines, began, strict=True):
-            group = slice(start, start := start + len(cosine))
-            gain = gains_BB[group, group]
-            said, was, now = others(gain + gain.T), others(cosine_0), others(cosine)
-            losses.append(
-                ranking_loss(now, self.log_tau.exp(), said, was, self.prior, self.sharpness)
-            )
+        losses, first = [], 0
+        for cosine_nn, start_nn in zip(cosines, start, strict=True):
+            group = slice(first, first := first + len(cosine_nn))
+            gain_nn = gains_BB[group, group]
+            teacher, before, now = others(gain_nn + gain_nn.T), others(start_nn), others(cosine_nn)
+            losses.append(ranking_loss(now, self.tau, teacher, before, self.prior, self.sharpness))
         return torch.stack(losses).mean()
 
     def gains(self, packed: Any) -> Tensor:
@@ -84,14 +113,3 @@ class GainDistillation(Revela):
         device = next(self.model.parameters()).device
         sizes = [len(rows) for rows in self.groups(torch.arange(len(packed.lengths)))]
         return self.signal(packed, [torch.zeros(size, size, device=device) for size in sizes])
-
-    def _cosines(self, query: dict[str, Tensor], passage: dict[str, Tensor]) -> list[Tensor]:
-        """(n, n) of each group."""
-        query_BD, passage_BD = (
-            F.normalize(embed(self.model, side, self.retriever_batch), dim=-1)
-            for side in (query, passage)
-        )
-        with torch.autocast(query_BD.device.type, enabled=False):
-            return [
-                q @ p.T for q, p in zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
-            ]

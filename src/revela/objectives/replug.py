@@ -5,24 +5,78 @@ likelihood does.
     P_retriever(j | i) = softmax over j != i of cos(q_i, d_j) / tau_r
     L                  = mean_i KL(P_LM || P_retriever)
 
-The LM is frozen and reads every D_i after every D_j: B^2 readings, where Revela needs two. D_j is
-read once, and what it leaves is continued by all D_i, some at a time. A chunk in front of itself
-would win trivially, so j = i is left out.
+A chunk in front of itself would win trivially, so j = i is left out.
+
+Cost: the frozen LM reads every D_i after every D_j: B^2 readings, where Revela needs two. D_j is read
+once, and what it leaves is continued by all D_i, some at a time.
+When to use it: as a reference; ``gains`` gives nearly the same signal for two readings.
 
 Shapes: B chunks of a group, T tokens in all.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.objectives.gradcache import embed
+from revela.objectives.base import (
+    ChunkBatches,
+    Collate,
+    Parts,
+    RetrieverLoss,
+    Side,
+    language_model,
+    others,
+)
+from revela.settings import Objective, setting
+
+
+@dataclass(frozen=True)
+class Replug(Objective):
+    """Learn the ranking of chunks by the likelihood of another chunk after each."""
+
+    name: ClassVar[str] = "replug"
+    learned_from: ClassVar[str] = (
+        "{model} learned to rank texts by how likely {lm} finds another text after each."
+    )
+    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
+
+    tau: float = setting(1e-3, above=0)
+    "Temperature of the cosines."
+    learn_tau: bool = setting(False, rare=True)
+    "Train the temperature."
+    tau_lm: float = setting(1e-3, above=0)
+    "Temperature of the LM's log-likelihoods."
+    likelihood: Literal["mean", "sum"] = "mean"
+    "Log-likelihood of a chunk: the mean over its tokens, or the sum."
+    lm_batch: int = setting(0, rare=True)
+    "Chunks per forward pass of the LM that continue another one. 0: all of a group."
+    query_side: Literal["first-half", "random-span", "whole"] = setting("first-half", rare=True)
+    "What of a chunk is its query; random-span: half of its tokens, from a random place on."
+
+    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
+        lm, tokenizer, _ = language_model(parts)
+        plain, full = (
+            tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True)
+        )
+        loss = ReplugLoss(
+            parts.model,
+            lm,
+            tau=self.tau,
+            learn_tau=self.learn_tau,
+            tau_lm=self.tau_lm,
+            by_token=self.likelihood == "mean",
+            lead=full.index(plain[0]),
+            lm_batch=self.lm_batch,
+            group_size=parts.recipe.groups.group_size,
+            retriever_batch=parts.recipe.training.retriever_batch,
+        )
+        return loss, ChunkBatches(parts, tokenizer, self.query_side)
 
 
 class ContinuingLM(Protocol):
@@ -39,19 +93,17 @@ class ContinuingLM(Protocol):
     ) -> Tensor: ...
 
 
-class Replug(nn.Module):
-    """The objective as Sentence Transformers' trainer hosts it.
+class ReplugLoss(RetrieverLoss):
+    """The loss of a batch of groups.
 
     Args:
-        model: the retriever; called on tokenized features, gives ``sentence_embedding``.
+        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
         lm: the language model, frozen.
-        tau: temperature of the cosines.
-        tau_lm: temperature of the log-likelihoods, in nats (a token, if ``by_token``).
+        tau_lm: temperature of the log-likelihoods, in nats (per token, if ``by_token``).
         by_token: take the mean log-likelihood of a chunk's tokens, not their sum.
         lead: special tokens that begin every chunk; they are not repeated when it follows another.
-        group_size: chunks a group. 0: a batch is one group.
-        retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
-        lm_batch: chunks that continue another at a time; 0: all.
+        lm_batch: chunks that continue another per forward pass. 0: all.
+        tau, learn_tau, group_size, retriever_batch: see RetrieverLoss.
     """
 
     def __init__(
@@ -59,55 +111,38 @@ class Replug(nn.Module):
         model: nn.Module,
         lm: ContinuingLM,
         *,
-        tau: float,
         tau_lm: float,
         by_token: bool = True,
         lead: int = 0,
-        group_size: int = 0,
-        retriever_batch: int = 0,
         lm_batch: int = 0,
-        learn_tau: bool = False,
+        **shared: Any,
     ) -> None:
-        super().__init__()
-        self.model, self.lm = model, lm
-        self.tau_lm, self.by_token, self.lead = tau_lm, by_token, lead
-        self.group_size, self.retriever_batch, self.lm_batch = group_size, retriever_batch, lm_batch
-        self.log_tau = nn.Parameter(torch.tensor(math.log(tau)), requires_grad=learn_tau)
+        super().__init__(model, **shared)
+        self.lm, self.tau_lm, self.by_token = lm, tau_lm, by_token
+        self.lead, self.lm_batch = lead, lm_batch
 
-    def forward(
-        self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None
-    ) -> Tensor:
-        """Loss (nats a chunk) of a batch; ``features`` are its chunks as queries, as passages, and
-        as the LM reads them.
+    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
+        """Loss in nats per chunk; ``features`` are the chunks as queries, as passages, and as the LM
+        reads them.
         """
         query, passage, chunk = features
-        query_BD, passage_BD = (
-            F.normalize(embed(self.model, side, self.retriever_batch), dim=-1)
-            for side in (query, passage)
-        )
-        ids_BL, mask_BL = chunk["input_ids"], chunk["attention_mask"]
-        size = self.group_size or len(ids_BL)
         losses = []
-        for group in torch.split(torch.arange(len(ids_BL)), size):
-            with torch.autocast(query_BD.device.type, enabled=False):
-                scores_BB = query_BD[group] @ passage_BD[group].T / self.log_tau.exp()
+        texts = zip(
+            self.groups(chunk["input_ids"]), self.groups(chunk["attention_mask"]), strict=True
+        )
+        for cosine_BB, (ids_BL, mask_BL) in zip(self.cosines(query, passage), texts, strict=True):
+            with torch.autocast(cosine_BB.device.type, enabled=False):
+                scores_BB = cosine_BB / self.tau
             likelihoods_BB = likelihoods(
-                self.lm, ids_BL[group], mask_BL[group], self.by_token, self.lead, self.lm_batch
+                self.lm, ids_BL, mask_BL, self.by_token, self.lead, self.lm_batch
             )
             losses.append(ranking_divergence(likelihoods_BB / self.tau_lm, scores_BB))
         return torch.stack(losses).mean()
 
 
 def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
-    """Mean over rows of KL(softmax(teacher) || softmax(student)), both over j != i; a scalar
-    (Revela, A.3).
-    """
-    diagonal_BB = torch.eye(len(teacher_BB), dtype=torch.bool, device=teacher_BB.device)
-    rows = len(teacher_BB), -1
-    teacher, student = (
-        scores_BB[~diagonal_BB].view(rows).log_softmax(dim=-1)
-        for scores_BB in (teacher_BB, student_BB)
-    )
+    """Mean over rows of KL(softmax(teacher) || softmax(student)), both over j != i (Revela, A.3)."""
+    student, teacher = (others(scores).log_softmax(dim=-1) for scores in (student_BB, teacher_BB))
     return F.kl_div(student, teacher.to(student.dtype), reduction="batchmean", log_target=True)
 
 
@@ -122,7 +157,7 @@ def likelihoods(
         ids_BL: the chunks' tokens.
         mask_BL: 1 where there is a token; padding is at the right.
         by_token: the mean over a chunk's tokens, not their sum.
-        lead, batch: see Replug.
+        lead, batch: see ReplugLoss.
     """
     lengths = mask_BL.sum(dim=1).tolist()
     packed = lm.pack(ids_BL, mask_BL)

@@ -1,28 +1,34 @@
 """Revela: a retriever learns which chunk helps to predict which, from an LM's next-token loss alone
 (ICLR 2026).
 
-The retriever says how similar chunk i (as query) is to every other chunk j (as passage) of its
-group; an LM predicts chunk i while its attention also reads the other chunks, weighted by that
-similarity. The loss is the LM's next-token loss, so a higher weight on a chunk that helps is a
-lower loss. Equations in docs/papers.md.
+The retriever gives the similarity of chunk i (as query) to each other chunk j (as passage) of its
+group. An LM predicts chunk i while its attention also reads the other chunks, weighted by it:
 
-Two ways to mix the own-document output s with the in-batch output b of document attention:
-- gated: h = (1 - g) s + g b, per head. A frozen LM survives it, and gives a signal from the first
-  step.
-- paper: h = s + b with V-normalised b, every layer and head. The LM has to be trained along.
+    Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )                                        (eq. 4)
+    b_i    = sum_j Sim_ij * attention(Q_i, K_j, V_j)                                        (eqs. 5-7)
+    h_i    = (1 - g) s_i + g b_i           gated: per head, the LM frozen (ours)
+    h_i    = s_i + b_i                     sum: V-normalised b, all heads, the LM trained by LoRA
+    L      = mean over tokens of -log p(token | what precedes it)                           (eq. 8)
 
-Traded: with a frozen LM only d loss / d Sim (B x B) leaves the LM. It is taken at once
-(gradcache.py), so memory is the larger of the LM's and the retriever's, not the sum.
+s is the LM's own attention output in its document. A chunk that helps lowers the loss, so its weight
+grows. A frozen LM survives the gated form, and gives a signal from the first step.
 
-Shapes: B chunks of a group, T tokens in all, L layers, H heads, G key-value heads, D width.
+Cost: the LM reads each chunk once below the first gated layer and twice above it. With a frozen LM
+only d L / d Sim (B x B numbers) leaves the LM; it is computed at once (gradcache.py), so memory is
+the larger of the LM's and the retriever's, not the sum.
+When to use it: to adapt an existing embedder to prose without any queries.
+
+Shapes: B chunks of a batch, T tokens in all, L layers, H heads, G key-value heads, D width.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +36,208 @@ from torch import Tensor, nn
 
 from revela.lm.document_attention import InBatchAttention, Kernel
 from revela.lm.streams import ReadableLM
-from revela.objectives.gradcache import cut, embed
+from revela.objectives.base import (
+    ChunkBatches,
+    Collate,
+    Parts,
+    RetrieverLoss,
+    Side,
+    language_model,
+    others,
+    softmax_of_others,
+)
+from revela.objectives.gradcache import cut
+from revela.settings import Objective, setting, share
+
+log = logging.getLogger(__name__)
 
 TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
+
+
+@dataclass(frozen=True)
+class InBatch(Objective):
+    """Settings of in-batch attention, for the objectives that read it."""
+
+    tau: float = setting(1.0, above=0)
+    "Temperature of the similarities: of the standard scores, or of the cosines."
+    learn_tau: bool = setting(False, rare=True)
+    "Train the temperature."
+    gate: float = share(0.5)
+    "The gate g: how much of the gated heads' attention output comes from the other chunks."
+    gate_heads: int = setting(24)
+    "Gate this many heads, the best of the label-free probe. 0: all."
+    gate_first_layer: float = share(0.6, rare=True)
+    "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
+    mix: Literal["gated", "sum"] = "gated"
+    "How the in-batch output joins the LM's own attention: (1-g) s + g b, or the paper's s + b."
+    v_norm: bool = setting(False, rare=True)
+    "V-normalise the in-batch output."
+    epsilon: float = setting(1e-4, rare=True)
+    "Pairs with no more weight than this are skipped. 0: compute all."
+    kernel: Literal["torch", "triton"] = setting("torch", rare=True)
+    "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
+    heads: str = setting("", rare=True)
+    "JSON file of heads to gate, from revela heads --out. Empty: find them."
+    query_side: Literal["first-half", "random-span", "whole"] = setting("first-half", rare=True)
+    "What of a chunk is its query; random-span: half of its tokens, from a random place on."
+
+    def in_batch(self, parts: Parts, trained: bool) -> tuple[Any, dict[str, Any], ChunkBatches]:
+        """The LM, the loss's arguments of in-batch attention, and what makes the batches."""
+        lm, tokenizer, folder = language_model(parts, trained)
+        arguments = dict(
+            tau=self.tau,
+            learn_tau=self.learn_tau,
+            gates_LH=None if self.mix == "sum" else self._gates(parts, lm, tokenizer, folder),
+            v_norm=self.v_norm,
+            epsilon=self.epsilon,
+            kernel=self.kernel,
+            group_size=parts.recipe.groups.group_size,
+            retriever_batch=parts.recipe.training.retriever_batch,
+        )
+        return lm, arguments, ChunkBatches(parts, tokenizer, self.query_side)
+
+    def _gates(self, parts: Parts, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
+        from revela.lm.head_ranking import heads_from_file
+        from revela.objectives.find_heads import sibling_heads
+
+        first = int(self.gate_first_layer * lm.n_layers)
+        if self.heads:
+            ranking = heads_from_file(Path(self.heads), folder)
+        elif self.gate_heads:
+            ranking = sibling_heads(parts.recipe, lm, tokenizer, folder, parts.documents)
+        else:
+            ranking = []
+        if not ranking:
+            why = "the documents are too short to probe the LM's heads: " if self.gate_heads else ""
+            log.info(f"{why}gate {self.gate} on every head of layers {first} to {lm.n_layers - 1}")
+            return gates_in_upper_layers(lm, self.gate, first)
+        best = [(layer, head) for layer, head, _ in ranking if layer >= first][: self.gate_heads]
+        named = " ".join(f"{layer}-{head}" for layer, head in best[:12])
+        log.info(
+            f"gate {self.gate} on {len(best)} heads: {named}{' ...' if len(best) > 12 else ''}"
+        )
+        return gates_on_heads(lm, self.gate, best)
+
+
+@dataclass(frozen=True)
+class Revela(InBatch):
+    """Learn from an LM's next-token loss with in-batch attention."""
+
+    name: ClassVar[str] = "revela"
+    learned_from: ClassVar[str] = (
+        "The next-token prediction of {lm} told {model} which text helps to predict which."
+    )
+    loss_is: ClassVar[str] = "next-token loss (nats)"
+
+    learn_gates: bool = setting(False, rare=True)
+    "Train the gates."
+    standardise: bool = setting(True, rare=True)
+    "Divide each row's cosines by their standard deviation, so that the loss cannot fall by vectors that only collapse."
+    sim_dtype: Literal["fp32", "bf16"] = setting("fp32", rare=True)
+    "Precision of the similarities; the published run's was bf16."
+    siblings: float = setting(0.0, rare=True)
+    "Weight of a contrastive loss on the same vectors: chunks of one document are positives."
+    lm_lora: bool = setting(False, rare=True)
+    "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
+
+    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
+        lm, arguments, collate = self.in_batch(parts, trained=self.lm_lora)
+        loss = RevelaLoss(
+            parts.model,
+            lm,
+            **arguments,
+            standardise=self.standardise,
+            sim_dtype=torch.bfloat16 if self.sim_dtype == "bf16" else None,
+            learn_gates=self.learn_gates,
+            siblings=self.siblings,
+        )
+        return loss, collate
+
+
+class RevelaLoss(RetrieverLoss):
+    """The loss of a batch of groups.
+
+    Args:
+        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
+        lm: the language model.
+        gates_LH: gates of the gated form, or None for the paper's sum; ``learn_gates`` makes them
+            parameters.
+        v_norm, epsilon, kernel: see InBatchAttention.
+        standardise: see in_batch_weights.
+        sim_dtype: precision of Sim, None for the embeddings' own.
+        siblings: weight of ``sibling_loss`` beside the LM's.
+        tau, learn_tau, group_size, retriever_batch: see RetrieverLoss.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lm: ReadableLM,
+        *,
+        gates_LH: Tensor | None,
+        v_norm: bool,
+        epsilon: float = 0.0,
+        kernel: Kernel = "torch",
+        standardise: bool = False,
+        sim_dtype: torch.dtype | None = None,
+        learn_gates: bool = False,
+        siblings: float = 0.0,
+        **shared: Any,
+    ) -> None:
+        super().__init__(model, **shared)
+        self.lm, self.siblings = lm, siblings
+        self.v_norm, self.epsilon, self.kernel = v_norm, epsilon, kernel
+        self.standardise, self.sim_dtype = standardise, sim_dtype
+        self.gates_LH = (
+            None if gates_LH is None else nn.Parameter(gates_LH.clone(), requires_grad=learn_gates)
+        )
+        self.layers = gated_layers(gates_LH, lm.n_layers)
+
+    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
+        """Loss in nats per token. ``features`` are the chunks as queries, as passages, and as the LM
+        reads them (with the ``document`` of each, where siblings count).
+        """
+        query, passage, chunk = features
+        weights_BB = self.weights(self.embed(query), self.embed(passage))
+        packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
+        of_siblings: Tensor | float = 0.0
+        if self.siblings:
+            of_siblings = self.siblings * sibling_loss(weights_BB, chunk["document"])
+        if self.lm.trainable:
+            return self.lm_loss(packed, weights_BB, self.gates_LH) + of_siblings
+        return cut(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
+
+    def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
+        """Sim within each group of the batch, 0 between groups; (B, B)."""
+        sim = partial(
+            in_batch_weights, tau=self.tau, standardise=self.standardise, dtype=self.sim_dtype
+        )
+        pairs = zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
+        return _block_diagonal(sim(query, passage).float() for query, passage in pairs)
+
+    def signal(self, packed: Any, scores: Sequence[Tensor]) -> Tensor:
+        """Minus the derivative of the LM's loss by the scores of each group whose softmax is Sim:
+        (B, B), 0 between groups, on the diagonal, and in sum over a row.
+        """
+        with torch.enable_grad():
+            leaves = [group.detach().requires_grad_() for group in scores]
+            weights_BB = _block_diagonal(softmax_of_others(group) for group in leaves)
+            gates_LH = None if self.gates_LH is None else self.gates_LH.detach()
+            loss = self.lm_loss(packed, weights_BB, gates_LH)
+        return _block_diagonal(-gradient for gradient in torch.autograd.grad(loss, leaves))
+
+    def lm_loss(self, packed: Any, weights_BB: Tensor, gates_LH: Tensor | None) -> Tensor:
+        """Next-token loss of stream h with these weights (Revela, eqs. 5-8)."""
+        memory = self.lm.read(packed, self.layers)
+        mix = InBatchAttention(
+            weights_BB,
+            packed.lengths,
+            gates_LH,
+            v_norm=self.v_norm,
+            epsilon=self.epsilon,
+            kernel=self.kernel,
+        )
+        return self.lm.loss(packed, memory, mix)
 
 
 def in_batch_weights(
@@ -72,20 +277,6 @@ def in_batch_weights(
         return softmax_of_others(scores_BB / tau)
 
 
-def softmax_of_others(scores_BB: Tensor) -> Tensor:
-    """Each row's soft-max over j != i; zero diagonal, rows sum to 1."""
-    diagonal_BB = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
-    return scores_BB.masked_fill(diagonal_BB, -torch.inf).softmax(dim=-1)
-
-
-def others(scores_BB: Tensor) -> Tensor:
-    """(B, B - 1): the rows without their diagonal, and without asking a GPU how many numbers there
-    are.
-    """
-    size = len(scores_BB)
-    return scores_BB.flatten()[1:].view(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
-
-
 def sibling_loss(weights_BB: Tensor, document_B: Tensor) -> Tensor:
     """Mean over the chunks that have some of -log of Sim's share on their siblings, the other
     chunks of their document (ours).
@@ -97,123 +288,6 @@ def sibling_loss(weights_BB: Tensor, document_B: Tensor) -> Tensor:
     share_B = (weights_BB * sibling_BB).sum(dim=1)
     has_B = sibling_BB.any(dim=1)
     return -(share_B.clamp_min(TINY).log() * has_B).sum() / has_B.sum().clamp_min(1)
-
-
-class Revela(nn.Module):
-    """The objective as Sentence Transformers' trainer hosts it.
-
-    Args:
-        model: the retriever; called on tokenized features, gives ``sentence_embedding``.
-        lm: the language model.
-        tau: temperature of Sim; ``learn_tau`` makes it a parameter (kept positive by its
-            logarithm).
-        gates_LH: gates of the gated form, or None for the paper's sum; ``learn_gates`` makes them
-            parameters.
-        v_norm, epsilon, kernel: see InBatchAttention.
-        standardise: see in_batch_weights.
-        sim_dtype: precision of Sim, None for the embeddings' own.
-        group_size: chunks a group; a batch may hold several groups, which do not see one another.
-            0: a batch is one group.
-        retriever_batch: texts that the retriever reads at a time; see gradcache.embed.
-        siblings: weight of ``sibling_loss`` beside the LM's.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        lm: ReadableLM,
-        *,
-        tau: float,
-        gates_LH: Tensor | None,
-        v_norm: bool,
-        epsilon: float = 0.0,
-        standardise: bool = False,
-        sim_dtype: torch.dtype | None = None,
-        learn_tau: bool = False,
-        learn_gates: bool = False,
-        group_size: int = 0,
-        retriever_batch: int = 0,
-        kernel: Kernel = "torch",
-        siblings: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.siblings = siblings
-        self.group_size, self.retriever_batch, self.kernel = group_size, retriever_batch, kernel
-        self.model = model
-        self.lm = lm
-        self.v_norm, self.epsilon, self.standardise, self.sim_dtype = (
-            v_norm,
-            epsilon,
-            standardise,
-            sim_dtype,
-        )
-        self.log_tau = nn.Parameter(torch.tensor(math.log(tau)), requires_grad=learn_tau)
-        self.gates_LH = (
-            None if gates_LH is None else nn.Parameter(gates_LH.clone(), requires_grad=learn_gates)
-        )
-        self.layers = gated_layers(gates_LH, lm.n_layers)
-
-    def forward(
-        self, features: Sequence[dict[str, Tensor]], labels: Tensor | None = None
-    ) -> Tensor:
-        """Loss (nats a token) of a batch; ``features`` are its chunks as queries, as passages, and
-        as the LM reads them (with ``document``, of each chunk, where siblings count).
-        """
-        query, passage, chunk = features
-        query_BD, passage_BD = (
-            embed(self.model, side, self.retriever_batch) for side in (query, passage)
-        )
-        weights_BB = self.weights(query_BD, passage_BD)
-        packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
-        of_siblings = (
-            self.siblings * sibling_loss(weights_BB, chunk["document"]) if self.siblings else 0.0
-        )
-        if self.lm.trainable:
-            return self.lm_loss(packed, weights_BB, self.gates_LH) + of_siblings
-        return cut(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
-
-    def groups(self, rows_B: Tensor) -> tuple[Tensor, ...]:
-        """The rows of each group of the batch."""
-        return torch.split(rows_B, self.group_size or len(rows_B))
-
-    def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
-        """Sim within each group of the batch, 0 between groups."""
-        return _block_diagonal(
-            in_batch_weights(
-                query,
-                passage,
-                self.log_tau.exp(),
-                standardise=self.standardise,
-                dtype=self.sim_dtype,
-            ).float()
-            for query, passage in zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
-        )
-
-    def signal(self, packed: Any, scores: Sequence[Tensor]) -> Tensor:
-        """Minus the derivative of the LM's loss by the scores of each group whose soft-max is Sim:
-        (B, B), 0 between groups and on the diagonal, and in sum over a row. It is what the
-        retriever is told about each pair.
-        """
-        with torch.enable_grad():
-            leaves = [group.detach().requires_grad_() for group in scores]
-            weights_BB = _block_diagonal(softmax_of_others(group) for group in leaves)
-            loss = self.lm_loss(
-                packed, weights_BB, None if self.gates_LH is None else self.gates_LH.detach()
-            )
-        return _block_diagonal(-gradient for gradient in torch.autograd.grad(loss, leaves))
-
-    def lm_loss(self, packed: Any, weights_BB: Tensor, gates_LH: Tensor | None) -> Tensor:
-        """Next-token loss of stream h under these weights (Revela, eqs. 5-8)."""
-        memory = self.lm.read(packed, self.layers)
-        mix = InBatchAttention(
-            weights_BB,
-            packed.lengths,
-            gates_LH,
-            v_norm=self.v_norm,
-            epsilon=self.epsilon,
-            kernel=self.kernel,
-        )
-        return self.lm.loss(packed, memory, mix)
 
 
 def _block_diagonal(blocks: Iterable[Tensor]) -> Tensor:

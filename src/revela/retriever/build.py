@@ -8,6 +8,8 @@ the model, LoRA is merged. What is fitted to the corpus before the first update 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.errors import RevelaError
+from revela.settings import Recipe
+from revela.types import Document
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -123,3 +127,35 @@ def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
         single=[*front, "$A", tokenizer.eos_token],
         special_tokens=[(t, tokenizer.convert_tokens_to_ids(t)) for t in dict.fromkeys(tokens)],
     )
+
+
+def untrained_retriever(
+    recipe: Recipe, folder: Path, documents: Sequence[Document]
+) -> SentenceTransformer:
+    """The retriever before anything is fitted or trained."""
+    fold = recipe.retriever.lower_case == "yes" or (
+        recipe.retriever.lower_case == "auto" and has_no_case(documents)
+    )
+    if fold and recipe.retriever.lower_case == "auto":
+        logging.getLogger(__name__).info(
+            "the corpus has one case only: queries and passages are folded to lower case"
+        )
+    return build_retriever(
+        folder,
+        layers=recipe.retriever.layers,
+        pooling=recipe.retriever.pooling,
+        max_tokens=recipe.retriever.max_tokens,
+        lower_case=fold,
+        query_prompt=recipe.retriever.query_prompt,
+        passage_prompt=recipe.retriever.passage_prompt,
+    )
+
+
+def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
+    """Whether a corpus is written in one case: then case says nothing, and queries in another case
+    must not be lost.
+    """
+    sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
+    letters = sum(c.isalpha() for c in sample)
+    capitals = sum(c.isupper() for c in sample)
+    return letters > 0 and min(capitals, letters - capitals) < share * letters

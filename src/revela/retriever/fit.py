@@ -20,6 +20,8 @@ Shapes: N texts, T tokens, D width of the contextual vectors, W of the whole one
 
 from __future__ import annotations
 
+import logging
+import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,8 +33,13 @@ from torch import Tensor, nn
 
 from revela.corpus.arrow_list import vectors_on_disk
 from revela.device import autocast
-from revela.retriever.encode import passage_prompt_of, token_batches, without_padding
-from revela.types import Vectors
+from revela.retriever.encode import (
+    passage_prompt_of,
+    token_batches,
+    without_padding,
+)
+from revela.settings import Recipe
+from revela.types import Chunk, Vectors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -311,3 +318,24 @@ def _set_modules(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None
     model._modules.clear()
     for i, part in enumerate(parts):
         model.add_module(str(i), part.to(device))
+
+
+FITTING_SAMPLE = 1500  # chunks
+
+
+def fit_to_chunks(
+    recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool
+) -> None:
+    """Token weights, whitening and the lexical half, from a sample of the corpus's own chunks."""
+    sample = random.Random(recipe.training.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
+    fit_to_corpus(
+        model,
+        [c.text for c in sample],
+        token_weighting=recipe.fit.token_weighting,
+        whitening=recipe.fit.whitening,
+        lexical=recipe.fit.lexical,
+        bf16=bf16,
+    )
+    logging.getLogger(__name__).info(
+        f"token weights and whitening fitted to {len(sample):,} chunks"
+    )

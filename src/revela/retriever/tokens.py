@@ -5,6 +5,7 @@ of them is lost to truncation.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,3 +86,32 @@ class TokenCounter:
             len(encoding.ids)
             for encoding in self._tokenizer.encode_batch_fast([prompt + text for text in texts])
         ]
+
+
+def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:
+    """The text up to the middle of its tokens, after truncation to ``max_tokens``."""
+    spans = _spans(text, tokenizer, max_tokens)
+    return text[: spans[len(spans) // 2 - 1][1]] if len(spans) > 1 else text
+
+
+def random_half(text: str, tokenizer: Any, max_tokens: int, rng: random.Random) -> str:
+    """As many tokens as ``first_half`` has, in one piece, from any place on."""
+    spans = _spans(text, tokenizer, max_tokens)
+    if len(spans) < 2:
+        return text
+    length = len(spans) // 2
+    start = rng.randint(0, len(spans) - length)
+    return text[spans[start][0] : spans[start + length - 1][1]]
+
+
+def _spans(text: str, tokenizer: Any, max_tokens: int) -> Spans:
+    """Where each token begins and ends in the text."""
+    spans = tokenizer(
+        text,
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        truncation=True,
+        max_length=max_tokens,
+    )
+    found: Spans = spans["offset_mapping"]
+    return found

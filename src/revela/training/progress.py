@@ -1,39 +1,39 @@
-"""What a person sees of a run: the clock, a progress bar, metrics.jsonl, training.png, and the
-label-free check.
+"""What a run reports: the clock, metrics.jsonl, a progress bar, the label-free checks, and
+training.png.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from revela.files import atomic_write
 
+Scores = dict[str, float]
+
 
 class Clock:
-    """Training time in seconds (checks and saves left out) and tokens read, carried over a resume;
-    and how much of the run is done.
+    """Training time in seconds (without checks and saves) and tokens read, kept over a resume; and
+    how much of the run is done.
 
-    ``cpu`` counts this process's processor time instead, of all threads together.
+    Args:
+        max_steps, max_minutes, max_million_tokens: limits of the run; 0: no such limit.
+        cpu: count this process's processor time, of all threads together, in place of wall time.
     """
 
     def __init__(
         self, max_steps: int, max_minutes: float, max_million_tokens: float = 0.0, cpu: bool = False
     ) -> None:
         self.now = time.process_time if cpu else time.monotonic
-        self.max_steps, self.max_seconds, self.max_tokens = (
-            max_steps,
-            60 * max_minutes,
-            1e6 * max_million_tokens,
-        )
+        self.max_steps, self.max_seconds = max_steps, 60 * max_minutes
+        self.max_tokens = 1e6 * max_million_tokens
         self.seconds, self.tokens = 0.0, 0
         self._since: float | None = None
 
@@ -45,18 +45,20 @@ class Clock:
             self.seconds += self.now() - self._since
             self._since = None
 
-    def lap(self) -> None:
-        self.stop()
-        self.start()
+    def count(self, tokens: int) -> None:
+        """Add tokens that the retriever read."""
+        self.tokens += tokens
+
+    @property
+    def minutes(self) -> float:
+        return self.seconds / 60
 
     def progress(self, step: int) -> float:
         """0 at the start, 1 when the nearest of the limits is reached."""
-        shares = (
-            (step, self.max_steps),
-            (self.seconds, self.max_seconds),
-            (self.tokens, self.max_tokens),
-        )
-        return min(1.0, max(done / limit if limit else 0.0 for done, limit in shares))
+        by_step = step / self.max_steps if self.max_steps else 0.0
+        by_time = self.seconds / self.max_seconds if self.max_seconds else 0.0
+        by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
+        return min(1.0, max(by_step, by_time, by_tokens))
 
     def learning_rate_factor(self, step: int, warmup_steps: int) -> float:
         """Linear warm-up by step, linear decay to zero over the run."""
@@ -64,12 +66,22 @@ class Clock:
 
 
 class Metrics:
-    """metrics.jsonl: one JSON object a line, in order of step. A resumed run drops what came after
-    its checkpoint, and a line cut short.
+    """metrics.jsonl: one JSON object per line, in order of step.
+
+    Args:
+        path: the file.
+        keep_until: for a resumed run, the step of its checkpoint; later lines, and a line that was
+            cut short, are dropped. None: a new file.
+        track: also gets the numbers of each line by name, and its step.
     """
 
-    def __init__(self, path: Path, keep_until: int | None = None) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        keep_until: int | None = None,
+        track: Callable[[dict[str, float], int], None] | None = None,
+    ) -> None:
+        self.path, self.track = path, track
         self.rows: list[dict[str, Any]] = []
         if keep_until is not None and path.exists():
             written = path.read_text()
@@ -78,149 +90,136 @@ class Metrics:
             with atomic_write(path) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
-    def write(self, **row: Any) -> None:
+    def write(self, step: int, **values: Any) -> None:
+        """Append a line."""
+        row = {"step": step, **values}
         self.rows.append(row)
         with self.path.open("a") as handle:
             handle.write(json.dumps(row) + "\n")
+        if self.track is not None:
+            scores = {
+                f"{k}/{name}": v
+                for k, v in values.items()
+                if isinstance(v, dict)
+                for name, v in v.items()
+            }
+            self.track({k: v for k, v in values.items() if not isinstance(v, dict)} | scores, step)
+
+    def checks(self) -> list[tuple[int, Scores]]:
+        """(step, scores by task) of every check."""
+        return [(row["step"], row["check"]) for row in self.rows if "check" in row]
 
 
-class Watch(TrainerCallback):
-    """Times, shows, checks, stops and saves on Ctrl-C.
+class Progress:
+    """The progress bar, and the line of metrics.jsonl of every few steps."""
+
+    def __init__(self, clock: Clock, metrics: Metrics) -> None:
+        self.clock, self.metrics = clock, metrics
+        self._bar: Any = None
+        self._last = (0.0, 0)  # seconds and tokens at the last line
+
+    @contextmanager
+    def bar(self, step: int) -> Iterator[None]:
+        """While open, a bar is shown that begins at this step."""
+        total = self.clock.max_steps or None
+        shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
+        self._last = (self.clock.seconds, self.clock.tokens)
+        with tqdm(total=total, initial=step, desc="step", bar_format=shape) as self._bar:
+            yield
+
+    def advance(self) -> None:
+        """One more step is done."""
+        self._bar.update(1)
+
+    def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
+        """Write and show the mean loss since the last line, and the last step's numbers."""
+        clock = self.clock
+        seconds, tokens = clock.seconds - self._last[0], clock.tokens - self._last[1]
+        self._last = (clock.seconds, clock.tokens)
+        rate = tokens / seconds if seconds > 0 else 0.0
+        self.metrics.write(
+            step=step,
+            minutes=round(clock.minutes, 3),
+            loss=loss,
+            tokens_per_second=round(rate, 1),
+            grad_norm=round(grad_norm, 8),
+            learning_rate=round(learning_rate, 8),
+        )
+        done = clock.progress(step)
+        left = clock.minutes * (1 - done) / done if done > 0 else 0.0
+        self._bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {left:.1f} min left")
+
+
+class Checks:
+    """The label-free checks of a run.
 
     Args:
-        check: gives scores by task for the model as it stands; called every ``check_every``
-            updates, or ``checks`` times over the run.
-        describe: scores as a person reads them.
-        judge: scores that are written down with every check, and decide nothing.
-
-    ``offer`` is told the step and the scores of every check.
+        clock, metrics: of the run; the clock does not run during a check.
+        check: gives scores by task for the model as it stands.
+        every: steps between two checks; 0: none.
+        parts: if above 0, check after each of so many equal parts of the run instead.
+        bm25: BM25's scores on the same tasks, to be shown beside.
+        judge: gives scores that are recorded with every check and decide nothing.
+        offer: called with the step and the scores of every check.
     """
 
     def __init__(
         self,
         clock: Clock,
         metrics: Metrics,
+        check: Callable[[], Scores],
         *,
-        check: Callable[[], dict[str, float]] | None,
-        check_every: int,
-        describe: Callable[[dict[str, float]], str],
-        checks: int = 0,
-        judge: Callable[[], dict[str, float]] | None = None,
+        every: int,
+        parts: int,
+        bm25: Scores,
+        judge: Callable[[], Scores] | None,
+        offer: Callable[[int, Scores], None] | None,
     ) -> None:
-        self.clock, self.metrics, self.check, self.describe, self.judge = (
-            clock,
-            metrics,
-            check,
-            describe,
-            judge,
-        )
-        self.check_every, self.checks = check_every, checks
-        self.offer: Callable[[int, dict[str, float]], None] | None = None
-        self.interrupted = False
-        self._checked = 0  # of ``checks``
-        self._bar: Any = None
-        self._previous: Any = None
-        self._last = (0.0, 0)  # seconds and tokens at the last log
-        self._logged = -1
+        self.clock, self.metrics, self.check = clock, metrics, check
+        self.every, self.parts, self.bm25 = every, parts, bm25
+        self.judge, self.offer = judge, offer
+        self._part = 0  # the last that was checked
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._previous = signal.signal(signal.SIGINT, self._interrupt)
-        total = self.clock.max_steps or None
-        shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
-        self._bar = tqdm(total=total, initial=state.global_step, desc="step", bar_format=shape)
-        self._last = (self.clock.seconds, self.clock.tokens)
-        self._checked = int(self.clock.progress(state.global_step) * self.checks)
-        self.clock.start()
+    def begin(self, step: int) -> None:
+        """Count the parts of the run that a resumed one has behind it."""
+        self._part = self._parts_done(step)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.clock.lap()
-        self._bar.update(1)
-        done = self.clock.progress(state.global_step) >= 1.0
-        if self.check is not None and not done and self._is_due(state.global_step):
-            self.clock.stop()
-            self.record_check(state.global_step)
-            self.clock.start()
-        if done or self.interrupted:
-            control.should_training_stop = True
-            control.should_save = True
+    def is_due(self, step: int) -> bool:
+        """Whether to check after this step."""
+        if self.parts:
+            return self._parts_done(step) > self._part
+        return bool(self.every) and step % self.every == 0
 
-    def _is_due(self, step: int) -> bool:
-        if self.checks:
-            return int(self.clock.progress(step) * self.checks) > self._checked
-        return bool(self.check_every) and step % self.check_every == 0
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        if (
-            not logs or "loss" not in logs or state.global_step == self._logged
-        ):  # the last step comes twice
-            return
-        seconds, tokens = self.clock.seconds - self._last[0], self.clock.tokens - self._last[1]
-        self._last, self._logged = (self.clock.seconds, self.clock.tokens), state.global_step
-        rate = tokens / seconds if seconds > 0 else 0.0
-        extra = {k: round(float(logs[k]), 8) for k in ("grad_norm", "learning_rate") if k in logs}
-        self.metrics.write(
-            step=state.global_step,
-            minutes=round(self.clock.seconds / 60, 3),
-            loss=logs["loss"],
-            tokens_per_second=round(rate, 1),
-            **extra,
-        )
-        progress = self.clock.progress(state.global_step)
-        left = self.clock.seconds * (1 - progress) / progress / 60 if progress > 0 else 0.0
-        self._bar.set_postfix_str(
-            f"loss {logs['loss']:.3f}, {rate:,.0f} tokens/s, {left:.1f} min left"
-        )
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.clock.stop()
-        self._bar.close()
-        signal.signal(signal.SIGINT, self._previous)
-
-    def count(self, tokens: int) -> None:
-        """These tokens were read; for the rate that is shown."""
-        self.clock.tokens += tokens
-
-    def record_check(self, step: int) -> dict[str, float]:
-        """Run the check, print it and write it down."""
-        assert self.check is not None
+    def run(self, step: int) -> Scores:
+        """Check, record the scores and show them."""
         scores = self.check()
         judged = {"judged": self.judge()} if self.judge is not None else {}
-        self._checked = int(self.clock.progress(step) * self.checks)
-        self.metrics.write(
-            step=step,
-            minutes=round(self.clock.seconds / 60, 3),
-            tokens_read=self.clock.tokens,
-            check=scores,
-            **judged,
-        )
-        tqdm.write(f"step {step}: {self.describe(scores)}")
+        self._part = self._parts_done(step)
+        minutes, tokens = round(self.clock.minutes, 3), self.clock.tokens
+        self.metrics.write(step, minutes=minutes, tokens_read=tokens, check=scores, **judged)
+        tqdm.write(f"step {step}: {describe(scores, self.bm25)}")
         if self.offer is not None:
             self.offer(step, scores)
         return scores
 
-    def _interrupt(self, *_args: Any) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-        tqdm.write("stopping after this step and saving; press Ctrl-C again to stop at once")
+    def _parts_done(self, step: int) -> int:
+        return int(self.clock.progress(step) * self.parts)
+
+
+def describe(scores: Scores, bm25: Scores) -> str:
+    """Scores in one line, each with BM25's where there is one."""
+    beside = {task: f" (BM25 {score:.3f})" for task, score in bm25.items()}
+    return ", ".join(f"{task} {v:.3f}{beside.get(task, '')}" for task, v in scores.items())
 
 
 def plot(metrics: Metrics, bm25: dict[str, float], path: Path, loss: str) -> None:
-    """training.png: the loss, under this name, and each check with BM25 as a dashed line, over
-    minutes of training.
+    """Draw training.png: the loss and the checks over minutes of training, BM25 dashed.
+
+    Args:
+        metrics: of the run.
+        bm25: scores of the check's tasks.
+        path: of the PNG.
+        loss: label of the loss axis.
     """
     from matplotlib.figure import Figure
 
@@ -228,23 +227,18 @@ def plot(metrics: Metrics, bm25: dict[str, float], path: Path, loss: str) -> Non
     checks = [(r["minutes"], r["check"]) for r in metrics.rows if "check" in r]
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.plot([m for m, _ in losses], [v for _, v in losses], color="0.7", label="logged")
+    minutes = [m for m, _ in losses]
+    left.plot(minutes, [v for _, v in losses], color="0.7", label="logged")
     if len(losses) >= 10:
         width = max(3, len(losses) // 10)
-        smooth = [
-            fmean(v for _, v in losses[max(0, i - width) : i + 1]) for i in range(len(losses))
-        ]
-        left.plot([m for m, _ in losses], smooth, color="C0", label=f"mean of {width}")
+        windows = (losses[max(0, i - width) : i + 1] for i in range(len(losses)))
+        smooth = [fmean(v for _, v in window) for window in windows]
+        left.plot(minutes, smooth, color="C0", label=f"mean of {width}")
     left.set(xlabel="minutes of training", ylabel=loss, title="loss")
     left.legend(frameon=False)
+    minutes = [m for m, _ in checks]
     for i, name in enumerate(sorted({n for _, c in checks for n in c})):
-        right.plot(
-            [m for m, c in checks],
-            [c[name] for _, c in checks],
-            marker="o",
-            color=f"C{i}",
-            label=name,
-        )
+        right.plot(minutes, [c[name] for _, c in checks], marker="o", color=f"C{i}", label=name)
         if name in bm25:
             right.axhline(bm25[name], linestyle="--", color=f"C{i}", label=f"{name}, BM25")
     right.set(

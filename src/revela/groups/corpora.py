@@ -24,8 +24,8 @@ from revela.groups.order import similar_groups
 from revela.groups.ready import group_documents, group_rows, holds_groups
 from revela.groups.training_set import training_chunks, training_rows
 from revela.quiet import quieten
+from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
-from revela.training.run import untrained_retriever
 from revela.types import Chunk, Document
 from revela.weights import find_weights
 
@@ -68,7 +68,7 @@ def build_groups(
     quieten()
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    if recipe.groups == "iterative":
+    if recipe.groups.kind == "iterative":
         raise RevelaError(
             "iterative groups are built while a retriever trains: give --groups iterative to revela train"
         )
@@ -78,7 +78,7 @@ def build_groups(
         )
     ready = [source for source in sources if holds_groups(source)]
     apart = bool(
-        shares or ready or recipe.groups == "cluster"
+        shares or ready or recipe.groups.kind == "cluster"
     )  # no group has chunks of two corpora
     domains = [
         _ready(recipe, some[0]) if some[0] in ready else _domain(recipe, some, queries_file)
@@ -93,21 +93,23 @@ def build_groups(
         "sources": [str(source) for source in sources],
         "shares": list(shares),
         "documents": len(documents),
-        "groups": ["ready" if source in ready else recipe.groups for source in sources],
-        "objective": recipe.objective,
-        "chunk_words": recipe.chunk_words,
-        "neighbours": recipe.neighbours,
-        "surrogate": recipe.surrogate,
-        "seed": recipe.seed,
+        "groups": ["ready" if source in ready else recipe.groups.kind for source in sources],
+        "objective": recipe.objective.name,
+        "chunk_words": recipe.corpus.chunk_words,
+        "neighbours": recipe.groups.neighbours,
+        "surrogate": recipe.groups.surrogate,
+        "seed": recipe.training.seed,
     }
     return save_groups(
         out,
         rows,
-        mixed_groups(parts, shares, recipe.seed) if shares else chain(*parts),
+        mixed_groups(parts, shares, recipe.training.seed) if shares else chain(*parts),
         documents,
-        size=recipe.group_size,
+        size=recipe.groups.group_size,
         sample=sorted(
-            random.Random(recipe.seed).sample(range(len(documents)), min(SAMPLE, len(documents)))
+            random.Random(recipe.training.seed).sample(
+                range(len(documents)), min(SAMPLE, len(documents))
+            )
         ),
         held_out=[document for domain in domains for document in domain.held_out],
         settings=settings,
@@ -118,7 +120,7 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) 
     read, report = read_for(recipe, sources)
     for line in report.lines():
         log.info(line)
-    documents, held = split_held_out(read, recipe.held_out, recipe.held_out_at_most)
+    documents, held = split_held_out(read, recipe.corpus.held_out, recipe.corpus.held_out_at_most)
     chunks = training_chunks(recipe, documents)
     rows = training_rows(recipe, documents, chunks, queries_file)
     log.info(
@@ -128,7 +130,7 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) 
     @functools.cache
     def model() -> SentenceTransformer:
         return untrained_retriever(
-            recipe, find_weights(recipe.model, recipe.offline_model), documents
+            recipe, find_weights(recipe.retriever.model, recipe.retriever.offline_model), documents
         )
 
     groups = similar_groups(recipe, documents, rows, model)(0)
@@ -136,7 +138,7 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) 
     if first is None:
         names = ", ".join(map(str, sources))
         raise RevelaError(
-            f"{names}: {len(rows):,} chunks give no group of {recipe.group_size}: add text, or lower --chunk-words or --group-size"
+            f"{names}: {len(rows):,} chunks give no group of {recipe.groups.group_size}: add text, or lower --chunk-words or --group-size"
         )
     return Domain(documents, held, rows, chain([first], groups))
 
@@ -144,17 +146,18 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) 
 def _ready(recipe: Recipe, source: Path) -> Domain:
     """Groups that are ready: a row is a group, and counts as a document."""
     documents, held = split_held_out(
-        arrow_list(Document, group_documents(source, recipe.group_size)),
-        recipe.held_out,
-        recipe.held_out_at_most,
+        arrow_list(Document, group_documents(source, recipe.groups.group_size)),
+        recipe.corpus.held_out,
+        recipe.corpus.held_out_at_most,
     )
     rows = arrow_list(
-        Chunk, group_rows(source, recipe.group_size, frozenset(document.id for document in held))
+        Chunk,
+        group_rows(source, recipe.groups.group_size, frozenset(document.id for document in held)),
     )
     log.info(
         f"read {len(documents) + len(held):,} groups from {source}; {len(held):,} of them held out"
     )
-    size = recipe.group_size
+    size = recipe.groups.group_size
     return Domain(
         documents,
         held,

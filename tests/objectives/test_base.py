@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
-from revela.objectives.collate import ChunkCollator, first_half, random_half
+from revela.objectives.base import ChunkBatches, Parts
 from revela.retriever.build import build_retriever
+from revela.retriever.tokens import first_half, random_half
+from revela.settings import Recipe
 
 TEXTS = [
     "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2",
@@ -47,38 +50,27 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
     model = build_retriever(
         tiny_lm_folder, layers=2, pooling="mean", max_tokens=64, lower_case=False, **prompts
     )
-    rows = [{"text": text, "document": 0} for text in TEXTS]
 
-    def queries(seed, rows=rows):
-        batch = ChunkCollator(model, lambda _: None, tiny_tokenizer, 64, side, seed)(rows)
-        return [
-            model.tokenizer.decode(ids[mask.bool()])
-            for ids, mask in zip(
-                batch["query_input_ids"], batch["query_attention_mask"], strict=True
-            )
-        ]
+    def queries(seed=0, epoch=0, order=(0, 1, 2)):
+        """Of the texts in this order, by the text."""
+        recipe = Recipe.of(lm_tokens=64, seed=seed, query_side=side)
+        parts = Parts(recipe, model, [], [], torch.device("cpu"), False)
+        rows = [{"text": TEXTS[i], "document": 0, "row": i, "epoch": epoch} for i in order]
+        batch = ChunkBatches(parts, tiny_tokenizer, side)(rows)
+        masked = zip(batch["query_input_ids"], batch["query_attention_mask"], strict=True)
+        found = [model.tokenizer.decode(ids[mask.bool()]) for ids, mask in masked]
+        return dict(zip(order, found, strict=True))
 
-    first = queries(0)
-    assert first == queries(0)  # a resumed run sees the same
-    assert any(first != queries(seed) for seed in range(1, 5)) == (side == "random-span")
+    first, is_random = queries(), side == "random-span"
+    # The same row in the same epoch, whatever shares its batch; another epoch and seed, another half.
+    assert first == queries() == queries(order=(2, 0, 1))
+    assert queries(order=(0,))[0] == first[0]
+    assert any(first != queries(seed=seed) for seed in range(1, 5)) == is_random
+    assert (len({queries(epoch=epoch)[0] for epoch in range(12)}) > 3) == is_random
     prompt = model.prompts["query"]
     if side == "whole":
-        assert first == [prompt + text for text in TEXTS]
+        assert list(first.values()) == [prompt + text for text in TEXTS]
     if side == "first-half":
-        assert first == [prompt + first_half(text, tiny_tokenizer, 64) for text in TEXTS]
-    if side == "random-span":
-        assert all(
-            query.removeprefix(prompt).strip() in text
-            for query, text in zip(first, TEXTS, strict=True)
-        )
-        spans = {
-            tuple(
-                queries(
-                    0, [{"text": TEXTS[0], "document": 0}, {"text": str(other), "document": 1}]
-                )[:1]
-            )
-            for other in range(12)
-        }
-        assert (
-            len(spans) > 3
-        )  # the chunk in another batch, as in another epoch, is asked for otherwise
+        assert list(first.values()) == [prompt + first_half(t, tiny_tokenizer, 64) for t in TEXTS]
+    if is_random:
+        assert all(first[i].removeprefix(prompt).strip() in text for i, text in enumerate(TEXTS))

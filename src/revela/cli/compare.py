@@ -1,0 +1,70 @@
+"""``revela compare``: several objectives from the same start for the same time."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from revela.cli.flags import Corpus, Given, RecipeFile, Several, recipes_of
+from revela.cli.main import app
+from revela.cli.printing import print_scores
+
+
+@app.command
+def compare(
+    corpus: Corpus,
+    *,
+    on: Annotated[list[Path], Several],
+    out: Path,
+    presets: Annotated[list[str], Several] = ["gated", "crop"],  # noqa: B006
+    seeds: Annotated[list[int], Several] = [0],  # noqa: B006
+    points: int = 4,
+    recipe_file: RecipeFile = None,
+    given: Given = None,
+) -> None:
+    """Train several objectives, or variants of one, from the same start for the same time, and plot
+    nDCG@10 against it.
+
+    Limited by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here hold
+    for every run. Finished runs are kept: run it again to add presets or seeds.
+
+    Parameters
+    ----------
+    corpus:
+        As for train.
+    on:
+        Folders with judged queries, as for eval.
+    out:
+        Folder for the runs, compare.json and compare.png.
+    presets:
+        What to compare.
+    seeds:
+        Run each preset with each of these.
+    points:
+        Score a run at its start and after each of this many equal parts.
+    recipe_file:
+        A TOML file of settings, below flags and over every preset. Each table [variants.NAME] in it
+        is run beside the others: see research/recipes.
+    """
+    from revela.api import read_training_set
+    from revela.evaluation.comparison import compare as run
+
+    recipes = recipes_of(presets, recipe_file, given)
+    data, check = read_training_set(next(iter(recipes.values())), corpus)
+    found = run(
+        recipes,
+        data,
+        on,
+        out,
+        seeds=seeds,
+        points=points,
+        check=check if check.tasks else None,
+        bm25=check.bm25(),
+        corpus=", ".join(map(str, corpus)),
+        command="revela " + shlex.join(sys.argv[1:]),
+    )
+    start = next(iter(found.curves.values()))[0].judged
+    ends = {label: curve[-1].judged for label, curve in found.curves.items()}
+    print_scores("nDCG@10 at the end", found.bm25, {"BM25": found.bm25, "start": start, **ends})

@@ -1,0 +1,59 @@
+"""``revela groups``: build groups of chunks, look at them, and keep them."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from revela.cli.flags import Corpus, Given, RecipeFile, Several, recipe_of
+from revela.cli.main import app
+from revela.cli.printing import print_group
+from revela.errors import RevelaError
+
+
+@app.command
+def groups(
+    corpus: Corpus,
+    *,
+    out: Path | None = None,
+    show: int = 0,
+    shares: Annotated[list[float], Several] = [],  # noqa: B006
+    preset: str = "",
+    recipe_file: RecipeFile = None,
+    given: Given = None,
+) -> None:
+    """Build the groups of chunks that training compares with one another, and keep them for train.
+
+    Parameters
+    ----------
+    corpus:
+        As for train; or rows that are groups already, lists of texts or {"src": ..., "text": [...]},
+        in JSONL or hub:owner/name; or a folder of groups, to look at.
+    out:
+        Folder for the groups.
+    show:
+        Print this many groups.
+    shares:
+        Share of the groups that each corpus gets, as weights; none: all groups of all.
+    preset:
+        Settings to start from, as for train.
+    recipe_file:
+        A TOML file of settings, as for train.
+    """
+    from revela.groups.corpora import build_groups
+    from revela.groups.folder import GroupFolder, is_group_folder
+    from revela.groups.training_set import default_queries_file
+
+    recipe = recipe_of(preset, recipe_file, given)
+    if len(corpus) == 1 and is_group_folder(corpus[0]):
+        folder = GroupFolder(corpus[0])
+    elif out is None:
+        raise RevelaError("groups need a folder to be kept in: give --out")
+    else:
+        folder = build_groups(recipe, corpus, out, shares, default_queries_file(corpus, recipe))
+    print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
+    for group in islice(folder.order(recipe.training.seed)(0), show):
+        members = folder.members(sorted(group))
+        title = f"group {group[0] // folder.size + 1:,}"
+        print_group(title, members, [member.name for member in members])

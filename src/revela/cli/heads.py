@@ -1,0 +1,56 @@
+"""``revela heads``: which heads of a language model an objective uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from revela.cli.flags import Corpus, Given, RecipeFile, recipe_of
+from revela.cli.main import app
+from revela.cli.printing import print_table
+
+
+@app.command
+def heads(
+    corpus: Corpus,
+    *,
+    top: int = 32,
+    out: Path | None = None,
+    preset: str = "",
+    recipe_file: RecipeFile = None,
+    given: Given = None,
+) -> None:
+    """Rank the heads of a language model that look to a related document or, with --objective dream,
+    from a question to its answer.
+
+    Found without labels; cached per model.
+
+    Parameters
+    ----------
+    corpus:
+        Text to probe with, as for train.
+    top:
+        How many heads to list.
+    out:
+        Write the whole ranking here, for train --heads.
+    preset:
+        Settings to start from, as for train.
+    recipe_file:
+        A TOML file of settings, as for train.
+    """
+    from revela.corpus.read import read_for
+    from revela.groups.training_set import default_queries_file
+    from revela.lm.head_ranking import save_heads
+    from revela.objectives.find_heads import rank_heads
+    from revela.quiet import quieten
+
+    quieten()
+    recipe = recipe_of(preset, recipe_file, given)
+    documents, _ = read_for(recipe, corpus)
+    folder, ranking = rank_heads(recipe, documents, default_queries_file(corpus, recipe))
+    rows = [
+        [rank, layer, head, f"{score:.5f}"]
+        for rank, (layer, head, score) in enumerate(ranking[:top], 1)
+    ]
+    print_table(f"heads of {recipe.lm.model}", ["rank", "layer", "head", "score"], rows)
+    if out is not None:
+        save_heads(out, recipe.lm.model, folder, ranking)

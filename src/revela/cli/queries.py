@@ -1,0 +1,41 @@
+"""``revela queries``: have a language model write queries."""
+
+from __future__ import annotations
+
+from revela.cli.flags import Corpus, Given, RecipeFile, recipe_of
+from revela.cli.main import app
+from revela.cli.printing import snippet
+
+
+@app.command
+def queries(
+    corpus: Corpus,
+    *,
+    show: int = 5,
+    preset: str = "",
+    recipe_file: RecipeFile = None,
+    given: Given = None,
+) -> None:
+    """Have a language model write queries for a corpus, for the objectives that read queries.
+
+    They are kept beside the corpus; a run that was stopped continues, and train uses what is there.
+
+    Parameters
+    ----------
+    corpus:
+        As for train.
+    show:
+        Print this many of them.
+    preset:
+        Settings to start from, as for train.
+    recipe_file:
+        A TOML file of settings, as for train.
+    """
+    from revela.groups.training_set import TrainingSet
+    from revela.quiet import quieten
+
+    quieten()
+    recipe = recipe_of(preset or "infonce", recipe_file, given)
+    rows = [row for row in TrainingSet.read(recipe, corpus).rows if row.query]
+    for row in rows[:: max(1, len(rows) // max(1, show))][:show]:
+        print(f"\n{row.query}\n   {snippet(row.text)}")

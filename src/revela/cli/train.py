@@ -1,0 +1,59 @@
+"""``revela train``: text in, a retriever out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from revela.cli.flags import Corpus, Given, RecipeFile, recipe_of
+from revela.cli.main import app
+from revela.cli.printing import print_scores
+
+
+@app.command
+def train(
+    corpus: Corpus,
+    *,
+    out: Path,
+    preset: str = "",
+    recipe_file: RecipeFile = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    given: Given = None,
+) -> None:
+    """Train a retriever on raw text.
+
+    ``--preset NAME --help`` lists the settings of another objective, docs/settings.md all of them.
+
+    Parameters
+    ----------
+    corpus:
+        Folders, files (text, HTML, source code, JSONL, Parquet, CSV, PDF, StackExchange's
+        Posts.xml; .gz of each), hub:owner/name; or one folder of groups, made by revela groups.
+    out:
+        Folder for the retriever: a Sentence-Transformers model with metrics.jsonl and training.png.
+    preset:
+        Settings to start from: gated (default), paper (Revela as published), gains, dream,
+        attention, replug, infonce, pairs (for code) or crop; --objective implies its own.
+    recipe_file:
+        A TOML file of settings, over those of the preset and below flags.
+    resume:
+        Continue the run in --out from its last checkpoint.
+    """
+    from revela.api import train as run
+
+    result = run(
+        corpus,
+        out,
+        recipe_of(preset, recipe_file, given),
+        resume=resume,
+        command="revela " + shlex.join(sys.argv[1:]),
+    )
+    if result.scores:
+        print_scores("label-free check, nDCG@10", result.outcome.after, result.scores)
+    outcome = result.outcome
+    more = ", continue with --resume" if outcome.interrupted else ""
+    print(f"{outcome.steps:,} steps in {outcome.minutes:.1f} minutes; saved to {out}{more}")

@@ -1,0 +1,180 @@
+"""Checkpoints: what a run needs to go on as if it had not been stopped, as safetensors and JSON.
+
+A checkpoint is a folder ``checkpoint-STEP`` with every trainable tensor of retriever and objective
+(LoRA of both models, gates, temperature), the optimiser's moments, the states of torch's random
+number generators, and the clock, from which the learning rate follows. It is written under a
+temporary name and renamed when complete; older ones are deleted after that.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from revela.errors import RevelaError
+from revela.files import atomic_write
+from revela.training.progress import Clock
+
+TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
+RANDOM, CLOCK = "random.safetensors", "clock.json"
+MARGIN = 0.005  # nDCG@10: what checks of equally good states differ by (docs/log.md)
+
+
+def save_checkpoint(
+    folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, clock: Clock
+) -> None:
+    """Write the checkpoint of a step, then delete older ones.
+
+    Args:
+        folder: of the run's checkpoints.
+        step: optimiser steps done so far.
+        module: whose trainable tensors are saved.
+        optimizer: over ``trainable_parameters(module)``, in that order.
+        clock: of the run.
+    """
+    target = folder / f"checkpoint-{step}"
+    with atomic_write(target) as temporary:
+        temporary.mkdir()
+        save_file(trainable_state(module), temporary / TRAINABLE)
+        save_file(_moments(module, optimizer), temporary / OPTIMIZER)
+        save_file(_random_states(), temporary / RANDOM)
+        saved = {"seconds": clock.seconds, "tokens": clock.tokens}
+        (temporary / CLOCK).write_text(json.dumps(saved))
+        shutil.rmtree(target, ignore_errors=True)
+    for old in saved_checkpoints(folder)[:-1]:
+        shutil.rmtree(old)
+
+
+def load_checkpoint(
+    checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, clock: Clock
+) -> None:
+    """Put module, optimiser, clock and random number generators into the state of a checkpoint.
+
+    Raises:
+        RevelaError: another recipe or an earlier version of revela wrote it.
+    """
+    if not (checkpoint / OPTIMIZER).is_file():
+        raise RevelaError(
+            f"{checkpoint} was written by an earlier version of revela: start again with another "
+            "--out"
+        )
+    load_trainable(module, checkpoint / TRAINABLE)
+    index = {name: i for i, name in enumerate(trainable_parameters(module))}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in load_file(checkpoint / OPTIMIZER).items():
+        name, _, moment = key.rpartition("/")
+        state.setdefault(index[name], {})[moment] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    saved = json.loads((checkpoint / CLOCK).read_text())
+    clock.seconds, clock.tokens = saved["seconds"], saved["tokens"]
+    states = load_file(checkpoint / RANDOM)
+    torch.set_rng_state(states.pop("cpu"))
+    if torch.cuda.is_available() and states:
+        torch.cuda.set_rng_state_all([states[f"cuda-{i}"] for i in range(len(states))])
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(folder.glob("checkpoint-*"), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Optimiser steps that were done when a checkpoint was written."""
+    return int(checkpoint.name.split("-")[1])
+
+
+class BestState:
+    """The trainable state with the best label-free check (by the mean of its scores), so that a run
+    ends no worse than it began.
+
+    A later state has to win by more than ``MARGIN``: among many checks that differ by chance alone,
+    the highest is luck. Each state that was best at its time stays in ``folder`` until the run
+    ends, since a killed run may resume from before the latest.
+
+    Args:
+        module: whose trainable tensors are kept.
+        folder: of the run's checkpoints.
+        scored: (step, scores by task) of the checks so far, for a resumed run.
+    """
+
+    def __init__(
+        self, module: nn.Module, folder: Path, scored: Iterable[tuple[int, dict[str, float]]] = ()
+    ) -> None:
+        self.module, self.folder = module, folder
+        self.step, self.scores = -1, dict[str, float]()
+        for step, scores in scored:
+            if self._beats(scores):
+                self.step, self.scores = step, scores
+
+    def offer(self, step: int, scores: dict[str, float]) -> None:
+        """Keep the module's state if these scores are the best so far."""
+        if not self._beats(scores):
+            return
+        with atomic_write(self._file(step)) as temporary:
+            save_file(trainable_state(self.module), temporary)
+        self.step, self.scores = step, scores
+
+    def restore(self) -> None:
+        """Put the best state back into the module."""
+        load_trainable(self.module, self._file(self.step))
+
+    def _beats(self, scores: dict[str, float]) -> bool:
+        return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + MARGIN
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"best-{step}.safetensors"
+
+
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter that a run changes, by name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def trainable_state(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of ``trainable_parameters``, on the CPU."""
+    return {name: _copy(p) for name, p in trainable_parameters(module).items()}
+
+
+def load_trainable(module: nn.Module, file: Path) -> None:
+    """Copy the tensors of ``trainable_state`` back into the module.
+
+    Raises:
+        RevelaError: the file holds other tensors.
+    """
+    saved = load_file(file)
+    parameters = trainable_parameters(module)
+    if saved.keys() != parameters.keys():
+        raise RevelaError(
+            f"{file.parent} was saved by another recipe: resume with the settings that the run "
+            "began with"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(saved[name])
+
+
+def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """{"NAME/exp_avg": ...}: what the optimiser keeps of each parameter that has had a gradient."""
+    names = list(trainable_parameters(module))
+    state = optimizer.state_dict()["state"]
+    return {f"{names[i]}/{k}": _copy(v) for i, kept in state.items() for k, v in kept.items()}
+
+
+def _random_states() -> dict[str, Tensor]:
+    """States of torch's generators; numpy's and Python's global ones are not used in training."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        cuda = enumerate(torch.cuda.get_rng_state_all())
+        states |= {f"cuda-{i}": state for i, state in cuda}
+    return states
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone().contiguous()
