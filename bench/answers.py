@@ -41,7 +41,7 @@ from torch import Tensor
 from revela.corpus.arrow_list import ArrowList
 from revela.corpus.read import read_for
 from revela.device import autocast
-from revela.evaluation.label_free import hold_out
+from revela.groups.held_out import split_held_out
 from revela.groups.training_set import training_chunks, training_rows
 from revela.lm.prompts import PromptMaker, of_group
 from revela.objectives.attention_distillation import attended, standard
@@ -224,9 +224,9 @@ def measure(
 ) -> Iterator[Told]:
     """Of each group, what the losses tell whose names match ``rows``."""
     signal = Signal(recipe, text)
-    documents, _ = hold_out(
-        read_for(recipe, [text])[0], recipe
-    )  # as in training, so that questions which were written for it are the ones
+    # Held out as in training, so that questions which were written for it are the ones.
+    share, at_most = recipe.corpus.held_out, recipe.corpus.held_out_at_most
+    documents, _ = split_held_out(read_for(recipe, [text])[0], share, at_most)
     chunks = training_chunks(recipe, documents)
     asking = training_rows(recipe, documents, chunks, queries_file, print)
     teachers, rng = Teachers(signal, recipe, asking), random.Random(0)

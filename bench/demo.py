@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from quality import UNTRAINED, save_untrained
-from revela.groups.held_out import docstring_task
+from revela.evaluation.label_free import docstring_task
 from revela.types import Document
 
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"

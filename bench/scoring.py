@@ -62,10 +62,10 @@ def main() -> None:
     print(
         f"encoding {encoder.seconds:.1f} s, with BM25, fusion, metrics and tests {seconds:.1f} s: {seconds / encoder.seconds:.3f} times"
     )
-    for row in rows:
+    for system, scores in rows.items():
         print(
-            f"{row.system}: "
-            + ", ".join(f"{metric} {value:.5f}" for metric, value in row.means.items())
+            f"{system}: "
+            + ", ".join(f"{metric} {value:.5f}" for metric, value in scores.means.items())
         )
 
 

@@ -985,7 +985,7 @@ def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder,
     for arguments, message in (
         ((), "nothing to score on"),
         (("--benchmark", "scifat"), "did you mean SciFact"),
-        (("--benchmark", "NanoSciFactRetrieval", "--out", out), "its data cannot be had"),
+        (("--benchmark", "NanoSciFactRetrieval", "--out", out), "its data cannot be loaded"),
     ):
         code, _, err = run(monkeypatch, capsys, "eval", tmp_path / "a", *arguments)
         assert (

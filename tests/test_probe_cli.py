@@ -78,7 +78,7 @@ def test_a_retriever_is_probed(monkeypatch, capsys, retriever, corpus_file, squa
         "exact match: 6 documents of " in out
         and "4 queries, 4 answers at ten places each, 1 other documents" in out
     )
-    assert "slope a tenth" in out and "effective rank" in out
+    assert "slope per tenth" in out and "effective rank" in out
     found = json.loads(out_file.read_text())
     assert list(found["profiles"]) == [
         "exact match",
@@ -198,8 +198,7 @@ def test_a_language_model_has_no_answers_to_move(
     )
     assert (
         code == 2
-        and "is a language model, of which only the loss is probed: leave --move and --pairs away"
-        in err
+        and "is a language model, of which only the loss is probed: omit --move and --pairs" in err
     )
 
 

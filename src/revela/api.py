@@ -253,8 +253,7 @@ def train(
 
 def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
     """What is trained on, and the label-free check by what is held out; logs both."""
-    from revela.evaluation.label_free import check_by
-    from revela.groups.held_out import MIN_QUERIES
+    from revela.evaluation.label_free import MIN_QUERIES, check_by
     from revela.groups.training_set import TrainingSet, written_answers
     from revela.silence import silence_libraries
     from revela.training.record import refuse_several_processes

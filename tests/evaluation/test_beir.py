@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation.beir import evaluate, load_collection, outcomes, read_again
+from revela.evaluation.beir import (
+    evaluate,
+    labelled,
+    load_collection,
+    mean_outcomes,
+    outcomes,
+    read_again,
+)
 
 
 class Oracle:
@@ -49,7 +56,7 @@ def test_reads_and_scores(tmp_path, packed):
         collection.documents[0] == "words 0 apple0"
         and collection.documents[1] == "t words 1 apple1"
     )
-    scores = evaluate(collection, {"oracle": Oracle()})
+    scores = mean_outcomes(collection, {"oracle": Oracle()})
     assert list(scores) == ["BM25", "oracle", "oracle + BM25", "oracle + BM25 (RRF)"]
     assert scores["oracle"] == {"ndcg@10": 1.0, "recall@100": 1.0, "mrr@10": 1.0, "map": 1.0}
 
@@ -86,13 +93,35 @@ def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
     assert list(again.items()) == [(1, 0.4), (3, 0.39), (0, 0.38), (2, 0.1)]
 
 
+def test_evaluate_gives_the_scores_of_every_system_by_collection(tmp_path, monkeypatch):
+    monkeypatch.setattr("revela.weights.resolve", lambda name: name)
+    monkeypatch.setattr("revela.retriever.encode.load_encoder", lambda *_: Oracle())
+    folders = [write(tmp_path / "one"), write(tmp_path / "two")]
+    scores = evaluate(["owner/first", "owner/second"], folders)
+    assert list(scores) == ["one", "two"]
+    systems = [f"{m}{s}" for m in ("first", "second") for s in ("", " + BM25", " + BM25 (RRF)")]
+    assert list(scores["two"]) == ["BM25", *systems]
+    second = scores["one"]["second"]
+    assert second.means["ndcg@10"] == 1.0 and list(second.queries) == ["q0", "q1"]
+    assert list(second.p) == ["BM25", "first"] and list(scores["one"]["BM25"].p) == ["first"]
+    assert list(evaluate([], [str(folders[0])])["one"]) == ["BM25"]
+
+
+def test_names_are_shortened_where_they_stay_apart():
+    assert labelled(["a/model", "b/model", "c/other"]) == {
+        "a/model": "a/model",
+        "b/model": "b/model",
+        "other": "c/other",
+    }
+
+
 def test_broken_model_is_refused(tmp_path):
     class Broken(Oracle):
         def encode_queries(self, texts, progress=False):
             return super().encode_queries(texts) * np.nan
 
     with pytest.raises(RevelaError, match="not finite"):
-        evaluate(load_collection(write(tmp_path / "c")), {"m": Broken()})
+        mean_outcomes(load_collection(write(tmp_path / "c")), {"m": Broken()})
 
 
 @pytest.mark.parametrize(

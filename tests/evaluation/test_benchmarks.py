@@ -11,7 +11,7 @@ import pytest
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.evaluation.beir import evaluate, load_collection
+from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 
@@ -66,7 +66,7 @@ def run(folders, encoder, out):
 
 
 def test_mteb_gives_our_scores(folder, encoder, tmp_path):
-    ours = evaluate(load_collection(folder), {"m": encoder})["m"]
+    ours = mean_outcomes(load_collection(folder), {"m": encoder})["m"]
     score = run([folder], encoder, tmp_path / "out")["Judged"]["m"]
     assert 0.05 < ours["ndcg@10"] < 0.95 and ours["map"] != ours["ndcg@10"]
     assert score.metrics == pytest.approx(ours, abs=1e-4) and score.main == pytest.approx(
@@ -145,7 +145,7 @@ def test_no_network_is_one_sentence_and_finished_tasks_stay(folder, encoder, tmp
     ]
     with pytest.raises(
         RevelaError,
-        match=r"NanoSciFactRetrieval: its data cannot be had .*run again with a network",
+        match=r"NanoSciFactRetrieval: its data cannot be loaded .*run again with a network",
     ) as caught:
         run_tasks(
             [task for found in tasks for task in found],
@@ -193,7 +193,7 @@ def test_unknown_names_get_the_nearest():
         find_tasks(["scifat"])
     with pytest.raises(RevelaError, match="did you mean NanoBEIR"):
         find_tasks(["nanobeir"])
-    with pytest.raises(RevelaError, match="lists what there is"):
+    with pytest.raises(RevelaError, match="lists all tasks"):
         find_tasks(["///"])
 
 

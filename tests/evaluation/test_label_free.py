@@ -1,4 +1,4 @@
-"""The label-free tasks ask what they say, and the check scores them."""
+"""Label-free tasks: what each one asks, and how the check scores it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from conftest import make_rows
 from revela.corpus.arrow_list import arrow_list
 from revela.corpus.queries import Answer
-from revela.evaluation.label_free import HeldOutCheck
-from revela.groups.held_out import docstring_task, split_held_out, tasks
+from revela.evaluation.label_free import HeldOutCheck, docstring_task, tasks
+from revela.groups.held_out import split_held_out
 from revela.index.bm25 import BM25
 from revela.index.fusion import Geometry, fuse_scores
 from revela.types import Document
@@ -59,10 +59,14 @@ def test_sibling_and_title_tasks():
 
 def test_docstrings_are_cut_out_of_their_functions():
     task = docstring_task([Document("m.py", SOURCE, kind="code")], 100)
-    assert dict(zip(task.queries, task.passages, strict=True)) == {
-        "Multiply the two sides of a rectangle.": "def area(width, height):\n    return width * height",
-        "Count the corners of this shape.": "def corners(self):\n    return 4",
-    }
+    assert task.queries == [
+        "Multiply the two sides of a rectangle.",
+        "Count the corners of this shape.",
+    ]
+    assert task.passages == [
+        "def area(width, height):\n    return width * height",
+        "def corners(self):\n    return 4",
+    ]
 
 
 def test_check_scores_an_oracle_at_one_and_bm25_below():

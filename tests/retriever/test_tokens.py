@@ -1,4 +1,4 @@
-"""A ruler leaves room for prompts and special tokens, and never promises more than the model reads."""
+"""A token window excludes prompts and special tokens, and is never larger than what the model reads."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from sentence_transformers import SentenceTransformer
 from small import build
 
 from revela.errors import RevelaError
-from revela.retriever.tokens import ruler_of
+from revela.retriever.tokens import token_window
 
 TEXT = "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2 " * 8
 
 
 @pytest.mark.parametrize("pooling", ["mean", "eos"])
-def test_a_text_of_that_room_is_read_whole(tiny_lm_folder, pooling):
+def test_a_text_that_fills_the_window_is_read_to_its_end(tiny_lm_folder, pooling):
     model = build(tiny_lm_folder, pooling)
     model.max_seq_length = 40
-    ruler = ruler_of(model, "m", 512)
-    spans = ruler.spans([TEXT])[0]
+    window = token_window(model, "m", 512)
+    spans = window.spans([TEXT])[0]
 
     def last_read(count):
         text = TEXT[: spans[count - 1][1]]
@@ -28,8 +28,8 @@ def test_a_text_of_that_room_is_read_whole(tiny_lm_folder, pooling):
             and len(ids) <= 40
         )
 
-    assert last_read(ruler.room) and ruler.room > 20
-    assert ruler_of(model, "m", 30).room == ruler.room - 10
+    assert last_read(window.size) and window.size > 20
+    assert token_window(model, "m", 30).size == window.size - 10
 
 
 def test_a_model_without_offsets_is_refused():
@@ -42,4 +42,4 @@ def test_a_model_without_offsets_is_refused():
         ]
     )
     with pytest.raises(RevelaError, match="static has no fast tokenizer"):
-        ruler_of(static, "static", 64)
+        token_window(static, "static", 64)

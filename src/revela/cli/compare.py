@@ -53,7 +53,7 @@ def compare(
 
     recipes = recipes_of(presets, recipe_file, given)
     data, check = read_training_set(next(iter(recipes.values())), corpus)
-    curves, lexical = run(
+    found = run(
         recipes,
         data,
         on,
@@ -65,6 +65,6 @@ def compare(
         corpus=", ".join(map(str, corpus)),
         command="revela " + shlex.join(sys.argv[1:]),
     )
-    start = next(iter(curves.values()))[0]["judged"]
-    ends = {label: curve[-1]["judged"] for label, curve in curves.items()}
-    print_scores("nDCG@10 at the end", lexical, {"BM25": lexical, "start": start, **ends})
+    start = next(iter(found.curves.values()))[0].judged
+    ends = {label: curve[-1].judged for label, curve in found.curves.items()}
+    print_scores("nDCG@10 at the end", found.bm25, {"BM25": found.bm25, "start": start, **ends})

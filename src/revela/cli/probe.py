@@ -1,11 +1,12 @@
-"""The verb that looks inside a model: probe."""
+"""``revela probe``: position bias and geometry of a model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -17,8 +18,7 @@ from revela.files import atomic_write
 from revela.settings import Precision
 
 if TYPE_CHECKING:
-    from revela.evaluation.probe.geometry import Geometry
-    from revela.evaluation.probe.profile import Interval, Profile
+    from revela.evaluation.results import Geometry, Interval, Profile
 
 
 @app.command
@@ -40,59 +40,60 @@ def probe(
     max_bad_share: float = DEFAULTS.max_bad_share,
     precision: Precision = "auto",
 ) -> None:
-    """Ask where in a text a model looks, and how its vectors lie.
+    """Measure the position bias of a model, and the geometry of its vectors.
 
-    A retriever is asked whether each tenth of a document finds the whole (no labels needed),
-    whether a document still ranks when the passage that answers a query is moved through it (with
-    --move), and for alignment, uniformity, anisotropy and effective rank. A language model is asked
-    for its next-token loss by place.
+    For a retriever: how well each tenth of a document finds the document (no labels needed); with
+    --move, how a document ranks while the passage that answers a query is moved through it; and
+    alignment, uniformity, anisotropy and effective rank. For a language model: its next-token loss
+    by place in a text.
 
     Parameters
     ----------
     model:
         A Sentence-Transformers folder, a hub id or embedded:minilm-l6; or a language model.
     corpus:
-        Text, as for train; documents of --max-tokens or more are used.
+        Text, as for train; documents of at least --max-tokens are used.
     move:
-        Folder in BEIR layout with answers.jsonl, or with --join-titles one of passages that make
-        articles: move the answers about.
+        Move the answers of this folder in BEIR layout: it holds answers.jsonl or, with
+        --join-titles, passages that make articles.
     pairs:
         Folder in BEIR layout whose queries and judged passages are the pairs of the geometry;
-        without it, halves of chunks are.
+        without it, they are halves of chunks.
     max_tokens:
-        Cut texts here, or where the model stops reading if that is earlier.
+        Truncate texts to this length, or to the model's own limit if that is lower.
     documents:
-        How many documents to take, and how many answers to move, at most; 30 documents are enough.
+        Maximum number of documents, and of answers to move; 30 documents are enough.
     positions:
-        What places of a moved answer count: tokens as in the paper, or characters as in its code.
+        Unit of a moved answer's places: tokens as in the paper, or characters as in its code.
     json_file:
-        Write all numbers here too.
+        Write all numbers to this file.
     plot:
-        Write a plot here (PNG).
+        Write a plot (PNG) to this file.
     seed:
-        Of the samples.
+        Seed of the samples.
     text_field:
-        Field or column that holds the text.
+        Field or column of the text.
     title_field:
-        Field or column that holds the title.
+        Field or column of the title.
     join_titles:
-        Join neighbouring rows of one title: a file of passages becomes articles again.
+        Join neighbouring rows of one title, which turns passages into articles.
     max_bad_share:
-        Share of unreadable rows and files past which reading stops.
+        Stop reading when a larger share of rows and files than this is unreadable.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
     if documents < 2:
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
     from revela.corpus.read import read_corpus
-    from revela.evaluation.probe.model import probe_language_model, probe_retriever
+    from revela.evaluation.probes import probe_language_model, probe_retriever
     from revela.weights import resolve
 
     folder = resolve(model)
     is_retriever = (folder / "modules.json").is_file()
     if not is_retriever and (move or pairs):
         raise RevelaError(
-            f"{model} is a language model, of which only the loss is probed: leave --move and --pairs away"
+            f"{model} is a language model, of which only the loss is probed: omit --move and "
+            "--pairs"
         )
     read, report = read_corpus(
         corpus,
@@ -103,56 +104,38 @@ def probe(
     )
     for line in report.lines():
         print(line)
+    settings: Any = {
+        "max_tokens": max_tokens,
+        "count": documents,
+        "seed": seed,
+        "precision": precision,
+    }
     if is_retriever:
-        found = probe_retriever(
-            folder,
-            model,
-            read,
-            max_tokens=max_tokens,
-            count=documents,
-            seed=seed,
-            precision=precision,
-            move=move,
-            join_titles=join_titles,
-            unit=positions,
-            pairs=pairs,
-        )
+        settings |= {"move": move, "join_titles": join_titles, "unit": positions, "pairs": pairs}
+        found = probe_retriever(folder, model, read, **settings)
     else:
-        found = probe_language_model(
-            folder,
-            model,
-            read,
-            max_tokens=max_tokens,
-            count=documents,
-            seed=seed,
-            precision=precision,
-        )
+        found = probe_language_model(folder, model, read, **settings)
     _print_profiles(found.profiles)
     if found.geometry is not None:
         _print_geometry(found.geometry)
     if json_file is not None:
         with atomic_write(json_file) as temporary:
-            temporary.write_text(
-                json.dumps(
-                    {"model": model, "corpus": [str(c) for c in corpus], **found.as_json()},
-                    indent=1,
-                )
-                + "\n"
-            )
+            result = replace(found, corpus=[str(c) for c in corpus])
+            temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n")
     if plot is not None:
-        from revela.evaluation.probe.plot import plot_profiles
+        from revela.evaluation.position import plot_profiles
 
         plot_profiles({model: found.profiles}, plot, f"{Path(model).name}, {found.tokens} tokens")
 
 
 def _print_profiles(profiles: Mapping[str, Profile]) -> None:
-    """A row a place and a column a test; below, what sums them up."""
+    """A row per place and a column per test, then slope, drop and share."""
     columns = list(profiles.values())
     rows = [
         [str(place + 1), *(_between(p.places[place], 3) for p in columns)]
         for place in range(len(columns[0].places))
     ]
-    rows.append(["slope a tenth", *(_between(p.slope, 4) for p in columns)])
+    rows.append(["slope per tenth", *(_between(p.slope, 4) for p in columns)])
     rows.append(["first - last", *(_between(p.drop, 3) for p in columns)])
     rows.append(["first > last", *(_between(p.first_wins, 2) for p in columns)])
     print_table("by place, ± half of the 95 % interval", ["place", *profiles], rows)

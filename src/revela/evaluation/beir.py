@@ -1,7 +1,7 @@
-"""Score retrievers on BEIR-layout folders, offline, beside BM25 and the fusion of both.
+"""Score retrievers on local folders in BEIR layout, alone and fused with BM25, beside BM25.
 
-A folder holds corpus.jsonl, queries.jsonl (each also .gz) and qrels/test.tsv (query-id, corpus-id,
-score; header line).
+A folder holds corpus.jsonl and queries.jsonl (each may be .gz), and qrels/test.tsv with a header
+and the columns query-id, corpus-id and score.
 """
 
 from __future__ import annotations
@@ -21,21 +21,35 @@ from tqdm import tqdm
 from revela.corpus.readers.opened import opened_text
 from revela.errors import RevelaError
 from revela.evaluation.metrics import means, per_query, top_k
+from revela.evaluation.results import SystemScores
+from revela.evaluation.significance import standings
 from revela.index.bm25 import BM25
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion
-from revela.index.rerank import READ, RERANKED, Reranking, encode_packed, with_reranker, with_tokens
+from revela.index.rerank import (
+    READ,
+    RERANKED,
+    Rerank,
+    Reranking,
+    encode_packed,
+    with_reranker,
+    with_tokens,
+)
 from revela.index.statistics import Statistics
+from revela.settings import Precision, Retriever
 from revela.types import Encoder, Reranker, TokenEncoder, Vectors
 
-DEPTH = 1000  # of the dense and lexical runs, as MAP is computed at 1000 by custom
+DEPTH = 1000  # of the dense and lexical rankings, as MAP is usually computed at 1000
 
-Scores = dict[str, dict[str, float]]
+Ranking = dict[int, float]
+"""Documents (their indices) and scores for a query, best first."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A test collection: texts with the title in front, judged queries, and graded judgements."""
+    """A test collection: documents (title and text), queries, and graded judgements by query id and
+    document id.
+    """
 
     name: str
     document_ids: list[str]
@@ -46,14 +60,12 @@ class Collection:
 
     @cached_property
     def lexical(self) -> tuple[NDArray[np.int64], Vectors]:
-        """What BM25 finds for each query: indices and scores, (Q, at most 1000). Made once, however
-        many runs are scored.
-        """
+        """BM25's rankings: indices and scores, (Q, at most 1000)."""
         return self._bm25.top_k(self.queries, DEPTH)
 
     @cached_property
     def best_lexical(self) -> Vectors:
-        """(Q,): the best BM25 score that a document could have."""
+        """(Q,): the highest BM25 score that a document could have."""
         return self._bm25.best(self.queries)
 
     @cached_property
@@ -61,8 +73,127 @@ class Collection:
         return BM25(self.documents)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Results of one system: metrics of each judged query, and the id of the document it ranks
+    first.
+    """
+
+    scores: dict[str, dict[str, float]]
+    first: dict[str, str]
+
+    def means(self) -> dict[str, float]:
+        """Metrics averaged over the queries."""
+        return means(self.scores)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A collection, the models that were scored on it, and the outcomes of all systems."""
+
+    name: str
+    collection: Collection
+    models: list[str]
+    outcomes: dict[str, Outcome]
+
+    @property
+    def references(self) -> list[str]:
+        """Systems that others are tested against: BM25 and, of several models, the first."""
+        return ["BM25", *(self.models[:1] if len(self.models) > 1 else ())]
+
+    @cached_property
+    def scores(self) -> dict[str, SystemScores]:
+        """Scores by system, with intervals and p values."""
+        return standings(self.outcomes, self.references)
+
+
+def evaluate(
+    models: Sequence[str | Path],
+    on: Sequence[str | Path],
+    *,
+    rerank: Rerank | None = None,
+    lm: str = Retriever.offline_model,
+    max_tokens: int | None = None,
+    precision: Precision = "auto",
+    progress: bool = False,
+) -> dict[str, dict[str, SystemScores]]:
+    r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
+
+    Args:
+        models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; none scores BM25 only.
+        on: folders in BEIR layout: corpus.jsonl, queries.jsonl, qrels/test.tsv.
+        rerank: re-rank the fusion with BM25 as one more system, by token vectors ("tokens") or by
+            the attention heads of a language model ("heads").
+        lm: language model of ``rerank="heads"``.
+        max_tokens: truncate texts to this length.
+        precision: arithmetic; "auto" is bf16 where the hardware has it.
+        progress: show progress bars.
+
+    Returns:
+        {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by
+        score) and "MODEL + BM25 (RRF)"; p values are against BM25 and, of several models, the
+        first.
+
+    Raises:
+        RevelaError: a model or a folder cannot be read, or a model gives vectors that are not
+            finite.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp(), "sea")
+        >>> (folder / "qrels").mkdir(parents=True)
+        >>> rows = '{"_id": "a", "text": "The sea is salt."}\n{"_id": "b", "text": "A hill."}\n'
+        >>> _ = (folder / "corpus.jsonl").write_text(rows)
+        >>> _ = (folder / "queries.jsonl").write_text('{"_id": "q", "text": "ocean water"}\n')
+        >>> _ = (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\ta\t1\n")
+        >>> scores = evaluate(["embedded:minilm-l6"], [folder])
+        >>> scores["sea"]["embedded:minilm-l6"].means["ndcg@10"]
+        1.0
+    """
+    done = evaluations(models, on, rerank, lm, max_tokens, precision, progress)
+    return {evaluation.name: evaluation.scores for evaluation in done}
+
+
+def evaluations(
+    models: Sequence[str | Path],
+    on: Sequence[str | Path],
+    rerank: Rerank | None,
+    lm: str,
+    max_tokens: int | None,
+    precision: Precision,
+    progress: bool,
+) -> Iterator[Evaluation]:
+    """``evaluate``, a collection at a time and with the outcome of every query."""
+    from revela.retriever.encode import load_encoder
+    from revela.weights import resolve
+
+    encoders = {
+        label: load_encoder(resolve(name), precision, max_tokens)
+        for label, name in labelled(models).items()
+    }
+    # All folders are read before the first is scored, so that a bad one costs nothing.
+    collections = {name: load_collection(Path(folder)) for name, folder in labelled(on).items()}
+    reranking: Reranking | None = None if rerank == "heads" else rerank
+    if rerank == "heads" and collections:
+        from revela.index.listwise import load_query_heads
+
+        reranking = load_query_heads(lm, lambda: sample(next(iter(collections.values()))))
+    for name, collection in collections.items():
+        found = outcomes(collection, encoders, rerank=reranking, progress=progress)
+        yield Evaluation(name, collection, list(encoders), found)
+
+
+def labelled(names: Sequence[str | Path]) -> dict[str, str]:
+    """Paths or hub ids by their last part, or in full where several have the same last part."""
+    short = [Path(name).name for name in names]
+    return {
+        brief if short.count(brief) == 1 else str(name): str(name)
+        for brief, name in zip(short, names, strict=True)
+    }
+
+
 def load_collection(folder: Path, split: str = "test") -> Collection:
-    """Read a BEIR-layout folder; only queries with a relevant document are kept.
+    """Read a folder in BEIR layout; queries without a relevant document are dropped.
 
     Raises:
         RevelaError: a file is missing or damaged, or the qrels name ids that the corpus or the
@@ -73,42 +204,40 @@ def load_collection(folder: Path, split: str = "test") -> Collection:
         for r in _rows(folder, "corpus.jsonl")
     }
     queries = {str(r["_id"]): str(r["text"]) for r in _rows(folder, "queries.jsonl")}
-    qrels = _read_qrels(folder / "qrels" / f"{split}.tsv")
+    path = folder / "qrels" / f"{split}.tsv"
+    qrels = _read_qrels(path)
     if not corpus or not qrels:
-        raise RevelaError(
-            f"{folder}: {'corpus.jsonl' if not corpus else f'qrels/{split}.tsv'} is empty"
-        )
-    for kind, known, named in (
-        ("corpus-id", corpus, {d for judged in qrels.values() for d in judged}),
-        ("query-id", queries, set(qrels)),
-    ):
-        if unknown := sorted(named - known.keys()):
-            where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
-            raise RevelaError(
-                f"{folder / 'qrels' / f'{split}.tsv'} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): "
-                "mend the one or the other"
-            )
+        empty = "corpus.jsonl" if not corpus else f"qrels/{split}.tsv"
+        raise RevelaError(f"{folder}: {empty} is empty")
+    _refuse_unknown(path, "corpus-id", {d for row in qrels.values() for d in row}, corpus)
+    _refuse_unknown(path, "query-id", qrels, queries)
     judged = [q for q in qrels if any(score > 0 for score in qrels[q].values())]
     if not judged:
         raise RevelaError(
-            f"{folder}: no query has a relevant document in qrels/{split}.tsv: give scores above 0 to what should be found"
+            f"{folder}: no query has a relevant document in qrels/{split}.tsv: give relevant "
+            "documents scores above 0"
         )
-    if empty := [q for q in judged if not queries[q].strip()]:
+    if blank := [q for q in judged if not queries[q].strip()]:
         raise RevelaError(
-            f"{folder}: {len(empty)} judged queries of queries.jsonl are empty (first: {empty[0]}): write them, or drop them from the qrels"
+            f"{folder}: {len(blank)} judged queries of queries.jsonl are empty (first: "
+            f"{blank[0]}): write them, or drop them from the qrels"
         )
-    return Collection(
-        folder.name,
-        list(corpus),
-        list(corpus.values()),
-        judged,
-        [queries[q] for q in judged],
-        {q: qrels[q] for q in judged},
-    )
+    texts = [queries[q] for q in judged]
+    kept = {q: qrels[q] for q in judged}
+    return Collection(folder.name, list(corpus), list(corpus.values()), judged, texts, kept)
+
+
+def _refuse_unknown(path: Path, kind: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
+    if unknown := sorted(set(named) - known.keys()):
+        where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
+        raise RevelaError(
+            f"{path} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): "
+            "correct one of the two files"
+        )
 
 
 def sample(collection: Collection) -> list[str]:
-    """At most a thousand documents, evenly chosen."""
+    """At most a thousand documents, evenly spaced."""
     return [collection.documents[i] for i in evenly(len(collection.documents))]
 
 
@@ -122,11 +251,12 @@ def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
             for line in handle:
                 if line.strip():
                     row = json.loads(line)
-                    row["_id"], row["text"]  # both are needed; a missing one is reported below
+                    row["_id"], row["text"]  # both are required: a missing one is an error below
                     rows.append(row)
         except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
             raise RevelaError(
-                f"{path}: line {len(rows) + 1} or so cannot be read ({type(error).__name__}: {error})"
+                f"{path}: line {len(rows) + 1} or so cannot be read "
+                f"({type(error).__name__}: {error})"
             ) from error
     return rows
 
@@ -144,25 +274,15 @@ def _read_qrels(path: Path) -> dict[str, dict[str, int]]:
             qrels.setdefault(query, {})[document] = int(float(score))
         except ValueError:
             raise RevelaError(
-                f"{path}:{number} is not query-id, corpus-id and score with tabs between"
+                f"{path}:{number} is not query-id, corpus-id and score separated by tabs"
             ) from None
     return qrels
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one system found: each judged query's metrics, and the id of the document it puts first."""
-
-    scores: dict[str, dict[str, float]]
-    first: dict[str, str]
-
-    def means(self) -> dict[str, float]:
-        """Metrics averaged over the queries."""
-        return means(self.scores)
-
-
-def evaluate(collection: Collection, encoders: Mapping[str, Encoder]) -> Scores:
-    """Metrics of BM25, and of each encoder alone and fused with BM25: {system: {metric: score}}."""
+def mean_outcomes(
+    collection: Collection, encoders: Mapping[str, Encoder]
+) -> dict[str, dict[str, float]]:
+    """Mean metrics of ``outcomes``: {system: {metric: score}}."""
     return {name: outcome.means() for name, outcome in outcomes(collection, encoders).items()}
 
 
@@ -173,14 +293,14 @@ def outcomes(
     rerank: Reranking | None = None,
     progress: bool = False,
 ) -> dict[str, Outcome]:
-    """What BM25 finds, and each encoder alone and fused with BM25 (by score, and by rank: RRF), by
-    system.
+    """Outcomes by system: BM25, and each encoder alone, fused with BM25 by score, and by rank
+    (RRF).
 
     Args:
         collection: documents and judged queries.
         encoders: by name.
-        rerank: order what the fusion by score found again, as one more system: by tokens, for
-            encoders that give them, or by the heads of an LM.
+        rerank: also re-rank the fusion by score, by token vectors (of encoders that give them) or
+            by a listwise re-ranker.
         progress: show a bar.
 
     Raises:
@@ -197,7 +317,8 @@ def outcomes(
         queries = encoder.encode_queries(collection.queries)
         if not (np.isfinite(passages).all() and np.isfinite(queries).all()):
             raise RevelaError(
-                f"{name} gives vectors that are not finite on {collection.name}: the model is broken"
+                f"{name} gives vectors that are not finite on {collection.name}: its weights are "
+                "broken"
             )
         dense, cosines = top_k(queries, passages, DEPTH)
         found[name] = _outcome(collection, dense, cosines)
@@ -206,13 +327,11 @@ def outcomes(
         if reader:
             fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, tokens)
         elif rerank is not None and rerank != "tokens":
-            fused[f"{name} + BM25 + heads"] = list(
-                read_again(collection, rerank, by_score, progress)
-            )
+            again = read_again(collection, rerank, by_score, progress)
+            fused[f"{name} + BM25 + heads"] = list(again)
         for label, rankings in fused.items():
-            found[label] = _outcome(
-                collection, rankings, (ranking.values() for ranking in rankings)
-            )
+            values = (ranking.values() for ranking in rankings)
+            found[label] = _outcome(collection, rankings, values)
     return found
 
 
@@ -221,13 +340,13 @@ def reranked(
     encoder: TokenEncoder,
     rankings: Sequence[Mapping[int, float]],
     tokens: Sequence[bytes],
-) -> list[dict[int, float]]:
-    """Rankings whose first documents are ordered again by their tokens.
+) -> list[Ranking]:
+    """Rankings whose first documents are re-ranked by token vectors.
 
     Args:
         collection: documents and queries.
         encoder: of the tokens.
-        rankings: of each query, documents and scores, best first.
+        rankings: of each query.
         tokens: ``packed_signs`` of each document.
     """
     with tempfile.TemporaryDirectory() as scratch:
@@ -246,74 +365,69 @@ def read_again(
     reranker: Reranker,
     rankings: Sequence[Mapping[int, float]],
     progress: bool = False,
-) -> Iterator[dict[int, float]]:
-    """Rankings whose first documents an LM has read, and ordered again; arguments as above."""
-    for query, ranking in zip(
-        tqdm(collection.queries, unit="query", disable=not progress), rankings, strict=True
-    ):
-        yield with_reranker(
-            query,
-            ranking,
-            [collection.documents[document] for document in list(ranking)[:READ]],
-            reranker,
-        )
+) -> Iterator[Ranking]:
+    """Rankings whose first documents are re-ranked by a listwise re-ranker; arguments as for
+    ``reranked``.
+    """
+    queries = tqdm(collection.queries, unit="query", disable=not progress)
+    for query, ranking in zip(queries, rankings, strict=True):
+        first = [collection.documents[document] for document in list(ranking)[:READ]]
+        yield with_reranker(query, ranking, first, reranker)
 
 
 def hybrid(
     collection: Collection, queries: Vectors, passages: Vectors, dense: NDArray[np.int64]
-) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
-    """Both fusions of what the vectors find with what BM25 finds, by score and by rank: for each
-    query, documents and scores, best first.
+) -> tuple[list[Ranking], list[Ranking]]:
+    """Fusions of dense and lexical rankings by score and by rank, a ranking per query.
 
     Args:
         collection: documents and queries.
-        queries, passages: their vectors.
-        dense: the nearest documents of each query, best first.
+        queries: (Q, D) vectors.
+        passages: (N, D) vectors.
+        dense: (Q, K) nearest documents of each query, best first.
     """
     by_score, by_rank = [], []
     geometry = Geometry.of(passages)
     for query, near, lexical, scores, best in zip(
         queries, dense, *collection.lexical, collection.best_lexical, strict=True
     ):
-        shares = {
-            int(d): float(s / best) for d, s in zip(lexical[:FUSED], scores, strict=False) if s > 0
-        }
-        by_score.append(fuse(query, passages, near[:FUSED].tolist(), shares, geometry))
-        by_rank.append(reciprocal_rank_fusion([near[:FUSED].tolist(), list(shares)]))
+        found = zip(lexical[:FUSED], scores, strict=False)
+        shares = {int(d): float(s / best) for d, s in found if s > 0}
+        nearest = near[:FUSED].tolist()
+        by_score.append(fuse(query, passages, nearest, shares, geometry))
+        by_rank.append(reciprocal_rank_fusion([nearest, list(shares)]))
     return by_score, by_rank
 
 
 def fuse(
     query_D: Vectors,
-    passages: Vectors,
+    passages_ND: Vectors,
     near: Sequence[int],
     shares: Mapping[int, float],
     geometry: Geometry,
-) -> dict[int, float]:
-    """The fusion by score for one query: passages and scores, best first.
+) -> Ranking:
+    """The fusion by score for one query.
 
     Args:
         query_D: its vector.
-        passages: all vectors, (N, D).
-        near: the passages nearest to it.
-        shares: those that BM25 finds, with their shares of the best possible score.
+        passages_ND: all vectors.
+        near: the passages nearest to the query.
+        shares: the passages that BM25 finds, with their shares of the highest possible score.
         geometry: of the passages.
     """
     candidates = list(dict.fromkeys([*near, *shares]))
-    cosines = dict(zip(candidates, (passages[candidates] @ query_D).tolist(), strict=True))
+    cosines = dict(zip(candidates, (passages_ND[candidates] @ query_D).tolist(), strict=True))
     return fuse_scores(cosines, shares, float(query_D @ geometry.mean), geometry.spread)
 
 
 def _outcome(
     collection: Collection, indices: Iterable[Iterable[int]], values: Iterable[Iterable[float]]
 ) -> Outcome:
-    """Metrics of rankings, best first: for each query the documents' indices and their scores."""
+    """The outcome of rankings: for each query the documents' indices, best first, and scores."""
     ids = collection.document_ids
     run = {
         query: {ids[d]: float(s) for d, s in zip(row, scores, strict=True)}
         for query, row, scores in zip(collection.query_ids, indices, values, strict=True)
     }
-    return Outcome(
-        per_query(collection.qrels, run),
-        {query: next(iter(ranking)) for query, ranking in run.items()},
-    )
+    first = {query: next(iter(ranking)) for query, ranking in run.items()}
+    return Outcome(per_query(collection.qrels, run), first)

@@ -1,11 +1,11 @@
-"""Public benchmarks through mteb: BEIR, NanoBEIR, CoIR, BRIGHT, RTEB, or single tasks; the only
-file that imports mteb.
+"""Score retrievers on public benchmarks through mteb: BEIR, NanoBEIR, CoIR, BRIGHT, RTEB, or
+single tasks. No other file imports mteb.
 
-mteb loads the data, ranks and scores; ours is the encoder, with the model's own prompts. Results
-lie in mteb's layout, OUT/results/MODEL/REVISION/TASK.json, as its leaderboard takes them, with
-prompts, maximum length and arithmetic in run_settings.jsonl beside them. What changes the vectors,
-cutting texts or bf16, has a folder of its own there (experiments/...), so that a score is only ever
-re-used for the run it came from.
+mteb loads the data, ranks and scores; the encoder is ours, with the model's own prompts. Results
+have mteb's layout, OUT/results/MODEL/REVISION/TASK.json, as its leaderboard takes them, with
+prompts, maximum length and arithmetic in run_settings.jsonl beside them. Runs with truncated texts
+or in bf16 have their own folders (experiments/...), so that a score is only reused for runs with
+the same vectors.
 """
 
 from __future__ import annotations
@@ -21,10 +21,19 @@ from typing import Any
 import numpy as np
 
 from revela.errors import RevelaError
-from revela.evaluation.beir import load_collection
-from revela.retriever.encode import RetrieverEncoder, passage_prompt_of, query_prompt_of
+from revela.evaluation.beir import labelled, load_collection
+from revela.evaluation.metrics import MAIN
+from revela.evaluation.metrics import METRICS as OURS
+from revela.evaluation.results import SystemScores
+from revela.retriever.encode import (
+    RetrieverEncoder,
+    load_encoder,
+    passage_prompt_of,
+    query_prompt_of,
+)
+from revela.settings import Precision
 from revela.types import Vectors
-from revela.weights import EMBEDDED, fingerprint
+from revela.weights import EMBEDDED, fingerprint, resolve
 
 log = logging.getLogger(__name__)
 
@@ -43,25 +52,16 @@ except ModuleNotFoundError as error:
         f"benchmarks need mteb ({error}): run pip install 'revela[benchmarks]'"
     ) from error
 
-FOLDER_FILES = (
-    "corpus.jsonl",
-    "corpus.jsonl.gz",
-    "queries.jsonl",
-    "queries.jsonl.gz",
-    "qrels/test.tsv",
-)
-METRICS = {
-    "ndcg@10": "ndcg_at_10",
-    "recall@100": "recall_at_100",
-    "mrr@10": "mrr_at_10",
-    "map": "map_at_1000",
-}  # ours: mteb's
+CORPUS, QUERIES = ("corpus.jsonl", "corpus.jsonl.gz"), ("queries.jsonl", "queries.jsonl.gz")
+FOLDER_FILES = (*CORPUS, *QUERIES, "qrels/test.tsv")
+METRICS = dict(zip(OURS, ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_1000"), strict=True))
+"""mteb's names of our metrics, by ours."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model as mteb files it: ``name`` is owner/model, ``revision`` the hub's commit, or a
-    fingerprint of what lies in a folder.
+    """A model as mteb files it: ``name`` is owner/model, ``revision`` the hub's commit or a
+    fingerprint of a local folder.
     """
 
     encoder: RetrieverEncoder
@@ -69,7 +69,7 @@ class Contender:
     revision: str
 
     def settings(self) -> dict[str, Any]:
-        """What a score depends on beside the weights; recorded with each."""
+        """What a score depends on beside the weights; recorded with each score."""
         model, cut = self.encoder.model, self.encoder.max_tokens
         limits = [limit for limit in (model.max_seq_length, cut) if limit is not None]
         return {
@@ -83,16 +83,51 @@ class Contender:
 @dataclass(frozen=True)
 class TaskScore:
     """mteb's result of one task: its main score, those of ``METRICS`` that it has (means over
-    splits and subsets), and how it was made.
+    splits and subsets), and the settings of the run.
     """
 
     main: float
     metrics: dict[str, float]
     settings: dict[str, Any]
 
+    def as_system(self) -> SystemScores:
+        """As in the results of ``eval``, with the main score as one more metric."""
+        return SystemScores(means={**self.metrics, MAIN: self.main}, settings=self.settings)
+
+
+def evaluate_benchmarks(
+    models: Sequence[str],
+    names: Sequence[str],
+    out: Path,
+    max_tokens: int | None = None,
+    precision: Precision = "auto",
+) -> tuple[dict[str, list[str]], dict[str, dict[str, TaskScore]]]:
+    """Score retrievers on benchmarks, tasks of mteb or folders in BEIR layout.
+
+    Args:
+        models: Sentence-Transformers folders, hub ids or embedded:minilm-l6.
+        names: of benchmarks and tasks, and folders.
+        out: for the results, in mteb's layout.
+        max_tokens: truncate texts to this length.
+        precision: arithmetic.
+
+    Returns:
+        The tasks of each name, and {task: {model: score}}.
+
+    Raises:
+        RevelaError: as ``find_tasks`` and ``run_tasks``, or a model cannot be loaded.
+    """
+    tasks = find_tasks(names)
+    contenders = {}
+    for label, name in labelled(models).items():
+        folder = resolve(name)
+        contenders[label] = contender(name, folder, load_encoder(folder, precision, max_tokens))
+    scores = run_tasks([task for found in tasks.values() for task in found], contenders, out)
+    return {name: [task.metadata.name for task in found] for name, found in tasks.items()}, scores
+
 
 def contender(given: str, folder: Path, encoder: RetrieverEncoder) -> Contender:
-    """The model that a user named ``given`` and that lies in ``folder``."""
+    """The model in ``folder``, under the name that a user gave."""
     if given in EMBEDDED:
         return Contender(encoder, given.replace(":", "/"), fingerprint(folder))
     if Path(given).exists():
@@ -101,11 +136,11 @@ def contender(given: str, folder: Path, encoder: RetrieverEncoder) -> Contender:
 
 
 def find_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
-    """The tasks of each of these benchmarks, tasks and BEIR-layout folders; private ones are named
-    and left out.
+    """The tasks of each name: a benchmark, a task or a folder in BEIR layout. Private tasks are
+    logged and skipped.
 
     Raises:
-        RevelaError: a name is none of the three; or no task is left.
+        RevelaError: a name is none of the three, or all tasks are private.
     """
     benchmarks = {alias: b for b in mteb.get_benchmarks() for alias in (b.name, *(b.aliases or ()))}
     found: dict[str, list[Any]] = {}
@@ -116,41 +151,31 @@ def find_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
             found[name] = [folder_task(Path(name))]
         else:
             found[name] = [_task(name, benchmarks)]
-    for name in dict.fromkeys(
-        task.metadata.name
-        for tasks in found.values()
-        for task in tasks
-        if not task.metadata.is_public
-    ):
+    each = [task.metadata for tasks in found.values() for task in tasks]
+    for name in dict.fromkeys(task.name for task in each if not task.is_public):
         log.info(f"{name}: private, only mteb's maintainers have its data; skipped")
-    found = {
-        name: [task for task in tasks if task.metadata.is_public] for name, tasks in found.items()
-    }
+    found = {name: [t for t in tasks if t.metadata.is_public] for name, tasks in found.items()}
     if not any(found.values()):
-        raise RevelaError(
-            f"{', '.join(names)}: every task is private; name one whose data are public"
-        )
+        raise RevelaError(f"{', '.join(names)}: every task is private; name a public one")
     return found
 
 
 def _task(name: str, benchmarks: Iterable[str]) -> Any:
-    known = {
-        each.lower(): each for each in [*(task.metadata.name for task in TASK_LIST), *benchmarks]
-    }
-    if name in known.values():
+    names = [*(task.metadata.name for task in TASK_LIST), *benchmarks]
+    known = {each.lower(): each for each in names}
+    if name in names:
         return mteb.get_task(name)
     near = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
-    nearest = (
-        f"did you mean {' or '.join(near)}?" if near else "mteb.get_tasks() lists what there is"
-    )
+    nearest = f"did you mean {' or '.join(near)}?" if near else "mteb.get_tasks() lists all tasks"
     raise RevelaError(
-        f"{name} is neither a benchmark nor a task of mteb {mteb.__version__}, nor a folder with qrels/: {nearest}"
+        f"{name} is neither a benchmark nor a task of mteb {mteb.__version__}, nor a folder with "
+        f"qrels/: {nearest}"
     )
 
 
 def folder_task(folder: Path) -> Any:
-    """A BEIR-layout folder as an mteb task named as the folder; its revision is a digest of its
-    files.
+    """A folder in BEIR layout as an mteb task of the folder's name; the revision is a digest of
+    its files.
 
     Raises:
         RevelaError: as ``load_collection``.
@@ -164,7 +189,7 @@ def folder_task(folder: Path) -> Any:
     class FolderTask(AbsTaskRetrieval):
         metadata = TaskMetadata(
             name=collection.name,
-            description=f"{len(collection.documents)} documents, {len(collection.queries)} queries of a local folder",
+            description=f"{len(collection.documents)} documents, {len(collection.queries)} queries",
             type="Retrieval",
             dataset={"path": collection.name, "revision": digest.hexdigest()},
             eval_langs=["eng-Latn"],
@@ -172,14 +197,12 @@ def folder_task(folder: Path) -> Any:
         )
 
         def load_data(self, **_: Any) -> None:
-            # Titles stand before the texts already.
-            corpus = Dataset.from_dict(
-                {"id": collection.document_ids, "text": collection.documents}
-            )
-            queries = Dataset.from_dict({"id": collection.query_ids, "text": collection.queries})
+            # The texts begin with the titles already.
+            documents = {"id": collection.document_ids, "text": collection.documents}
+            queries = {"id": collection.query_ids, "text": collection.queries}
             split = {
-                "corpus": corpus,
-                "queries": queries,
+                "corpus": Dataset.from_dict(documents),
+                "queries": Dataset.from_dict(queries),
                 "relevant_docs": dict(collection.qrels),
                 "top_ranked": None,
             }
@@ -192,14 +215,14 @@ def folder_task(folder: Path) -> Any:
 def run_tasks(
     tasks: Sequence[Any], models: Mapping[str, Contender], out: Path
 ) -> dict[str, dict[str, TaskScore]]:
-    """Every model on every task: {task: {model: score}}. What is finished in ``out`` is not run
+    """Every model on every task: {task: {model: score}}. Tasks finished in ``out`` are not run
     again.
 
     Raises:
-        RevelaError: data cannot be had, vectors are not finite, or a result file is damaged;
-            finished tasks stay.
+        RevelaError: data cannot be loaded, vectors are not finite, or a result file is damaged;
+            finished tasks are kept.
     """
-    for name in ("mteb", "huggingface_hub"):  # the errors they warn of are raised as well
+    for name in ("mteb", "huggingface_hub"):  # their warnings repeat errors that are raised
         logging.getLogger(name).setLevel(logging.ERROR)
     cache = mteb.ResultCache(out)
     once = {task.metadata.name: task for task in tasks}
@@ -219,16 +242,13 @@ def _run(task: Any, model: _Bridge, cache: Any) -> Any:
     try:
         kept = cache.load_task_result(name, meta)
     except ValueError as error:
-        raise RevelaError(
-            f"{cache.get_task_result_path(name, meta)} is damaged: delete it, and the task runs again"
-        ) from error
-    current = kept is not None and (
-        task.is_aggregate or kept.dataset_revision == task.metadata.revision
-    )
+        path = cache.get_task_result_path(name, meta)
+        raise RevelaError(f"{path} is damaged: delete it, and the task runs again") from error
+    revision = task.metadata.revision
+    current = kept is not None and (task.is_aggregate or kept.dataset_revision == revision)
     if current and not kept.get_missing_evaluations(task):
-        log.info(
-            f"{name}, {model.label}: finished before ({cache.get_task_result_path(name, meta)})"
-        )
+        path = cache.get_task_result_path(name, meta)
+        log.info(f"{name}, {model.label}: finished before ({path})")
         return kept
     if isinstance(task, AbsTaskAggregate):
         for part in task.tasks:
@@ -256,13 +276,11 @@ def _load(task: Any, cache: Any) -> None:
         task.load_data()
     except RevelaError:
         raise
-    except (
-        Exception
-    ) as error:  # whatever datasets, the hub's client or its HTTP library call a lost connection
+    except Exception as error:  # a lost connection has many types: datasets', the hub's, HTTP's
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        finished = f"finished tasks are kept in {cache.cache_path}"
         raise RevelaError(
-            f"{task.metadata.name}: its data cannot be had ({reason}); run again with a network, {finished}"
+            f"{task.metadata.name}: its data cannot be loaded ({reason}); run again with a "
+            f"network, finished tasks are kept in {cache.cache_path}"
         ) from error
 
 
@@ -276,8 +294,8 @@ def _metrics(result: Any) -> dict[str, float]:
 
 
 class _Bridge:
-    """Our encoder under mteb's encoder protocol. Texts of tasks that know no queries (STS and the
-    like) are read as queries.
+    """Our encoder as mteb's encoder protocol. Texts of tasks without queries (STS and the like) are
+    encoded as queries.
     """
 
     def __init__(self, label: str, model: Contender) -> None:
@@ -297,8 +315,8 @@ class _Bridge:
                 "n_parameters": sum(p.numel() for p in inner.parameters()),
                 "similarity_fn_name": ScoringFunction.COSINE,
                 "framework": ["Sentence Transformers"],
-                "use_instructions": bool(
-                    self.settings["query_prompt"] or self.settings["passage_prompt"]
+                "use_instructions": any(
+                    self.settings[name] for name in ("query_prompt", "passage_prompt")
                 ),
                 "experiment_kwargs": variant or None,
             }
@@ -314,7 +332,8 @@ class _Bridge:
             vectors = self.encoder.encode_queries(texts)
         if not np.isfinite(vectors).all():
             raise RevelaError(
-                f"{self.label} gives vectors that are not finite on {task_metadata.name}: the model is broken"
+                f"{self.label} gives vectors that are not finite on {task_metadata.name}: its "
+                "weights are broken"
             )
         return vectors
 

@@ -1,4 +1,4 @@
-"""Several objectives from the same start for the same time: what does each learn, and how fast?"""
+"""Train several objectives from the same start for the same time, and score each along the way."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from revela.errors import RevelaError
-from revela.evaluation.beir import evaluate, load_collection
+from revela.evaluation.beir import load_collection, mean_outcomes
+from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint
 from revela.files import atomic_write
 from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe
@@ -25,10 +25,6 @@ from revela.types import Encoder
 
 log = logging.getLogger(__name__)
 
-Curve = list[
-    dict[str, Any]
-]  # {"minutes", "tokens_read", "judged": {collection: nDCG@10}} of each check
-
 
 def compare(
     recipes: Mapping[str, Recipe],
@@ -42,35 +38,33 @@ def compare(
     bm25: dict[str, float],
     corpus: str,
     command: str,
-) -> tuple[dict[str, Curve], dict[str, float]]:
-    """Train each recipe with each seed and score it at its start and after each of ``points`` equal
-    parts.
+) -> Comparison:
+    """Train each recipe with each seed, and score it at its start and after each of ``points``
+    equal parts.
 
-    A run that is whole, and of these settings and documents, is not made again; one that was
-    stopped goes on. compare.json and compare.png are written after each run.
+    A finished run of the same settings and documents is kept, and an interrupted one is resumed.
+    compare.json and compare.png are written after each run.
 
     Args:
         recipes: by name.
-        data: what is trained on.
-        on: BEIR-layout folders; their scores decide nothing.
+        data: the training set.
+        on: BEIR-layout folders to score on; nothing is selected by these scores.
         out: folder of the runs.
         seeds: of the runs, one after another.
-        points: checks of a run.
+        points: checks per run.
         check, bm25, corpus, command: as for ``train``.
-
-    Returns:
-        The curve of each run, "name, seed n", and BM25's nDCG@10 by collection.
 
     Raises:
         RevelaError: a run's folder holds something else, or a run of other settings or documents.
     """
     collections = [load_collection(folder) for folder in on]
-    lexical = {c.name: evaluate(c, {})["BM25"]["ndcg@10"] for c in collections}
+    lexical = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}
 
     def judge(encoder: Encoder) -> dict[str, float]:
-        return {c.name: evaluate(c, {"it": encoder})["it"]["ndcg@10"] for c in collections}
+        scores = {c.name: mean_outcomes(c, {"the model": encoder}) for c in collections}
+        return {name: systems["the model"]["ndcg@10"] for name, systems in scores.items()}
 
-    curves: dict[str, Curve] = {}
+    comparison = Comparison(lexical, {})
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
         recipe = recipe.but(seed=seed, checks=points)
@@ -93,48 +87,42 @@ def compare(
                 judge=judge,
             )
             if outcome.interrupted:
-                raise RevelaError(f"stopped in {folder}: run the same command again to go on")
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        curves[f"{name}, seed {seed}"] = [
-            {k: row[k] for k in ("minutes", "tokens_read", "judged")}
-            for row in rows
-            if "judged" in row
-        ]
-        with atomic_write(out / "compare.json") as temporary:
-            temporary.write_text(json.dumps({"bm25": lexical, "curves": curves}, indent=1))
-        _plot(
-            curves,
-            lexical,
-            out / "compare.png",
-            "tokens_read" if not recipe.training.max_minutes else "minutes",
-        )
-    return curves, lexical
+                raise RevelaError(f"stopped in {folder}: run the same command again to resume")
+        comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
+        with atomic_write(out / COMPARISON) as temporary:
+            temporary.write_text(json.dumps(comparison.to_json(), indent=1))
+        _plot(comparison, out / "compare.png", timed=bool(recipe.training.max_minutes))
+    return comparison
 
 
-def _plot(curves: Mapping[str, Curve], bm25: Mapping[str, float], path: Path, against: str) -> None:
-    """nDCG@10 of every run against time or tokens, a plot a collection, BM25 dashed."""
+def _curve(folder: Path) -> list[CurvePoint]:
+    """The judged scores of a run, from its metrics.jsonl."""
+    rows = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
+    judged = [row for row in rows if "judged" in row]
+    return [CurvePoint(row["minutes"], row["tokens_read"], row["judged"]) for row in judged]
+
+
+def _plot(comparison: Comparison, path: Path, timed: bool) -> None:
+    """nDCG@10 of every run against time or tokens, a plot per collection, BM25 as a dashed line."""
     from matplotlib.figure import Figure
 
-    presets = sorted({label.split(",")[0] for label in curves})
+    bm25 = comparison.bm25
     figure = Figure(figsize=(5.5 * len(bm25), 4), layout="constrained")
     axes = figure.subplots(1, len(bm25), squeeze=False)[0]
+    presets = {label: label.split(",")[0] for label in comparison.curves}
+    colours = {preset: f"C{i}" for i, preset in enumerate(sorted(set(presets.values())))}
     for axis, (name, level) in zip(axes, bm25.items(), strict=True):
-        for label, curve in curves.items():
-            preset = label.split(",")[0]
-            first = label == next(other for other in curves if other.split(",")[0] == preset)
-            axis.plot(
-                [row[against] for row in curve],
-                [row["judged"][name] for row in curve],
-                marker="o",
-                color=f"C{presets.index(preset)}",
-                label=preset if first else None,
-            )
+        named = set[str]()
+        for label, curve in comparison.curves.items():
+            x = [point.minutes if timed else point.tokens_read for point in curve]
+            y = [point.judged[name] for point in curve]
+            preset = presets[label]
+            legend = None if preset in named else preset
+            named.add(preset)
+            axis.plot(x, y, marker="o", color=colours[preset], label=legend)
         axis.axhline(level, linestyle="--", color="0.5", label="BM25")
-        axis.set(
-            xlabel="tokens read" if against == "tokens_read" else "minutes of training",
-            ylabel="nDCG@10",
-            title=name,
-        )
+        x_label = "minutes of training" if timed else "tokens read"
+        axis.set(xlabel=x_label, ylabel="nDCG@10", title=name)
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False)
     with atomic_write(path) as temporary:

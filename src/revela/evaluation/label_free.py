@@ -1,18 +1,29 @@
-"""The label-free check: score an encoder, and BM25, on tasks cut from held-out documents
-(groups/held_out.py).
+"""The label-free check: score a retriever, alone and fused with BM25, and BM25 on retrieval tasks
+made from held-out documents.
+
+Documents are held out of training by a hash of their text (``split_held_out``). The tasks:
+- ``sibling``: the first half of a chunk should find the other chunks of its document;
+- ``title``: a title should find the chunks of its document;
+- ``question``: a question that a language model wrote about a chunk should find that chunk (only if
+  a writer is given);
+- ``docstring``: a docstring should find its function, from which it has been removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.arrow_list import ArrowList
+from revela.corpus.chunk import chunk
+from revela.corpus.code import documented_functions
+from revela.corpus.queries import Answer
 from revela.evaluation.beir import fuse
 from revela.evaluation.metrics import mean_scores, top_k
-from revela.groups.held_out import Ask, Task, split_held_out, tasks
 from revela.index.bm25 import BM25
 from revela.index.fusion import Geometry
 from revela.settings import Recipe
@@ -20,18 +31,73 @@ from revela.types import Document, Encoder, Vectors
 
 TINY = 1e-9
 DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
+MIN_QUERY_WORDS = 3
+MIN_SHARE = 4  # chunks per document among the passages
+MIN_QUERIES = 5  # per task
+
+Ask = Callable[[Sequence[str]], Sequence[Answer]]
+"""Writes a question about each passage, or says why there is none."""
 
 
-def hold_out(
-    documents: ArrowList[Document], recipe: Recipe, ask: Ask | None = None
-) -> tuple[ArrowList[Document], HeldOutCheck]:
-    """Documents to train on, and the check by the others; ``ask`` writes its questions."""
-    rest, held = split_held_out(documents, recipe.corpus.held_out, recipe.corpus.held_out_at_most)
-    return rest, check_by(held, recipe, ask)
+@dataclass(frozen=True)
+class Task:
+    """Queries and passages; ``relevant[i]`` and ``excluded[i]`` are passage indices for query i."""
+
+    name: str
+    queries: list[str]
+    passages: list[str]
+    relevant: list[frozenset[int]]
+    excluded: list[frozenset[int]]
+
+    def add(self, query: str, relevant: frozenset[int], excluded: frozenset[int]) -> None:
+        """Add a query."""
+        self.queries.append(query)
+        self.relevant.append(relevant)
+        self.excluded.append(excluded)
+
+
+class HeldOutCheck:
+    """nDCG@10 of each task: of an encoder, alone and fused with BM25 by score, and of BM25.
+
+    A state is selected by both scores of an encoder: an index is searched by both, and BM25 may
+    already find what the vectors learn.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = list(tasks)
+        self._lexical = [_lexical(task) for task in self.tasks]
+
+    def __call__(self, encoder: Encoder) -> dict[str, float]:
+        """nDCG@10 by task, alone (its name) and with BM25 (``with_bm25`` of its name)."""
+        scores: dict[str, float] = {}
+        texts: list[str] = []
+        for task, lexical in zip(self.tasks, self._lexical, strict=True):
+            if task.passages != texts:  # sibling, title and question share their passages
+                texts, passages = task.passages, encoder.encode_passages(task.passages)
+                geometry = Geometry.of(passages)
+            queries = encoder.encode_queries(task.queries)
+            dense = _rankings(task, *top_k(queries, passages, DEPTH))
+            scores[task.name] = _score(task, dense)
+            fused = []
+            for query, near, words in zip(queries, dense, lexical, strict=True):
+                shares = {d: share for d, share in words.items() if share > 0}
+                fused.append(fuse(query, passages, list(near), shares, geometry))
+            scores[with_bm25(task.name)] = _score(task, fused)
+        return scores
+
+    def bm25(self) -> dict[str, float]:
+        """nDCG@10 of BM25 by task."""
+        pairs = zip(self.tasks, self._lexical, strict=True)
+        return {task.name: _score(task, lexical) for task, lexical in pairs}
+
+    def describe(self) -> str:
+        """The tasks and their sizes."""
+        sizes = [(t.name, len(t.queries), len(t.passages)) for t in self.tasks]
+        return "; ".join(f"{name}: {q} queries over {p} passages" for name, q, p in sizes)
 
 
 def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
-    """The check by these documents; ``ask`` writes its questions."""
+    """The check on these documents; ``ask`` writes its questions."""
     return HeldOutCheck(
         tasks(
             held,
@@ -45,62 +111,113 @@ def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -
     )
 
 
-class HeldOutCheck:
-    """nDCG@10 of each task: of any encoder, alone and fused with BM25 by score
-    (``with_bm25(task)``), and of BM25.
+def tasks(
+    documents: Sequence[Document],
+    max_words: int,
+    queries: int,
+    passages: int,
+    seed: int,
+    questions: int = 0,
+    ask: Ask | None = None,
+) -> list[Task]:
+    """The tasks that can be made from these documents.
 
-    What is chosen by this check is chosen by both, as an index is searched by both, and as BM25 may
-    know already what the vectors learn.
+    Args:
+        documents: the held-out documents.
+        max_words: per chunk.
+        queries: at most per task; a task with fewer than ``MIN_QUERIES`` is dropped.
+        passages: at most per task.
+        seed: of the samples.
+        questions: number of passages to write a question about.
+        ask: writes them; None: there is no question task.
     """
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = list(tasks)
-        self._lexical = [_lexical(task) for task in self.tasks]
-
-    def __call__(self, encoder: Encoder) -> dict[str, float]:
-        """nDCG@10 by task name, without and with BM25."""
-        scores: dict[str, float] = {}
-        texts: list[str] = []
-        for task, lexical in zip(self.tasks, self._lexical, strict=True):
-            if task.passages != texts:  # sibling, title and question search the same passages
-                texts, passages = task.passages, encoder.encode_passages(task.passages)
-                geometry = Geometry.of(passages)
-            queries = encoder.encode_queries(task.queries)
-            dense = _rankings(task, *top_k(queries, passages, DEPTH))
-            scores[task.name] = _score(task, dense)
-            fused = [
-                fuse(
-                    query,
-                    passages,
-                    list(near),
-                    {d: share for d, share in words.items() if share > 0},
-                    geometry,
-                )
-                for query, near, words in zip(queries, dense, lexical, strict=True)
-            ]
-            scores[with_bm25(task.name)] = _score(task, fused)
-        return scores
-
-    def bm25(self) -> dict[str, float]:
-        """The same of BM25 alone."""
-        return {
-            task.name: _score(task, lexical)
-            for task, lexical in zip(self.tasks, self._lexical, strict=True)
-        }
-
-    def describe(self) -> str:
-        return "; ".join(
-            f"{t.name}: {len(t.queries)} queries over {len(t.passages)} passages"
-            for t in self.tasks
-        )
+    rng = random.Random(seed)
+    texts, owned = _chunks(documents, max_words, passages)
+    built = [
+        _sibling(texts, owned, rng),
+        _title(documents, texts, owned),
+        docstring_task(documents, passages),
+    ]
+    if questions and ask:
+        built.insert(2, _question(texts, questions, ask))
+    return [_sampled(task, queries, rng) for task in built if len(task.queries) >= MIN_QUERIES]
 
 
-def _lexical(task: Task) -> list[dict[int, float]]:
-    """BM25's ranking for each query, in shares of the best possible score."""
-    bm25 = BM25(task.passages)
-    indices, scores = bm25.top_k(task.queries, DEPTH)
-    best_Q1 = np.maximum(bm25.best(task.queries), TINY)[:, None]  # 0 for a query without a word
-    return _rankings(task, indices, (scores / best_Q1).astype(np.float32))
+def _chunks(
+    documents: Sequence[Document], max_words: int, limit: int
+) -> tuple[list[str], dict[int, list[int]]]:
+    """At most ``limit`` chunks, and those of each document; long documents are cut short so that
+    more documents have a share in the limit.
+    """
+    share = max(MIN_SHARE, limit // max(1, len(documents)))
+    texts: list[str] = []
+    owned = defaultdict[int, list[int]](list)
+    for index, document in enumerate(documents):
+        for piece in chunk(document, index, max_words)[:share]:
+            if len(texts) < limit:
+                owned[index].append(len(texts))
+                texts.append(piece.text)
+    return texts, owned
+
+
+def _sibling(texts: list[str], owned: dict[int, list[int]], rng: random.Random) -> Task:
+    task = Task("sibling", [], texts, [], [])
+    for members in owned.values():
+        i = rng.choice(members)
+        words = texts[i].split()
+        if len(members) > 1 and len(words) >= 2 * MIN_QUERY_WORDS:
+            half = " ".join(words[: len(words) // 2])
+            task.add(half, frozenset(members) - {i}, frozenset({i}))
+    return task
+
+
+def _title(documents: Sequence[Document], texts: list[str], owned: dict[int, list[int]]) -> Task:
+    task = Task("title", [], texts, [], [])
+    for owner, members in owned.items():
+        if len(documents[owner].title.split()) >= MIN_QUERY_WORDS:
+            task.add(documents[owner].title, frozenset(members), frozenset())
+    return task
+
+
+def _question(texts: list[str], questions: int, ask: Ask) -> Task:
+    task = Task("question", [], texts, [], [])
+    # One order for all seeds, of which more questions take more: each is written only once.
+    order = list(range(len(texts)))
+    random.Random(0).shuffle(order)
+    chosen = order[:questions]
+    for i, answer in zip(chosen, ask([texts[i] for i in chosen]), strict=True):
+        if answer.query:
+            task.add(answer.query, frozenset({i}), frozenset())
+    return task
+
+
+def docstring_task(documents: Sequence[Document], limit: int) -> Task:
+    """First sentence of a docstring -> its function without the docstring (Python only), for at
+    most ``limit`` functions.
+    """
+    task = Task("docstring", [], [], [], [])
+    seen = set()
+    for document in documents:
+        if document.kind != "code" or len(task.passages) >= limit:
+            continue
+        for query, function in documented_functions(document.text):
+            if query.lower() not in seen and len(task.passages) < limit:
+                seen.add(query.lower())
+                task.passages.append(function)
+                task.add(query, frozenset({len(task.passages) - 1}), frozenset())
+    return task
+
+
+def _sampled(task: Task, queries: int, rng: random.Random) -> Task:
+    if len(task.queries) <= queries:
+        return task
+    keep = sorted(rng.sample(range(len(task.queries)), queries))
+    return replace(
+        task,
+        queries=[task.queries[i] for i in keep],
+        relevant=[task.relevant[i] for i in keep],
+        excluded=[task.excluded[i] for i in keep],
+    )
 
 
 def with_bm25(task: str) -> str:
@@ -108,8 +225,16 @@ def with_bm25(task: str) -> str:
     return f"{task} + BM25"
 
 
+def _lexical(task: Task) -> list[dict[int, float]]:
+    """BM25's ranking per query, with scores as shares of the best possible score."""
+    bm25 = BM25(task.passages)
+    indices, scores = bm25.top_k(task.queries, DEPTH)
+    best_Q1 = np.maximum(bm25.best(task.queries), TINY)[:, None]  # 0 for a query without a word
+    return _rankings(task, indices, (scores / best_Q1).astype(np.float32))
+
+
 def _rankings(task: Task, indices: NDArray[np.int64], values: Vectors) -> list[dict[int, float]]:
-    """Passages and scores of each query, best first, without what is excluded."""
+    """Passages and scores per query, best first, without excluded passages."""
     return [
         {int(d): float(s) for d, s in zip(row, scores, strict=True) if d not in excluded}
         for row, scores, excluded in zip(indices, values, task.excluded, strict=True)
@@ -118,8 +243,5 @@ def _rankings(task: Task, indices: NDArray[np.int64], values: Vectors) -> list[d
 
 def _score(task: Task, rankings: Sequence[dict[int, float]]) -> float:
     qrels = {str(q): {str(d): 1 for d in relevant} for q, relevant in enumerate(task.relevant)}
-    run = {
-        str(q): {str(d): score for d, score in ranking.items()}
-        for q, ranking in enumerate(rankings)
-    }
+    run = {str(q): {str(d): s for d, s in found.items()} for q, found in enumerate(rankings)}
     return mean_scores(qrels, run)["ndcg@10"]

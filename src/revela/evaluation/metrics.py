@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from revela.types import Vectors
 
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")
+MAIN = "main"  # the main score of a task of mteb
 _MEASURES = {"ndcg_cut.10", "recall.100", "map"}
 
 Qrels = Mapping[str, Mapping[str, int]]
@@ -19,8 +20,9 @@ Run = Mapping[str, Mapping[str, float]]
 
 
 def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """Each judged query's metrics. A judged query that the run lacks scores 0; an unjudged one does
-    not count.
+    """Metrics of each judged query: {query: {metric: value}}.
+
+    A judged query that is missing from the run scores 0; an unjudged one is ignored.
     """
     import pytrec_eval
 
@@ -44,7 +46,7 @@ def mean_scores(qrels: Qrels, run: Run) -> dict[str, float]:
 
 
 def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Averages of what ``per_query`` gives."""
+    """Averages of the metrics that ``per_query`` gives."""
     return {name: sum(s[name] for s in scores.values()) / max(1, len(scores)) for name in METRICS}
 
 
@@ -57,7 +59,7 @@ def _reciprocal_rank(judged: Mapping[str, int], ranked: Mapping[str, float], dep
     )
 
 
-BLOCK = 1024  # queries scored at a time
+BLOCK = 1024  # queries per block
 
 
 def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:

@@ -1,6 +1,4 @@
-"""What others published on the tasks that we score: rows that are quoted, each with its source
-(quoted.toml), never measured here.
-"""
+"""Scores that others published on the tasks scored here, each with its source (quoted.toml)."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from revela.evaluation.beir import Collection
 
 @dataclass(frozen=True)
 class Quote:
-    """Another system's nDCG@10 (0 to 1), where it was read, and what it is a mean of, if of other
-    tasks than the benchmark's own.
+    """Another system's nDCG@10 (0 to 1), its source, and the tasks that it is a mean of, if these
+    are not the benchmark's own.
     """
 
     system: str
@@ -31,7 +29,7 @@ def _file() -> dict[str, Any]:
 
 
 def quotes_for_task(task: str) -> list[Quote]:
-    """Quoted scores of a task by mteb's name of it; none if there are none."""
+    """Quoted scores of a task by its name in mteb; empty if there are none."""
     file = _file()
     return [
         Quote(row["system"], row["tasks"][task] / 100, file["sources"][row["source"]])
@@ -43,23 +41,19 @@ def quotes_for_task(task: str) -> list[Quote]:
 def quotes_for_benchmark(benchmark: str) -> list[Quote]:
     """Quoted means over a benchmark."""
     file = _file()
+    sources, rows = file["sources"], file["means"].get(benchmark, [])
     return [
-        Quote(
-            mean["system"],
-            mean["score"] / 100,
-            file["sources"][mean["source"]],
-            mean.get("over", ""),
-        )
-        for mean in file["means"].get(benchmark, [])
+        Quote(row["system"], row["score"] / 100, sources[row["source"]], row.get("over", ""))
+        for row in rows
     ]
 
 
 def task_of(collection: Collection) -> str | None:
-    """The task that this folder is, by its name and its counts; a name alone is not enough."""
+    """The name in mteb of the task that a collection is, or None; both its name and its sizes must
+    match.
+    """
+    sizes = {"documents": len(collection.documents), "queries": len(collection.queries)}
     for task, counts in _file()["folders"].items():
-        if collection.name.lower() == task.lower() and counts == {
-            "documents": len(collection.documents),
-            "queries": len(collection.queries),
-        }:
+        if collection.name.lower() == task.lower() and counts == sizes:
             return str(task)
     return None

@@ -1,12 +1,12 @@
-"""How sure a mean over queries is, and a difference of two: 95 % intervals, and paired
+"""How reliable a mean over queries is, and a difference of two: 95 % intervals and paired
 randomisation tests.
 
-The test is Fisher's, recommended for retrieval by Smucker, Allan & Carterette (CIKM 2007): were two
-systems equally good, each query's difference could as well have the other sign. The interval is
-Student's t over the queries. Both speak of queries like these on this collection, not of other
-collections, and several comparisons are not corrected for one another.
+The test is Fisher's, recommended for retrieval by Smucker, Allan & Carterette (CIKM 2007): if two
+systems were equally good, the difference on each query could as well have the other sign. The
+interval is Student's t over the queries. Both hold for queries like these on this collection, and
+are not corrected for multiple comparisons.
 
-scipy's permutation_test gives the same numbers, for one pair at a time; here all pairs share the
+scipy's permutation_test gives the same numbers for one pair at a time; here all pairs share the
 signs, which is thirty times faster.
 """
 
@@ -15,50 +15,48 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.evaluation.beir import Collection, Outcome
+from revela.evaluation.results import SystemScores
 
-RESAMPLES, SEED, BLOCK = (
-    9_999,
-    0,
-    1_000,
-)  # sign patterns drawn, all of them where there are no more than that; patterns held at a time
+if TYPE_CHECKING:
+    from revela.evaluation.beir import Collection, Outcome
+
+RESAMPLES, SEED = 9_999, 0  # sign patterns to draw
+BLOCK = 1_000  # patterns held at a time
 CONFIDENCE = 0.95
+MEASURE = "ndcg@10"  # of margins, tests and gains
 
 
 def p_values(
     differences_QP: NDArray[np.float64], resamples: int = RESAMPLES, seed: int = SEED
 ) -> NDArray[np.float64]:
-    """Two-sided p of each column's mean being 0, by random signs of the rows.
+    """Two-sided p value of each column's mean being 0, by random signs of the rows.
 
     Args:
-        differences_QP: for each query, system minus reference; a column a pair.
-        resamples: sign patterns to draw. Where the queries have no more patterns than that, each is
-            taken once and p is exact.
+        differences_QP: system minus reference per query, a column per pair.
+        resamples: number of sign patterns to draw. If the queries have no more patterns than that,
+            each is taken once and p is exact.
         seed: of the signs.
 
     Returns:
-        (P,): the share of patterns whose mean is at least as far from 0; drawn patterns count the
-        observed one as well.
+        (P,): the share of patterns whose mean is at least as far from 0 as the observed one, which
+        is itself counted when patterns are drawn.
     """
     queries = len(differences_QP)
     exact = queries <= math.log2(resamples + 1)
     count = 2**queries if exact else resamples
-    observed_P = (
-        np.abs(differences_QP.sum(axis=0)) - 1e-9
-    )  # sums that are equal but for rounding are as far
+    observed_P = np.abs(differences_QP.sum(axis=0)) - 1e-9  # equal sums may differ by rounding
     rng = np.random.default_rng(seed)
     reached_P = np.zeros(differences_QP.shape[1])
     for start in range(0, count, BLOCK):
         size = min(BLOCK, count - start)
         if exact:
-            signs_RQ = (
-                np.arange(start, start + size)[:, None] >> np.arange(queries) & 1
-            ) * 2.0 - 1.0
+            bits_RQ = np.arange(start, start + size)[:, None] >> np.arange(queries) & 1
+            signs_RQ = bits_RQ * 2.0 - 1.0
         else:
             drawn_RB = rng.integers(256, size=(size, -(-queries // 8)), dtype=np.uint8)
             signs_RQ = np.unpackbits(drawn_RB, axis=1, count=queries) * 2.0 - 1.0
@@ -67,37 +65,40 @@ def p_values(
 
 
 def margin(values: NDArray[np.float64]) -> float | None:
-    """Half the width of the 95 % interval of the mean of (Q,) values; None for a single one."""
+    """Half the width of the 95 % interval of the mean of (Q,) values; None for a single value."""
     from scipy import stats
 
     if len(values) < 2:
         return None
-    return float(
-        stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
-        * values.std(ddof=1)
-        / math.sqrt(len(values))
-    )
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    return float(quantile * values.std(ddof=1) / math.sqrt(len(values)))
 
 
-MEASURE = "ndcg@10"  # what margins, tests and differences are about
-
-
-@dataclass(frozen=True)
-class Standing:
-    """One system among others: its means, half the 95 % interval of nDCG@10, and p of its nDCG@10
-    against each reference.
-    """
-
-    system: str
-    means: dict[str, float]
-    margin: float | None
-    p: dict[str, float]
+def standings(
+    outcomes: Mapping[str, Outcome], references: Sequence[str]
+) -> dict[str, SystemScores]:
+    """Every system's means, margin, p values against ``references``, and scores per query."""
+    values = {name: _values(outcome) for name, outcome in outcomes.items()}
+    pairs = [(name, other) for name in outcomes for other in references if name != other]
+    p: dict[tuple[str, str], float] = {}
+    if pairs:
+        found = p_values(np.stack([values[a] - values[b] for a, b in pairs], axis=1))
+        p = dict(zip(pairs, found.tolist(), strict=True))
+    return {
+        name: SystemScores(
+            means=outcome.means(),
+            margin=margin(values[name]),
+            p={other: p[name, other] for other in references if other != name},
+            queries=outcome.scores,
+        )
+        for name, outcome in outcomes.items()
+    }
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A query that one system answers better than another: nDCG@10 of both, and what each puts
-    first: its text, and if it is relevant.
+    """A query that one system answers better than another: nDCG@10 of both, and for each the text
+    it ranks first and whether that is relevant.
     """
 
     query: str
@@ -105,40 +106,10 @@ class Gain:
     first: tuple[tuple[str, bool], tuple[str, bool]]
 
 
-def standings(outcomes: Mapping[str, Outcome], references: Sequence[str]) -> list[Standing]:
-    """Every system, in the order given; ``references`` are the systems that the others are tested
-    against.
-    """
-    values = {name: _values(outcome) for name, outcome in outcomes.items()}
-    pairs = [
-        (name, reference) for name in outcomes for reference in references if name != reference
-    ]
-    p = (
-        dict(
-            zip(
-                pairs,
-                p_values(np.stack([values[a] - values[b] for a, b in pairs], axis=1)),
-                strict=True,
-            )
-        )
-        if pairs
-        else {}
-    )
-    return [
-        Standing(
-            name,
-            outcome.means(),
-            margin(values[name]),
-            {b: float(p[name, b]) for b in references if b != name},
-        )
-        for name, outcome in outcomes.items()
-    ]
-
-
 def greatest_gains(
     collection: Collection, better: Outcome, worse: Outcome, count: int
 ) -> list[Gain]:
-    """The queries on which ``better`` beats ``worse`` most, at most ``count``, greatest gain first."""
+    """At most ``count`` queries on which ``better`` beats ``worse``, greatest gain first."""
     texts = dict(zip(collection.document_ids, collection.documents, strict=True))
     queries = dict(zip(collection.query_ids, collection.queries, strict=True))
 
@@ -146,36 +117,10 @@ def greatest_gains(
         found = outcome.first[query]
         return texts[found], collection.qrels[query].get(found, 0) > 0
 
-    gains = {q: better.scores[q][MEASURE] - worse.scores[q][MEASURE] for q in collection.query_ids}
-    most = sorted((q for q in gains if gains[q] > 0), key=lambda q: -gains[q])[:count]
-    return [
-        Gain(
-            queries[q],
-            (better.scores[q][MEASURE], worse.scores[q][MEASURE]),
-            (first(better, q), first(worse, q)),
-        )
-        for q in most
-    ]
-
-
-def as_json(outcomes: Mapping[str, Outcome], rows: Sequence[Standing]) -> dict[str, dict[str, Any]]:
-    """By system: the metrics' means, the 95 % interval of nDCG@10, p against the references, and
-    every query's metrics.
-    """
-    return {
-        row.system: {
-            **row.means,
-            "interval": None
-            if row.margin is None
-            else [row.means[MEASURE] - row.margin, row.means[MEASURE] + row.margin],
-            "p": row.p,
-            "queries": {
-                q: {m: round(v, 5) for m, v in metrics.items()}
-                for q, metrics in outcomes[row.system].scores.items()
-            },
-        }
-        for row in rows
-    }
+    scores = {q: (better.scores[q][MEASURE], worse.scores[q][MEASURE]) for q in queries}
+    gains = {q: high - low for q, (high, low) in scores.items() if high > low}
+    most = sorted(gains, key=lambda q: -gains[q])[:count]
+    return [Gain(queries[q], scores[q], (first(better, q), first(worse, q))) for q in most]
 
 
 def _values(outcome: Outcome) -> NDArray[np.float64]:

@@ -19,14 +19,17 @@ Spans = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Ruler:
-    """A tokenizer, and how many tokens of a text the model reads beside prompt and special tokens."""
+class TokenWindow:
+    """A model's tokenizer, and how many tokens of a text the model reads: ``size``.
+
+    Prompts and special tokens are already subtracted from ``size``.
+    """
 
     tokenizer: Any
-    room: int
+    size: int
 
     def spans(self, texts: Sequence[str]) -> list[Spans]:
-        """Where each token of each text begins and ends, in characters."""
+        """Start and end of each token of each text, in characters."""
         if not texts:
             return []
         found: list[Spans] = self.tokenizer(
@@ -35,24 +38,21 @@ class Ruler:
         return found
 
 
-def ruler_of(model: SentenceTransformer, name: str, max_tokens: int) -> Ruler:
-    """The ruler of a retriever that reads ``max_tokens`` of a text, or fewer if it cannot read so
-    many.
+def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> TokenWindow:
+    """The window of a retriever: ``max_tokens``, or the model's own limit if that is lower.
 
     Raises:
-        RevelaError: its tokenizer does not tell where in a text its tokens are.
+        RevelaError: its tokenizer does not give character offsets.
     """
     tokenizer: Any = getattr(model, "tokenizer", None)
     if not getattr(tokenizer, "is_fast", False):
         raise RevelaError(
-            f"{name} has no fast tokenizer of transformers, which tells where in a text its tokens are: probe another model"
+            f"{name} has no fast tokenizer of transformers, so tokens have no character offsets: "
+            "probe another model"
         )
     limit = min(max_tokens, model.max_seq_length or max_tokens)
-    prompts = [
-        tokenizer(prompt)["input_ids"]
-        for prompt in (query_prompt_of(model), passage_prompt_of(model))
-    ]
-    return Ruler(tokenizer, limit - max(map(len, prompts)))
+    prompts = (query_prompt_of(model), passage_prompt_of(model))
+    return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
 
 
 class TokenCounter:

@@ -1,6 +1,4 @@
-"""Answers are put where they should be and nowhere else; ranks are a plain loop's; folders without
-answers are refused in one sentence.
-"""
+"""Moved passages: where answers are inserted, ranks against a loop, and folders without answers."""
 
 from __future__ import annotations
 
@@ -10,17 +8,19 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation.probe.answers import Answer, Answered, load_answers
-from revela.evaluation.probe.moved_passage import (
+from revela.evaluation.moved_passage import (
+    Answer,
+    Answered,
     Moved,
     inserted,
+    load_answers,
     move_all,
     moved_passage,
     places,
     scores_by_place,
     untouched,
 )
-from revela.retriever.tokens import Ruler
+from revela.retriever.tokens import TokenWindow
 
 FILLER = [
     " ".join(f"{topic}{i % 6}" for i in range(60))
@@ -30,9 +30,7 @@ PASSAGES = [f"violin{i} castle{i} recipe{i}." for i in range(4)]
 
 
 def write(folder, articles=True):
-    """Two articles of three passages, and one passage alone; or four documents with an answer in
-    each.
-    """
+    """Two articles of three passages and a single one, or four documents with an answer each."""
     (folder / "qrels").mkdir(parents=True)
     rows = []
     if articles:
@@ -97,14 +95,14 @@ def test_a_file_says_where_answers_are(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (None, r"c has no answers\.jsonl: write one, a line being .*, or give --join-titles"),
+        (None, r"c has no answers\.jsonl: write one with lines .*, or give --join-titles"),
         (
             ("q0", "d9", "x"),
             r"answers\.jsonl:1 is no answer in a document of corpus\.jsonl \(KeyError: 'd9'\)",
         ),
         (
             ("q0", "d0", "not there"),
-            r"answers\.jsonl:1: the answer does not stand word for word in document d0",
+            r"answers\.jsonl:1: document d0 does not hold the answer word for word",
         ),
         (
             ("nobody", "d0", PASSAGES[0]),
@@ -142,8 +140,8 @@ def test_answers_stand_where_they_were_put_and_nowhere_else(tiny_tokenizer):
     answered = Answered(
         "c", [text, FILLER[2]], [Answer(0, PASSAGES[0], ("a",)), Answer(0, PASSAGES[1], ("b",))]
     )
-    ruler = Ruler(tiny_tokenizer, 90)
-    moved = move_all(answered, ruler, 5, "tokens", 0)
+    window = TokenWindow(tiny_tokenizer, 90)
+    moved = move_all(answered, window, 5, "tokens", 0)
     assert {m.answer.text for m in moved} == set(PASSAGES[:2])
     for m in moved:
         other = next(p for p in PASSAGES[:2] if p != m.answer.text)
@@ -159,7 +157,7 @@ def test_answers_stand_where_they_were_put_and_nowhere_else(tiny_tokenizer):
             assert "".join(t.replace(m.answer.text, "").split()) == "".join(
                 m.texts[0].removeprefix(m.answer.text).split()
             )
-    (rest,) = untouched(answered, moved, Ruler(tiny_tokenizer, 30))
+    (rest,) = untouched(answered, moved, TokenWindow(tiny_tokenizer, 30))
     assert (
         FILLER[2].startswith(rest)
         and 10 < len(tiny_tokenizer(rest)["input_ids"]) <= 22
@@ -176,9 +174,9 @@ def test_answers_that_do_not_fit_are_one_sentence(tiny_tokenizer):
     )
     with pytest.raises(
         RevelaError,
-        match="c: 1 of 2 answers fit beside as much of their document into 90 tokens, and two are needed",
+        match="c: 1 of 2 answers fit beside as much of their document into 90 tokens, and two are",
     ):
-        move_all(answered, Ruler(tiny_tokenizer, 90), 5, "tokens", 0)
+        move_all(answered, TokenWindow(tiny_tokenizer, 90), 5, "tokens", 0)
 
 
 def test_ranks_are_a_loop():

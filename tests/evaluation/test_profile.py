@@ -1,11 +1,18 @@
-"""Means, slopes, drops and their intervals, held to plain loops."""
+"""Profiles: means, slopes, drops and intervals against loops, and their plot."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from revela.evaluation.probe.profile import RESAMPLES, intervals, profile, slope_weights
+from revela.evaluation.position import (
+    RESAMPLES,
+    intervals,
+    plot_profiles,
+    profile,
+    slope_weights,
+)
 
 TENTHS = [place + 0.5 for place in range(10)]
 
@@ -18,10 +25,8 @@ def test_slope_and_drop_are_those_of_a_least_squares_line():
     assert found.drop.value == pytest.approx(np.mean([row[0] - row[-1] for row in scores]))
     np.testing.assert_allclose([p.value for p in found.places], scores.mean(axis=0))
     assert found.slope.low < -0.3 < found.slope.high < 0 < found.drop.low
-    assert found.first_wins.value == np.mean([row[0] > row[-1] for row in scores]) and (
-        found.rows,
-        found.documents,
-    ) == (40, 40)
+    assert found.first_wins.value == np.mean([row[0] > row[-1] for row in scores])
+    assert (found.rows, found.documents) == (40, 40)
 
 
 def test_intervals_are_those_of_a_loop_over_resamples():
@@ -59,6 +64,33 @@ def test_that_rows_differ_at_all_places_does_not_widen_a_places_interval():
 
 
 def test_slope_weights_know_nothing_of_a_constant():
-    assert slope_weights(TENTHS) @ np.ones(10) == pytest.approx(0) and slope_weights(
-        TENTHS
-    ) @ np.array(TENTHS) == pytest.approx(1)
+    assert slope_weights(TENTHS) @ np.ones(10) == pytest.approx(0)
+    assert slope_weights(TENTHS) @ np.array(TENTHS) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_plot_has_a_line_per_model_and_a_box_per_test(tmp_path, monkeypatch, several):
+    rng, drawn = np.random.default_rng(0), []
+    profiles = {
+        test: profile(rng.normal(size=(20, 10)) + 5, TENTHS)
+        for test in ("exact match", "moved passage, MRR@100", "next-token loss")
+    }
+    models = {"a": profiles, **({"b": {"exact match": profiles["exact match"]}} if several else {})}
+    save = Figure.savefig
+
+    def keep(figure, *args, **kwargs):
+        drawn.append(figure)
+        save(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    plot_profiles(models, tmp_path / "p.png", "title")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.iterdir())) == 1
+    boxes = [axis for axis in drawn[0].axes if axis.get_visible()]
+    assert [axis.get_title() for axis in boxes] == list(profiles)
+    assert [len(axis.get_lines()) for axis in boxes] == ([2, 1, 1] if several else [1, 1, 1])
+    values = boxes[0].get_lines()[0].get_ydata()
+    expected = np.array([place.value for place in profiles["exact match"].places])
+    np.testing.assert_allclose(values, expected - expected.mean() if several else expected)
+    units = [axis.get_ylabel().split(",")[0] for axis in boxes]
+    assert units == ["cosine", "MRR@100", "nats per token"]

@@ -1,9 +1,8 @@
-"""The report's page: what stands in its tables, that it stands alone, that nothing in it runs, and
-what it refuses.
-"""
+"""The report: its tables, that the page is self-contained and runs nothing, and what is refused."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation.report.curves import Line, draw, smooth
-from revela.evaluation.report.html_page import report
-from revela.evaluation.report.score_tables import merge
+from revela.evaluation.html_report import Line, draw, report, smooth
+from revela.evaluation.report_tables import merge
+from revela.evaluation.results import Scores, SystemScores, read_results
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror='alert(2)'>{{ 7 * 7 }}"
 ABOUT: dict[str, Any] = {
@@ -52,8 +51,8 @@ SCORES: dict[str, Any] = {
 
 
 class Page(HTMLParser):
-    """Tables by section and caption as {row: {column: text}}, their marked cells, every element
-    with its attributes, and all text.
+    """A parsed page: tables by section and caption ({row: {column: text}}), marked cells, elements
+    with their attributes, and all text.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,7 +149,14 @@ def a_probe(slope: float) -> dict[str, Any]:
         "drop": around(-9 * slope),
         "first_wins": around(0.9),
     }
-    geometry = {"alignment": 0.5, "uniformity": -2.5, "effective_rank": 61.25, "pairs": 200}
+    geometry = {
+        "alignment": 0.5,
+        "uniformity": -2.5,
+        "anisotropy": 0.25,
+        "effective_rank": 61.25,
+        "pairs": 200,
+        "width": 64,
+    }
     return {"model": "a", "profiles": {"exact match": found}, "geometry": geometry}
 
 
@@ -188,14 +194,11 @@ def test_label_free_scores_stand_beside_bm25_and_the_start(page):
     assert column == {
         "BM25": "0.500",
         "untrained": "0.300",
-        "before the first update": "0.400",
+        "before the first step": "0.400",
         "saved": "0.450",
     }
-    assert ("check title", "BM25", "a") in page.best and (
-        "check title",
-        "saved",
-        "a",
-    ) not in page.best
+    assert ("check title", "BM25", "a") in page.best
+    assert ("check title", "saved", "a") not in page.best
     assert page.tables["check title"]["BM25"]["b"] == ""  # an older run did not write it down
     assert ("check title", "saved", "b") in page.best
 
@@ -204,20 +207,13 @@ def test_scores_have_margins_p_and_the_best_marked(page):
     scores = page.tables["judged med"]
     assert scores["BM25"]["nDCG@10"] == "0.610" and scores["a"]["nDCG@10"] == "0.700 ± 0.050"
     assert scores["a"]["p against BM25"] == "0.004" and scores["BM25"]["p against BM25"] == ""
-    assert ("judged med", "a", "nDCG@10") in page.best and (
-        "judged med",
-        "BM25",
-        "MAP",
-    ) in page.best
+    assert {("judged med", "a", "nDCG@10"), ("judged med", "BM25", "MAP")} <= set(page.best)
     assert "passed by" not in page.text
 
 
 def test_a_task_of_another_kind_has_its_main_score(tmp_path):
-    (tmp_path / "sts.json").write_text(
-        json.dumps(
-            {"STS": {"a": {"main": 0.71, "settings": {"max_tokens": 512}}, "b": {"main": 0.6}}}
-        )
-    )
+    systems = {"a": {"main": 0.71, "settings": {"max_tokens": 512}}, "b": {"main": 0.6}}
+    (tmp_path / "sts.json").write_text(json.dumps({"STS": systems}))
     report([tmp_path / "sts.json"], tmp_path / "page.html")
     assert Page(tmp_path / "page.html").tables["judged STS"] == {
         "a": {"main score": "0.710"},
@@ -231,61 +227,37 @@ def test_worst_queries_are_those_lost_to_bm25(tmp_path):
     assert page.tables["worst med"] == {"which one was lost": {"BM25": "1.000", "a": "0.100"}}
     assert "q2" not in page.text
     other = json.loads(json.dumps(SCORES))
-    other["med"]["BM25"]["ndcg@10"] = (
-        0.5  # another BM25: each file's retrievers are compared with its own
-    )
+    other["med"]["BM25"]["ndcg@10"] = 0.5  # retrievers are compared with the BM25 of their file
     report([tmp_path / "a", write_run(tmp_path / "b", scores=other)], tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
-    assert (
-        page.tables["worst med (a)"]
-        == page.tables["worst med (b)"]
-        == {"which one was lost": {"BM25": "1.000", "a": "0.100"}}
-    )
+    for name in "ab":
+        lost = page.tables[f"worst med ({name})"]
+        assert lost == {"which one was lost": {"BM25": "1.000", "a": "0.100"}}
     assert "BM25 (b)" in page.tables["judged med"]
 
 
 def test_recipes_facts_and_environment(page):
-    assert page.tables["recipe Settings that differ from their defaults"]["tau"] == {
-        "default": "1.0",
-        "a": "1.0",
-        "b": "0.25",
-    }
-    assert page.tables["recipe Settings that differ from their defaults"][
-        "made_up_by_a_later_version"
-    ] == {
-        "default": "",
-        "a": "",
-        "b": "3",
-    }
-    assert (
-        "kernel" not in page.tables["recipe Settings that differ from their defaults"]
-        and "kernel" in page.tables["recipe All others"]
-    )
-    assert page.tables["environment"]["torch"] == {"a": "2.13.0", "b": ""} and page.tables[
-        "environment"
-    ]["threads"] == {"a": "2", "b": ""}
-    assert (
-        page.tables["recipe"]["documents"] == {"a": "1,234", "b": ""}
-        and page.tables["recipe"]["tokens read"]["b"] == "4,321"
-    )
-    assert page.tables["recipe"]["state"] == {"a": "saved", "b": "not finished"}
+    changed = page.tables["recipe Settings that differ from their defaults"]
+    assert changed["tau"] == {"default": "1.0", "a": "1.0", "b": "0.25"}
+    assert changed["made_up_by_a_later_version"] == {"default": "", "a": "", "b": "3"}
+    assert "kernel" not in changed and "kernel" in page.tables["recipe All others"]
+    environment, facts = page.tables["environment"], page.tables["recipe"]
+    assert environment["torch"] == {"a": "2.13.0", "b": ""}
+    assert environment["threads"] == {"a": "2", "b": ""}
+    assert facts["documents"] == {"a": "1,234", "b": ""} and facts["tokens read"]["b"] == "4,321"
+    assert facts["state"] == {"a": "saved", "b": "not finished"}
     assert ABOUT["command"] in page.text
 
 
 def test_probes_are_drawn_and_summed_up(page):
-    found = page.tables["probes exact match"]
-    assert found["slope a tenth"] == {
-        "a": "-0.0200 -0.0300 to -0.0100",
-        "b": "0.0100 0.0000 to 0.0200",
-    }
-    assert page.tables["probes Geometry of the vectors"]["effective rank"] == {
-        "a": "61.250",
-        "b": "61.250",
-    }
-    assert page.tables["probes Geometry of the vectors"]["pairs"]["a"] == "200"
+    slopes = page.tables["probes exact match"]["slope per tenth"]
+    assert slopes == {"a": "-0.0200 -0.0300 to -0.0100", "b": "0.0100 0.0000 to 0.0200"}
+    geometry = page.tables["probes Geometry of the vectors"]
+    assert geometry["effective rank"] == {"a": "61.250", "b": "61.250"}
+    assert geometry["pairs"]["a"] == "200"
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
     assert (
-        captions == ["title", "Loss, objective revela", "Seconds an update", "exact match"]
+        captions == ["title", "Loss, objective revela", "Seconds per step", "exact match"]
         and page.source.count("<svg") == 4
     )
 
@@ -303,15 +275,10 @@ def test_a_comparison_gives_means_over_seeds_and_all_its_runs(tmp_path):
     assert [(row, system) for caption, row, system in page.best if caption == "compared runs"] == [
         (r, "gated") for r in ("med", "cosqa", "mean")
     ]
-    assert list(page.tables["check title"]["saved"]) == [
-        "gated, seed 0",
-        "gated, seed 1",
-        "crop, seed 0",
-        "crop, seed 1",
-    ]
-    assert (
-        len(re.findall(r'<span style="--own: var\(--series-[01]\)"', page.source)) == 6
-    )  # two kinds, in each of three keys
+    runs = [f"{kind}, seed {seed}" for kind in ("gated", "crop") for seed in (0, 1)]
+    assert list(page.tables["check title"]["saved"]) == runs
+    keys = re.findall(r'<span style="--own: var\(--series-[01]\)"', page.source)
+    assert len(keys) == 6  # two kinds, in each of three legends
 
 
 def test_two_comparisons_keep_their_runs_apart(tmp_path):
@@ -355,25 +322,15 @@ def test_the_page_stands_alone_and_nothing_in_it_runs(tmp_path):
     assert (
         page.text.count(HOSTILE) >= 10 and HOSTILE in page.tables[f"worst {HOSTILE}"]
     )  # shown as it is, and not obeyed
-    assert {tag for tag, _ in page.elements} & {
-        "script",
-        "img",
-        "link",
-        "iframe",
-        "object",
-        "base",
-        "form",
-    } == set()
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "img", "link", "iframe", "object", "base", "form"}
     for tag, attributes in page.elements:
         assert not any(name.startswith("on") for name in attributes)
         for name in ("src", "href", "xlink:href", "data", "action"):
             assert (attributes.get(name) or "#").startswith("#"), (tag, attributes)
     assert not re.search(r"@import|url\((?!#)|javascript:", page.source)
-    policy = next(
-        a["content"]
-        for t, a in page.elements
-        if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
-    )
+    metas = [a for tag, a in page.elements if tag == "meta"]
+    policy = next(a["content"] for a in metas if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'") and "script" not in policy
 
 
@@ -392,24 +349,15 @@ def test_half_a_surrogate_pair_is_no_error(tmp_path):
 
 
 def test_drawings_take_their_colours_from_the_page():
-    drawing = draw(
-        [Line([(0, 1), (1, 2)], series, band=[(0, 2), (1, 3)]) for series in range(10)],
-        "minutes",
-        "loss",
-        level=1.5,
-    )
+    lines = [Line([(0, 1), (1, 2)], series, band=[(0, 2), (1, 3)]) for series in range(10)]
+    drawing = draw(lines, "minutes", "loss", level=1.5)
     assert {f"var(--series-{i})" for i in range(8)} | {"currentColor", "var(--level)"} <= set(
         re.findall(r"var\([^)]*\)|currentColor", drawing)
     )
     assert not re.search(r"#[0-9a-f]{6}[;\"]", drawing) and "http" not in drawing.replace(
         "http://www.w3.org/", ""
     )
-    assert drawing == draw(
-        [Line([(0, 1), (1, 2)], s, band=[(0, 2), (1, 3)]) for s in range(10)],
-        "minutes",
-        "loss",
-        level=1.5,
-    )
+    assert drawing == draw(lines, "minutes", "loss", level=1.5)
     assert "<svg" in draw([], "minutes", "loss") and "NaN" not in draw(
         [Line([(0, float("nan")), (1, 2.0)], 0)], "minutes", "loss"
     )
@@ -424,11 +372,35 @@ def test_smoothing_is_a_running_mean():
 
 
 def test_scores_of_several_files_are_merged():
-    one, same, other = ({"med": {"BM25": {"ndcg@10": v}}} for v in (0.5, 0.5, 0.6))
-    assert merge({"a": one, "b": same}) == one
-    assert merge({"a": one, "b": other}) == {
-        "med": {"BM25": {"ndcg@10": 0.5}, "BM25 (b)": {"ndcg@10": 0.6}}
-    }
+    one, same, other = (
+        Scores({"med": {"BM25": SystemScores({"ndcg@10": value})}}) for value in (0.5, 0.5, 0.6)
+    )
+    assert merge({"a": one, "b": same}) == one.collections
+    again = {"BM25": SystemScores({"ndcg@10": 0.5}), "BM25 (b)": SystemScores({"ndcg@10": 0.6})}
+    assert merge({"a": one, "b": other}) == {"med": again}
+
+
+def test_files_are_read_back_as_they_were_written(tmp_path):
+    """Written by to_json, through a file, and read by from_json: the same objects again."""
+    folder = a_comparison(tmp_path / "runs")
+    write_run(tmp_path / "a", scores=SCORES, probe=a_probe(-0.02))
+    found = read_results([folder, tmp_path / "a"])
+    assert len(found.runs) == 5
+
+    def again(each):
+        return type(each).from_json(json.loads(json.dumps(each.to_json())))
+
+    for each in (found.comparisons["runs"], found.probes["a"], *found.runs.values()):
+        assert again(each) == each
+    scores = found.scores["a"]
+    for system, values in again(scores).collections["med"].items():
+        before = scores.collections["med"][system]
+        assert values == dataclasses.replace(before, margin=pytest.approx(before.margin))
+    assert found.comparisons["runs"].to_json() == json.loads((folder / "compare.json").read_text())
+    written = found.scores["a"].to_json()["med"]["a"]
+    assert written.pop("interval") == pytest.approx([0.65, 0.75])
+    assert written == {k: v for k, v in SCORES["med"]["a"].items() if k != "interval"}
+    assert found.probes["a"].profiles["exact match"].slope.value == -0.02
 
 
 def damaged(folder: Path, file: str, content: str) -> Path:
@@ -447,36 +419,57 @@ def damaged(folder: Path, file: str, content: str) -> Path:
         (lambda p: damaged(p, "run.json", "[]"), "run.json holds no JSON object"),
         (
             lambda p: damaged(p, "run.json", '{"about": {"bm25": {"title": "high"}}}'),
-            "run.json is damaged (ValueError",
+            "run.json is damaged (about.bm25.title: Input should be a valid number",
         ),
-        (lambda p: damaged(p, "run.json", '{"about": 3}'), "run.json is damaged (AttributeError"),
+        (lambda p: damaged(p, "run.json", '{"about": 3}'), "run.json is damaged (about: Input"),
         (
             lambda p: damaged(p, "metrics.jsonl", '{"step": 0, "minutes": 0}\n{"step": 1, "min'),
-            "metrics.jsonl:2 is no line of a run",
+            "metrics.jsonl:2 is no line of a run (JSONDecodeError",
         ),
         (
             lambda p: damaged(p, "metrics.jsonl", '{"minutes": 0}\n'),
-            "metrics.jsonl:1 is no line of a run (KeyError: 'step'): delete it",
+            "metrics.jsonl:1 is no line of a run (step: Field required): delete it",
         ),
         (
             lambda p: damaged(p, "metrics.jsonl", '{"step": 1, "minutes": 0, "loss": "low"}\n'),
-            "metrics.jsonl:1 is no line of a run",
+            "metrics.jsonl:1 is no line of a run (loss: Input should be a valid number",
         ),
         (
             lambda p: damaged(p, "scores.json", '{"med": {"BM25": {"ndcg@10": "good"}}}'),
-            "scores.json holds no scores (ValueError",
+            "scores.json holds no scores (means.ndcg@10: Input should be a valid number",
+        ),
+        (
+            lambda p: damaged(p, "scores.json", '{"med": {"a": {"map": 1, "interval": 1}}}'),
+            "scores.json holds no scores (TypeError",
+        ),
+        (
+            lambda p: damaged(p, "scores.json", '{"med": {"a": {"map": 1, "queries": {"q": {}}}}}'),
+            "scores.json holds no scores (ValueError: query q has no ndcg@10): give a file of",
         ),
         (
             lambda p: damaged(p, "scores.json", '{"med": 3}'),
-            "scores.json holds no scores (ValueError: no metric that is known)",
+            "scores.json holds no scores (ValueError: no metric of ndcg@10, recall@100",
         ),
         (
             lambda p: damaged(p, "probe.json", '{"profiles": {"exact match": {}}}'),
-            "probe.json holds no probe (KeyError: 'places')",
+            "probe.json holds no probe (profiles.exact match.tenths: Field required): give a file",
+        ),
+        (
+            lambda p: damaged(p, "probe.json", json.dumps(a_probe(0.1)).replace("0.5, 1.5", "1.5")),
+            "probe.json holds no probe (profiles.exact match: Value error, 9 tenths, but 10 places",
         ),
         (
             lambda p: damaged(p, "compare.json", '{"bm25": {"med": 1}, "curves": {"a": [{}]}}'),
-            "compare.json is damaged (KeyError",
+            "compare.json is damaged (curves.a.0.minutes: Field required): run revela compare",
+        ),
+        (
+            lambda p: damaged(
+                p,
+                "compare.json",
+                '{"bm25": {"med": 1}, "curves": {"a": [{"minutes": 1, "tokens_read": 1, "judged": '
+                "{}}]}}",
+            ),
+            "compare.json is damaged (Value error, a has a point without a score on every collec",
         ),
     ],
 )
@@ -485,16 +478,10 @@ def test_what_is_missing_or_damaged_is_one_sentence_and_leaves_the_page_as_it_wa
 ):
     (tmp_path / "there.html").write_text("an older page")
     (tmp_path / "here").mkdir()
+    prepared = prepare(tmp_path / "here")
     for out in (tmp_path / "there.html", tmp_path / "new.html"):
         with pytest.raises(RevelaError, match=re.escape(message)) as refused:
-            report(
-                [
-                    prepare(tmp_path / "here")
-                    if not (tmp_path / "here" / "a").exists()
-                    else tmp_path / "here" / "a"
-                ],
-                out,
-            )
+            report([prepared], out)
         assert "\n" not in str(refused.value)
     assert (tmp_path / "there.html").read_text() == "an older page" and not (
         tmp_path / "new.html"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
+from revela.evaluation import geometry as g
 from revela.evaluation.beir import Collection
-from revela.evaluation.probe import geometry as g
 from revela.types import Document
 
 

@@ -1,5 +1,5 @@
-"""The report's page in headless Chromium: light, dark and on a phone; nothing is fetched, and
-nothing is wider than the screen.
+"""The report in headless Chromium, light and dark, wide and narrow: nothing is fetched, and nothing
+is wider than the window.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from test_report import HOSTILE, SCORES, a_comparison, a_probe, write_run
 
-from revela.evaluation.report.html_page import report
+from revela.evaluation.html_report import report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver"
 )
-FLAGS = (
-    "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update",
-    "disable-sync",
-)  # fmt: skip
+FLAGS = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
+FLAGS += ["disable-background-networking", "disable-component-update"]
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +66,11 @@ def test_it_can_be_read(browser, page, scheme, width):
         )
         return [int(part) for part in found.removeprefix("rgb(").removesuffix(")").split(",")]
 
-    assert browser.execute_script(
-        "return [document.documentElement.scrollWidth - document.documentElement.clientWidth, innerWidth]"
-    ) == [
-        0,
-        width,
-    ]
-    assert (
-        browser.execute_script(
-            "return Math.min(...[...document.querySelectorAll('svg')].map(s => s.clientWidth))"
-        )
-        > 250
-    )
+    root = "document.documentElement"
+    hidden = browser.execute_script(f"return {root}.scrollWidth - {root}.clientWidth")
+    assert hidden == 0 and browser.execute_script("return innerWidth") == width
+    drawings = "[...document.querySelectorAll('svg')].map(s => s.clientWidth)"
+    assert min(browser.execute_script(f"return {drawings}")) > 250
     paper, ink, ticks = (
         style("body", "backgroundColor"),
         style("body", "color"),

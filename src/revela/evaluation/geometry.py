@@ -1,7 +1,7 @@
-"""The shape of a model's vectors, on a sample: alignment, uniformity, anisotropy, effective rank.
+"""How a model's vectors lie on the sphere: alignment, uniformity, anisotropy, effective rank.
 
 - Alignment and uniformity (Wang & Isola, ICML 2020, section 4.1; alpha 2, t 2): how near a query is
-  to its own passage, and how evenly passages cover the sphere; of both, less is better.
+  to its passage, and how evenly passages cover the sphere; of both, lower is better.
 - Anisotropy (Ethayarajh, EMNLP 2019): the mean cosine of two passages; 0 is none.
 - Effective rank (Roy & Vetterli, EUSIPCO 2007): exp of the entropy of the singular values; at most
   the smaller of N and D.
@@ -13,31 +13,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from revela.corpus.chunk import chunk
 from revela.errors import RevelaError
 from revela.evaluation.beir import Collection
+from revela.evaluation.results import Geometry
 from revela.types import Document, Encoder, Vectors
 
-BLOCK = 1024  # rows of the N x N products that are held at a time
+BLOCK = 1024  # rows of the N x N products held at a time
 CHUNK_WORDS, LEAST_WORDS = 120, 40  # of a chunk whose halves are a pair
 
 Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Of ``pairs`` queries and passages in vectors of ``width`` numbers."""
-
-    alignment: float
-    uniformity: float
-    anisotropy: float
-    effective_rank: float
-    pairs: int
-    width: int
 
 
 def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[Pair]:
@@ -48,18 +36,15 @@ def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[P
     """
     texts = dict(zip(collection.document_ids, collection.documents, strict=True))
     best = {q: max(judged, key=lambda d: judged[d]) for q, judged in collection.qrels.items()}
-    # Of a passage that answers several queries only one: two equal passages are no measure of how
-    # passages lie.
-    owners = {
-        best[q]: query for q, query in zip(collection.query_ids, collection.queries, strict=True)
-    }
+    # One query per passage, as equal passages would distort uniformity and anisotropy.
+    named = zip(collection.query_ids, collection.queries, strict=True)
+    owners = {best[q]: query for q, query in named}
     pairs = [(query, texts[d]) for d, query in owners.items()]
     return _sampled(pairs, count, seed, f"{collection.name} has {len(pairs)} judged passages")
 
 
 def pairs_of_text(documents: Sequence[Document], count: int, seed: int) -> list[Pair]:
-    """No label: the first half of a chunk's words, and the rest; one chunk of each of so many
-    documents.
+    """Pairs without labels: the first half of a chunk's words and the second, a chunk per document.
 
     Raises:
         RevelaError: fewer than two documents are long enough.
@@ -67,19 +52,15 @@ def pairs_of_text(documents: Sequence[Document], count: int, seed: int) -> list[
     rng = random.Random(seed)
     pairs = []
     for index in rng.sample(range(len(documents)), len(documents)):
-        chunks = [
-            words
-            for c in chunk(documents[index], index, CHUNK_WORDS)
-            if len(words := c.text.split()) >= LEAST_WORDS
-        ]
-        if chunks:
+        cut = [piece.text.split() for piece in chunk(documents[index], index, CHUNK_WORDS)]
+        if chunks := [words for words in cut if len(words) >= LEAST_WORDS]:
             words = rng.choice(chunks)
-            pairs.append((" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])))
+            middle = len(words) // 2
+            pairs.append((" ".join(words[:middle]), " ".join(words[middle:])))
         if len(pairs) == count:
             break
-    return _sampled(
-        pairs, count, seed, f"{len(pairs)} of {len(documents):,} documents have {LEAST_WORDS} words"
-    )
+    found = f"{len(pairs)} of {len(documents):,} documents have {LEAST_WORDS} words"
+    return _sampled(pairs, count, seed, found)
 
 
 def _sampled(pairs: Sequence[Pair], count: int, seed: int, found: str) -> list[Pair]:
@@ -89,8 +70,8 @@ def _sampled(pairs: Sequence[Pair], count: int, seed: int, found: str) -> list[P
 
 
 def geometry(pairs: Sequence[Pair], encoder: Encoder, progress: bool = False) -> Geometry:
-    """Measure an encoder of unit vectors on (query, passage) pairs; of uniformity and the rest,
-    only the passages count.
+    """Measure an encoder of unit vectors on (query, passage) pairs; queries count for alignment
+    only.
     """
     queries_ND = encoder.encode_queries([query for query, _ in pairs], progress=progress)
     passages_ND = encoder.encode_passages([passage for _, passage in pairs], progress=progress)
@@ -109,8 +90,8 @@ def alignment(queries_ND: Vectors, passages_ND: Vectors) -> float:
 
 
 def uniformity(vectors_ND: Vectors) -> float:
-    """Log of the mean of exp(-2 |x - y|^2) over all pairs of different vectors: 0 if all are one,
-    below -3.9 if spread evenly.
+    """Log of the mean of exp(-2 |x - y|^2) over all pairs of different rows: 0 if all rows are
+    equal, below -3.9 if they are spread evenly.
     """
     vectors_ND = vectors_ND.astype(np.float64)
     squares_N, count = (vectors_ND**2).sum(axis=1), len(vectors_ND)
@@ -119,23 +100,18 @@ def uniformity(vectors_ND: Vectors) -> float:
         rows = slice(start, start + BLOCK)
         distances = squares_N[rows, None] + squares_N - 2 * vectors_ND[rows] @ vectors_ND.T
         total += float(np.exp(-2 * distances).sum())
-    return float(np.log((total - count) / (count * (count - 1))))  # each with itself gives 1
+    return float(np.log((total - count) / (count * (count - 1))))  # a row with itself gives 1
 
 
 def anisotropy(vectors_ND: Vectors) -> float:
-    """Mean cosine of all pairs of different unit vectors: the squared length of their sum has them
-    all.
-    """
+    """Mean cosine of all pairs of different unit vectors, from the squared length of their sum."""
     count = len(vectors_ND)
-    return float(
-        ((vectors_ND.sum(axis=0, dtype=np.float64) ** 2).sum() - count) / (count * (count - 1))
-    )
+    squared = (vectors_ND.sum(axis=0, dtype=np.float64) ** 2).sum()
+    return float((squared - count) / (count * (count - 1)))
 
 
 def effective_rank(vectors_ND: Vectors) -> float:
-    """exp of the entropy of the singular values, which are made to sum to one; the mean is not
-    taken off.
-    """
+    """exp of the entropy of the singular values, scaled to sum to one; no mean is subtracted."""
     values = np.linalg.svd(vectors_ND.astype(np.float64), compute_uv=False)
     shares = values[values > 0] / values.sum()
     return float(np.exp(-(shares * np.log(shares)).sum()))

@@ -1,6 +1,4 @@
-"""Where a model looks: encoders that are known to look at the beginning, at the end or nowhere are
-found out; losses are a plain loop's.
-"""
+"""Position bias: encoders of a known bias get its sign, and losses are those of a loop."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from revela.errors import RevelaError
-from revela.evaluation.probe.finite import Finite
-from revela.evaluation.probe.position import (
+from revela.evaluation.position import (
     SPARE,
     between_words,
     both_orders,
@@ -20,15 +17,16 @@ from revela.evaluation.probe.position import (
     loss_by_place,
     segments,
 )
+from revela.evaluation.probes import UnitEncoder
 from revela.lm.language_model import load_language_model
-from revela.retriever.tokens import Ruler
+from revela.retriever.tokens import TokenWindow
 from revela.types import Document
+
+LONG_ENOUGH = "documents are long enough for 10 parts of 52 tokens in all"
 
 
 class Words:
-    """A bag of hashed words, each weighted by its place in the text, from the first (1) to the last
-    (1 + tilt).
-    """
+    """A bag of words, weighted by place in the text from 1 (first) to 1 + tilt (last)."""
 
     def __init__(self, tilt):
         self.tilt = tilt
@@ -101,12 +99,12 @@ def test_both_orders_hold_what_is_said_fixed():
 
 
 def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer):
-    ruler = Ruler(tiny_tokenizer, 60)
+    window = TokenWindow(tiny_tokenizer, 60)
     words = [f"ocean{i % 6}" for i in range(200)]
     documents = [Document(str(i), " ".join(words[i:]), title="a title") for i in range(30)] + [
         Document("short", "ocean1 " * 3)
     ]
-    found, again, other = (long_texts(documents, ruler, 10, seed) for seed in (0, 0, 1))
+    found, again, other = (long_texts(documents, window, 10, seed) for seed in (0, 0, 1))
     assert len(found) == 10 and found == again != other
     for text in found:
         assert any(d.text.startswith(text) for d in documents)
@@ -120,23 +118,19 @@ def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("room", "count", "message"),
+    ("size", "count", "message"),
     [
         (20, 2, "20 tokens are too few to be cut in 10 parts: raise --max-tokens"),
-        (
-            60,
-            50,
-            r"only 29 of 30 documents are long enough for 10 parts of 52 tokens in all, and 30 are needed: lower --max-tokens or",
-        ),
+        (60, 50, f"only 29 of 30 {LONG_ENOUGH}, and 30 are needed: lower --max-tokens or"),
         (5000, 2, "only 0 of 30 documents are long enough"),
     ],
 )
-def test_too_little_text_is_one_sentence(tiny_tokenizer, room, count, message):
+def test_too_little_text_is_one_sentence(tiny_tokenizer, size, count, message):
     documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(29)] + [
         Document("short", "ocean1 " * 3)
     ]
     with pytest.raises(RevelaError, match=message):
-        long_texts(documents, Ruler(tiny_tokenizer, room), count, 0)
+        long_texts(documents, TokenWindow(tiny_tokenizer, size), count, 0)
 
 
 def test_all_are_taken_where_there_are_fewer_than_asked_for(tiny_tokenizer, caplog):
@@ -144,10 +138,9 @@ def test_all_are_taken_where_there_are_fewer_than_asked_for(tiny_tokenizer, capl
     documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(31)] + [
         Document("short", "ocean1 " * 3)
     ]
-    assert len(long_texts(documents, Ruler(tiny_tokenizer, 60), 200, 0)) == 31
-    assert caplog.messages == [
-        "only 31 of 32 documents are long enough for 10 parts of 52 tokens in all: all of them are taken, in place of 200"
-    ]
+    assert len(long_texts(documents, TokenWindow(tiny_tokenizer, 60), 200, 0)) == 31
+    (message,) = caplog.messages
+    assert message == f"only 31 of 32 {LONG_ENOUGH}: all of them are taken, in place of 200"
 
 
 def test_a_broken_model_is_one_sentence():
@@ -161,12 +154,12 @@ def test_a_broken_model_is_one_sentence():
         RevelaError,
         match="m gives vectors that are not finite for 1 of 16 texts: its weights are broken",
     ):
-        exact_match(texts(), Finite(Broken(0), "m"))
+        exact_match(texts(), UnitEncoder(Broken(0), "m"))
     halved = type(
         "Long", (Words,), {"encode_passages": lambda self, t, progress=False: 3 * self._bags(t, 0)}
     )(0)
     np.testing.assert_allclose(
-        np.linalg.norm(Finite(halved, "m").encode_passages(texts()), axis=1), 1, atol=1e-6
+        np.linalg.norm(UnitEncoder(halved, "m").encode_passages(texts()), axis=1), 1, atol=1e-6
     )
 
 
@@ -182,7 +175,7 @@ def test_loss_by_place_is_a_loop_over_tokens(lm, tiny_lm_folder, tiny_tokenizer)
     some = [" ".join(f"ocean{(i * 7 + n) % 6}" for n in range(30)) for i in range(11)]
     ids = [tiny_tokenizer(text)["input_ids"] for text in some]
     length = min(map(len, ids))
-    found = loss_by_place(some, lm, Ruler(tiny_tokenizer, 99))["next-token loss"]
+    found = loss_by_place(some, lm, TokenWindow(tiny_tokenizer, 99))["next-token loss"]
     losses = np.zeros((11, length - 1))
     with torch.no_grad():
         for n, one in enumerate(ids):
@@ -199,4 +192,4 @@ def test_a_broken_lm_is_one_sentence(lm, tiny_tokenizer):
     with pytest.raises(
         RevelaError, match="tiny gives losses that are not finite: its weights are broken"
     ):
-        loss_by_place(["ocean1 " * 40] * 2, lm, Ruler(tiny_tokenizer, 99))
+        loss_by_place(["ocean1 " * 40] * 2, lm, TokenWindow(tiny_tokenizer, 99))

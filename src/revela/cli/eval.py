@@ -1,0 +1,194 @@
+"""``revela eval``: score models on local folders and on public benchmarks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from revela.cli.flags import Several
+from revela.cli.main import app
+from revela.cli.printing import print_table, snippet
+from revela.errors import RevelaError
+from revela.files import atomic_write
+from revela.settings import Precision, Retriever
+
+if TYPE_CHECKING:
+    from revela.evaluation.beir import Evaluation
+    from revela.evaluation.quoted import Quote
+    from revela.evaluation.results import SystemScores
+    from revela.evaluation.significance import Gain
+
+Quotes = list[tuple[str, "Quote"]]
+"""Quotes by collection or task."""
+
+
+@app.command(name="eval")
+def evaluate(
+    model: list[str],
+    *,
+    on: Annotated[list[Path], Several] = [],  # noqa: B006
+    benchmark: Annotated[list[str], Several] = [],  # noqa: B006
+    out: Path = Path("mteb-results"),
+    show: int = 0,
+    rerank: Literal["tokens", "heads"] | None = None,
+    lm: str = Retriever.offline_model,
+    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+    max_tokens: int | None = None,
+    precision: Precision = "auto",
+) -> None:
+    """Score models on local folders, beside BM25 and their fusion with it, or on public benchmarks,
+    beside published scores.
+
+    Parameters
+    ----------
+    model:
+        Sentence-Transformers folders, hub ids or embedded:minilm-l6.
+    on:
+        Folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (the first two may be .gz).
+    benchmark:
+        BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, names of its
+        tasks, or folders as for --on.
+    out:
+        Folder for results of --benchmark, in mteb's layout; finished tasks in it are not run again.
+    show:
+        Print this many queries on which the first model beats the second (BM25 if there is one
+        model) most, and as many on which it loses most.
+    rerank:
+        With --on: re-rank the fusion with BM25 by token vectors (tokens) or by the attention heads
+        of a language model (heads, seconds per query), as search --rerank does.
+    lm:
+        Language model of --rerank heads, as for search.
+    json_file:
+        Write all scores, including those of each query, to this file.
+    max_tokens:
+        Truncate texts to this number of tokens.
+    precision:
+        Arithmetic; auto is bf16 where the hardware has it.
+    """
+    from revela.evaluation.results import Scores
+
+    if not on and not benchmark:
+        raise RevelaError(
+            "nothing to score on: give folders with --on, or --benchmark with names such as "
+            "NanoBEIR or SciFact"
+        )
+    scores: dict[str, dict[str, SystemScores]] = {}
+    if on:
+        from revela.evaluation.beir import evaluations
+
+        done = evaluations(model, on, rerank, lm, max_tokens, precision, progress=True)
+        scores |= _print_evaluations(done, show)
+    if benchmark:
+        scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision)
+    if json_file is not None:
+        with atomic_write(json_file) as temporary:
+            temporary.write_text(json.dumps(Scores(scores).to_json(), indent=1) + "\n")
+
+
+def _print_evaluations(
+    evaluations: Iterator[Evaluation], show: int
+) -> dict[str, dict[str, SystemScores]]:
+    """Print each evaluation as it is finished; returns the scores by collection and system."""
+    from revela.evaluation.metrics import METRICS
+    from revela.evaluation.quoted import quotes_for_task, task_of
+    from revela.evaluation.significance import greatest_gains
+
+    results = {}
+    quotes: Quotes = []
+    main, *others = METRICS
+    for evaluation in evaluations:
+        collection, found = evaluation.collection, evaluation.outcomes
+        sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
+        print(f"{evaluation.name}: {sizes}")
+        results[evaluation.name] = evaluation.scores
+        rows: list[list[object]] = []
+        for system, s in evaluation.scores.items():
+            p = [_p(s.p.get(reference)) for reference in evaluation.references]
+            margin = None if s.margin is None else f"{s.margin:.3f}"
+            rows.append([system, s.means[main], margin, *(s.means[m] for m in others), *p])
+        tested = [f"p, {name}" for name in evaluation.references]
+        print_table(evaluation.name, ["system", main, "±", *others, *tested], rows)
+        task = task_of(collection)
+        quotes += [(evaluation.name, quote) for quote in quotes_for_task(task or "")]
+        if show:
+            first, second = [*evaluation.models, "BM25"][:2]
+            for a, b in ((first, second), (second, first)):
+                gains = greatest_gains(collection, found[a], found[b], show)
+                _print_gains(f"{evaluation.name}: where {a} beats {b} most", a, b, gains)
+    print(
+        "±: half the 95 % interval of nDCG@10 (Student's t over queries); p: of nDCG@10, "
+        "two-sided, by random signs"
+    )
+    _print_quotes("collection", quotes)
+    return results
+
+
+def _run_benchmarks(
+    models: Sequence[str],
+    names: Sequence[str],
+    out: Path,
+    max_tokens: int | None,
+    precision: Precision,
+) -> dict[str, dict[str, SystemScores]]:
+    """Run benchmarks and print them; returns the scores by "TASK (mteb)" and system."""
+    from revela.evaluation.benchmarks import evaluate_benchmarks
+    from revela.evaluation.metrics import METRICS
+    from revela.evaluation.quoted import quotes_for_benchmark, quotes_for_task
+
+    tasks, scores = evaluate_benchmarks(models, names, out, max_tokens, precision)
+    _, *others = METRICS  # the main score of retrieval is nDCG@10
+    rows: list[list[object]] = []
+    settings = {}
+    for task, systems in scores.items():
+        for label, score in systems.items():
+            rows.append([task, label, score.main, *(score.metrics.get(m) for m in others)])
+            settings[label] = score.settings
+    for name, found in tasks.items():
+        for label in settings if len(found) > 1 else ():
+            mean = sum(scores[task][label].main for task in found) / len(found)
+            rows.append([f"{name}, mean of {len(found)}", label, mean, *[None] * len(others)])
+    print_table("", ["task", "system", "main score", *others], rows)
+    for label, given in settings.items():
+        print(f"{label}: " + ", ".join(f"{name} {value!r}" for name, value in given.items()))
+    quotes = [(task, quote) for task in scores for quote in quotes_for_task(task)]
+    quotes += [(name, quote) for name in tasks for quote in quotes_for_benchmark(name)]
+    _print_quotes("task", quotes)
+    print(f"mteb's own files: {out / 'results'}")
+    return {
+        f"{task} (mteb)": {label: score.as_system() for label, score in systems.items()}
+        for task, systems in scores.items()
+    }
+
+
+def _print_quotes(what: str, quotes: Quotes) -> None:
+    """Published scores with their sources, in a table of their own."""
+    if not quotes:
+        return
+    sources = list(dict.fromkeys(quote.source for _, quote in quotes))
+    rows = []
+    for label, quote in quotes:
+        note = f"quoted [{sources.index(quote.source) + 1}]"
+        note += f", mean of {quote.over}" if quote.over else ""
+        rows.append([label, quote.system, quote.score, note])
+    print_table("Published by others, not measured here", [what, "system", "ndcg@10", ""], rows)
+    for number, source in enumerate(sources, 1):
+        print(f"[{number}] {source}")
+
+
+def _print_gains(title: str, better: str, worse: str, gains: Sequence[Gain]) -> None:
+    """Each query with both scores and the document that each system ranks first."""
+    print(f"\n{title}" + ("" if gains else ": nowhere"))
+    for number, gain in enumerate(gains, 1):
+        print(f"{number}. {snippet(gain.query)}")
+        systems = zip((better, worse), gain.scores, gain.first, strict=True)
+        for system, score, (text, is_relevant) in systems:
+            mark = "(relevant)" if is_relevant else "(not relevant)"
+            print(f"   {system} {score:.3f}, first {mark}: {snippet(text)}")
+
+
+def _p(p: float | None) -> str | None:
+    return None if p is None else "<.001" if p < 0.001 else f"{p:.3f}"

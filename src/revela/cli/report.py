@@ -1,0 +1,35 @@
+"""``revela report``: results on one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from revela.cli.main import app
+
+
+@app.command
+def report(
+    runs: Annotated[list[Path], Parameter(negative=())], *, out: Path = Path("report.html")
+) -> None:
+    """Put runs side by side on one HTML page: curves, scores, probes, settings, and commands.
+
+    The page is self-contained: it needs no network and no scripts, and can be printed.
+
+    Parameters
+    ----------
+    runs:
+        Folders of revela train or compare, with scores.json or probe.json if there are any; or such
+        files themselves.
+    out:
+        The page.
+    """
+    from revela.evaluation.html_report import report as write
+
+    found = write(runs, out)
+    print(
+        f"saved to {out} (runs: {len(found.runs)}, files of scores: {len(found.scores)}, probes: "
+        f"{len(found.probes)})"
+    )

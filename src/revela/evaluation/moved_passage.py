@@ -1,0 +1,283 @@
+"""Moved passage: put the answer of a query at ten places of its document; how does the document
+rank (Coelho et al., ACL 2024)?
+
+Each answer is taken out of its document, the rest is cut so that both fit into the model's window,
+and the answer is put back at the start, at eight places between, and at the end. In each of ten
+rankings, all documents have their answer at the same place. Scores are the reciprocal rank (among
+the first 100, as in the paper) and the cosine.
+
+In the paper places count tokens, in the authors' code characters; both are available. Here a
+document may have several answers (paragraphs of an article): all of them are removed from the rest,
+so that an answer is only found where it was put.
+
+Answers come from a folder in BEIR layout. Its answers.jsonl names them, a line per answer
+({"query-id", "corpus-id", "text"}, the text being part of the document). A collection of passages
+(SQuAD and the like) needs no such file: neighbouring passages of one title, joined, are an article,
+and the judged passages are the answers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.corpus.read import read_corpus
+from revela.corpus.readers.opened import opened_text
+from revela.errors import RevelaError
+from revela.evaluation.beir import Collection, load_collection
+from revela.evaluation.position import PLACES, SPARE, Scores, between_words, profile
+from revela.evaluation.results import Profile
+from revela.types import Document, Encoder, Vectors
+
+if TYPE_CHECKING:
+    from revela.retriever.tokens import TokenWindow
+
+FILE = "answers.jsonl"
+Unit = Literal["tokens", "characters"]
+DEPTH = 100  # of the reciprocal rank
+MOVED_TENTHS = [10 * place / (PLACES - 1) for place in range(PLACES)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A passage that a document (by its index) holds word for word, and the queries it answers."""
+
+    document: int
+    text: str
+    queries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Documents, and their passages that answer queries."""
+
+    name: str
+    documents: list[str]
+    answers: list[Answer]
+
+
+def load_answers(folder: Path, join_titles: bool) -> Answered:
+    """Read a folder in BEIR layout with its answers.
+
+    Args:
+        folder: with answers.jsonl, unless ``join_titles``.
+        join_titles: the documents are passages; neighbours of one title make an article, and the
+            judged passages are the answers.
+
+    Raises:
+        RevelaError: there are no answers, or a document does not hold its answer.
+    """
+    collection = load_collection(folder)
+    if join_titles:
+        files = (folder / "corpus.jsonl", folder / "corpus.jsonl.gz")
+        corpus = next(path for path in files if path.is_file())
+        passages, _ = read_corpus([corpus], distinct=False, min_words=1)
+        found = answers_in_articles(collection, passages)
+        reason = "its judged passages share no title with a neighbour"
+    elif (folder / FILE).is_file():
+        found = answers_in_documents(collection, folder / FILE)
+        reason = f"{FILE} names no judged query"
+    else:
+        raise RevelaError(
+            f'{folder} has no {FILE}: write one with lines {{"query-id": ..., "corpus-id": ..., '
+            '"text": ...}, or give --join-titles if its documents are passages of articles'
+        )
+    if not found.answers:
+        raise RevelaError(f"{folder} has no answer that could be moved: {reason}")
+    return found
+
+
+def answers_in_articles(collection: Collection, passages: Iterable[Document]) -> Answered:
+    """The judged passages inside articles of neighbours with one title; an article has at least
+    two passages.
+    """
+    queries: dict[str, list[str]] = {}
+    for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
+        for passage, score in collection.qrels[query_id].items():
+            if score > 0:
+                queries.setdefault(passage, []).append(query)
+    articles, answers = list[str](), list[Answer]()
+    for title, group in groupby(passages, key=lambda passage: passage.title):
+        members = list(group)
+        if title and len(members) > 1:
+            judged = [p for p in members if p.id in queries]
+            answers += [Answer(len(articles), p.text, tuple(queries[p.id])) for p in judged]
+        articles.append(" ".join(p.text for p in members))
+    return Answered(collection.name, articles, answers)
+
+
+def answers_in_documents(collection: Collection, path: Path) -> Answered:
+    """The passages that a file names; queries without a judgement are ignored.
+
+    Raises:
+        RevelaError: a line cannot be read, or names a passage that its document does not hold.
+    """
+    texts = dict(zip(collection.query_ids, collection.queries, strict=True))
+    places = {d: i for i, d in enumerate(collection.document_ids)}
+    queries: dict[tuple[int, str], list[str]] = {}
+    with opened_text(path) as handle:
+        for number, line in enumerate(handle, 1):
+            try:
+                row = json.loads(line)
+                query, passage = str(row["query-id"]), str(row["text"])
+                document = places[str(row["corpus-id"])]
+            except (ValueError, KeyError, TypeError) as error:
+                raise RevelaError(
+                    f"{path}:{number} is no answer in a document of corpus.jsonl "
+                    f"({type(error).__name__}: {error})"
+                ) from None
+            if not passage.strip() or passage not in collection.documents[document]:
+                raise RevelaError(
+                    f"{path}:{number}: document {row['corpus-id']} does not hold the answer word "
+                    "for word"
+                )
+            if query in texts:
+                queries.setdefault((document, passage), []).append(texts[query])
+    answers = [Answer(*where, tuple(asked)) for where, asked in queries.items()]
+    return Answered(collection.name, collection.documents, answers)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An answer, and its document with the answer at each of the ten places."""
+
+    answer: Answer
+    texts: list[str]
+
+
+def move_all(
+    answered: Answered, window: TokenWindow, count: int, unit: Unit, seed: int
+) -> list[Moved]:
+    """A sample of answers, each put at ten places of its document.
+
+    An answer qualifies if it fills at most half of the window and the rest of its document is at
+    least as long as it.
+
+    Args:
+        answered: documents and answers.
+        window: of the model.
+        count: maximum number of answers.
+        unit: what places count.
+        seed: of the sample.
+
+    Raises:
+        RevelaError: fewer than two answers qualify.
+    """
+    size = window.size - SPARE
+    lengths = [len(spans) for spans in window.spans([answer.text for answer in answered.answers])]
+    measured = zip(answered.answers, lengths, strict=True)
+    short = [(answer, length) for answer, length in measured if length <= size // 2]
+    chosen = random.Random(seed).sample(short, min(count, len(short)))
+    rests = _rests(answered, [answer for answer, _ in chosen])
+    moved = []
+    for answer, length in chosen:
+        rest = rests[answer.document]
+        spans = window.spans([rest])[0][: size - length]
+        if len(spans) >= max(length, PLACES):
+            texts = inserted(rest[: spans[-1][1]], answer.text, places(spans, unit))
+            moved.append(Moved(answer, texts))
+    if len(moved) < 2:
+        raise RevelaError(
+            f"{answered.name}: {len(moved)} of {len(answered.answers):,} answers fit beside as "
+            f"much of their document into {window.size} tokens, and two are needed: raise "
+            "--max-tokens, or give longer documents"
+        )
+    return moved
+
+
+def _rests(answered: Answered, answers: Sequence[Answer]) -> dict[int, str]:
+    """By index, the documents of these answers without them."""
+    rests: dict[int, str] = {}
+    for answer in answers:
+        text = rests.get(answer.document, answered.documents[answer.document])
+        parts = [part.strip() for part in text.split(answer.text, 1)]
+        rests[answer.document] = " ".join(parts).strip()
+    return rests
+
+
+def places(spans: Sequence[tuple[int, int]], unit: Unit) -> list[int]:
+    """Ten character offsets from the start of a text to its end, in ninths of its tokens or of its
+    characters.
+    """
+    end = spans[-1][1]
+    if unit == "characters":
+        return [round(place * end / (PLACES - 1)) for place in range(PLACES)]
+    starts = [*(start for start, _ in spans), end]
+    return [starts[round(place * len(spans) / (PLACES - 1))] for place in range(PLACES)]
+
+
+def inserted(rest: str, passage: str, offsets: Sequence[int]) -> list[str]:
+    """The rest with the passage at each offset, separated by spaces."""
+    return [
+        " ".join(part for part in (rest[:at].strip(), passage.strip(), rest[at:].strip()) if part)
+        for at in offsets
+    ]
+
+
+def moved_passage(
+    moved: Sequence[Moved],
+    others: Sequence[str],
+    encoder: Encoder,
+    seed: int = 0,
+    progress: bool = False,
+) -> dict[str, Profile]:
+    """Reciprocal rank and cosine of each query's document, by the place of the answer in it.
+
+    Args:
+        moved: documents that compete with each other, all with their answer at the same place.
+        others: texts that compete too.
+        encoder: of unit vectors.
+        seed: of the intervals, for which whole documents are resampled.
+        progress: show bars.
+    """
+    texts = [m.texts[place] for place in range(PLACES) for m in moved]
+    passages_PAD = encoder.encode_passages(texts, progress=progress).reshape(PLACES, len(moved), -1)
+    others_OD = passages_PAD[0, :0]
+    if others:
+        others_OD = encoder.encode_passages(others, progress=progress)
+    queries = [query for m in moved for query in m.answer.queries]
+    queries_QD = encoder.encode_queries(queries, progress=progress)
+    own_Q = np.repeat(np.arange(len(moved)), [len(m.answer.queries) for m in moved])
+    cosines_QP, ranks_QP = scores_by_place(queries_QD, passages_PAD, others_OD, own_Q)
+    reciprocal_QP = np.where(ranks_QP <= DEPTH, 1.0 / ranks_QP, 0.0)
+    owners = [moved[own].answer.document for own in own_Q.tolist()]
+    return {
+        f"moved passage, MRR@{DEPTH}": profile(reciprocal_QP, MOVED_TENTHS, owners, seed),
+        "moved passage, cosine": profile(cosines_QP, MOVED_TENTHS, owners, seed),
+    }
+
+
+def scores_by_place(
+    queries_QD: Vectors, passages_PAD: Vectors, others_OD: Vectors, own_Q: NDArray[np.int64]
+) -> tuple[Scores, NDArray[np.int64]]:
+    """Cosine (Q, P) of each query with its document, and the rank (Q, P), from 1, of that document
+    among all of the same place and the others.
+    """
+    cosines, ranks = [], []
+    others_QO = queries_QD @ others_OD.T
+    for passages_AD in passages_PAD:
+        scores_QA = queries_QD @ passages_AD.T
+        own = scores_QA[np.arange(len(own_Q)), own_Q]
+        cosines.append(own.astype(np.float64))
+        above = (scores_QA > own[:, None]).sum(axis=1) + (others_QO > own[:, None]).sum(axis=1)
+        ranks.append(1 + above)
+    return np.column_stack(cosines), np.column_stack(ranks)
+
+
+def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -> list[str]:
+    """The documents without a moved answer, cut to the window."""
+    theirs = {m.answer.document for m in moved}
+    texts = [text for index, text in enumerate(answered.documents) if index not in theirs]
+    size = window.size - SPARE
+    return [
+        between_words(text, spans[size - 1][1]) if len(spans) > size else text
+        for text, spans in zip(texts, window.spans(texts), strict=True)
+    ]

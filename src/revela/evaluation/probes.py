@@ -1,0 +1,147 @@
+"""All probes of one model: position bias, moved passages, geometry. Everything is read and cut
+before anything is encoded, so that bad input costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from revela.device import uses_bf16
+from revela.errors import RevelaError
+from revela.evaluation.beir import load_collection
+from revela.evaluation.geometry import geometry, pairs_of_collection, pairs_of_text
+from revela.evaluation.moved_passage import Unit, load_answers, move_all, moved_passage, untouched
+from revela.evaluation.position import SPARE, exact_match, long_texts, loss_by_place
+from revela.evaluation.results import ProbeResult
+from revela.lm.language_model import load_language_model, load_tokenizer
+from revela.quiet import quieten
+from revela.retriever.build import load_retriever
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.tokens import TokenWindow, token_window
+from revela.settings import Precision
+from revela.types import Document, Encoder, Vectors
+
+log = logging.getLogger(__name__)
+
+
+def probe_retriever(
+    folder: Path,
+    name: str,
+    documents: Sequence[Document],
+    *,
+    max_tokens: int,
+    count: int,
+    seed: int,
+    precision: Precision,
+    move: Path | None,
+    join_titles: bool,
+    unit: Unit,
+    pairs: Path | None,
+    progress: bool = True,
+) -> ProbeResult:
+    """Exact match and geometry of a retriever and, with ``move``, moved passages.
+
+    Args:
+        folder: of Sentence Transformers.
+        name: the model in messages and in the result.
+        documents: to sample from.
+        max_tokens: longest text, prompt included; at most the model's own limit.
+        count: maximum number of documents, answers and pairs.
+        seed: of samples and intervals.
+        precision: arithmetic.
+        move: folder in BEIR layout with answers.
+        join_titles: its documents are passages of articles.
+        unit: what places of an answer count.
+        pairs: folder in BEIR layout for the geometry; None: halves of chunks.
+        progress: show bars.
+
+    Raises:
+        RevelaError: there is too little text, or a vector is not finite.
+    """
+    quieten()
+    model = load_retriever(folder)
+    window = token_window(model, name, max_tokens)
+    tokens = window.size - SPARE
+    texts = long_texts(documents, window, count, seed)
+    if pairs is None:
+        two = pairs_of_text(documents, count, seed)
+    else:
+        two = pairs_of_collection(load_collection(pairs), count, seed)
+    answered = load_answers(move, join_titles) if move is not None else None
+    moved = move_all(answered, window, count, unit, seed) if answered else []
+    plain = RetrieverEncoder(model, uses_bf16(precision, model.device), max_tokens)
+    encoder = UnitEncoder(plain, name)
+    log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
+    profiles = exact_match(texts, encoder, seed, progress)
+    if answered:
+        others = untouched(answered, moved, window)
+        asked = sum(len(m.answer.queries) for m in moved)
+        log.info(
+            f"moved passage: {asked:,} queries, {len(moved):,} answers at ten places each, "
+            f"{len(others):,} other documents"
+        )
+        profiles |= moved_passage(moved, others, encoder, seed, progress)
+    log.info(f"geometry: {len(two):,} pairs")
+    lies = geometry(two, encoder, progress)
+    return ProbeResult(model=name, tokens=tokens, profiles=profiles, geometry=lies)
+
+
+def probe_language_model(
+    folder: Path,
+    name: str,
+    documents: Sequence[Document],
+    *,
+    max_tokens: int,
+    count: int,
+    seed: int,
+    precision: Precision,
+    progress: bool = True,
+) -> ProbeResult:
+    """Next-token loss of a causal LM by place; arguments as for ``probe_retriever``."""
+    quieten()
+    window = TokenWindow(load_tokenizer(folder), max_tokens)
+    tokens = window.size - SPARE
+    texts = long_texts(documents, window, count, seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lm = load_language_model(folder, bf16=uses_bf16(precision, device), name=name).to(device)
+    log.info(f"next-token loss: {len(texts):,} documents of {tokens} tokens")
+    profiles = loss_by_place(texts, lm, window, seed, progress)
+    return ProbeResult(model=name, tokens=tokens, profiles=profiles)
+
+
+class UnitEncoder:
+    """An encoder whose vectors are scaled to length one and checked for NaN and infinity.
+
+    Args:
+        encoder: gives the vectors.
+        name: the model in messages.
+
+    Raises:
+        RevelaError: (when encoding) a vector is not finite.
+    """
+
+    def __init__(self, encoder: Encoder, name: str) -> None:
+        self.encoder, self.name = encoder, name
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) unit vectors."""
+        return self._scaled(self.encoder.encode_queries(texts, progress=progress))
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) unit vectors."""
+        return self._scaled(self.encoder.encode_passages(texts, progress=progress))
+
+    def _scaled(self, vectors_ND: Vectors) -> Vectors:
+        if broken := int((~np.isfinite(vectors_ND)).any(axis=1).sum()):
+            raise RevelaError(
+                f"{self.name} gives vectors that are not finite for {broken:,} of "
+                f"{len(vectors_ND):,} texts: its weights are broken"
+            )
+        norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+        unit_ND: Vectors = vectors_ND / np.maximum(norms_N1, 1e-12)
+        return unit_ND
