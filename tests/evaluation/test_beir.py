@@ -11,6 +11,7 @@ import pytest
 
 from revela.errors import RevelaError
 from revela.evaluation.beir import evaluate, load_collection, outcomes, read_again
+from revela.retriever.encode import load_encoder
 
 
 class Oracle:
@@ -86,13 +87,11 @@ def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
     assert list(again.items()) == [(1, 0.4), (3, 0.39), (0, 0.38), (2, 0.1)]
 
 
-def test_broken_model_is_refused(tmp_path):
-    class Broken(Oracle):
-        def encode_queries(self, texts, progress=False):
-            return super().encode_queries(texts) * np.nan
-
-    with pytest.raises(RevelaError, match="not finite"):
-        evaluate(load_collection(write(tmp_path / "c")), {"m": Broken()})
+def test_broken_model_is_refused(tmp_path, saved_retriever):
+    encoder = load_encoder(saved_retriever, "fp32")
+    next(encoder.model.parameters()).data[:] = np.nan
+    with pytest.raises(RevelaError, match="not finite for 4 of 4 texts"):
+        evaluate(load_collection(write(tmp_path / "c")), {"m": encoder})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 sentence, exit code 2.
 """
 
-from revela.cli import carry, find, learn, measure, probe, serve
+from revela.cli import export, index, learn, measure, probe, search, serve
 from revela.cli.main import app, main
 
-__all__ = ["app", "carry", "find", "learn", "main", "measure", "probe", "serve"]
+__all__ = ["app", "export", "index", "learn", "main", "measure", "probe", "search", "serve"]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from revela.device import uses_bf16
 from revela.evaluation.beir import load_collection
 from revela.evaluation.probe.answers import load_answers
-from revela.evaluation.probe.finite import Finite
 from revela.evaluation.probe.geometry import Geometry, geometry, pairs_of_collection, pairs_of_text
 from revela.evaluation.probe.moved_passage import Unit, move_all, moved_passage, untouched
 from revela.evaluation.probe.position import SPARE, exact_match, long_texts, loss_by_place
@@ -27,7 +27,7 @@ from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import Ruler, ruler_of
 from revela.settings import Precision
-from revela.types import Document
+from revela.types import Document, Encoder, Vectors
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,28 @@ class Found:
     def as_json(self) -> dict[str, Any]:
         """Plain dicts and lists."""
         return dataclasses.asdict(self)
+
+
+class UnitLength:
+    """Another encoder's vectors, brought to length one."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) unit vectors."""
+        return _unit(self.encoder.encode_queries(texts, progress=progress))
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) unit vectors."""
+        return _unit(self.encoder.encode_passages(texts, progress=progress))
+
+
+def _unit(vectors_ND: Vectors) -> Vectors:
+    unit_ND: Vectors = vectors_ND / np.maximum(
+        np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12
+    )
+    return unit_ND
 
 
 def probe_retriever(
@@ -92,7 +114,8 @@ def probe_retriever(
     )
     answered = load_answers(move, join_titles) if move is not None else None
     moved = move_all(answered, ruler, count, unit, seed) if answered else []
-    encoder = Finite(RetrieverEncoder(model, uses_bf16(precision, model.device), max_tokens), name)
+    bf16 = uses_bf16(precision, model.device)
+    encoder = UnitLength(RetrieverEncoder(model, bf16, max_tokens, name))
     log.info(f"exact match: {len(texts):,} documents of {ruler.room - SPARE} tokens")
     profiles = exact_match(texts, encoder, seed, progress)
     if answered:
