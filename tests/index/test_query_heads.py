@@ -57,9 +57,12 @@ def naive_scores(folder, tokenizer, query, passages, heads):
         with torch.no_grad():
             matrices = model(torch.tensor([before + asked]), output_attentions=True).attentions
         rows = range(len(before), len(before) + len(asked))
-        mass = [[fmean(sum(float(matrices[a][0, b, r, m]) for m, o in enumerate(owner) if o == i) for r in rows) for a, b in heads]
-                for i in range(len(passages))]  # fmt: skip
-        masses.append(mass)
+        places = [[m for m, o in enumerate(owner) if o == i] for i in range(len(passages))]
+
+        def mass_on(place, a, b, rows=rows, matrices=matrices):
+            return fmean(sum(float(matrices[a][0, b, r, m]) for m in place) for r in rows)
+
+        masses.append([[mass_on(place, a, b) for a, b in heads] for place in places])
     return [
         fmean(x - y for x, y in zip(asked, nothing, strict=True))
         for asked, nothing in zip(*masses, strict=True)
@@ -160,7 +163,7 @@ def test_an_lm_with_too_short_a_context_is_one_sentence(tiny_lm_folder, tmp_path
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
     with pytest.raises(
         RevelaError,
-        match=r"short reads 512 tokens, too few for 20 passages of 32: give an LM that reads 1,024 or more",
+        match="short reads 512 tokens, too few for 20 passages of 32: give an LM that reads 1,024",
     ):
         load_query_heads(str(folder), lambda: PASSAGES)
 

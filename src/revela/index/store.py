@@ -49,18 +49,18 @@ FILTER_LIMIT = 10_000  # characters
 
 
 class Index:
-    """An index in a folder; ``create`` makes one, ``open`` opens one.
+    """An index in a folder. ``create`` makes an empty one, ``open`` opens one.
 
-    Other processes may read it at any time, and see what is added; one at a time may change it.
+    Other processes may search it at any time, and see what is added; one at a time may change it.
 
     Example:
         >>> from revela import Document, Index
         >>> index = Index.create("my-notes", "my-retriever", {"year": "int64"})
-        >>> texts = {"a": "Invoices are kept for ten years.", "b": "The garden opens at nine."}
-        >>> documents = [Document(name, text, metadata={"year": 2020}) for name, text in texts.items()]
-        >>> index.add(documents).new
+        >>> first = Document("a", "Invoices are kept for ten years.", metadata={"year": 2020})
+        >>> index.add([first, Document("b", "The garden opens at nine.")]).new
         2
-        >>> [hit.id for hit in Index.open("my-notes").search("how long are invoices kept", k=1)]
+        >>> index = Index.open("my-notes")
+        >>> [hit.id for hit in index.search("how long are invoices kept", where="year > 2010")]
         ['a']
         >>> index.delete(["b"])
         1
