@@ -35,9 +35,10 @@ from revela.corpus.chunk import chunk
 from revela.corpus.read import read_corpus
 from revela.evaluation.beir import load_collection, outcomes
 from revela.evaluation.metrics import mean_scores, top_k
-from revela.index import encode_corpus as indexing
 from revela.index.bm25 import BM25
+from revela.index.encode_corpus import metadata_columns
 from revela.index.fusion import DEPTH, reciprocal_rank_fusion
+from revela.index.manifest import Info
 from revela.index.store import Index
 from revela.settings import Indexing
 from revela.types import Document, Vectors
@@ -71,6 +72,17 @@ class Known:
     encode_queries = encode_passages
 
 
+def build(
+    out: Path, documents: Sequence[Document], encoder, settings: Indexing, metadata=()
+) -> Index:
+    """An index of these documents, by an encoder that need not be a model's."""
+    width = encoder.encode_passages(["."]).shape[1]
+    info = Info(MODEL, "0", width, settings, metadata_columns(documents, metadata))
+    index = Index.begin(out, info, encoder)
+    index.add(documents)
+    return index
+
+
 # Quality
 
 
@@ -96,14 +108,12 @@ def quality(arguments: argparse.Namespace) -> None:
     documents = arrow_list(
         Document, (Document(i, text) for i, text in zip(ids, texts, strict=True))
     )
-    index, _ = indexing.build(
-        out, documents, known, model=MODEL, fingerprint="0", settings=Indexing(chunk_words=10**6)
-    )
+    index = build(out, documents, known, Indexing(chunk_words=10**6))
     oracle = outcomes(folder, {"dense": known})
     print("| nDCG@10 | the index | numpy + bm25s |\n|---|---|---|")
     for mode, system in (("dense", "dense"), ("lexical", "BM25"), ("hybrid", "dense + BM25")):
         run = {
-            query: {hit.id: hit.score for hit in index.search(text, known, 100, mode)}
+            query: {hit.id: hit.score for hit in index.search(text, 100, mode)}
             for query, text in queries.items()
         }
         print(
@@ -121,8 +131,7 @@ def rerank(arguments: argparse.Namespace) -> None:
     ][: arguments.documents]
     out = arguments.out / "rerank"
     shutil.rmtree(out, ignore_errors=True)
-    made = dict(model=MODEL, fingerprint="0", settings=Indexing(keep_tokens=True))
-    index, _ = indexing.build(out, arrow_list(Document, documents), model, **made)
+    index = build(out, documents, model, Indexing(keep_tokens=True))
     rows: dict[str, list[float]] = {
         "hybrid": [],
         "hybrid, tokens that are kept": [],
@@ -136,11 +145,11 @@ def rerank(arguments: argparse.Namespace) -> None:
                 index.info, settings=replace(index.info.settings, keep_tokens="made" not in name)
             )
             begun = time.perf_counter()
-            index.search(query, model, 10, rerank="tokens" if "tokens" in name else None)
+            index.search(query, 10, rerank="tokens" if "tokens" in name else None)
             row.append(1e3 * (time.perf_counter() - begun))
     size = sum(
         row["tokens"] is not None and len(row["tokens"])
-        for row in index._table.search().limit(10**6).to_list()
+        for row in index._table.lance.search().limit(10**6).to_list()
     ) / len(index)
     print(
         f"{len(index):,} chunks, {size:,.0f} bytes of tokens a chunk\n\n| | p50, ms | p99, ms |\n|---|---|---|"
@@ -292,8 +301,7 @@ def ours(arguments: argparse.Namespace) -> None:
         corpus, _ = read_corpus(arguments.text, distinct=False)
         documents = arrow_list(Document, at_least(corpus, arguments.chunks))
         settings = Indexing(chunk_words=CHUNK_WORDS, vectors=arguments.vectors)
-        made_with = dict(model=MODEL, fingerprint="0", settings=settings, metadata=["year"])
-        facts = clocked(lambda: indexing.build(out, documents, made, **made_with))
+        facts = clocked(lambda: build(out, documents, made, settings, ["year"]))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         built = {
             "build": facts
@@ -303,18 +311,18 @@ def ours(arguments: argparse.Namespace) -> None:
                 "documents": len(documents),
             }
         }
-    index, known = Index.load(out), Known(words, vectors)
+    index = Index.open(out, encoder=Known(words, vectors))
     modes = {
-        m: latencies(lambda row, m=m: index.search(words[row], known, 10, m))
+        m: latencies(lambda row, m=m: index.search(words[row], 10, m))
         for m in ("hybrid", "dense", "lexical")
     }
     filters = {"filtered, a quarter": "year >= 2017", "filtered, a 36th": "year = 2017"}
     modes |= {
-        f: latencies(lambda row, w=w: index.search(words[row], known, 10, "hybrid", w))
+        f: latencies(lambda row, w=w: index.search(words[row], 10, "hybrid", w))
         for f, w in filters.items()
     }
-    near = [list(index._near(vector, DEPTH, None).values()) for vector in vectors]
-    few = [list(index._near(vector, 20, None).values()) for vector in vectors]
+    near = [list(index._table.nearest(vector, DEPTH).values()) for vector in vectors]
+    few = [list(index._table.nearest(vector, 20).values()) for vector in vectors]
     exact = exact_best(out, vectors, 10)
 
     def recall(found: list[list[tuple[str, float]]]) -> float:

@@ -33,13 +33,11 @@ from pathlib import Path
 
 import torch
 
-from revela.corpus.arrow_list import arrow_list
 from revela.corpus.read import read_corpus
-from revela.index.encode_corpus import build
+from revela.index.store import Index
 from revela.retriever.encode import load_encoder
-from revela.settings import Indexing
 from revela.types import Document, Encoder
-from revela.weights import fingerprint, resolve
+from revela.weights import resolve
 
 OUT = Path(__file__).parent / "out"
 NAME = "model"
@@ -175,15 +173,8 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as temporary:
         index = Path(temporary) / "index"
-        few = arrow_list(Document, [Document(str(i), text) for i, text in enumerate(texts[:8])])
-        build(
-            index,
-            few,
-            encoder,
-            model=str(folder),
-            fingerprint=fingerprint(folder),
-            settings=Indexing(),
-        )
+        few = [Document(str(i), text) for i, text in enumerate(texts[:8])]
+        Index.create(index, folder, encoder=encoder).add(few)
         before = direct(encoder, texts, a.seconds / 3)
         command = [
             sys.executable,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import subprocess
 import sys
 
@@ -29,12 +31,22 @@ def test_public_names_are_few_and_there():
 
 
 def test_import_brings_nothing_heavy():
-    code = "import sys, revela; print(revela.__version__, [m for m in ('torch', 'numpy', 'transformers', 'lancedb') if m in sys.modules])"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        .stdout.strip()
-        .endswith(" []")
-    )
+    heavy = ("torch", "numpy", "transformers", "lancedb")
+    found = f"[m for m in {heavy} if m in sys.modules]"
+    code = f"import sys, revela; print(revela.__version__, {found})"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.strip().endswith(" []")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".api", ".index.store", ".index.fusion", ".index.bm25", ".index.encode_corpus"]
+)
+def test_examples_of_docstrings(saved_retriever, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-retriever").symlink_to(saved_retriever)
+    found = doctest.testmod(importlib.import_module(f"revela{name}"), verbose=False)
+    assert found.attempted >= 2 and not found.failed
 
 
 def test_vectors_have_length_one_and_prompts(retriever):

@@ -1,7 +1,13 @@
 """Raw text in, a dense retriever out: trained without labels by a language model's next-token
 prediction.
 
-What is public is here, and imported when it is first asked for: ``import revela`` costs nothing.
+The public names are imported when they are first used: ``import revela`` costs nothing.
+
+Example:
+    >>> from revela import Index, Retriever
+    >>> index = Retriever("my-retriever").index(["Invoices are kept for ten years."], "my-notes")
+    >>> Index.open("my-notes").search("how long are invoices kept")[0].text
+    'Invoices are kept for ten years.'
 """
 
 from __future__ import annotations
@@ -9,15 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from revela.api import Retriever, Searcher
+    from revela.api import Retriever
     from revela.errors import RevelaError
+    from revela.index.store import Index
     from revela.types import Document, Hit
 
-__all__ = ["Document", "Hit", "Retriever", "RevelaError", "Searcher", "__version__"]
+__all__ = ["Document", "Hit", "Index", "Retriever", "RevelaError", "__version__"]
 
 _HOMES = {
     "Retriever": "api",
-    "Searcher": "api",
+    "Index": "index.store",
     "RevelaError": "errors",
     "Document": "types",
     "Hit": "types",

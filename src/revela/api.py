@@ -1,28 +1,22 @@
-"""The library in five lines: load a retriever, encode, index, search. Thin over models.retriever
-and search/.
-"""
+"""``Retriever``: a trained retriever, from loading it to searching an index that it has made."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela.corpus.arrow_list import ArrowList, arrow_list
+from revela.corpus.arrow_list import arrow_list
 from revela.errors import RevelaError
-from revela.index import encode_corpus as indexing
-from revela.index.fusion import Fusion
-from revela.index.listwise import QueryHeads, load_query_heads
-from revela.index.rerank import Rerank
-from revela.index.store import Index, Mode
+from revela.index.encode_corpus import metadata_columns
+from revela.index.store import Index
 from revela.retriever.encode import load_encoder
-from revela.settings import Indexing, Precision, Recipe
-from revela.settings import Retriever as RetrieverSettings
-from revela.types import Document, Hit, Vectors
-from revela.weights import fingerprint, resolve
+from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
+from revela.types import Document, Vectors
+from revela.weights import resolve
 
 if TYPE_CHECKING:
     from revela.evaluation.label_free import HeldOutCheck
@@ -33,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Retriever:
-    """A retriever that is loaded once, for everything it is used for.
+    """A retriever, loaded once for everything that it is used for.
 
     Args:
         model: a folder made by ``revela train``, any Sentence-Transformers folder, a hub id or
@@ -43,14 +37,24 @@ class Retriever:
             loaded when it is first needed.
 
     Raises:
-        RevelaError: it is none of these, or cannot be opened.
+        RevelaError: the model cannot be found or opened.
+
+    Example:
+        >>> from revela import Retriever
+        >>> retriever = Retriever("my-retriever")
+        >>> texts = ["Invoices are kept for ten years.", "The garden opens at nine."]
+        >>> index = retriever.index(texts, "my-notes")
+        >>> [hit.text for hit in index.search("are invoices kept for ten years", k=1)]
+        ['Invoices are kept for ten years.']
+        >>> retriever.open("my-notes").search("when does the garden open")[0].id
+        '1'
     """
 
     def __init__(
         self,
         model: str | Path,
         precision: Precision = "auto",
-        lm: str | Path = RetrieverSettings.offline_model,
+        lm: str | Path = OFFLINE_MODEL,
     ) -> None:
         self.folder, self.lm = resolve(str(model)), str(lm)
         self.encoder = load_encoder(self.folder, precision)
@@ -86,12 +90,13 @@ class Retriever:
         return cls(out)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """(N, D) float32 vectors of length one of these texts as queries."""
+        """Encode texts as queries: (N, D) float32 vectors of length one."""
         return self.encoder.encode_queries(texts)
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """(N, D) float32 vectors of length one of these texts as passages; a dot product with a
-        query's vector is their cosine.
+        """Encode texts as passages: (N, D) float32 vectors of length one.
+
+        The dot product of a passage's and a query's vector is their cosine.
         """
         return self.encoder.encode_passages(texts)
 
@@ -102,105 +107,45 @@ class Retriever:
         metadata: Sequence[str] = (),
         chunk_words: int = Indexing.chunk_words,
         keep_tokens: bool = Indexing.keep_tokens,
-    ) -> Searcher:
-        """Cut documents into chunks, encode and index them in a new folder; a run that was killed
-        goes on when it is called again.
+    ) -> Index:
+        """Make an index of documents in a new folder; the same call resumes a run that was killed.
 
         Args:
-            documents: texts, whose ids are then their numbers from 0, or documents with ids and
-                titles of your own.
+            documents: texts, which get their numbers from 0 as ids, or documents with ids and
+                titles of their own. Those without a word are left out.
             folder: for the index.
-            metadata: fields of the documents' ``metadata`` that results can be filtered by.
+            metadata: fields of the documents' ``metadata`` that searches can filter by.
             chunk_words: most words in a chunk.
             keep_tokens: keep token vectors, so that re-ranking takes milliseconds.
 
         Raises:
-            RevelaError: there is nothing to index, the folder holds something else, or two
-                documents share an id.
+            RevelaError: there is nothing to index, the folder holds something else, two documents
+                share an id, or no document has a metadata field.
         """
-        if not (rows := _documents(documents)):
+        numbered = (
+            Document(str(i), document) if isinstance(document, str) else document
+            for i, document in enumerate(documents)
+        )
+        rows = arrow_list(Document, (row for row in numbered if row.full_text.strip()))
+        if not rows:
             raise RevelaError(
                 "there is nothing to index: give texts or documents with words in them"
             )
-        index, _ = indexing.build(
-            Path(folder),
-            rows,
-            self.encoder,
-            model=str(self.folder.resolve()),
-            fingerprint=fingerprint(self.folder),
-            settings=Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens),
-            metadata=metadata,
+        settings = Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens)
+        columns = metadata_columns(rows, metadata)
+        index = Index.create(
+            folder, self.folder, columns, settings, encoder=self.encoder, lm=self.lm
         )
-        return Searcher(self, index)
+        index.add(rows)
+        return index
 
-    def open(self, folder: str | Path) -> Searcher:
+    def open(self, folder: str | Path) -> Index:
         """Open an index that this retriever has made, here or by ``revela index``.
 
         Raises:
             RevelaError: the folder is no index, or another model made it.
         """
-        index = Index.load(Path(folder))
-        if index.fingerprint != fingerprint(self.folder):
-            raise RevelaError(
-                f"{self.folder} is not the model that made {folder}: open it with that one, or index again"
-            )
-        return Searcher(self, index)
-
-
-class Searcher:
-    """An index with the retriever that made it; ``Retriever.index`` and ``Retriever.open`` give
-    one.
-    """
-
-    def __init__(self, retriever: Retriever, index: Index) -> None:
-        self._retriever, self._index = retriever, index
-
-    def search(
-        self,
-        question: str,
-        k: int = 10,
-        mode: Mode = "hybrid",
-        where: str | None = None,
-        fusion: Fusion = "score",
-        rerank: Rerank | None = None,
-    ) -> list[Hit]:
-        """The k best documents, best first, each with its best chunk: found by meaning ("dense"),
-        by words ("lexical") or both.
-
-        Args:
-            question: what to look for.
-            k: how many.
-            mode: see above.
-            where: only documents whose metadata this holds for, as SQL: "year > 2020".
-            fusion: how both are joined, by score or by rank.
-            rerank: "tokens" orders the first 50 again by the vectors of single tokens, "heads" the
-                first 20 by a language model.
-
-        Raises:
-            RevelaError: the question is empty, the filter is wrong, or the language model cannot be
-                loaded.
-        """
-        how = self._heads if rerank == "heads" else rerank
-        return self._index.search(question, self._retriever.encoder, k, mode, where, fusion, how)
-
-    @cached_property
-    def _heads(self) -> QueryHeads:
-        return load_query_heads(self._retriever.lm, self._index.sample)
-
-    def add(self, documents: Iterable[Document]) -> None:
-        """Add documents; those whose id is there already are replaced."""
-        indexing.extend(self._index, _documents(documents), self._retriever.encoder)
-
-
-def _documents(documents: Iterable[str | Document]) -> ArrowList[Document]:
-    """On disk, as indexing reads them; texts get their numbers as ids, and what has no word is left
-    out.
-    """
-    whole = (
-        Document(str(i), document) if isinstance(document, str) else document
-        for i, document in enumerate(documents)
-    )
-    return arrow_list(Document, (document for document in whole if document.full_text.strip()))
+        return Index.open(folder, self.folder, encoder=self.encoder, lm=self.lm)
 
 
 @dataclass(frozen=True)

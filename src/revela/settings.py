@@ -31,6 +31,9 @@ Precision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
 Value = TypeVar("Value")
 
+OFFLINE_MODEL = "embedded:smollm2-135m"
+"Language model that needs no network; the instruct model in 4 bits."
+
 OBJECTIVES = {
     "revela": "revela.objectives.revela:Revela",
     "gains": "revela.objectives.gains:Gains",
@@ -146,7 +149,7 @@ class Retriever(Section):
 
     model: str = "HuggingFaceTB/SmolLM2-135M"
     "Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6."
-    offline_model: str = setting("embedded:smollm2-135m", rare=True)
+    offline_model: str = setting(OFFLINE_MODEL, rare=True)
     "Replaces the default --model and --lm when the hub cannot be reached and they are not cached. Empty: stop instead."
     layers: int = 6
     "Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models stay complete."

@@ -18,6 +18,7 @@ from revela.evaluation.beir import (
     outcomes,
     read_again,
 )
+from revela.retriever.encode import load_encoder
 
 
 class Oracle:
@@ -115,13 +116,11 @@ def test_names_are_shortened_where_they_stay_apart():
     }
 
 
-def test_broken_model_is_refused(tmp_path):
-    class Broken(Oracle):
-        def encode_queries(self, texts, progress=False):
-            return super().encode_queries(texts) * np.nan
-
-    with pytest.raises(RevelaError, match="not finite"):
-        mean_outcomes(load_collection(write(tmp_path / "c")), {"m": Broken()})
+def test_broken_model_is_refused(tmp_path, saved_retriever):
+    encoder = load_encoder(saved_retriever, "fp32")
+    next(encoder.model.parameters()).data[:] = np.nan
+    with pytest.raises(RevelaError, match="not finite for 4 of 4 texts"):
+        mean_outcomes(load_collection(write(tmp_path / "c")), {"m": encoder})
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from letters import Letters, build, rows_of
+from letters import build, reopen, rows_of
 
-from revela.index.encode_corpus import add_documents
 from revela.index.manifest import writing
 from revela.index.store import Index
 from revela.types import Document
@@ -32,7 +31,7 @@ def versioned(name: str, version: int) -> Document:
 
 def write_for_ever(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
-    index = Index.load(folder)
+    index = reopen(folder)
     with writing(folder):
         print("begun", flush=True)
         while True:
@@ -40,7 +39,7 @@ def write_for_ever(folder: Path, seed: int) -> None:
                 documents = [
                     versioned(name, seed) for name in rng.sample([f"d{i}" for i in range(NAMES)], 8)
                 ]
-                for _ in add_documents(index, documents, Letters()):
+                for _ in index.add_batches(documents):
                     print(
                         *(f"{document.id} {seed}" for document in documents), sep="\n", flush=True
                     )
@@ -76,7 +75,7 @@ def kill_while_appending(folder: Path, kills: int, seed: int) -> dict[str, int]:
             if len(line) == 2:
                 safe[line[0]] = int(line[1])
                 acknowledged += 1
-        safe |= check(Index.load(folder), safe, turn)  # what was made and not acknowledged stays
+        safe |= check(reopen(folder), safe, turn)  # what was made and not acknowledged stays
     return {
         "kills": kills,
         "while_packing": while_packing,
@@ -108,7 +107,7 @@ def check(index: Index, safe: dict[str, int], turn: int) -> dict[str, int]:
         assert name not in safe or version == safe[name] or newer(version, safe[name], turn), (
             f"{name} is old after kill {turn}"
         )
-    assert len(index.search("abba", Letters(), NAMES + 1)) == len(held) + 1
+    assert len(index.search("abba", NAMES + 1)) == len(held) + 1
     return versions
 
 

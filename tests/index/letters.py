@@ -12,9 +12,10 @@ import numpy as np
 from revela.corpus.arrow_list import arrow_list
 from revela.corpus.chunk import chunk
 from revela.evaluation.metrics import top_k
-from revela.index import encode_corpus as indexing
 from revela.index.bm25 import BM25
+from revela.index.encode_corpus import Added, metadata_columns
 from revela.index.fusion import DEPTH, Geometry, fuse_scores, reciprocal_rank_fusion
+from revela.index.manifest import Info
 from revela.index.store import Index
 from revela.settings import Indexing
 from revela.types import Document
@@ -70,22 +71,26 @@ def documents(count: int, seed: int = 0) -> list[Document]:
 
 
 def build(folder: Path, docs: list[Document], encoder=None, metadata=(), **settings) -> Index:
-    made = dict(
-        model="model",
-        fingerprint="0123",
-        settings=Indexing(chunk_words=WORDS, **settings),
-        metadata=metadata,
-    )
-    return indexing.build(folder, arrow_list(Document, docs), encoder or Letters(), **made)[0]
+    columns = metadata_columns(docs, metadata)
+    settings = Indexing(chunk_words=WORDS, **settings)
+    info = Info("model", "0123", settings.dimensions or 8, settings, columns)
+    index = Index.begin(folder, info, encoder or Letters())
+    index.add(arrow_list(Document, docs))
+    return index
 
 
-def extend(index: Index, docs: list[Document], encoder=None) -> indexing.Added:
-    return indexing.extend(index, arrow_list(Document, docs), encoder or Letters())
+def extend(index: Index, docs: list[Document], encoder=None) -> Added:
+    index._encoder = encoder or Letters()
+    return index.add(arrow_list(Document, docs))
+
+
+def reopen(folder: Path) -> Index:
+    return Index.open(folder, encoder=Letters())
 
 
 def rows_of(index: Index) -> list[tuple[str, int, str]]:
     """(document, chunk, passage) of every row, in order."""
-    found = index._table.search().select(["id", "chunk", "passage"]).limit(10**6).to_list()
+    found = index._table.lance.search().select(["id", "chunk", "passage"]).limit(10**6).to_list()
     return sorted((row["id"], row["chunk"], row["passage"]) for row in found)
 
 

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from letters import Letters, build, extend, rows_of
+from letters import build, extend, rows_of
 
 from revela.errors import RevelaError
 from revela.index.encode_corpus import metadata_columns, refuse_repeated
@@ -36,7 +36,7 @@ def test_a_metadata_column_is_of_numbers_if_all_its_values_are(tmp_path, values,
     docs = with_metadata(*values)
     assert metadata_columns(docs, ["field"]) == {"field": kind}
     made = build(tmp_path / "index", docs, metadata=["field"])
-    found = {hit.id: hit.metadata.get("field") for hit in made.search("abc", Letters(), 9)}
+    found = {hit.id: hit.metadata.get("field") for hit in made.search("abc", 9)}
     assert found == {
         d.id: json.dumps(v) if kind == "string" and v is not None and not isinstance(v, str) else v
         for d, v in zip(docs, values, strict=True)
@@ -46,7 +46,7 @@ def test_a_metadata_column_is_of_numbers_if_all_its_values_are(tmp_path, values,
 def test_a_number_that_is_none_is_not_shown(tmp_path):
     """Of an index that was made when such numbers were still read."""
     made = build(tmp_path / "index", with_metadata(0.5, math.nan, math.inf), metadata=["field"])
-    assert {hit.id: hit.metadata for hit in made.search("abc", Letters(), 9)} == {
+    assert {hit.id: hit.metadata for hit in made.search("abc", 9)} == {
         "d0": {"field": 0.5},
         "d1": {},
         "d2": {},
@@ -58,7 +58,7 @@ def test_added_metadata_must_fit(tmp_path):
     with pytest.raises(RevelaError, match=r"field of document d0 is 'many', where .* holds int64"):
         extend(made, with_metadata("many"))
     assert extend(made, with_metadata(7)).replaced == 1
-    assert {h.id for h in made.search("abc", Letters(), 9, where="field = 7")} == {"d0"}
+    assert {h.id for h in made.search("abc", 9, where="field = 7")} == {"d0"}
 
 
 def test_bad_fields_are_one_sentence():
@@ -80,4 +80,4 @@ def test_ids_may_hold_quotes_and_a_title_may_stand_alone(tmp_path):
     made = build(tmp_path / "index", docs)
     assert extend(made, [*docs[1:], Document("it's", "hhh.")]).replaced == 1
     assert rows_of(made) == [('"; drop', 0, "def."), ("it's", 0, "hhh."), ("é/ü\\", 0, "ghgh ")]
-    assert made.delete(["it's"]) == 1 and made.search("ghgh", None, 1, "lexical")[0].title == "ghgh"
+    assert made.delete(["it's"]) == 1 and made.search("ghgh", 1, "lexical")[0].title == "ghgh"

@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 import numpy as np
 import pytest
 import torch
-from letters import Letters, build, documents
+from letters import build, documents
 from transformers import LlamaForCausalLM
 
 from conftest import make_rows
@@ -57,9 +57,12 @@ def naive_scores(folder, tokenizer, query, passages, heads):
         with torch.no_grad():
             matrices = model(torch.tensor([before + asked]), output_attentions=True).attentions
         rows = range(len(before), len(before) + len(asked))
-        mass = [[fmean(sum(float(matrices[a][0, b, r, m]) for m, o in enumerate(owner) if o == i) for r in rows) for a, b in heads]
-                for i in range(len(passages))]  # fmt: skip
-        masses.append(mass)
+        places = [[m for m, o in enumerate(owner) if o == i] for i in range(len(passages))]
+
+        def mass_on(place, a, b, rows=rows, matrices=matrices):
+            return fmean(sum(float(matrices[a][0, b, r, m]) for m in place) for r in rows)
+
+        masses.append([[mass_on(place, a, b) for a, b in heads] for place in places])
     return [
         fmean(x - y for x, y in zip(asked, nothing, strict=True))
         for asked, nothing in zip(*masses, strict=True)
@@ -160,7 +163,7 @@ def test_an_lm_with_too_short_a_context_is_one_sentence(tiny_lm_folder, tmp_path
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
     with pytest.raises(
         RevelaError,
-        match=r"short reads 512 tokens, too few for 20 passages of 32: give an LM that reads 1,024 or more",
+        match="short reads 512 tokens, too few for 20 passages of 32: give an LM that reads 1,024",
     ):
         load_query_heads(str(folder), lambda: PASSAGES)
 
@@ -194,11 +197,11 @@ def test_the_order_is_that_of_standard_scores_and_the_scores_stay():
 def test_an_index_has_its_first_documents_read_whatever_found_them(tmp_path, mode, fusion):
     index = build(tmp_path / "index", documents(40))
     for query, where in (("abba abab", None), (documents(40)[3].text.split(".")[0], "id != 'd3'")):
-        plain = index.search(query, Letters(), 40, mode, where, fusion)
+        plain = index.search(query, 40, mode, where, fusion)
         passages = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in plain[:READ]]
         wanted = with_reranker(query, {hit.id: hit.score for hit in plain}, passages, Vowels())
         reranker = Vowels()
-        found = index.search(query, Letters(), 5, mode, where, fusion, reranker)
+        found = index.search(query, 5, mode, where, fusion, reranker)
         assert reranker.read == ([passages] if passages else [])
         assert [(hit.id, hit.score) for hit in found] == list(wanted.items())[:5]
         texts = {hit.id: hit.text for hit in plain}
@@ -208,7 +211,7 @@ def test_an_index_has_its_first_documents_read_whatever_found_them(tmp_path, mod
 def test_an_index_gives_a_sample_of_its_passages(tmp_path):
     index = build(tmp_path / "index", documents(6))
     assert sorted(index.sample()) == sorted(
-        row["passage"] for row in index._table.search().limit(99).to_list()
+        row["passage"] for row in index._table.lance.search().limit(99).to_list()
     )
     index.delete([f"d{i}" for i in range(6)])
     assert index.sample() == []

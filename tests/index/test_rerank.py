@@ -8,12 +8,11 @@ import math
 
 import numpy as np
 import pytest
-from letters import Letters, build, documents, extend
+from letters import Letters, build, documents, extend, reopen
 
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25, idf
 from revela.index.rerank import WEIGHT, late_interaction, packed_signs, token_weights, with_tokens
-from revela.index.store import Index
 from revela.types import Document
 
 DOCS = documents(40)
@@ -76,16 +75,18 @@ def test_scores_are_added_and_those_that_were_not_read_again_count_as_unmet():
 def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path, mode):
     kept, plain = build(tmp_path / "kept", DOCS, keep_tokens=True), build(tmp_path / "plain", DOCS)
     for query in ("abba abab", DOCS[3].text.split(".")[0] + " gggg"):
-        without = {hit.id: hit for hit in plain.search(query, Letters(), 40, mode)}
+        without = {hit.id: hit for hit in plain.search(query, 40, mode)}
         hits = [
-            index.search(query, Letters(), 10, mode, rerank="tokens")
-            for index in (kept, Index.load(tmp_path / "plain"))
+            index.search(query, 10, mode, rerank="tokens")
+            for index in (kept, reopen(tmp_path / "plain"))
         ]
         assert hits[0] == hits[1] and [hit.score for hit in hits[0]] == sorted(
             (hit.score for hit in hits[0]), reverse=True
         )
         texts = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in hits[0]]
-        passages = [f"{row['passage']}" for row in plain._table.search().limit(10**6).to_list()]
+        passages = [
+            f"{row['passage']}" for row in plain._table.lance.search().limit(10**6).to_list()
+        ]
 
         def weight(word, passages=passages):
             return float(idf(BM25(passages).frequencies([word]), len(passages))[0])
@@ -104,7 +105,9 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
 def test_tokens_come_and_go_with_their_documents(tmp_path):
     made = build(tmp_path / "index", DOCS[:10], keep_tokens=True)
     extend(made, [Document("d3", "hhhh gggg."), Document("new", "hgha.")])
-    rows = {(row["id"], row["chunk"]): row for row in made._table.search().limit(100).to_list()}
+    rows = {
+        (row["id"], row["chunk"]): row for row in made._table.lance.search().limit(100).to_list()
+    }
     assert (
         all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows.values())
         and ("d3", 1) not in rows
@@ -115,4 +118,4 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path):
     made = build(tmp_path / "index", DOCS[:5])
     for settings in ({"mode": "lexical"}, {"fusion": "rank"}):
         with pytest.raises(RevelaError, match="re-rank dense search, or hybrid search by score"):
-            made.search("abba", Letters(), rerank="tokens", **settings)
+            made.search("abba", rerank="tokens", **settings)

@@ -78,7 +78,7 @@ def test_it_trains_through_the_api(tiny_lm_folder, corpus_file, tmp_path):
 
 
 def test_its_bounds_hold_and_options_that_it_lacks_are_refused(tmp_path):
-    with pytest.raises(RevelaError, match="--tau 0.0: give a number above 0"):
+    with pytest.raises(RevelaError, match=r"--tau 0\.0: give a number above 0"):
         Neighbours(tau=0)
     with pytest.raises(RevelaError, match="--gate has no effect on --objective neighbours"):
         Retriever.train("docs", tmp_path / "out", objective=Neighbours(), gate=0.3)

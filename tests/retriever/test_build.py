@@ -145,7 +145,7 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
     """Mixed lengths, an empty text, batches cut by tokens, windows shorter than the texts: same
     vectors, same order.
     """
-    monkeypatch.setattr(encode, "TOKENS_A_BATCH", 40)
+    monkeypatch.setattr(encode, "TOKENS_PER_BATCH", 40)
     monkeypatch.setattr(encode, "READ_AHEAD", 7)
     model = build(tiny_lm_folder)
     fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
@@ -217,6 +217,27 @@ def test_token_vectors_go_through_the_linear_layer_that_follows_the_pooling(tiny
     np.testing.assert_allclose(
         tokens_TW, torch.nn.functional.normalize(whole_TW, dim=1).detach().numpy(), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("kind", ["transformer", "static"])
+def test_vectors_that_are_not_finite_are_refused_wherever_they_are_made(
+    tiny_lm_folder, tiny_tokenizer, kind
+):
+    if kind == "static":
+        table = modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)
+        model = SentenceTransformer(modules=[table])
+    else:
+        model = build(tiny_lm_folder)
+    encoder = RetrieverEncoder(model, bf16=False, name="my-model")
+    row = model.tokenizer.encode(" ocean1", add_special_tokens=False)
+    ids = row if kind == "transformer" else row.ids
+    next(model.parameters()).data[ids[-1]] = np.inf
+    encoder.encode_passages(["garden5"])
+    said = "my-model gives vectors that are not finite for 1 of 3 texts: its weights are broken"
+    methods = [encoder.encode_queries, encoder.encode_passages]
+    for encode_texts in [*methods, *[encoder.encode_with_tokens] * (kind == "transformer")]:
+        with pytest.raises(RevelaError, match=said):
+            encode_texts(["garden5", "a ocean1", "planet0"])
 
 
 def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from conftest import make_rows
-from revela.corpus.arrow_list import arrow_list
-from revela.index import encode_corpus as indexing
+from revela.index.encode_corpus import metadata_columns
+from revela.index.manifest import Info
 from revela.index.store import Index
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
@@ -76,13 +76,12 @@ def build(
     fingerprint="0123",
     keep_tokens=True,
 ) -> Index:
-    made = dict(
-        model=model,
-        fingerprint=fingerprint,
-        settings=Indexing(keep_tokens=keep_tokens),
-        metadata=metadata,
-    )
-    return indexing.build(folder, arrow_list(Document, documents), encoder, **made)[0]
+    width = encoder.encode_passages(["."]).shape[1]
+    columns = metadata_columns(documents, metadata)
+    info = Info(model, fingerprint, width, Indexing(keep_tokens=keep_tokens), columns)
+    index = Index.begin(folder, info, encoder)
+    index.add(documents)
+    return index
 
 
 def documents(count: int, sentences: int) -> list[Document]:

@@ -167,7 +167,7 @@ def test_what_was_found_is_ordered_again_by_one_of_two_ways(page, held, encoder)
     ):
         page.find_element(By.CSS_SELECTOR, f".rerank[value={pressed}]").click()
         how = Backwards() if again == "heads" else again
-        hits = held.search("ocean01 and more", encoder, 10, mode, None, "score", how)
+        hits = held.search("ocean01 and more", 10, mode, None, "score", how)
         wanted = [hit.title for hit in hits]
         wait(page, lambda wanted=wanted: titles(page) == wanted)
         shown = {

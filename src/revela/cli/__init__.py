@@ -1,15 +1,16 @@
 """The command line: a file per verb; nothing else knows the CLI library."""
 
 from revela.cli import (
-    carry,
     compare,
     eval,
-    find,
+    export,
     groups,
     heads,
+    index,
     probe,
     queries,
     report,
+    search,
     serve,
     train,
 )
@@ -17,16 +18,17 @@ from revela.cli.main import app, main
 
 __all__ = [
     "app",
-    "carry",
     "compare",
     "eval",
-    "find",
+    "export",
     "groups",
     "heads",
+    "index",
     "main",
     "probe",
     "queries",
     "report",
+    "search",
     "serve",
     "train",
 ]

@@ -14,7 +14,7 @@ from revela.cli.main import app
 from revela.cli.printing import print_table, snippet
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.settings import Precision, Retriever
+from revela.settings import OFFLINE_MODEL, Precision
 
 if TYPE_CHECKING:
     from revela.evaluation.beir import Evaluation
@@ -35,7 +35,7 @@ def evaluate(
     out: Path = Path("mteb-results"),
     show: int = 0,
     rerank: Literal["tokens", "heads"] | None = None,
-    lm: str = Retriever.offline_model,
+    lm: str = OFFLINE_MODEL,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     max_tokens: int | None = None,
     precision: Precision = "auto",

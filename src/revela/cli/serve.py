@@ -68,14 +68,13 @@ def serve(
     listening = listen(host, port)
 
     from revela.index.store import Index
-    from revela.retriever.encode import load_encoder
+    from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.tokens import TokenCounter
-    from revela.weights import fingerprint, resolve, trained_dimensions
+    from revela.weights import trained_dimensions
 
-    index = Index.load(index_folder)
-    folder = resolve(model or index.model)
-    index.check_model(fingerprint(folder), str(folder))
-    encoder = load_encoder(folder, precision)
+    index = Index.open(index_folder, model, precision=precision)
+    folder, encoder = index.model_folder, index.encoder
+    assert isinstance(encoder, RetrieverEncoder)
     reranker = None
     if lm is not None:
         from revela.index.listwise import load_query_heads

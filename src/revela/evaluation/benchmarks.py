@@ -327,15 +327,8 @@ class _Bridge:
     ) -> Vectors:
         texts = [text for batch in inputs for text in batch["text"]]
         if prompt_type == PromptType.document:
-            vectors = self.encoder.encode_passages(texts, progress=True)
-        else:
-            vectors = self.encoder.encode_queries(texts)
-        if not np.isfinite(vectors).all():
-            raise RevelaError(
-                f"{self.label} gives vectors that are not finite on {task_metadata.name}: its "
-                "weights are broken"
-            )
-        return vectors
+            return self.encoder.encode_passages(texts, progress=True)
+        return self.encoder.encode_queries(texts)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         return np.atleast_2d(embeddings1) @ np.atleast_2d(embeddings2).T

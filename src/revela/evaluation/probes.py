@@ -12,18 +12,17 @@ import numpy as np
 import torch
 
 from revela.device import uses_bf16
-from revela.errors import RevelaError
 from revela.evaluation.beir import load_collection
 from revela.evaluation.geometry import geometry, pairs_of_collection, pairs_of_text
 from revela.evaluation.moved_passage import Unit, load_answers, move_all, moved_passage, untouched
 from revela.evaluation.position import SPARE, exact_match, long_texts, loss_by_place
 from revela.evaluation.results import ProbeResult
 from revela.lm.language_model import load_language_model, load_tokenizer
-from revela.quiet import quieten
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import TokenWindow, token_window
 from revela.settings import Precision
+from revela.silence import silence_libraries
 from revela.types import Document, Encoder, Vectors
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ def probe_retriever(
     Raises:
         RevelaError: there is too little text, or a vector is not finite.
     """
-    quieten()
+    silence_libraries()
     model = load_retriever(folder)
     window = token_window(model, name, max_tokens)
     tokens = window.size - SPARE
@@ -75,7 +74,7 @@ def probe_retriever(
     answered = load_answers(move, join_titles) if move is not None else None
     moved = move_all(answered, window, count, unit, seed) if answered else []
     plain = RetrieverEncoder(model, uses_bf16(precision, model.device), max_tokens)
-    encoder = UnitEncoder(plain, name)
+    encoder = UnitEncoder(plain)
     log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
     profiles = exact_match(texts, encoder, seed, progress)
     if answered:
@@ -103,7 +102,7 @@ def probe_language_model(
     progress: bool = True,
 ) -> ProbeResult:
     """Next-token loss of a causal LM by place; arguments as for ``probe_retriever``."""
-    quieten()
+    silence_libraries()
     window = TokenWindow(load_tokenizer(folder), max_tokens)
     tokens = window.size - SPARE
     texts = long_texts(documents, window, count, seed)
@@ -115,18 +114,10 @@ def probe_language_model(
 
 
 class UnitEncoder:
-    """An encoder whose vectors are scaled to length one and checked for NaN and infinity.
+    """An encoder whose vectors are scaled to length one."""
 
-    Args:
-        encoder: gives the vectors.
-        name: the model in messages.
-
-    Raises:
-        RevelaError: (when encoding) a vector is not finite.
-    """
-
-    def __init__(self, encoder: Encoder, name: str) -> None:
-        self.encoder, self.name = encoder, name
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """(N, D) unit vectors."""
@@ -137,11 +128,6 @@ class UnitEncoder:
         return self._scaled(self.encoder.encode_passages(texts, progress=progress))
 
     def _scaled(self, vectors_ND: Vectors) -> Vectors:
-        if broken := int((~np.isfinite(vectors_ND)).any(axis=1).sum()):
-            raise RevelaError(
-                f"{self.name} gives vectors that are not finite for {broken:,} of "
-                f"{len(vectors_ND):,} texts: its weights are broken"
-            )
         norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
         unit_ND: Vectors = vectors_ND / np.maximum(norms_N1, 1e-12)
         return unit_ND

@@ -1,28 +1,34 @@
-"""Hybrid search: one ranking of what the vectors find and what the words find.
+"""Hybrid search: join the ranking by vectors and the ranking by words into one.
 
-By score, the default (``fuse_scores``):
+By score (``fuse_scores``), the default:
 
-    score(q, d) = (cos(q, d) + w BM25(q, d) / best(q)) / (1 + w)        w = 1.2 r ** 2.5
-    sqrt(g_words / g_vectors)
+    score(q, d) = (cos(q, d) + w s(q, d)) / (1 + w)             s(q, d) = BM25(q, d) / best(q)
 
-best(q) is the score of a document that held nothing but the words of the query: the theoretical
-maximum of Bruch, Gai & Ingber (An Analysis of Fusion Functions for Hybrid Retrieval, TOIS 2023).
-Both sides are absolute, so a query whose words the corpus lacks leans on its vectors by itself, and
-a score can be read: 1 is as good as can be.
+    w = 1.2 r^2.5 sqrt(min(3, g_words / max(0.01, g_vectors))) min(1, spread / 0.06)
 
-How much the words weigh is told without labels, for each query, by two questions:
-- Do the vectors agree? r is how near the query the words' first passage is, beside the vectors' own
-  first, both in cosines above the query's mean cosine with all passages: 1 where both find the
-  same, 0 where the words find what is as far as any.
-- Which side is surer? g is how far its first stands out from its first ten, as a share of its
-  score.
-Where a model has all cosines lie close together (a small spread, the standard deviation of the
-cosine of two passages), a small difference says more, and w is smaller in proportion. docs/log.md
-has what else was tried.
+``best(q)`` is the BM25 score of a document that held nothing but the words of the query: the
+theoretical maximum of Bruch, Gai & Ingber (An Analysis of Fusion Functions for Hybrid Retrieval,
+TOIS 2023). Both cos and s are absolute, so a score can be read: 1 is the best that can be, and a
+query whose words the corpus lacks is ranked by its vectors.
 
-By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), sum over
-rankings of 1 / (k + rank). It gives a weak side an equal say (docs/results.md), and is kept for
-comparison.
+The weight w of the words is set for each query, without labels:
+
+- r, agreement: the cosine of the passage that the words rank first, over that of the vectors'
+  first, both above the query's mean cosine with all passages. 1 if both find the same, 0 if what
+  the words find is no nearer than any passage.
+- g, confidence of a side: how far its first score stands out from the mean of its first ten, as a
+  share of the first score.
+- spread: the standard deviation of the cosine of two passages. Where a model's cosines lie close
+  together, a small difference says more, and w is smaller in proportion.
+
+The constants were chosen on nine collections and two models (docs/log.md, which has what else was
+tried).
+
+By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
+over rankings of 1 / (k + rank). It gives a weak side an equal weight (docs/results.md), and is kept
+for comparison.
+
+Shapes: N vectors, D numbers of a vector.
 """
 
 from __future__ import annotations
@@ -45,49 +51,54 @@ Found = TypeVar("Found")
 Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
-# spread below which cosines lie close together: MiniLM has .10 to .15, a fitted decoder .06 to .08
+# Spread below which the words weigh less: MiniLM has .10 to .15, a fitted decoder .06 to .08.
 CLOSE = 0.06
-WEIGHT, POWER, FIRST = 1.2, 2.5, 10  # chosen on nine collections and two models (docs/log.md)
-LEAST_GAP, MOST, TINY = 0.01, 3.0, 1e-6  # of the vectors; the greatest g_words / g_vectors
-SAMPLE = 1000  # vectors that tell how all lie
+WEIGHT, POWER = 1.2, 2.5  # of w
+FIRST = 10  # scores that a gap is measured on
+LEAST_GAP, MOST_CONFIDENT = 0.01, 3.0  # least g_vectors; greatest g_words / g_vectors
+TINY = 1e-6
+SAMPLE = 1000  # vectors that the geometry is measured on
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the vectors of a corpus lie: their mean, (D,), and the standard deviation of the cosine
-    of two of them.
-    """
+    """The mean of a corpus's vectors, (D,), and the standard deviation of the cosine of two."""
 
     mean: Vectors
     spread: float
 
     @classmethod
     def of(cls, vectors_ND: Vectors) -> Geometry:
-        """Measured on at most ``SAMPLE`` of these vectors, evenly chosen."""
-        some = vectors_ND[evenly(len(vectors_ND))]
-        if len(some) < 2:
-            return cls(some.sum(axis=0), 0.0)
-        return cls(some.mean(axis=0), float((some @ some.T)[np.triu_indices(len(some), 1)].std()))
+        """Measured on at most ``SAMPLE`` of these vectors, evenly spaced."""
+        some_ND = vectors_ND[evenly(len(vectors_ND))]
+        if len(some_ND) < 2:
+            return cls(some_ND.sum(axis=0), 0.0)
+        cosines = (some_ND @ some_ND.T)[np.triu_indices(len(some_ND), 1)]
+        return cls(some_ND.mean(axis=0), float(cosines.std()))
 
 
 def evenly(count: int) -> NDArray[np.int64]:
-    """The places of at most ``SAMPLE`` of so many things, evenly chosen."""
+    """Indices of at most ``SAMPLE`` of ``count`` things, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(np.int64))
 
 
 def fuse_scores(
     cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float, spread: float
 ) -> dict[Item, float]:
-    """Scores of all candidates, best first.
+    """Fuse two rankings by score: the score of every candidate, best first.
 
     Args:
-        cosines: of every candidate.
-        shares: BM25 over the best possible, 0 to 1; a candidate that is missing holds no word of
-            the query.
+        cosines: cos(q, d) of every candidate.
+        shares: s(q, d), 0 to 1, of the candidates that hold a word of the query.
         background: mean cosine of the query with all passages.
-        spread: of the cosines between passages.
+        spread: standard deviation of the cosine of two passages.
+
+    Example:
+        >>> fused = fuse_scores({"a": 0.8, "b": 0.6}, {"b": 0.5}, background=0.2, spread=0.1)
+        >>> {document: round(score, 2) for document, score in fused.items()}
+        {'b': 0.56, 'a': 0.46}
     """
     weight = weight_of_words(cosines, shares, background) * min(1.0, spread / CLOSE)
     scores = {
@@ -100,25 +111,31 @@ def fuse_scores(
 def weight_of_words(
     cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float
 ) -> float:
-    """w, before the spread; arguments as above."""
+    """w without its last factor, the spread; arguments as above."""
     if not shares:
         return 0.0
-    near = [cosine - background for cosine in nlargest(FIRST, cosines.values())]
-    worded = cosines[max(shares, key=lambda item: shares[item])] - background
-    agreement = max(0.0, worded / near[0]) if near[0] > 0 else 0.0
-    held = nlargest(FIRST, shares.values())
-    surer = _gap([*held, *[0.0] * (len(near) - len(held))]) / max(_gap(near), LEAST_GAP)
-    return WEIGHT * math.pow(agreement, POWER) * math.sqrt(min(surer, MOST))
+    by_vectors = [cosine - background for cosine in nlargest(FIRST, cosines.values())]
+    by_words = nlargest(FIRST, shares.values())
+    by_words += [0.0] * (len(by_vectors) - len(by_words))
+    first_by_words = cosines[max(shares, key=lambda item: shares[item])] - background
+    agreement = max(0.0, first_by_words / by_vectors[0]) if by_vectors[0] > 0 else 0.0
+    confidence = _gap(by_words) / max(_gap(by_vectors), LEAST_GAP)
+    return WEIGHT * math.pow(agreement, POWER) * math.sqrt(min(confidence, MOST_CONFIDENT))
 
 
 def _gap(scores: Sequence[float]) -> float:
-    """How far the first score, the greatest, stands out from the mean of all, as a share of it."""
+    """g: how far the first score, the greatest, is above the mean of all, as a share of it."""
     return max(0.0, (scores[0] - fmean(scores)) / max(scores[0], TINY))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:
-    """Fuse rankings of items, best first; ranks count from 1. An item missing from a list gets
-    nothing from it.
+    """Fuse rankings of items by rank: the score of every item, best first.
+
+    Ranks count from 1; an item that is missing from a ranking gets nothing from it.
+
+    Example:
+        >>> list(reciprocal_rank_fusion([["a", "b"], ["b", "c"]]))
+        ['b', 'a', 'c']
     """
     scores: dict[Item, float] = {}
     for ranking in rankings:
@@ -128,7 +145,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -
 
 
 def best_chunks(ranking: Ranking) -> tuple[dict[str, int], dict[str, float]]:
-    """A ranking of chunks -> each document's best row, and the documents' scores, best first."""
+    """One ranking of chunks -> each document's best row, and the documents' scores, best first."""
     best = _first((document, row) for row, (document, _) in ranking.items())
     return best, {document: ranking[row][1] for document, row in best.items()}
 
@@ -137,19 +154,17 @@ def fuse_ranks(rankings: Sequence[Ranking]) -> tuple[dict[str, int], dict[str, f
     """Rankings of chunks -> each document's best row, and the documents' scores by rank, best
     first.
 
-    A document stands in a ranking where its first chunk does. Its best row is the first of its own
-    in the fusion of all rankings of rows.
+    A document's rank in a ranking is that of its first chunk. Its best row is its first one in the
+    fusion of the rankings of chunks.
     """
-    owners = {row: document for ranking in rankings for row, (document, _) in ranking.items()}
-    best = _first(
-        (owners[row], row)
-        for row in reciprocal_rank_fusion([list(ranking) for ranking in rankings])
-    )
+    document_of = {row: document for ranking in rankings for row, (document, _) in ranking.items()}
+    rows = reciprocal_rank_fusion([list(ranking) for ranking in rankings])
+    best = _first((document_of[row], row) for row in rows)
     return best, reciprocal_rank_fusion([list(_first(ranking.values())) for ranking in rankings])
 
 
 def _first(pairs: Iterable[tuple[Item, Found]]) -> dict[Item, Found]:
-    """A dict in which the first of equal keys counts, not the last."""
+    """A dict that keeps the first value of each key."""
     found: dict[Item, Found] = {}
     for key, value in pairs:
         found.setdefault(key, value)

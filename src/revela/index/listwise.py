@@ -1,13 +1,15 @@
 """A frozen LM as a listwise re-ranker, by the attention of its query-focused heads (QRHead; Zhang
 et al., 2025); no labels.
 
-    s(q, d) = mean over heads of  A(q, d) - A("N/A", d)        A: the attention mass that a
-    question's rows put on d, mean over rows
+    s(q, d) = mean over heads of  A(q, d) - A("N/A", d)
 
-The LM reads all candidates in one prompt, once; the query and "N/A" both continue that reading.
-Which heads: a ranking that is kept for this LM, or is made, once, by questions taken from text: of
-20 passages each one's most telling sentence, cut out of it, has to find the rest. rerank.py says
-how s joins the fused score.
+A(q, d) is the attention mass that the rows of a query put on candidate d, mean over rows. The LM
+reads all candidates in one prompt, once; the query and "N/A" both continue that prompt. rerank.py
+says how s joins the fused score.
+
+The heads come from a ranking that is cached for this LM. Without one it is computed, once, by
+questions taken from the index: of 20 passages, the most telling sentence of each is taken out of it
+and has to find the rest.
 
 Shapes: B candidates, K heads.
 """
@@ -35,8 +37,8 @@ from revela.types import Chunk
 from revela.weights import resolve
 
 HEADS = 8
-TOKENS, LEAST_TOKENS = 130, 32  # longest candidate: as many as the LM's context leaves room for
-QUESTIONS = 3 * READ  # that heads are found by; READ of them at the least
+TOKENS, LEAST_TOKENS = 130, 32  # of a candidate, as the LM's context leaves room
+QUESTIONS = 3 * READ  # questions that heads are ranked by; READ at the least
 
 
 class QueryHeads:
@@ -44,7 +46,7 @@ class QueryHeads:
 
     Args:
         lm: frozen.
-        make: its prompts, of ``READ`` candidates.
+        make: makes its prompts, of ``READ`` candidates.
         heads: (layer, head) pairs.
     """
 
@@ -52,10 +54,10 @@ class QueryHeads:
         self, lm: LanguageModel, make: PromptMaker, heads: Sequence[tuple[int, int]]
     ) -> None:
         self.lm, self.make, self.heads = lm, make, list(heads)
-        self._lock = threading.Lock()  # one prompt at a time is held in memory
+        self._lock = threading.Lock()  # one prompt at a time is in memory
 
     def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]:
-        """s of each of at most ``READ`` passages, (B,)."""
+        """s(q, d) of each of at most ``READ`` passages, (B,)."""
         prompt, tail = (
             {k: v.to(self.lm.device) for k, v in side.items()}
             for side in self.make.with_null_question(passages, [(query, 0)])
@@ -67,27 +69,28 @@ class QueryHeads:
 
 
 def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryHeads:
-    """Load an LM with its best heads; where no ranking of them is kept, they are found by these
-    passages, once.
+    """Load an LM as a re-ranker by its best heads; without a cached ranking of them, rank them by
+    these passages.
 
     Args:
         name: the LM: a folder, a hub id or a name of ``EMBEDDED``.
-        passages: text to find heads by.
+        passages: gives text to rank heads by; called if that is needed.
 
     Raises:
-        RevelaError: the LM cannot be had or read so, or the passages give too few questions.
+        RevelaError: the LM cannot be loaded, its context is too short, or the passages give too few
+            questions.
     """
     silence_libraries()
     folder, device = resolve(name), compute_device()
     lm = load_language_model(folder, bf16=uses_bf16("auto", device), name=name).to(device)
-    context = (
-        getattr(lm.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
-    )
-    # Twice the question's tokens for it and what stands around, and 8 around each candidate.
+    config = lm.model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    # Twice a question's tokens for it and the prompt's own words, and 8 around each candidate.
     longest = min(TOKENS, (context - 2 * QUESTION_TOKENS) // READ - 8)
     if longest < LEAST_TOKENS:
         raise RevelaError(
-            f"{name} reads {context} tokens, too few for {READ} passages of {LEAST_TOKENS}: give an LM that reads 1,024 or more"
+            f"{name} reads {context} tokens, too few for {READ} passages of {LEAST_TOKENS}: "
+            "give an LM that reads 1,024 or more"
         )
     make = PromptMaker(load_tokenizer(folder), longest, READ)
 
@@ -101,21 +104,19 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
 def telling_questions(
     passages: Sequence[str], make: PromptMaker, name: str
 ) -> Iterator[tuple[Batch, Batch, Tensor]]:
-    """Examples for ``score_query_heads``: ``READ`` passages at a time, each asked for by its most
-    telling sentence, cut out of it.
+    """Examples for ``score_query_heads``: ``READ`` passages at a time, each with its most telling
+    sentence, taken out of it, as its question.
 
     Raises:
         RevelaError: fewer than ``READ`` of the passages have a sentence to spare.
     """
-    rows = [
-        row
-        for row in with_telling_sentences([Chunk(i, text) for i, text in enumerate(passages)])
-        if row.query
-    ][:QUESTIONS]
+    chunks = [Chunk(i, text) for i, text in enumerate(passages)]
+    rows = [row for row in with_telling_sentences(chunks) if row.query][:QUESTIONS]
     if len(rows) < READ:
         raise RevelaError(
-            f"{len(rows)} passages of several sentences are too few to find the heads of {name} by: "
-            f"find them in other text, once, by revela heads CORPUS --objective dream --queries telling-sentence --lm {name}"
+            f"{len(rows)} passages of several sentences are too few to rank the heads of {name} "
+            "by: rank them on other text, once, with revela heads CORPUS --objective dream "
+            f"--queries telling-sentence --lm {name}"
         )
     for start in range(0, len(rows), READ):
         yield make.head_example(rows[start : start + READ])

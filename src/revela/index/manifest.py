@@ -19,8 +19,16 @@ INFO, LOCK, FORMAT = "index.json", ".lock", 3
 
 @dataclass(frozen=True)
 class Info:
-    """What ``index.json`` holds. ``columns`` are the metadata fields and their Arrow types;
-    ``width`` is that of the stored vectors.
+    """The contents of ``index.json``.
+
+    Args:
+        model: folder of the retriever that makes the vectors.
+        fingerprint: of that folder.
+        width: of the stored vectors.
+        settings: how documents are cut and vectors are held.
+        columns: metadata fields and their Arrow types.
+        finished: false until the first documents are all in.
+        format: version of the folder's layout.
     """
 
     model: str
@@ -37,7 +45,7 @@ class Info:
 
 
 def read_info(folder: Path) -> Info:
-    """What ``index.json`` of this folder says.
+    """Read ``index.json`` of a folder.
 
     Raises:
         RevelaError: it is not there, is damaged, or is another version's.
@@ -57,8 +65,8 @@ def read_info(folder: Path) -> Info:
     )
 
 
-def begun_in(folder: Path) -> Info | None:
-    """What a run that was killed has begun in this folder; None where nothing is.
+def unfinished_in(folder: Path) -> Info | None:
+    """The manifest that a killed run has left in this folder; None if the folder is free.
 
     Raises:
         RevelaError: the folder holds a finished index, or something else.
@@ -76,10 +84,10 @@ def begun_in(folder: Path) -> Info | None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Be the only one that changes this index.
+    """Hold the lock of an index, so that no other process changes it.
 
     Raises:
-        RevelaError: another process is at it.
+        RevelaError: another process holds it.
     """
     from filelock import FileLock, Timeout
 

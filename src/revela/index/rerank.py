@@ -1,24 +1,25 @@
-"""Order what was found again, without labels: by late interaction, or by the attention of an LM
-that reads it.
+"""Order the first documents of a search again, without labels.
 
-Late interaction between the retriever's own token vectors (``with_tokens``), no other model:
+By late interaction between the retriever's own token vectors (``with_tokens``), no other model:
 
-    m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)        over the
-    tokens t of the query, j of the passage score(q, d) = (fused(q, d) + c m(q, d)) / (1 + c)
+    m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)
 
-One vector has to say all of a passage; its tokens still know what each word of the query meets in
-it (MaxSim, of ColBERT, Khattab & Zaharia, SIGIR 2020, which trains for it; here nothing is
-trained). One bit a number finds as much as whole numbers do (docs/log.md), so an index can keep
-them: ``Indexing.keep_tokens``. A word weighs as it does in BM25.
+    score(q, d) = (fused(q, d) + c m(q, d)) / (1 + c)
 
-A listwise re-ranker (``with_reranker``), such as the heads of an LM (listwise.py), orders the first
-documents by
+over the tokens t of the query and j of the passage. One vector has to hold all of a passage; its
+tokens still know what each word of the query meets in it (MaxSim of ColBERT, Khattab & Zaharia,
+SIGIR 2020, which trains for it; here nothing is trained). One bit per number finds as much as whole
+numbers do (docs/log.md), so an index can keep them: ``Indexing.keep_tokens``. A word's weight is
+its idf in BM25.
+
+By a listwise re-ranker (``with_reranker``) that gives scores s, such as the heads of an LM
+(listwise.py): in the order of
 
     z(fused(q, d)) + w z(s(q, d))
 
-z takes the mean off and divides by the standard deviation, over these documents. The greatest of
-their fused scores goes to the first in the new order, and so on down: scores can be read as before,
-and what the LM has not read keeps its place below.
+where z subtracts the mean and divides by the standard deviation, over these documents. The fused
+scores stay as they are and are given out anew: the greatest to the first in the new order, and so
+on. So they can be read as before, and what the re-ranker has not read keeps its place below.
 
 Shapes: T tokens of a query, J of a passage, W numbers of a token's vector, B passages.
 """
@@ -36,24 +37,22 @@ from revela.types import Reranker, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
 Rerank = Literal["tokens", "heads"]
-"""What a user asks for."""
+"""A re-ranker by name."""
 Reranking = Literal["tokens"] | Reranker
-"""What search is given: an LM that is asked for by its heads is loaded by then."""
+"""A re-ranker whose LM, if it has one, is loaded."""
 RERANKED = 50  # documents that are ordered again by their tokens
 WEIGHT = 0.75  # c
-READ, READ_WEIGHT = 20, 0.25  # documents that an LM reads; w
-PART = 1024  # passages whose token vectors are held at a time
+READ, READ_WEIGHT = 20, 0.25  # documents that a listwise re-ranker reads; w
+PART = 1024  # passages whose token vectors are in memory at once
 
 
 def packed_signs(tokens_JW: Vectors) -> bytes:
-    """The signs of token vectors, one bit a number."""
+    """The signs of token vectors, one bit per number."""
     return np.packbits(tokens_JW > 0, axis=1).tobytes()
 
 
 def encode_packed(encoder: TokenEncoder, texts: Sequence[str]) -> tuple[Vectors, list[bytes]]:
-    """The vectors of passages, and ``packed_signs`` of each; a part of them at a time, as whole
-    token vectors are large.
-    """
+    """The vectors (N, D) of passages, and ``packed_signs`` of each one's token vectors."""
     vectors, packed = [], list[bytes]()
     for start in range(0, len(texts), PART):
         vectors_ND, tokens = encoder.encode_with_tokens(texts[start : start + PART])
@@ -65,13 +64,12 @@ def encode_packed(encoder: TokenEncoder, texts: Sequence[str]) -> tuple[Vectors,
 def late_interaction(
     query_TW: Vectors, weight_T: NDArray[np.float64], passages: Sequence[bytes]
 ) -> NDArray[np.float64]:
-    """m of each passage, (B,); 0 for a passage without tokens, and for a query without any that
-    counts.
+    """m(q, d) of each passage, (B,); 0 for a passage without tokens, and if all weights are 0.
 
     Args:
         query_TW: the query's token vectors, of length one.
-        weight_T: what each counts.
-        passages: ``packed_signs`` of each.
+        weight_T: weight of each token.
+        passages: ``packed_signs`` of each passage.
     """
     width = query_TW.shape[1]
     scores_B, total = np.zeros(len(passages)), weight_T.sum()
@@ -92,14 +90,13 @@ def with_tokens(
     encoder: TokenEncoder,
     idf: Callable[[str], float],
 ) -> list[float]:
-    """score(q, d) of passages that were found.
+    """score(q, d) of the passages that a search found.
 
     Args:
-        query: what was looked for.
-        scores: their fused scores.
-        passages: their ``packed_signs``; one that is cut off (past the first ``RERANKED``) counts
-            as if nothing met.
-        encoder: the index's own.
+        query: of the search.
+        scores: fused scores of the passages.
+        passages: ``packed_signs`` of the first of them; for the others m is 0.
+        encoder: that made the signs.
         idf: of a word of the query, in lower case.
     """
     query_TW, spans = encoder.query_tokens(query)
@@ -114,20 +111,16 @@ def with_tokens(
 def token_weights(
     query: str, spans: Sequence[tuple[int, int]], idf: Callable[[str], float]
 ) -> NDArray[np.float64]:
-    """(T,): what each token of a query counts, the idf of the word that it is a part of; 0 if it is
-    of none.
+    """(T,): the weight of each token of a query: the idf of the word that it is a part of, 0 if of
+    none.
     """
     words = [(word.start(), word.end(), idf(word.group().lower())) for word in WORD.finditer(query)]
-    return np.array(
-        [
-            max(
-                (weight for first, past, weight in words if first < end and begin < past),
-                default=0.0,
-            )
-            for begin, end in spans
-        ],
-        np.float64,
-    )
+
+    def weight_of(begin: int, end: int) -> float:
+        met = (weight for first, past, weight in words if first < end and begin < past)
+        return max(met, default=0.0)
+
+    return np.array([weight_of(begin, end) for begin, end in spans], np.float64)
 
 
 def with_reranker(
@@ -137,12 +130,12 @@ def with_reranker(
     reranker: Reranker,
     weight: float = READ_WEIGHT,
 ) -> dict[Item, float]:
-    """The same documents and the same scores, best first, with the first of them in another order.
+    """The same documents and the same scores, best first, with the first documents reordered.
 
     Args:
-        query: what was looked for.
+        query: of the search.
         scores: fused scores of the documents that were found, best first.
-        passages: what to read of the first ``READ`` of them.
+        passages: of the first ``READ`` documents.
         reranker: gives s.
         weight: w.
     """
@@ -150,12 +143,10 @@ def with_reranker(
         return dict(scores)
     found = list(scores)
     fused_B = np.array(list(scores.values())[: len(passages)])
-    order_B = np.argsort(
-        -_standard(fused_B) - weight * _standard(reranker.score(query, passages)), kind="stable"
-    )
-    return dict(
-        zip([*(found[i] for i in order_B), *found[len(passages) :]], scores.values(), strict=True)
-    )
+    read_B = reranker.score(query, passages)
+    order_B = np.argsort(-_standard(fused_B) - weight * _standard(read_B), kind="stable")
+    ordered = [*(found[i] for i in order_B), *found[len(passages) :]]
+    return dict(zip(ordered, scores.values(), strict=True))
 
 
 def _standard(scores_B: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,9 +1,9 @@
-"""What fusion has to know of an index as a whole, and the store does not tell: how many chunks hold
-each word, and how the vectors lie.
+"""Statistics of an index as a whole, which the fusion needs and LanceDB does not give: how many
+chunks hold each word, and the geometry of the vectors.
 
 Words are hashed, so that ten million of them are two arrays in one file. They are counted as
 batches are written, and saved with the version of the table that they describe; where the two
-differ (a run was killed between them), they are counted again.
+differ (a run was killed in between), they are counted again.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ from revela.index.bm25 import STOP_WORDS, best_score, idf
 from revela.index.fusion import Geometry
 
 FILE = "statistics.safetensors"
-WORD = re.compile(r"[^\W_]+")  # as the store cuts text
-PENDING = 2**20  # changes that wait before they are sorted in
+WORD = re.compile(r"[^\W_]+")  # as LanceDB splits text
+PENDING = 2**20  # changes that are collected before they are merged into the sorted arrays
 
 
 class Statistics:
-    """Document frequencies of the words of an index of ``chunks``, and the ``geometry`` of its
-    vectors; none where there is no file.
+    """Document frequencies of the words of an index, and the geometry of its vectors.
 
-    ``version`` is the table's when they were saved, ``changed`` whether there is something to save.
+    Attributes:
+        chunks: how many the frequencies are of; 0 if there is no file.
+        geometry: of the vectors.
+        version: of the table when they were saved.
+        changed: whether there is something to save.
+
+    Args:
+        folder: of the index.
 
     Raises:
         RevelaError: the file is damaged.
@@ -42,12 +48,12 @@ class Statistics:
     def __init__(self, folder: Path) -> None:
         self.file = folder / FILE
         self._hash_of = _Hashes()
-        self._lock = threading.Lock()  # searches of several threads share them
+        self._lock = threading.Lock()  # searches in several threads share them
         self.clear()
         self.refresh()
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Reset everything."""
         self.chunks, self.version, self.changed = 0, -1, False
         self._hashes, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._pending = Counter[int]()
@@ -55,7 +61,7 @@ class Statistics:
         self._stamp = 0
 
     def refresh(self) -> None:
-        """Read the file again if another process has written it, and there is nothing to save."""
+        """Read the file again if another process has written it and there is nothing to save."""
         from safetensors import SafetensorError, safe_open
 
         stamp = self.file.stat().st_mtime_ns if self.file.is_file() else 0
@@ -69,14 +75,15 @@ class Statistics:
                 geometry = Geometry(file.get_tensor("mean"), float(about["spread"]))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise RevelaError(
-                f"{self.file} is damaged ({error}): remove it, and it is made again by revela index --append"
+                f"{self.file} is damaged ({error}): "
+                "remove it, and it is made again by revela index --append"
             ) from error
         with self._lock:
             self.chunks, self.version, self._stamp = chunks, version, stamp
             self._hashes, self._counts, self.geometry = hashes, counts, geometry
 
     def save(self, version: int, geometry: Geometry) -> None:
-        """Write them, as what version ``version`` of the table holds."""
+        """Write the file: the words of this version of the table, and the geometry."""
         from safetensors.numpy import save_file
 
         self._merge()
@@ -86,24 +93,13 @@ class Statistics:
                 "counts": self._counts,
                 "mean": geometry.mean,
             }
-            save_file(
-                tensors,
-                temporary,
-                {
-                    "chunks": str(self.chunks),
-                    "version": str(version),
-                    "spread": repr(geometry.spread),
-                },
-            )
-        self.geometry, self.version, self.changed, self._stamp = (
-            geometry,
-            version,
-            False,
-            self.file.stat().st_mtime_ns,
-        )
+            about = {"chunks": str(self.chunks), "version": str(version)}
+            save_file(tensors, temporary, about | {"spread": repr(geometry.spread)})
+        self.geometry, self.version, self.changed = geometry, version, False
+        self._stamp = self.file.stat().st_mtime_ns
 
     def add(self, passages: Iterable[str], times: int = 1) -> None:
-        """Count these chunks; with ``times`` -1, those that go."""
+        """Add the words of these chunks to the counts; with ``times`` -1, take them off."""
         self.changed = True
         for passage in passages:
             self.chunks += times
@@ -113,15 +109,11 @@ class Statistics:
             self._merge()
 
     def best(self, query: str) -> float:
-        """The greatest BM25 score that a chunk could have for this query; 0 if it has no word to
-        look for.
+        """The greatest BM25 score that a chunk could have for this query; 0 if all its words are
+        stop words.
         """
-        return best_score(
-            self._frequencies(
-                [word for word in WORD.findall(query.lower()) if word not in STOP_WORDS]
-            ),
-            self.chunks,
-        )
+        words = [word for word in WORD.findall(query.lower()) if word not in STOP_WORDS]
+        return best_score(self._frequencies(words), self.chunks)
 
     def idf(self, word: str) -> float:
         """The BM25 idf of a word in lower case; 0 for a stop word."""
@@ -152,7 +144,7 @@ class Statistics:
 
 
 class _Hashes(dict[str, int]):
-    """A word -> 64 bits of its stem, made when first asked for; forgets all when it holds too many."""
+    """A word -> 64 bits of its stem, computed once; emptied when it holds too many."""
 
     MOST = 2**18
 

@@ -1,208 +1,263 @@
-"""An index in one folder: a LanceDB table of chunks, searched by meaning, by words, or by both.
+"""An index: documents in one folder that are searched by their vectors, by their words, or by both.
 
-A row is a chunk: the id, title and metadata of its document, its number in it, what was embedded
-(title and text), and the vector. Documents are found, each once, by the chunk that suits best.
-``index.json`` beside the table says which model made the vectors.
+Documents are cut into chunks, each a row of a LanceDB table (table.py); a search ranks chunks and
+returns documents, each once, with its best chunk. Beside the table lie ``index.json``
+(manifest.py), which says which retriever made the vectors, and the statistics that the fusion of
+both rankings reads (statistics.py).
 
-Each change is one commit of the table, so a kill leaves all of it or nothing. Below ``EXACT_BELOW``
-chunks search by meaning is an exact scan; above, an approximate index finds candidates and the
-stored vectors score them (docs/results.md has what that costs and loses). What is LanceDB's own
-stands in lance.py. Its BM25 has lexical.py's k1 and b, stemmer and stop words, and splits at
-underscores too.
+Dense search of a small table is an exact scan; above ``table.EXACT_BELOW`` chunks an approximate
+index finds candidates and the stored vectors score them (docs/results.md has what that costs and
+loses). The table's BM25 has the k1, b, stemmer and stop words of bm25.py, and splits at underscores
+too.
+
+Shapes: N texts, W numbers of a stored vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from tqdm import tqdm
 
+from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
+from revela.index.encode_corpus import Added, commits, digest_of, refuse_repeated, table_rows
 from revela.index.fusion import (
     DEPTH,
     Fusion,
     Geometry,
     Ranking,
     best_chunks,
-    evenly,
     fuse_ranks,
     fuse_scores,
 )
-from revela.index.manifest import Info, begun_in, read_info
-from revela.index.rerank import READ, RERANKED, Reranking, encode_packed, with_reranker, with_tokens
+from revela.index.manifest import Info, read_info, unfinished_in, writing
+from revela.index.rerank import READ, RERANKED, Rerank, encode_packed, with_reranker, with_tokens
 from revela.index.statistics import Statistics
-from revela.index.table import (
-    SHOWN,
-    among,
-    connect,
-    damage,
-    make_indices,
-    query_of_words,
-    schema_of,
-)
-from revela.types import Hit, Reranker, TokenEncoder, Value, Vectors, is_missing
+from revela.index.table import Table
+from revela.settings import OFFLINE_MODEL, Indexing, Precision
+from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_missing
+from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
 
 Mode = Literal["dense", "lexical", "hybrid"]
-TABLE = "chunks"
-EXACT_BELOW = 20_000  # chunks
-CELLS, CANDIDATES = (
-    20,
-    200,
-)  # of the approximate index: cells that a query reads, candidates that it keeps at the least
-COUNTED = 2**14  # chunks whose words are counted at a time, when all of a table's are
-KEPT = timedelta(days=1)  # how long what a change replaced stays, for readers that had opened it
 FILTER_LIMIT = 10_000  # characters
 
 
 class Index:
-    """Chunks of documents that can be searched; ``load`` opens one, ``create`` begins one."""
+    """An index in a folder. ``create`` makes an empty one, ``open`` opens one.
 
-    def __init__(self, folder: Path, info: Info, table: Any) -> None:
+    Other processes may search it at any time, and see what is added; one at a time may change it.
+
+    Example:
+        >>> from revela import Document, Index
+        >>> index = Index.create("my-notes", "my-retriever", {"year": "int64"})
+        >>> first = Document("a", "Invoices are kept for ten years.", metadata={"year": 2020})
+        >>> index.add([first, Document("b", "The garden opens at nine.")]).new
+        2
+        >>> index = Index.open("my-notes")
+        >>> [hit.id for hit in index.search("how long are invoices kept", where="year > 2010")]
+        ['a']
+        >>> index.delete(["b"])
+        1
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        info: Info,
+        table: Table,
+        encoder: TokenEncoder | None = None,
+        model: str | Path | None = None,
+        precision: Precision = "auto",
+        lm: str | Path = OFFLINE_MODEL,
+    ) -> None:
         self.folder, self.info, self._table = folder, info, table
+        self._encoder, self._model, self._precision, self._lm = encoder, model, precision, lm
         self._statistics = Statistics(folder)
         self._miscounted = False  # whether the words of all chunks have to be counted again
 
-    @property
-    def model(self) -> str:
-        """The folder of the model that made the vectors."""
-        return self.info.model
-
-    @property
-    def fingerprint(self) -> str:
-        return self.info.fingerprint
-
-    def __len__(self) -> int:
-        """The number of chunks."""
-        return int(self._table.count_rows())
-
     @classmethod
-    def create(cls, folder: Path, info: Info) -> Index:
-        """A new and empty index; or what a run that was killed has left of one, if it was made with
-        the same settings.
+    def create(
+        cls,
+        folder: str | Path,
+        model: str | Path,
+        metadata: Mapping[str, str] | None = None,
+        settings: Indexing = Indexing(),  # noqa: B008  (frozen)
+        *,
+        encoder: TokenEncoder | None = None,
+        precision: Precision = "auto",
+        lm: str | Path = OFFLINE_MODEL,
+    ) -> Index:
+        """Make an empty index; or open what a killed run left of one with the same settings.
+
+        Args:
+            folder: for the index; it holds nothing else.
+            model: the retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
+            metadata: fields of the documents to keep with them, for filters, and their Arrow
+                types, "string", "int64", "double" or "bool" (``encode_corpus.metadata_columns``
+                finds them).
+            settings: how to cut documents and to hold vectors.
+            encoder: of ``model``, if it is loaded already.
+            precision: arithmetic; "auto" is bf16 where the hardware has it.
+            lm: language model of ``search(rerank="heads")``.
 
         Raises:
-            RevelaError: the folder holds something else.
+            RevelaError: the folder holds something else, or the model cannot be opened, or was not
+                trained for fewer dimensions.
         """
-        if (begun := begun_in(folder)) and begun != info:
-            raise RevelaError(
-                f"{folder} was begun with another model or other settings: give those again, or remove it"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        info.save(folder)
-        database = connect(folder)
-        with damage(folder):
-            names = database.list_tables().tables
-            return cls(
-                folder,
-                info,
-                database.open_table(TABLE)
-                if TABLE in names
-                else database.create_table(TABLE, schema=schema_of(info)),
-            )
+        path = resolve(str(model))
+        refuse_untrained_dimensions(path, settings.dimensions)
+        if encoder is None:
+            from revela.retriever.encode import load_encoder
+
+            encoder = load_encoder(path, precision)
+        width = encoder.encode_passages(["."]).shape[1]
+        width = min(width, settings.dimensions or width)
+        info = Info(str(path.resolve()), fingerprint(path), width, settings, metadata or {})
+        return cls.begin(Path(folder), info, encoder, lm)
 
     @classmethod
-    def load(cls, folder: Path) -> Index:
-        """Open an index folder. What others add to it later is found as well.
+    def begin(
+        cls, folder: Path, info: Info, encoder: TokenEncoder, lm: str | Path = OFFLINE_MODEL
+    ) -> Index:
+        """``create``, of a manifest that is known."""
+        with writing(folder):
+            if (begun := unfinished_in(folder)) and begun != info:
+                raise RevelaError(
+                    f"{folder} was begun with another model or other settings: "
+                    "give those again, or remove it"
+                )
+            info.save(folder)
+            return cls(folder, info, Table.open(folder, info, create=True), encoder, lm=lm)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        model: str | Path | None = None,
+        *,
+        encoder: TokenEncoder | None = None,
+        precision: Precision = "auto",
+        lm: str | Path = OFFLINE_MODEL,
+    ) -> Index:
+        """Open an index. Its retriever is loaded when it is first needed.
+
+        Args:
+            folder: made by ``create`` or ``revela index``.
+            model: where the retriever is, if it has moved since the index was made.
+            encoder: of the index's retriever, if it is loaded already.
+            precision: arithmetic; "auto" is bf16 where the hardware has it.
+            lm: language model of ``search(rerank="heads")``: a folder, a hub id or
+                embedded:smollm2-135m; loaded when it is first needed.
 
         Raises:
-            RevelaError: the folder is no index, is not finished, or is damaged.
+            RevelaError: the folder is no index, is not finished, or is damaged; or ``model`` did
+                not make it.
         """
+        folder = Path(folder)
         info = read_info(folder)
         if not info.finished:
             raise RevelaError(
-                f"{folder} is not finished: run the same revela index again, and it goes on where it was"
+                f"{folder} is not finished: run the same revela index again to resume it"
             )
-        with damage(folder):
-            return cls(folder, info, connect(folder).open_table(TABLE))
+        index = cls(folder, info, Table.open(folder, info), encoder, model, precision, lm)
+        if model is not None:
+            _ = index.model_folder  # refuses a model that did not make the index
+        return index
 
-    def check_model(self, fingerprint: str, named: str) -> None:
-        """Refuse a model that did not make this index."""
-        if fingerprint != self.fingerprint:
+    @cached_property
+    def model_folder(self) -> Path:
+        """The folder of the retriever that made the vectors.
+
+        Raises:
+            RevelaError: the retriever is not there, or is not the one that made the index.
+        """
+        folder = resolve(str(self._model or self.info.model))
+        self.check_model(fingerprint(folder), str(folder))
+        return folder
+
+    @property
+    def encoder(self) -> TokenEncoder:
+        """The encoder of the index's retriever, loaded when it is first needed.
+
+        Raises:
+            RevelaError: the retriever is not there, or is not the one that made the index.
+        """
+        if self._encoder is None:
+            from revela.retriever.encode import load_encoder
+
+            self._encoder = load_encoder(self.model_folder, self._precision)
+        return self._encoder
+
+    def check_model(self, fingerprint: str, name: str) -> None:
+        """Refuse a retriever whose fingerprint is not that of the one that made this index."""
+        if fingerprint != self.info.fingerprint:
             raise RevelaError(
-                f"{named} is not the model that made {self.folder}: give that one as --model, or index again"
+                f"{name} is not the model that made {self.folder}: "
+                "give that one as --model, or index again"
             )
+
+    def __len__(self) -> int:
+        """The number of chunks."""
+        return len(self._table)
 
     # Search
 
     def search(
         self,
         query: str,
-        encoder: TokenEncoder | None,
         k: int = 10,
         mode: Mode = "hybrid",
         where: str | None = None,
         fusion: Fusion = "score",
-        rerank: Reranking | None = None,
+        rerank: Rerank | Reranker | None = None,
+        vector: Vectors | None = None,
     ) -> list[Hit]:
-        """The k best documents, each with its best chunk.
+        """The k best documents, best first, each with its best chunk.
 
         Scores are cosines (dense), BM25 (lexical), or those of the fusion of both (hybrid;
-        fusion.py): 1 is as good as can be, by score.
+        fusion.py): by score, 1 is the best that can be.
 
         Args:
             query: what to look for.
-            encoder: that of the index's own model; lexical search needs none.
-            k: how many.
-            mode: by meaning, by words, or both.
-            where: only rows that this holds for, as SQL: "year > 2020 and lang = 'en'".
-            fusion: of both, by score or by rank.
-            rerank: order the first 50 again by their "tokens" (rerank.py); where the index keeps
-                none, the model reads their chunks now. Or the first 20 by what reads them, such as
-                the heads of an LM (listwise.py).
+            k: number of documents.
+            mode: by vectors ("dense"), by words ("lexical") or by both.
+            where: filter in SQL over metadata, id and title: "year > 2020 and lang = 'en'".
+            fusion: join both rankings by score, or by rank.
+            rerank: order the first documents again: 50 by the vectors of their "tokens"
+                (rerank.py), which the model reads now unless the index keeps them; or 20 by the
+                "heads" of a language model (listwise.py), or by another re-ranker.
+            vector: of the query, (D,), if it is known already.
 
         Raises:
-            RevelaError: the query is empty, the filter is wrong, what is asked for does not go
-                together, or the folder is damaged.
+            RevelaError: the query is empty, the filter is wrong, two options exclude each other,
+                the retriever or the language model cannot be loaded, or the folder is damaged.
         """
-        if not query.strip():
-            raise RevelaError("the query is empty: give some words to search for")
-        if where and len(where) > FILTER_LIMIT:
-            raise RevelaError(
-                f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one"
-            )
-        if any("\ud800" <= letter <= "\udfff" for letter in query + (where or "")):
-            raise RevelaError(
-                "the query or its filter is not Unicode (half of a surrogate pair): mend it"
-            )
-        if rerank == "tokens" and (mode == "lexical" or (mode == "hybrid" and fusion == "rank")):
-            raise RevelaError(
-                "tokens are added to cosines and their sum with BM25: re-rank dense search, or hybrid search by score"
-            )
-        vector = None
-        if mode != "lexical":
-            assert encoder is not None
-            vector = self.cut(encoder.encode_queries([query]))[0]
-        depth = max(k, DEPTH) if mode == "hybrid" else max(2 * k, RERANKED if rerank else 0)
+        _refuse(query, mode, where, fusion, rerank)
+        if mode == "lexical":
+            vector = None
+        else:
+            found = self.encoder.encode_queries([query]) if vector is None else vector[None]
+            vector = self._as_stored(found)[0]
+        reranker = self._heads if rerank == "heads" else rerank
+        first = max(k, DEPTH) if mode == "hybrid" else max(2 * k, RERANKED if rerank else 0)
         while True:
             version = self._table.version
             try:
-                rankings = [self._near(vector, depth, where)] if vector is not None else []
-                rankings += [self._worded(query, depth, where)] if mode != "dense" else []
-                if vector is not None and mode == "hybrid" and fusion == "score":
-                    rankings = [self._fused(query, vector, *rankings)]
-                best, scores = (
-                    fuse_ranks(rankings) if len(rankings) > 1 else best_chunks(rankings[0])
-                )
-                if len(scores) < k and any(len(ranking) >= depth for ranking in rankings):
-                    depth *= 4  # a few long documents fill the lists
-                    continue
-                if rerank == "tokens":
-                    assert encoder is not None
-                    scores = self._by_tokens(query, best, scores, encoder)
-                elif rerank is not None:
-                    scores = self._read_again(query, best, scores, rerank)
+                best, scores = self._find(query, vector, k, first, mode, where, fusion)
+                if reranker is not None:
+                    scores = self._rerank(query, best, scores, reranker)
                 documents = list(scores)[:k]
-                rows = self._rows([best[document] for document in documents])
-                found = [
-                    self._hit(rows[best[document]], scores[document]) for document in documents
-                ]
-                if [hit.id for hit in found] == documents:
-                    return found
-            except KeyError:
+                rows = self._table.rows([best[document] for document in documents])
+                hits = [self._hit(rows[best[name]], scores[name]) for name in documents]
+                if [hit.id for hit in hits] == documents:
+                    return hits
+            except KeyError:  # a row is gone
                 pass
             except RevelaError:
                 if self._table.version == version:
@@ -211,125 +266,86 @@ class Index:
             # numbers: rank them again.
             if self._table.version == version:
                 raise RevelaError(
-                    f"{self.folder} is damaged (rows that it names are not there): make it again with revela index"
+                    f"{self.folder} is damaged (rows that it names are not there): "
+                    "make it again with revela index"
                 )
 
-    def _by_tokens(
+    def _find(
+        self,
+        query: str,
+        vector: Vectors | None,
+        k: int,
+        depth: int,
+        mode: Mode,
+        where: str | None,
+        fusion: Fusion,
+    ) -> tuple[dict[str, int], dict[str, float]]:
+        """Each document's best row, and the documents' scores, best first; k or all that match.
+
+        Raises:
+            KeyError: a row is gone.
+        """
+        while True:
+            rankings = []
+            if vector is not None:
+                rankings.append(self._table.nearest(vector, depth, where))
+            if mode != "dense":
+                rankings.append(self._table.matching(query, depth, where))
+            if vector is not None and mode == "hybrid" and fusion == "score":
+                rankings = [self._fuse(query, vector, *rankings)]
+            both = len(rankings) > 1
+            best, scores = fuse_ranks(rankings) if both else best_chunks(rankings[0])
+            if len(scores) >= k or all(len(ranking) < depth for ranking in rankings):
+                return best, scores
+            depth *= 4  # a few long documents fill the lists
+
+    def _fuse(self, query: str, vector: Vectors, nearest: Ranking, matching: Ranking) -> Ranking:
+        """Both rankings of chunks as one, by score (``fusion.fuse_scores``)."""
+        self._statistics.refresh()  # another process may have added to the index
+        best, geometry = self._statistics.best(query), self._statistics.geometry
+        cosines = {row: cosine for row, (_, cosine) in nearest.items()}
+        cosines |= self._table.cosines([row for row in matching if row not in nearest], vector)
+        shares = {row: score / best for row, (_, score) in matching.items()} if best else {}
+        documents = {row: document for row, (document, _) in [*nearest.items(), *matching.items()]}
+        fused = fuse_scores(cosines, shares, float(geometry.mean @ vector), geometry.spread)
+        return {row: (documents[row], score) for row, score in fused.items()}
+
+    def _rerank(
         self,
         query: str,
         best: Mapping[str, int],
         scores: Mapping[str, float],
-        encoder: TokenEncoder,
+        reranker: Literal["tokens"] | Reranker,
     ) -> dict[str, float]:
-        """Documents' scores, best first, with those of the first ones' tokens.
+        """Documents' scores, best first, with the first documents in another order.
 
         Raises:
-            KeyError: a row is not there any more.
+            KeyError: a row is gone.
         """
-        numbers = [best[document] for document in list(scores)[:RERANKED]]
-        rows = self._rows(numbers, ["tokens" if self.info.settings.keep_tokens else "passage"])
-        if self.info.settings.keep_tokens:
-            tokens = [rows[number]["tokens"] for number in numbers]
-        else:
-            _, tokens = encode_packed(encoder, [rows[number]["passage"] for number in numbers])
+        keeps_tokens = reranker == "tokens" and self.info.settings.keep_tokens
+        column = "tokens" if keeps_tokens else "passage"
+        numbers = [
+            best[name] for name in list(scores)[: RERANKED if reranker == "tokens" else READ]
+        ]
+        rows = self._table.rows(numbers, [column])
+        found: list[Any] = [rows[number][column] for number in numbers]
+        if reranker != "tokens":
+            return with_reranker(query, scores, found, reranker)
+        tokens = found if keeps_tokens else encode_packed(self.encoder, found)[1]
         self._statistics.refresh()
-        again = with_tokens(query, list(scores.values()), tokens, encoder, self._statistics.idf)
+        weigh = self._statistics.idf
+        again = with_tokens(query, list(scores.values()), tokens, self.encoder, weigh)
         return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
 
-    def _read_again(
-        self, query: str, best: Mapping[str, int], scores: Mapping[str, float], reranker: Reranker
-    ) -> dict[str, float]:
-        """The same scores, best first, with the first documents as a re-ranker orders them.
+    @cached_property
+    def _heads(self) -> Reranker:
+        from revela.index.listwise import load_query_heads
 
-        Raises:
-            KeyError: a row is not there any more.
-        """
-        numbers = [best[document] for document in list(scores)[:READ]]
-        rows = self._rows(numbers, ["passage"])
-        return with_reranker(
-            query, scores, [rows[number]["passage"] for number in numbers], reranker
-        )
+        return load_query_heads(str(self._lm), self.sample)
 
-    def _fused(self, query: str, vector: Vectors, near: Ranking, worded: Ranking) -> Ranking:
-        """Both rankings as one, by score. The cosines of chunks that only their words have found
-        are made here.
-        """
-        self._statistics.refresh()  # another process may have added to the index
-        best, geometry = self._statistics.best(query), self._statistics.geometry
-        cosines = {row: cosine for row, (_, cosine) in near.items()}
-        cosines |= self._cosines([row for row in worded if row not in near], vector)
-        shares = {row: score / best for row, (_, score) in worded.items()} if best else {}
-        owners = {
-            row: document for ranking in (near, worded) for row, (document, _) in ranking.items()
-        }
-        fused = fuse_scores(cosines, shares, float(geometry.mean @ vector), geometry.spread)
-        return {row: (owners[row], score) for row, score in fused.items()}
-
-    def _cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
-        """The cosine of each of these rows with a vector.
-
-        Raises:
-            KeyError: one of them is not there any more.
-        """
-        if not numbers:
-            return {}
-        with damage(self.folder):
-            found = (
-                self._table.take_row_ids(list(numbers)).select(["vector"]).with_row_id().to_arrow()
-            )
-        cosines = dict(
-            zip(found["_rowid"].to_pylist(), (self._matrix(found) @ vector).tolist(), strict=True)
-        )
-        return {row: cosines[row] for row in numbers}
-
-    def _near(self, vector: Vectors, depth: int, where: str | None) -> Ranking:
-        """The chunks nearest to a vector, by cosine."""
-        query = self._table.search(
-            vector, vector_column_name="vector", query_type="vector"
-        ).distance_type("dot")
-        # More cells are read where a filter leaves too little in these; candidates are scored again
-        # by the stored vectors.
-        query = (
-            query.minimum_nprobes(CELLS).maximum_nprobes(0).refine_factor(-(-CANDIDATES // depth))
-        )
-        return self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
-
-    def _worded(self, text: str, depth: int, where: str | None) -> Ranking:
-        """The chunks that hold the query's words, by BM25."""
-        return self._ranking(
-            self._table.search(query_of_words(text), query_type="fts"),
-            depth,
-            where,
-            "_score",
-            float,
-        )
-
-    def _ranking(
-        self,
-        query: Any,
-        depth: int,
-        where: str | None,
-        column: str,
-        score: Callable[[float], float],
-    ) -> Ranking:
-        query = query.limit(depth).select(["id", column]).with_row_id(True)
-        with damage(self.folder, where or "", self.info.columns):
-            found = (query.where(where) if where else query).to_arrow()
-        rows, documents, values = (found[name].to_pylist() for name in ("_rowid", "id", column))
-        return {
-            row: (document, score(value))
-            for row, document, value in zip(rows, documents, values, strict=True)
-        }
-
-    def _rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
-        names = list(names) or [*SHOWN, *self.info.columns]
-        with damage(self.folder):
-            found = (
-                self._table.take_row_ids(list(numbers)).select(names).with_row_id().to_list()
-                if numbers
-                else []
-            )
-        return {row["_rowid"]: row for row in found}
+    def sample(self) -> list[str]:
+        """At most a thousand passages, evenly spaced."""
+        return self._table.sample_passages()
 
     def _hit(self, row: Mapping[str, Any], score: float) -> Hit:
         metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
@@ -338,165 +354,154 @@ class Index:
 
     # Change
 
-    def cut(self, vectors: Vectors) -> Vectors:
-        """Vectors as they are stored: the first dimensions only, if the index was made so, and of
-        length one again.
+    def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
+        """Add documents; those whose id is there already are replaced, unless they are the same.
+
+        Args:
+            documents: with ids of their own; those without a word are left out.
+            progress: show a bar.
+
+        Returns:
+            How many documents are new, replaced and unchanged, and how many chunks were written.
 
         Raises:
-            RevelaError: they are not numbers, or of another width.
+            RevelaError: two documents share an id, a metadata field does not fit its column, the
+                model's vectors are not finite, or another process is writing to the index.
+        """
+        if not isinstance(documents, ArrowList):
+            texts = (document for document in documents if document.full_text.strip())
+            documents = arrow_list(Document, texts)
+        total = Added()
+        with writing(self.folder):
+            refuse_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
+            with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
+                for added in self.add_batches(documents):
+                    total += added
+                    bar.update(added.new + added.replaced + added.unchanged)
+            self.finish()
+        return total
+
+    def add_batches(self, documents: Iterable[Document]) -> Iterator[Added]:
+        """``add`` without its lock and without ``finish``: each batch is yielded once it is safe on
+        disk.
+        """
+        settings = self.info.settings
+        for batch in commits(documents):
+            digests = {document.id: digest_of(document, settings.chunk_words) for document in batch}
+            present = self._table.digests(list(digests))
+            changed = [d for d in batch if present.get(d.id) != digests[d.id]]
+            rows = table_rows(changed, digests, self.info, self.folder)
+            replaced = [document.id for document in changed if document.id in present]
+            if changed:
+                passages = [str(passage) for passage in rows["passage"]]
+                tokens = None
+                if settings.keep_tokens:
+                    vectors, tokens = encode_packed(self.encoder, passages)
+                else:
+                    vectors = self.encoder.encode_passages(passages)
+                vectors = self._as_stored(vectors)
+                self._count(passages, replaced)
+                self._table.write(rows, vectors, tokens, replaced)
+            new, unchanged = len(changed) - len(replaced), len(batch) - len(changed)
+            yield Added(new, len(replaced), unchanged, len(rows["id"]))
+
+    def delete(self, ids: Iterable[str]) -> int:
+        """Delete documents, in one commit.
+
+        Returns:
+            How many chunks they had.
+
+        Raises:
+            RevelaError: the index does not hold one of them, or another process is writing to it.
+        """
+        if not (wanted := list(dict.fromkeys(ids))):
+            return 0
+        with writing(self.folder):
+            known = self._table.digests(wanted)
+            if missing := [name for name in wanted if name not in known]:
+                raise RevelaError(
+                    f"{self.folder} has no document {', '.join(missing[:3])}: "
+                    "nothing was deleted; give ids that revela search shows"
+                )
+            self._count([], wanted)
+            deleted = self._table.delete(wanted)
+            self.finish()
+        return deleted
+
+    def finish(self) -> None:
+        """Pack the table, bring its indices and the statistics up to date, and let it be searched.
+
+        ``add`` and ``delete`` do it; after ``add_batches`` call it once, under the lock.
+        """
+        self._check_count()
+        new = not self.info.finished
+        self._table.pack(new)
+        if self._miscounted:
+            self._statistics.clear()
+            self._statistics.add(self._table.passages())
+            self._miscounted = False
+        geometry = Geometry.of(self._table.sample_vectors())
+        self._statistics.save(self._table.version, geometry)
+        if new:
+            self.info = replace(self.info, finished=True)
+            self.info.save(self.folder)
+
+    def _as_stored(self, vectors: Vectors) -> Vectors:
+        """(N, D) vectors as they are stored, (N, W): the first dimensions only, if the index was
+        made so, and of length one again.
+
+        Raises:
+            RevelaError: they have another width.
         """
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        if not np.isfinite(vectors).all():
-            raise RevelaError(
-                f"the model {self.model} gives vectors that are not numbers (NaN or infinite): check it with revela eval"
-            )
         if (wanted := self.info.settings.dimensions) and vectors.shape[1] > wanted:
             vectors = vectors[:, :wanted]
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         if vectors.shape[1] != self.info.width:
             raise RevelaError(
-                f"the model gives {vectors.shape[1]} dimensions and {self.folder} holds {self.info.width}: index again"
+                f"the model gives {vectors.shape[1]} dimensions and {self.folder} holds "
+                f"{self.info.width}: index again"
             )
         return vectors
 
-    def digests(self, documents: Sequence[str]) -> dict[str, str]:
-        """Of these documents, those that are here, with what ``put`` was told of their content."""
-        with damage(self.folder):
-            query = (
-                self._table.search()
-                .where(f"{among(documents)} and chunk = 0")
-                .select(["id", "digest"])
-                .limit(len(documents))
-            )
-            return {row["id"]: row["digest"] for row in query.to_list()}
-
-    def put(
-        self,
-        columns: Mapping[str, Sequence[Value | None]],
-        vectors: Vectors,
-        tokens: Sequence[bytes] | None,
-        replaced: Sequence[str],
-    ) -> None:
-        """Add whole documents, in one commit.
-
-        Args:
-            columns: a value a chunk, of "id", "chunk", "title", "passage", "digest" and the
-                metadata.
-            vectors: (N, width), as the encoder gave them.
-            tokens: ``packed_signs`` of each chunk, where the index keeps them.
-            replaced: those of the documents that are here already; their former chunks go with the
-                same commit.
+    def _count(self, added: Iterable[str], deleted: list[str]) -> None:
+        """Bring the counts of words up to date: these passages are added, and those of these
+        documents deleted.
         """
-        import pyarrow as pa
-
-        vectors = self.cut(vectors)
-        schema = schema_of(self.info)
-        arrays = {
-            name: pa.array(columns[name], schema.field(name).type)
-            for name in schema.names
-            if name in columns
-        }
-        if tokens is not None:
-            arrays["tokens"] = pa.array(tokens, pa.binary())
-        arrays["vector"] = pa.FixedSizeListArray.from_arrays(
-            pa.array(vectors.ravel()), self.info.width
-        )
-        rows = pa.table(arrays, schema=schema)
-        with damage(self.folder):
-            self._count(rows["passage"].to_pylist(), replaced)
-            if not replaced:
-                self._table.add(rows)
-                return
-            merge = (
-                self._table.merge_insert(["id", "chunk"])
-                .when_matched_update_all()
-                .when_not_matched_insert_all()
-            )
-            merge.when_not_matched_by_source_delete(among(replaced)).execute(rows)
-
-    def delete(self, documents: Sequence[str]) -> int:
-        """Remove documents, in one commit; how many chunks went.
-
-        Raises:
-            RevelaError: one of them is not here.
-        """
-        known = self.digests(documents)
-        if missing := [name for name in documents if name not in known]:
-            raise RevelaError(
-                f"{self.folder} has no document {', '.join(missing[:3])}: nothing was deleted; give ids that revela search shows"
-            )
-        with damage(self.folder):
-            self._count([], documents)
-            before = len(self)
-            self._table.delete(among(documents))
-            return before - len(self)
-
-    def _count(self, passages: Sequence[str], gone: Sequence[str]) -> None:
-        """Keep the table of words true: these passages come, and those of these documents go."""
         self._check_count()
-        if gone:
-            self._statistics.add((row["passage"] for row in self._passages(among(gone))), times=-1)
-        self._statistics.add(passages)
+        if deleted:
+            self._statistics.add(self._table.passages(deleted), times=-1)
+        self._statistics.add(added)
 
     def _check_count(self) -> None:
-        if (
-            not self._statistics.changed
-            and self._statistics.version != self._table.version
-            and len(self)
-        ):
-            self._miscounted = (
-                True  # a run was killed before it could save them, or their file was removed
-            )
-
-    def _geometry(self) -> Geometry:
-        """How the vectors lie, by some that lie evenly in the table."""
-        if not len(self):
-            return Geometry(np.zeros(self.info.width, np.float32), 0.0)
-        some = self._table.take_offsets(evenly(len(self)).tolist()).select(["vector"]).to_arrow()
-        return Geometry.of(self._matrix(some))
-
-    def _matrix(self, found: Any) -> Vectors:
-        """The vectors of rows of the table, (N, width)."""
-        matrix: Vectors = (
-            found["vector"].combine_chunks().flatten().to_numpy().reshape(-1, self.info.width)
-        )
-        return matrix
-
-    def sample(self) -> list[str]:
-        """At most a thousand passages, evenly chosen."""
-        if not len(self):
-            return []
-        with damage(self.folder):
-            return [
-                str(row["passage"])
-                for row in self._table.take_offsets(evenly(len(self)).tolist())
-                .select(["passage"])
-                .to_list()
-            ]
-
-    def _passages(self, where: str | None = None) -> Iterator[dict[str, str]]:
-        query = self._table.search().select(["passage"])
-        for batch in (query.where(where) if where else query).to_batches(COUNTED):
-            yield from batch.to_pylist()
-
-    def finish(self) -> None:
-        """Pack the table, bring its indices up to date, make those that it lacks, and let it be
-        searched.
+        """Note if the counts are not those of the table: a run was killed before it could save
+        them, or their file was removed.
         """
-        with damage(self.folder):
-            self._check_count()
-            new = not self.info.finished
-            # The lock keeps other writers away, so whatever no version holds is a killed run's.
-            self._table.optimize(
-                cleanup_older_than=timedelta(milliseconds=1) if new else KEPT,
-                delete_unverified=True,
-            )
-            make_indices(self._table, self.info, approximate=len(self) >= EXACT_BELOW)
-            if self._miscounted:
-                self._statistics.clear()
-                self._statistics.add(row["passage"] for row in self._passages())
-                self._miscounted = False
-            self._statistics.save(self._table.version, self._geometry())
-        if new:
-            self.info = replace(self.info, finished=True)
-            self.info.save(self.folder)
+        saved = self._statistics
+        if not saved.changed and saved.version != self._table.version and len(self):
+            self._miscounted = True
+
+
+def _refuse(
+    query: str,
+    mode: Mode,
+    where: str | None,
+    fusion: Fusion,
+    rerank: Rerank | Reranker | None,
+) -> None:
+    """Refuse a search that cannot be made."""
+    if not query.strip():
+        raise RevelaError("the query is empty: give some words to search for")
+    if where and len(where) > FILTER_LIMIT:
+        raise RevelaError(
+            f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one"
+        )
+    if any("\ud800" <= letter <= "\udfff" for letter in query + (where or "")):
+        raise RevelaError(
+            "the query or its filter is not Unicode (half of a surrogate pair): mend it"
+        )
+    if rerank == "tokens" and (mode == "lexical" or (mode == "hybrid" and fusion == "rank")):
+        raise RevelaError(
+            "tokens are added to cosines and their sum with BM25: "
+            "re-rank dense search, or hybrid search by score"
+        )

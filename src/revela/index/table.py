@@ -1,25 +1,40 @@
-"""What an index asks of LanceDB: its table, its indices, its filters and its errors. The only file
-that imports it.
+"""The LanceDB table of an index: one row per chunk. The only file that imports LanceDB.
+
+A row holds the id, title and metadata of its document, the chunk's number in it, what was embedded
+(title and text), a digest of the document, the vector and, on request, the signs of the token
+vectors. Every change is one commit, so a kill leaves all of it or nothing.
+
+Shapes: N rows, W numbers of a stored vector.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from revela.errors import RevelaError
 from revela.index.bm25 import STOP_WORDS
+from revela.index.fusion import Ranking, evenly
 from revela.index.manifest import Info
 from revela.settings import VectorForm
+from revela.types import Value, Vectors
 
-SHOWN = ("id", "chunk", "title", "passage")  # columns; those of metadata follow
-OWN = (*SHOWN, "digest", "vector", "tokens")
-TOKENS: dict[str, Any] = dict(
+TABLE = "chunks"
+HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
+RESERVED = (*HIT_COLUMNS, "digest", "vector", "tokens")
+EXACT_BELOW = 20_000  # chunks; from there on, vectors are searched by an approximate index
+CELLS = 20  # cells of the approximate index that a query reads
+CANDIDATES = 200  # least number of candidates that are scored again by their stored vectors
+READ_ROWS = 2**14  # rows per batch when all passages are read
+KEEP_VERSIONS = timedelta(days=1)  # for readers that opened the table before it was packed
+TOKENIZER: dict[str, Any] = dict(
     language="English",
     stem=True,
     remove_stop_words=True,
@@ -29,58 +44,228 @@ TOKENS: dict[str, Any] = dict(
 )
 
 
-def connect(folder: Path) -> Any:
-    """The database in this folder."""
-    os.environ.setdefault(
-        "LANCEDB_LOG", "error"
-    )  # its warnings are for programmers; read when the library is loaded
-    import lancedb
+class Table:
+    """The rows of one index. What reads or writes raises RevelaError where files are damaged.
 
-    return lancedb.connect(folder, read_consistency_interval=timedelta(0))
+    Args:
+        folder: of the index.
+        info: its manifest.
+        lance: the LanceDB table itself.
+    """
+
+    def __init__(self, folder: Path, info: Info, lance: Any) -> None:
+        self.folder, self.info, self.lance = folder, info, lance
+
+    @classmethod
+    def open(cls, folder: Path, info: Info, create: bool = False) -> Table:
+        """Open the table of an index folder; ``create`` makes an empty one if there is none."""
+        # Its warnings are for programmers. LanceDB reads the variable when it is imported.
+        os.environ.setdefault("LANCEDB_LOG", "error")
+        import lancedb
+
+        with lance_errors(folder):
+            database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
+            if create and TABLE not in database.list_tables().tables:
+                return cls(folder, info, database.create_table(TABLE, schema=_schema(info)))
+            return cls(folder, info, database.open_table(TABLE))
+
+    def __len__(self) -> int:
+        return int(self.lance.count_rows())
+
+    @property
+    def version(self) -> int:
+        """Number of the current commit."""
+        return int(self.lance.version)
+
+    # Read
+
+    def nearest(self, vector: Vectors, depth: int, where: str | None = None) -> Ranking:
+        """At most ``depth`` rows nearest to a unit vector (W,), by cosine."""
+        query = self.lance.search(vector, vector_column_name="vector", query_type="vector")
+        # More cells are read where a filter leaves too few rows in these; candidates are scored
+        # again by their stored vectors.
+        query = query.distance_type("dot").minimum_nprobes(CELLS).maximum_nprobes(0)
+        query = query.refine_factor(-(-CANDIDATES // depth))
+        return self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
+
+    def matching(self, text: str, depth: int, where: str | None = None) -> Ranking:
+        """At most ``depth`` rows that hold words of the text, by BM25."""
+        from lancedb.query import MatchQuery
+
+        query = self.lance.search(MatchQuery(text, "passage"), query_type="fts")
+        return self._ranking(query, depth, where, "_score", float)
+
+    def _ranking(
+        self,
+        query: Any,
+        depth: int,
+        where: str | None,
+        column: str,
+        score: Callable[[float], float],
+    ) -> Ranking:
+        query = query.limit(depth).select(["id", column]).with_row_id(True)
+        with lance_errors(self.folder, where or "", self.info.columns):
+            found = (query.where(where) if where else query).to_arrow()
+        columns = (found[name].to_pylist() for name in ("_rowid", "id", column))
+        return {
+            row: (document, score(value)) for row, document, value in zip(*columns, strict=True)
+        }
+
+    def rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
+        """Columns of these rows, by row number; a row that is gone is missing.
+
+        Args:
+            numbers: row numbers, as rankings have them.
+            names: the columns; by default those of a hit and the metadata.
+        """
+        names = list(names) or [*HIT_COLUMNS, *self.info.columns]
+        if not numbers:
+            return {}
+        with lance_errors(self.folder):
+            found = self.lance.take_row_ids(list(numbers)).select(names).with_row_id().to_list()
+        return {row["_rowid"]: row for row in found}
+
+    def cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
+        """The cosine of each of these rows with a unit vector (W,).
+
+        Raises:
+            KeyError: one of the rows is gone.
+        """
+        if not numbers:
+            return {}
+        with lance_errors(self.folder):
+            taken = self.lance.take_row_ids(list(numbers)).select(["vector"])
+            found = taken.with_row_id().to_arrow()
+        products = (self._matrix(found["vector"]) @ vector).tolist()
+        cosines = dict(zip(found["_rowid"].to_pylist(), products, strict=True))
+        return {row: cosines[row] for row in numbers}
+
+    def digests(self, documents: Sequence[str]) -> dict[str, str]:
+        """The digest of each of these documents that the table holds, by id."""
+        with lance_errors(self.folder):
+            query = self.lance.search().where(f"{_id_filter(documents)} and chunk = 0")
+            found = query.select(["id", "digest"]).limit(len(documents)).to_list()
+        return {row["id"]: row["digest"] for row in found}
+
+    def passages(self, documents: Sequence[str] | None = None) -> Iterator[str]:
+        """The passages of all rows, or of the rows of these documents."""
+        query = self.lance.search().select(["passage"])
+        query = query if documents is None else query.where(_id_filter(documents))
+        with lance_errors(self.folder):
+            for batch in query.to_batches(READ_ROWS):
+                yield from batch.column("passage").to_pylist()
+
+    def sample_passages(self) -> list[str]:
+        """At most ``fusion.SAMPLE`` passages, evenly spaced."""
+        return [str(text) for text in self._sample("passage").to_pylist()] if len(self) else []
+
+    def sample_vectors(self) -> Vectors:
+        """At most ``fusion.SAMPLE`` vectors (N, W), evenly spaced."""
+        if not len(self):
+            return np.zeros((0, self.info.width), np.float32)
+        return self._matrix(self._sample("vector"))
+
+    def _sample(self, column: str) -> Any:
+        with lance_errors(self.folder):
+            taken = self.lance.take_offsets(evenly(len(self)).tolist())
+            return taken.select([column]).to_arrow()[column]
+
+    def _matrix(self, column: Any) -> Vectors:
+        numbers: Vectors = column.combine_chunks().flatten().to_numpy()
+        return numbers.reshape(-1, self.info.width)
+
+    # Change
+
+    def write(
+        self,
+        columns: Mapping[str, Sequence[Value | None]],
+        vectors: Vectors,
+        tokens: Sequence[bytes] | None,
+        replaced: Sequence[str],
+    ) -> None:
+        """Add all chunks of some documents, in one commit.
+
+        Args:
+            columns: N values each of "id", "chunk", "title", "passage", "digest" and the metadata.
+            vectors: (N, W) float32, of length one.
+            tokens: ``packed_signs`` of each chunk, where the index keeps them.
+            replaced: ids of documents that the table holds already; their former rows are deleted
+                by the same commit.
+        """
+        import pyarrow as pa
+
+        schema = _schema(self.info)
+        names = [name for name in schema.names if name in columns]
+        arrays = {name: pa.array(columns[name], schema.field(name).type) for name in names}
+        if tokens is not None:
+            arrays["tokens"] = pa.array(tokens, pa.binary())
+        numbers = pa.array(vectors.ravel())
+        arrays["vector"] = pa.FixedSizeListArray.from_arrays(numbers, self.info.width)
+        rows = pa.table(arrays, schema=schema)
+        with lance_errors(self.folder):
+            if not replaced:
+                self.lance.add(rows)
+                return
+            merge = self.lance.merge_insert(["id", "chunk"])
+            merge = merge.when_matched_update_all().when_not_matched_insert_all()
+            merge.when_not_matched_by_source_delete(_id_filter(replaced)).execute(rows)
+
+    def delete(self, documents: Sequence[str]) -> int:
+        """Delete the rows of these documents, in one commit; how many there were."""
+        with lance_errors(self.folder):
+            before = len(self)
+            self.lance.delete(_id_filter(documents))
+            return before - len(self)
+
+    def pack(self, new: bool) -> None:
+        """Pack the table and bring its indices up to date; make those that it lacks.
+
+        Args:
+            new: nobody reads the table yet, so former versions are deleted at once.
+        """
+        with lance_errors(self.folder):
+            # The lock keeps other writers away, so what no version holds is a killed run's.
+            self.lance.optimize(
+                cleanup_older_than=timedelta(milliseconds=1) if new else KEEP_VERSIONS,
+                delete_unverified=True,
+            )
+            self._make_indices(approximate=len(self) >= EXACT_BELOW)
+
+    def _make_indices(self, approximate: bool) -> None:
+        """Make the missing indices: ids, words and, where ``approximate``, metadata and vectors."""
+        from lancedb.index import FTS, Bitmap, BTree
+
+        present = {column for index in self.lance.list_indices() for column in index.columns}
+        if "id" not in present:
+            self.lance.create_index("id", config=BTree())
+        if "passage" not in present:
+            self.lance.create_index("passage", config=FTS(**TOKENIZER))
+        if "vector" not in present and approximate:
+            for name, kind in self.info.columns.items():
+                self.lance.create_index(name, config=Bitmap() if kind == "bool" else BTree())
+            self.lance.create_index("vector", config=_vector_index(self.info.settings.vectors))
 
 
-def schema_of(info: Info) -> Any:
-    """Columns of an index's table."""
+def _schema(info: Info) -> Any:
     import pyarrow as pa
 
-    own = {
+    columns = {
         "id": pa.string(),
         "chunk": pa.int32(),
         "title": pa.string(),
         "passage": pa.string(),
         "digest": pa.string(),
+        "vector": pa.list_(pa.float32(), info.width),
     }
-    metadata = {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}
-    kept = {"tokens": pa.binary()} if info.settings.keep_tokens else {}
-    return pa.schema({**own, "vector": pa.list_(pa.float32(), info.width), **kept, **metadata})
-
-
-def query_of_words(text: str) -> Any:
-    """A query for passages that hold these words, by BM25."""
-    from lancedb.query import MatchQuery
-
-    return MatchQuery(text, "passage")
-
-
-def make_indices(table: Any, info: Info, approximate: bool) -> None:
-    """Make the indices that the table lacks: of ids, of words, and, where search is to be
-    ``approximate``, of metadata and vectors.
-    """
-    from lancedb.index import FTS, Bitmap, BTree
-
-    present = {column for index in table.list_indices() for column in index.columns}
-    if "id" not in present:
-        table.create_index("id", config=BTree())
-    if "passage" not in present:
-        table.create_index("passage", config=FTS(**TOKENS))
-    if "vector" not in present and approximate:
-        for name, kind in info.columns.items():
-            table.create_index(name, config=Bitmap() if kind == "bool" else BTree())
-        table.create_index("vector", config=_vector_index(info.settings.vectors))
+    if info.settings.keep_tokens:
+        columns["tokens"] = pa.binary()
+    return pa.schema(
+        columns | {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}
+    )
 
 
 def _vector_index(form: VectorForm) -> Any:
-    """Inner products of unit vectors throughout, so that scores are cosines."""
+    """By inner product of unit vectors throughout, so that scores are cosines."""
     from lancedb.index import HnswFlat, HnswSq, IvfRq
 
     if form == "binary":
@@ -88,33 +273,36 @@ def _vector_index(form: VectorForm) -> Any:
     return {"float32": HnswFlat, "int8": HnswSq}[form](distance_type="dot")
 
 
+def _id_filter(documents: Iterable[str]) -> str:
+    """SQL that holds for the rows of these documents."""
+    quoted = ("'{}'".format(name.replace("'", "''")) for name in documents)
+    return f"id in ({', '.join(quoted)})"
+
+
+_SOURCE = re.compile(r",? ?/\S+\.rs:\d+:\d+.*", re.DOTALL)
+_PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
+
+
 @contextmanager
-def damage(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
-    """What LanceDB raises, as a sentence. With a filter it is the filter's fault, unless files are
+def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
+    """Turn LanceDB's errors into one sentence: about the filter if there is one, unless files are
     at fault.
+
+    Raises:
+        RevelaError: LanceDB has raised an error inside.
     """
     try:
         yield
     except (ValueError, RuntimeError, OSError) as error:
-        said = " ".join(re.sub(r",? ?/\S+\.rs:\d+:\d+.*", "", str(error), flags=re.DOTALL).split())[
-            :300
-        ]
-        if where and not isinstance(error, OSError) and not re.search(r"\(IO\)|Not found:", said):
-            why = _PREAMBLE.split(said)[-1].split(". Valid fields")[0].rstrip(".)")
-            names = ", ".join([*SHOWN, *columns])
+        reason = " ".join(_SOURCE.sub("", str(error)).split())[:300]
+        if where and not isinstance(error, OSError) and not re.search(r"\(IO\)|Not found:", reason):
+            why = _PREAMBLE.split(reason)[-1].split(". Valid fields")[0].rstrip(".)")
+            names = ", ".join([*HIT_COLUMNS, *columns])
             raise RevelaError(
-                f'the filter "{where[:80]}" cannot be used ({why}): compare columns of this index, which are {names}'
+                f'the filter "{where[:80]}" cannot be used ({why}): '
+                f"compare columns of this index, which are {names}"
             ) from error
         raise RevelaError(
-            f"{folder} is damaged or out of reach ({said}): mend that, or make it again with revela index"
+            f"{folder} is damaged or out of reach ({reason}): "
+            "mend that, or make it again with revela index"
         ) from error
-
-
-_PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
-
-
-def among(documents: Iterable[str]) -> str:
-    """The filter that leaves these documents only."""
-    return "id in ({})".format(
-        ", ".join("'{}'".format(name.replace("'", "''")) for name in documents)
-    )

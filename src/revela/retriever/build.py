@@ -1,9 +1,10 @@
-"""The retriever: a Sentence-Transformers model, or the lower layers of a decoder with pooling and
-LoRA on top.
+"""Build or open the retriever: a Sentence-Transformers model, or the lower layers of a decoder with
+a pooling.
 
-It is made of stock modules only, so what is saved loads in stock sentence-transformers with no code
-of ours: the tokenizer itself appends the EOS that ``eos`` pooling reads, prompts are stored with
-the model, LoRA is merged. What is fitted to the corpus before the first update is in corpus_fit.py.
+It consists of stock modules only, so a saved one loads in stock sentence-transformers without code
+of ours: the tokenizer itself appends the EOS that ``eos`` pooling reads, and prompts are stored
+with the model. fit.py fits the pooling to a corpus, lora.py adds what is trained, encode.py runs
+the model, save.py writes it.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedm
 
 
 def load_retriever(folder: Path | str) -> SentenceTransformer:
-    """Open a saved retriever or any Sentence-Transformers folder, on the best device at hand.
+    """Open a saved retriever, or any Sentence-Transformers folder, on a GPU if there is one.
 
     Raises:
-        RevelaError: the folder is not one.
+        RevelaError: the folder is not one, or is damaged.
     """
     if not (Path(folder) / "modules.json").is_file():
         raise RevelaError(f"{folder} is not a Sentence-Transformers folder: it has no modules.json")
     try:
         return SentenceTransformer(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).splitlines()[0]
         raise RevelaError(
-            f"{folder} cannot be opened as a Sentence-Transformers model: {str(error).splitlines()[0]}"
+            f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
         ) from error
 
 
@@ -54,17 +56,29 @@ def build_retriever(
     query_prompt: str,
     passage_prompt: str,
 ) -> SentenceTransformer:
-    """The untrained retriever from a model folder.
+    """Build an untrained retriever from a model folder, in fp32.
 
-    A Sentence-Transformers folder is taken as it is (its own pooling, prompts, length and case). A
-    decoder is cut to its lower ``layers`` (0: all) and pooled; its final norm stays. Weights are
-    fp32, whatever they were stored in: small updates of LoRA would be rounded away in bf16.
+    A Sentence-Transformers folder is taken as it is, with its own pooling, prompts, length and
+    case; the other arguments are for decoders. Weights are fp32 whatever they were stored in: bf16
+    would round small updates of LoRA away.
+
+    Args:
+        folder: of a decoder, or of a Sentence-Transformers model.
+        layers: how many of the decoder's lower layers to keep; 0: all. Its final norm stays.
+        pooling: a key of ``POOLING_MODES``.
+        max_tokens: where texts are truncated, prompt and special tokens included.
+        lower_case: lower texts before they are tokenized.
+        query_prompt: put before queries.
+        passage_prompt: put before passages.
+
+    Raises:
+        RevelaError: the folder cannot be opened as a model.
     """
     if (folder / "modules.json").is_file():
         return load_retriever(folder).float()
     try:
-        # Named modalities keep an instruct model's chat template away: text is embedded as it is,
-        # not as a user's turn.
+        # A named modality, so that an instruct model's chat template is not applied: text is
+        # embedded as it is, not as a user's turn.
         transformer = modules.Transformer(
             str(folder),
             model_kwargs={"dtype": torch.float32},
@@ -111,9 +125,7 @@ def _keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
 
 
 def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Let the tokenizer end every text with EOS, after truncation, keeping whatever it already puts
-    in front.
-    """
+    """Make the tokenizer end every text with EOS, after truncation; what it puts before stays."""
     from tokenizers.processors import TemplateProcessing
 
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]

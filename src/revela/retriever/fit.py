@@ -1,21 +1,21 @@
-"""What a decoder's pooling learns from the raw corpus before the first update, without labels, as
-stock modules:
-- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent
-  tokens count less. Tokens without a letter or digit weigh nothing, as BM25 has no words for them
-  either: in code every other token is one. Nor do the prompts' own: a decoder turns its first
-  tokens into attention sinks, and so no word of the text is one;
-- whitening x -> (x - mean) C^-p (Su et al., 2021), with C taken over tokens: the vectors of a raw
-  LM share a few huge directions that say nothing about the text, and pooled vectors are too few and
-  too alike to tell which;
-- beside the mean of the contextual vectors, the mean of the tokens' own input embeddings, whitened
-  over the corpus's tokens and each of unit length, so that a rare word can still be found by its
-  name;
-- a rotation of the whole vector to its principal axes over the corpus, so that the first numbers
-  say most and a vector can be cut short. It changes no cosine of whole vectors.
-Together they are worth more than most training (docs/log.md), and give the retriever a start from
-which cosines already mean something.
+"""Fit a decoder's pooling to a raw corpus before the first step, without labels, as stock modules:
 
-Shapes: N texts, T tokens, D width of the contextual vectors, W of the whole ones, V vocabulary.
+- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent
+  tokens count less. Tokens without a letter or digit get 0, as in BM25, which has no words for
+  them: in code every other token is one. So do the tokens of the prompts, since a decoder turns its
+  first tokens into attention sinks;
+- whitening x -> (x - mean) C^-p (Su et al., 2021), with C taken over tokens: the vectors of a raw
+  LM share a few large directions that do not depend on the text, and pooled vectors are too few and
+  too alike to find them;
+- lexical half: beside the mean of the contextual vectors, the mean of the tokens' input embeddings,
+  whitened over the corpus's tokens and each of unit length, so that a rare word is found by itself;
+- rotation of the whole vector to its principal axes over the corpus, so that the first numbers
+  carry most and a vector can be truncated. It changes no cosine of whole vectors.
+
+Together they gain more than most training (docs/log.md), and give the retriever a start from which
+cosines already mean something.
+
+Shapes: N texts, T tokens, D numbers of the contextual vectors, W of the whole ones, V vocabulary.
 """
 
 from __future__ import annotations
@@ -44,11 +44,9 @@ from revela.types import Chunk, Vectors
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-TEXTS = 1024  # tokenized at a time
-COUNTED = 20_000  # texts, of many more, that say how frequent a word is
-RIDGE = (
-    1e-2  # of the mean eigenvalue: what keeps directions that the sample never used from blowing up
-)
+TEXTS = 1024  # texts that are tokenized at once
+COUNTED = 20_000  # texts, of many more, that token frequencies are counted on
+RIDGE = 1e-2  # of the mean eigenvalue; keeps directions that the sample never uses small
 
 
 @torch.no_grad()
@@ -61,16 +59,15 @@ def fit_to_corpus(
     lexical: float,
     bf16: bool,
 ) -> None:
-    """Fit token weights, whitening and the lexical half of the vector to these texts, and insert
-    them as stock modules.
+    """Fit token weights, whitening, lexical half and rotation to texts, and insert them, in place.
 
     Args:
-        model: transformer, pooling, normalisation.
+        model: of three modules: transformer, pooling, normalisation.
         texts: a sample of the corpus's chunks.
         token_weighting: a of a / (a + p); 0: none.
-        whitening: the power; 0.5 whitens fully, 0.25 halves every log-variance, 0: none.
-        lexical: weight of the tokens' own embeddings against the contextual vector, in what they
-            add to the dot products; 0: none.
+        whitening: power p of C^-p; 0.5 whitens fully, 0.25 halves every log-variance, 0: none.
+        lexical: weight of the lexical half against the contextual vector, in what they add to the
+            dot products; 0: none.
         bf16: run the transformer under bf16 autocast.
     """
     transformer, pooling, normalize = model
@@ -81,10 +78,8 @@ def fit_to_corpus(
     parts: list[nn.Module] = [transformer, pooling]
     if token_weighting:
         vocabulary = tokenizer.convert_ids_to_tokens(range(len(counts_V)))
-        weights = modules.WordWeights(
-            vocabulary, dict(zip(vocabulary, weight_V.tolist(), strict=True))
-        )
-        parts.insert(1, weights)
+        weights = dict(zip(vocabulary, weight_V.tolist(), strict=True))
+        parts.insert(1, modules.WordWeights(vocabulary, weights))
     _set_modules(model, parts)
     if not whitening and not lexical:
         model.append(normalize)
@@ -103,8 +98,7 @@ def fit_to_corpus(
         means_ND = sums_ND / weights_N.clamp(min=1e-9)[:, None]
         scale = lexical**0.5 * _to_unit_spread(means_ND)
         parts_of_vector.append(scale * means_ND.double())
-        # Pooling joins what lies under "cls_token_embeddings" to the mean of "token_embeddings":
-        # stock modules, no code of ours.
+        # Pooling joins what lies under "cls_token_embeddings" to the mean of "token_embeddings".
         dense.module_output_name = "cls_token_embeddings"
         model.append(modules.WordEmbeddings(tokenizer, table_VD * scale))
         model.append(dense)
@@ -112,14 +106,10 @@ def fit_to_corpus(
     else:
         model.append(dense)
     axes_WW = _principal_axes(F.normalize(torch.cat(parts_of_vector, dim=1), dim=1)).float()
+    whole = len(axes_WW)
+    identity = nn.Identity()
     model.append(
-        modules.Dense(
-            len(axes_WW),
-            len(axes_WW),
-            bias=False,
-            activation_function=nn.Identity(),
-            init_weight=axes_WW,
-        )
+        modules.Dense(whole, whole, bias=False, activation_function=identity, init_weight=axes_WW)
     )
     model.append(normalize)
     model.to(model.device)
@@ -129,13 +119,13 @@ def fit_to_corpus(
 def lexical_vectors(
     model: SentenceTransformer, texts: Sequence[str], token_weighting: float
 ) -> Vectors:
-    """(N, D) unit vectors of the texts' words, without running the model: the weighted mean of its
+    """(N, D) unit vectors of the texts' words without running the model: the weighted mean of its
     whitened input embeddings.
 
     Args:
-        model: whose tokenizer and input embeddings to use.
-        texts: documents, or the beginnings of long ones; read a few at a time, twice, and so are
-            the vectors written.
+        model: gives tokenizer and input embeddings.
+        texts: documents, or the beginnings of long ones; read twice, a few at a time. The vectors
+            are on disk.
         token_weighting: a of a / (a + p); 0: all tokens weigh the same.
     """
     counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
@@ -143,9 +133,8 @@ def lexical_vectors(
     table_VD = _lexical_table(model, counts_V, weight_V)
     vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
     for start in range(0, len(texts), TEXTS):
-        sums_ND, _ = _sums_of_rows(
-            model.tokenizer, texts[start : start + TEXTS], table_VD, weight_V
-        )
+        some = texts[start : start + TEXTS]
+        sums_ND, _ = _sums_of_rows(model.tokenizer, some, table_VD, weight_V)
         vectors_ND[start : start + TEXTS] = F.normalize(sums_ND, dim=1).numpy()
     return vectors_ND
 
@@ -156,10 +145,7 @@ def _sums_of_rows(
     """The sum of the table's rows over each text's tokens, (N, D), and of their weights, (N,)."""
     sums_ND, weights_N = torch.zeros(len(texts), table_VD.shape[1]), torch.zeros(len(texts))
     for start in range(0, len(texts), TEXTS):
-        for i, ids in enumerate(
-            tokenizer(list(texts[start : start + TEXTS]), add_special_tokens=False)["input_ids"],
-            start,
-        ):
+        for i, ids in enumerate(_token_ids(tokenizer, texts[start : start + TEXTS]), start):
             sums_ND[i], weights_N[i] = table_VD[ids].sum(dim=0), weight_V[ids].sum()
     return sums_ND, weights_N
 
@@ -168,28 +154,26 @@ def _token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> T
     """How often each token occurs; (V,)."""
     counts_V = torch.zeros(len(tokenizer), dtype=torch.long)
     for start in range(0, len(texts), TEXTS):
-        ids = [
-            i
-            for row in tokenizer(list(texts[start : start + TEXTS]), add_special_tokens=False)[
-                "input_ids"
-            ]
-            for i in row
-        ]
+        ids = [i for row in _token_ids(tokenizer, texts[start : start + TEXTS]) for i in row]
         counts_V += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=len(tokenizer))
     return counts_V.float()
 
 
+def _token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return rows
+
+
 def _token_weights(tokenizer: PreTrainedTokenizerFast, counts_V: Tensor, a: float) -> Tensor:
-    """SIF (Arora, Liang & Ma, ICLR 2017): a / (a + share of the tokens), 0 without a letter or
-    digit; all 1 if a is 0.
+    """(V,): a / (a + p), where p is the share of a token; 0 without a letter or digit. All 1 if a
+    is 0.
     """
     if not a:
         return torch.ones(len(counts_V))
     texts = tokenizer.batch_decode([[i] for i in range(len(counts_V))])
-    # A token that is a part of a letter's bytes alone is decoded as a replacement character.
-    word_V = torch.tensor(
-        [any(c.isalnum() or c == "\N{REPLACEMENT CHARACTER}" for c in text) for text in texts]
-    )
+    # A token of only a part of a letter's bytes is decoded as a replacement character.
+    part = "\N{REPLACEMENT CHARACTER}"
+    word_V = torch.tensor([any(c.isalnum() or c == part for c in text) for text in texts])
     return torch.where(word_V, a / (a + counts_V / counts_V.sum()), 0.0)
 
 
@@ -197,11 +181,8 @@ class _Moments:
     """Running mean and covariance of vectors (D,), in fp64."""
 
     def __init__(self, width: int) -> None:
-        self.count, self.sum_D, self.outer_DD = (
-            0,
-            torch.zeros(width).double(),
-            torch.zeros(width, width).double(),
-        )
+        self.count, self.sum_D = 0, torch.zeros(width).double()
+        self.outer_DD = torch.zeros(width, width).double()
 
     def add(self, rows_TD: Tensor) -> None:
         rows_TD = rows_TD.double()
@@ -221,59 +202,51 @@ def _whitening(
     unit spread.
     """
     pooling = next(m for m in model if isinstance(m, modules.Pooling))
-    over_tokens = (
-        pooling.pooling_mode != "lasttoken"
-    )  # else the pooled token is of its own kind, unlike the others
-    weight_DD = _inverse_power(
-        token_moments.covariance() if over_tokens else torch.cov(pooled_ND.T), power
-    )
+    # The last token is unlike the others, so its own covariance is taken.
+    last = pooling.pooling_mode == "lasttoken"
+    covariance_DD = torch.cov(pooled_ND.T) if last else token_moments.covariance()
+    weight_DD = _inverse_power(covariance_DD, power)
     mean_D = pooled_ND.mean(dim=0)
     scale = _to_unit_spread((pooled_ND - mean_D) @ weight_DD)
     return (scale * weight_DD.T).float().contiguous(), (-scale * (mean_D @ weight_DD)).float()
 
 
 def _to_unit_spread(vectors_ND: Tensor) -> float:
-    """The factor after which dot products of unrelated texts spread by 1 (root mean square about
-    their mean): 1 / sqrt(|C|_F).
+    """The factor that brings the standard deviation of dot products of unrelated texts to 1:
+    1 / sqrt(|C|_F).
 
-    The two halves of a vector are summed in the cosine like two noisy scores, so what has to be
-    equal is the noise. Their norms would not do: training makes contextual vectors run together, at
-    the same norm (docs/log.md).
+    The cosine sums the two halves of a vector like two noisy scores, so their noise has to be
+    equal. Equal norms would not do: training brings contextual vectors closer together at the same
+    norm (docs/log.md).
     """
     return float(torch.cov(vectors_ND.T).norm().clamp(min=1e-12) ** -0.5)
 
 
 def _prompt_ids(model: SentenceTransformer) -> list[int]:
-    """Tokens of the prompts, which weigh nothing."""
-    return [
-        i
-        for prompt in model.prompts.values()
-        if prompt
-        for i in model.tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]
-    ]
+    """Tokens of the prompts, whose weight is 0."""
+    prompts = [prompt.rstrip() for prompt in model.prompts.values() if prompt]
+    return [i for prompt in prompts for i in _token_ids(model.tokenizer, [prompt])[0]]
 
 
 def _read_sample(
     model: SentenceTransformer, texts: Sequence[str], bf16: bool
 ) -> tuple[Tensor, _Moments]:
-    """Pooled vectors of passages (N, D) in fp64, and moments of the token vectors under them
-    (prompts and padding left out).
+    """Pooled vectors of passages, (N, D) in fp64, and moments of their token vectors without
+    prompts and padding.
     """
     training = model.training
     model.eval()
     prompt_ids = torch.tensor(_prompt_ids(model), device=model.device)
     parts = list(model)
-    transformer, *rest = parts[
-        : 1 + next(i for i, m in enumerate(parts) if isinstance(m, modules.Pooling))
-    ]
+    pooling = next(i for i, part in enumerate(parts) if isinstance(part, modules.Pooling))
+    transformer, *rest = parts[: pooling + 1]
     width = transformer.get_embedding_dimension()
     pooled_ND, moments = torch.empty(len(texts), width).double(), _Moments(width)
     for indices, features in token_batches(model, texts, passage_prompt_of(model)):
         with autocast(model.device, bf16), without_padding(model):
             features = transformer(features)
-            kept_NT = features["attention_mask"].bool() & ~torch.isin(
-                features["input_ids"], prompt_ids
-            )
+            in_prompt_NT = torch.isin(features["input_ids"], prompt_ids)
+            kept_NT = features["attention_mask"].bool() & ~in_prompt_NT
             moments.add(features["token_embeddings"][kept_NT].cpu())
             for module in rest:
                 features = module(features)
@@ -283,9 +256,7 @@ def _read_sample(
 
 
 def _principal_axes(vectors_NW: Tensor) -> Tensor:
-    """(W, W): orthonormal rows, first the one along which the dot products of these vectors are
-    greatest.
-    """
+    """(W, W): orthonormal rows, those that contribute most to the dot products first."""
     axes_WW: Tensor = torch.linalg.eigh(vectors_NW.T @ vectors_NW)[1].T  # ascending
     return axes_WW.flip(0).contiguous()
 
@@ -299,18 +270,16 @@ def _inverse_power(covariance_DD: Tensor, power: float) -> Tensor:
 
 
 def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tensor) -> Tensor:
-    """(V, D): each token's input embedding, whitened over the corpus's tokens, brought to unit
-    length and then weighted.
+    """(V, D): each token's input embedding, whitened over the corpus's tokens, of unit length, times
+    its weight.
     """
     embeddings_VD = model[0].model.get_input_embeddings().weight.float().cpu()
     unit_VD = F.normalize(embeddings_VD[: len(counts_V)], dim=1).double()
     share_V1 = (counts_V / counts_V.sum()).double()[:, None]
     centred_VD = unit_VD - (share_V1 * unit_VD).sum(dim=0)
     covariance_DD = centred_VD.T @ (share_V1 * centred_VD)
-    return (
-        weight_V[:, None]
-        * F.normalize(centred_VD @ _inverse_power(covariance_DD, 0.5), dim=1).float()
-    )
+    whitened_VD = centred_VD @ _inverse_power(covariance_DD, 0.5)
+    return weight_V[:, None] * F.normalize(whitened_VD, dim=1).float()
 
 
 def _set_modules(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:

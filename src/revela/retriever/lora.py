@@ -1,38 +1,35 @@
+"""LoRA on a retriever: add it, turn it off for a while, merge it into the weights."""
+
 from __future__ import annotations
 
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-if TYPE_CHECKING:
-    pass
-
 
 def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) -> None:
-    """Freeze the model and put LoRA on the linear layers inside the transformer's blocks, in place."""
+    """Freeze the model and add LoRA to the linear layers of the transformer's blocks, in place.
+
+    W becomes W + (alpha / rank) B A (Hu et al., ICLR 2022), where A has ``rank`` rows; B starts at
+    0, so the model's vectors do not change yet.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
     model.requires_grad_(False)
     transformer = model[0].model
-    targets = [
-        name
-        for name, module in transformer.named_modules()
-        if isinstance(module, nn.Linear) and "layer" in name
-    ]
-    inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets),
-        transformer,
-    )
+    linear = [name for name, part in transformer.named_modules() if isinstance(part, nn.Linear)]
+    targets = [name for name in linear if "layer" in name]
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
+    inject_adapter_in_model(config, transformer)
 
 
 @contextlib.contextmanager
 def without_lora(model: SentenceTransformer) -> Iterator[None]:
-    """Inside, the model is what it was before ``add_lora``."""
+    """While open, the model computes as it did before ``add_lora``."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -46,7 +43,7 @@ def without_lora(model: SentenceTransformer) -> Iterator[None]:
 
 
 def merged(model: SentenceTransformer) -> SentenceTransformer:
-    """A copy with LoRA merged into the weights, made of stock modules only."""
+    """A frozen copy on the CPU with LoRA merged into the weights, of stock modules only."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     model = copy.deepcopy(model).cpu()
@@ -59,7 +56,6 @@ def merged(model: SentenceTransformer) -> SentenceTransformer:
         del model[0].model.peft_config
     for module in model:
         if isinstance(module, modules.WordWeights):  # its weights are stored in its configuration
-            module.word_weights = dict(
-                zip(module.vocab, module.emb_layer.weight[:, 0].tolist(), strict=True)
-            )
+            weights = module.emb_layer.weight[:, 0].tolist()
+            module.word_weights = dict(zip(module.vocab, weights, strict=True))
     return model.requires_grad_(False).eval()

@@ -1,17 +1,17 @@
-"""The ONNX form of a retriever: token ids in, unit vectors out, for runtimes that know neither
-torch nor sentence-transformers.
+"""Export a retriever to ONNX: token ids in, unit vectors out, for runtimes without torch and
+sentence-transformers. The only file that imports ONNX.
 
-All that the modules of a saved folder do is inside the graph: token weights, pooling, the lexical
-half, whitening, length one. Beside it lie tokenizer.json, which cuts, pads and folds case as the
-model does, and retriever.json with the prompts, which the caller puts before a text. What is
-written is kept only if onnxruntime's vectors are torch's.
+The graph holds all modules of a saved folder: token weights, pooling, the lexical half, whitening,
+normalisation. Beside it lie tokenizer.json, which truncates, pads and lowers case as the model
+does, and retriever.json with the prompts, which the caller puts before a text. An export is kept
+only if onnxruntime's vectors are torch's.
 
-In 8 bits (onnxruntime's dynamic quantisation) are the tables and the products of tokens with
-weights; activations are rounded as they come. Two kinds of products stay fp32: those of pooled
-vectors, as whitening enlarges just what rounding destroys, and those that read the inner
-activations of a feed-forward block, where a decoder has a few values so large that no steps are
-left for the rest. They cost next to nothing, and a fifth of the size; without them cosines with
-torch's vectors fall from .99 to .93 (docs/results.md).
+``int8`` (onnxruntime's dynamic quantisation) holds embedding tables, and weights that multiply
+token vectors, in 8 bits, and rounds activations as they come. Two kinds of products stay fp32:
+those of pooled vectors, since whitening amplifies what rounding destroys, and those of the inner
+activations of a feed-forward block, where a decoder has a few values so large that the others are
+rounded to 0. They take little time and a fifth of the size; in 8 bits, cosines with torch's vectors
+fall from .99 to .93 (docs/results.md).
 
 Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
 """
@@ -47,18 +47,19 @@ BATCH = 32  # texts
 SAMPLE = (
     "kidneys",
     "How are invoices archived?",
-    "The relation between bone marrow and the immune response of mice has been studied for forty years.",
+    "The relation between bone marrow and the immune response of mice has been studied for forty "
+    "years.",
     "def area(width: float, height: float) -> float:\n    return width * height",
     "Übermäßig lange Wörter, 漢字 und emoji 🙂 come from other alphabets.",
-    "Blood pressure was measured twice in each arm, with an interval of ten minutes between two readings. "
-    * 60,
+    "Blood pressure was measured twice in each arm, with an interval of ten minutes between two "
+    "readings. " * 60,
 )
 
 
 @dataclass(frozen=True)
 class Check:
-    """How far onnxruntime's vectors of ``SAMPLE`` are from torch's: the largest difference in a
-    component, and the least cosine.
+    """onnxruntime's vectors of ``SAMPLE`` against torch's: largest difference of a component, and
+    least cosine.
     """
 
     difference: float
@@ -66,26 +67,29 @@ class Check:
 
 
 def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Check:
-    """Write the ONNX form of a retriever into a new folder.
+    """Export a retriever into a new folder.
 
     Args:
         model: a Sentence-Transformers model of text whose first module is a transformer; it is
             moved to the CPU, in fp32.
         out: must not exist.
-        int8: quantise.
+        int8: quantise to 8 bits.
 
     Returns:
-        The check of what was written.
+        How well the exported model agrees with torch.
 
     Raises:
         RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
-            says something else in ONNX.
+            its vectors are others in ONNX.
+
+    Example:
+        >>> from revela.retriever.build import load_retriever
+        >>> model = load_retriever("my-retriever")
+        >>> export_onnx(model, Path("my-onnx")).difference < 1e-5  # doctest: +SKIP
+        True
     """
-    if missing := [
-        name
-        for name in ("onnx", "onnxscript", "onnxruntime")
-        if importlib.util.find_spec(name) is None
-    ]:
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise RevelaError(
             f"export to ONNX needs {', '.join(missing)}: run pip install 'revela[onnx]'"
         )
@@ -108,20 +112,22 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
         check = _check(model, temporary)
         if check.difference > TOLERANCE:
             raise RevelaError(
-                f"this model says something else in ONNX than in torch (vectors differ by {check.difference:.1e}): it cannot be exported"
+                "this model gives other vectors in ONNX than in torch (they differ by "
+                f"{check.difference:.1e}): it cannot be exported"
             )
         if int8:
             _quantise(temporary / MODEL, width=int(model[0].get_embedding_dimension()))
             check = _check(model, temporary)
             if check.cosine < LEAST_COSINE:
                 raise RevelaError(
-                    f"8 bits are too few for this model (cosine with its vectors: {check.cosine:.3f}): export without --int8"
+                    "8 bits are too few for this model (cosine with its vectors: "
+                    f"{check.cosine:.3f}): export without --int8"
                 )
     return check
 
 
 class OnnxEncoder:
-    """The ``Encoder`` of an exported folder: onnxruntime and tokenizers, nothing else.
+    """The ``Encoder`` of an exported folder, by onnxruntime and tokenizers alone.
 
     Args:
         folder: made by ``export_onnx``.
@@ -141,11 +147,11 @@ class OnnxEncoder:
         self.config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) float32 vectors of these texts as queries."""
+        """Encode texts as queries: (N, D) float32 vectors of length one."""
         return self._encode(texts, self.config["prompts"]["query"], progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) float32 vectors of these texts as passages."""
+        """Encode texts as passages: (N, D) float32 vectors of length one."""
         return self._encode(texts, self.config["prompts"]["passage"], progress)
 
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
@@ -155,37 +161,34 @@ class OnnxEncoder:
             for start in range(0, len(texts), BATCH):
                 rows = by_length[start : start + BATCH]
                 # An empty text has no token to pool.
-                encodings = self.tokenizer.encode_batch(
-                    [prompt + (texts[i] if texts[i].strip() else ".") for i in rows]
-                )
-                ids_BL, mask_BL = [e.ids for e in encodings], [e.attention_mask for e in encodings]
-                inputs = {
-                    name: np.array(values, dtype=np.int64)
-                    for name, values in zip(INPUTS, (ids_BL, mask_BL), strict=True)
-                }
+                read = [prompt + (texts[i] if texts[i].strip() else ".") for i in rows]
+                encodings = self.tokenizer.encode_batch(read)
+                ids_BL = np.array([e.ids for e in encodings], np.int64)
+                mask_BL = np.array([e.attention_mask for e in encodings], np.int64)
+                inputs = dict(zip(INPUTS, (ids_BL, mask_BL), strict=True))
                 vectors_ND[rows] = self.session.run([OUTPUT], inputs)[0]
                 bar.update(len(rows))
         return vectors_ND
 
 
 class _Graph(nn.Module):
-    """A retriever as ONNX wants it: tensors in, one tensor out."""
+    """A retriever as the exporter needs it: tensors in, one tensor out."""
 
     def __init__(self, model: SentenceTransformer) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        vectors_BD: Tensor = self.model({"input_ids": input_ids, "attention_mask": attention_mask})[
-            OUTPUT
-        ]
+        features = self.model({"input_ids": input_ids, "attention_mask": attention_mask})
+        vectors_BD: Tensor = features[OUTPUT]
         return F.normalize(vectors_BD, dim=1)
 
 
 def _write_graph(model: SentenceTransformer, file: Path) -> None:
     if not isinstance(model[0], modules.Transformer):
         raise RevelaError(
-            f"a {type(model[0]).__name__} cannot be exported to ONNX: only retrievers that begin with a transformer can"
+            f"a {type(model[0]).__name__} cannot be exported to ONNX: "
+            "only retrievers that begin with a transformer can"
         )
     example = model.preprocess(["two texts of", "different lengths, so that one of them is padded"])
     axes = {0: "batch", 1: "length"}
@@ -200,14 +203,13 @@ def _write_graph(model: SentenceTransformer, file: Path) -> None:
                 output_names=[OUTPUT],
                 dynamic_shapes=(axes, axes),
             )
-    except (
-        RuntimeError
-    ) as error:  # the exporter's own errors, whose causes are legion, are among them
+    except RuntimeError as error:  # the exporter's own errors are subclasses
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise RevelaError(
-            f"{type(model[0].model).__name__} cannot be exported to ONNX ({reason}): serve it with torch"
+            f"{type(model[0].model).__name__} cannot be exported to ONNX ({reason}): "
+            "serve it with torch"
         ) from error
-    assert program is not None  # as it is where dynamo is
+    assert program is not None  # it is one with dynamo=True
     program.save(file)
 
 
@@ -225,22 +227,17 @@ def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
 
 
 def _quantise(file: Path, width: int) -> None:
-    """Quantise in place, with all but the products of tokens' vectors (of this width, or parts of
-    it) and tables left as it is.
+    """Quantise, in place, the tables and the products of token vectors (of this width, or parts of
+    it); the rest stays fp32.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     graph = onnx.load(file, load_external_data=False).graph
     shapes = {weight.name: tuple(weight.dims) for weight in graph.initializer}
-    chosen = [
-        node.name for node in graph.node if node.op_type == "Gather" and node.input[0] in shapes
-    ]
-    chosen += [
-        n.name
-        for n in graph.node
-        if n.op_type == "MatMul" and n.input[1] in shapes and shapes[n.input[1]][0] <= width
-    ]
+    tables = [n for n in graph.node if n.op_type == "Gather" and n.input[0] in shapes]
+    products = [n for n in graph.node if n.op_type == "MatMul" and n.input[1] in shapes]
+    products = [n for n in products if shapes[n.input[1]][0] <= width]
     fp32 = file.with_suffix(".fp32")
     file.rename(fp32)
     with silence_warnings():
@@ -248,20 +245,17 @@ def _quantise(file: Path, width: int) -> None:
             fp32,
             file,
             op_types_to_quantize=["MatMul", "Gather"],
-            nodes_to_quantize=chosen,
+            nodes_to_quantize=[node.name for node in tables + products],
             per_channel=True,
             weight_type=QuantType.QInt8,
         )
     fp32.unlink()
-    file.with_name(f"{MODEL}.data").unlink(
-        missing_ok=True
-    )  # where the weights lie if they are more than 2 GB
+    # Where weights of more than 2 GB lie.
+    file.with_name(f"{MODEL}.data").unlink(missing_ok=True)
 
 
 def _check(model: SentenceTransformer, folder: Path) -> Check:
-    """What onnxruntime says of ``SAMPLE`` beside what torch says, from the text on: the tokenizers
-    are compared too.
-    """
+    """Compare the vectors of ``SAMPLE`` by onnxruntime and by torch, tokenizers included."""
     encoder = OnnxEncoder(folder, threads=1)
     got, wanted = [], []
     for encode, prompt in (
@@ -269,13 +263,9 @@ def _check(model: SentenceTransformer, folder: Path) -> Check:
         (encoder.encode_passages, passage_prompt_of(model)),
     ):
         got += [encode(SAMPLE), encode(SAMPLE[:1])]
+        how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
         for texts in (SAMPLE, SAMPLE[:1]):
-            wanted.append(
-                model.encode(
-                    list(texts), prompt=prompt, normalize_embeddings=True, show_progress_bar=False
-                )
-            )
+            wanted.append(model.encode(list(texts), prompt=prompt, **how))
     got_ND, wanted_ND = np.concatenate(got), np.concatenate(wanted)
-    return Check(
-        float(np.abs(got_ND - wanted_ND).max()), float((got_ND * wanted_ND).sum(axis=1).min())
-    )
+    cosines_N = (got_ND * wanted_ND).sum(axis=1)
+    return Check(float(np.abs(got_ND - wanted_ND).max()), float(cosines_N.min()))

@@ -1,5 +1,5 @@
-"""Saving a retriever: a stock Sentence-Transformers folder with LoRA merged and a model card,
-renamed into place when whole.
+"""Save a retriever as a stock Sentence-Transformers folder: LoRA merged, with a model card, moved
+into place once all of it is written.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from revela.retriever.lora import merged
 def save_retriever(
     model: SentenceTransformer, folder: Path, card: str, matryoshka: Sequence[int] = ()
 ) -> None:
-    """Write the retriever into ``folder``, beside whatever else lies there; modules.json, which
-    makes it loadable, comes last.
+    """Write the retriever into ``folder``, beside other files; modules.json, which makes it
+    loadable, comes last.
 
     Args:
         model: the retriever, with or without LoRA.
         folder: created if need be.
-        card: README.md.
-        matryoshka: widths that its vectors were trained to be cut to; "matryoshka_dims" of its
-            configuration, with the whole one.
+        card: text of README.md.
+        matryoshka: widths that its vectors were trained to be truncated to; with the full width
+            they become "matryoshka_dims" of its configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden:
         temporary = Path(hidden)
         if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
-            # what was last read in training cut texts shorter than the model may read
+            # training truncates texts shorter than the model may read
             tokenizer.no_truncation()
             tokenizer.no_padding()
         merged(model).save_pretrained(hidden, create_model_card=False)
@@ -64,13 +64,19 @@ def model_card(
     steps: int,
     matryoshka: Sequence[int] = (),
 ) -> str:
-    """The README.md of a retriever: what it was trained on, by which command, and the label-free
-    numbers.
+    """The README.md of a retriever: what it was trained on, by which command, and its label-free
+    scores.
 
     Args:
-        learned_from: a sentence that says what it is, and what told it what is good.
-        scores: rows of nDCG@10 by system, then by task.
-        matryoshka: widths that its vectors were trained to be cut to.
+        name: of the retriever.
+        learned_from: a sentence: what was trained, and by which objective.
+        corpus: a phrase: what it was trained on.
+        command: that trained it.
+        settings: of the run, as text.
+        scores: nDCG@10 by system, then by task.
+        minutes: that training took.
+        steps: of training.
+        matryoshka: widths that its vectors were trained to be truncated to.
     """
     tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
     header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
@@ -79,11 +85,7 @@ def model_card(
         for system, row in scores.items()
     )
     widths = ", ".join(map(str, matryoshka))
-    cut = (
-        f"\nIts vectors were trained to be cut to their first numbers (`truncate_dim`): {widths}.\n"
-        if matryoshka
-        else ""
-    )
+    truncation = f"\nIts vectors may be cut to their first numbers (`truncate_dim`): {widths}.\n"
     return f"""---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
@@ -102,14 +104,14 @@ passages = model.encode_document(["a passage", "another passage"])
 queries = model.encode_query(["a question"])
 scores = model.similarity(queries, passages)
 ```
-{cut}
-Trained on {corpus}, {steps:,} updates in {minutes:.1f} minutes:
+{truncation if matryoshka else ""}
+Trained on {corpus}, {steps:,} steps in {minutes:.1f} minutes:
 
     {command}
 
-Label-free check on documents held out of training (first half of a chunk finds the rest of its document; title finds its
-document; docstring finds its function; question, written by a language model, finds its chunk), by the vectors alone and by
-their fusion with BM25:
+Label-free check on documents held out of training (first half of a chunk finds the rest of its
+document; title finds its document; docstring finds its function; question, written by a language
+model, finds its chunk), by the vectors alone and by their fusion with BM25:
 
 {header}
 {rows}

@@ -1,5 +1,5 @@
-"""Texts measured in a model's own tokens: how long they are, and where to cut them so that nothing
-of them is lost to truncation.
+"""Texts in a model's own tokens: where each token begins and ends, so that a text can be cut before
+the model truncates it, and how many there are (``TokenCounter``, for the server's limits).
 """
 
 from __future__ import annotations
@@ -56,36 +56,34 @@ def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> Toke
 
 
 class TokenCounter:
-    """A copy of a model's tokenizer that neither cuts nor pads.
+    """Counts tokens as a model reads them, with its prompts, by a tokenizer of its own.
 
-    The model's own sets its cutting and padding at every call, which another thread must not meet.
+    It is a copy that neither truncates nor pads: the model's own changes both at every call, which
+    is not safe beside another thread.
+
+    Attributes:
+        limit: tokens that the model reads of a text; what follows is truncated. None: no limit.
     """
 
     def __init__(self, model: SentenceTransformer) -> None:
         tokenizer = copy.deepcopy(getattr(model.tokenizer, "backend_tokenizer", model.tokenizer))
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer, self._query_prompt, self._passage_prompt = (
-            tokenizer,
-            query_prompt_of(model),
-            passage_prompt_of(model),
-        )
+        self._tokenizer = tokenizer
+        self._query_prompt, self._passage_prompt = query_prompt_of(model), passage_prompt_of(model)
         self.limit: int | None = model.max_seq_length
-        "Tokens that the model reads of a text; what follows is cut off. None: no limit."
 
     def count_queries(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text as a query: with its prompt and the special ones, uncut."""
+        """Tokens of each text as a query, with prompt and special tokens, before truncation."""
         return self._count(self._query_prompt, texts)
 
     def count_passages(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text as a passage: with its prompt and the special ones, uncut."""
+        """Tokens of each text as a passage, with prompt and special tokens, before truncation."""
         return self._count(self._passage_prompt, texts)
 
     def _count(self, prompt: str, texts: Sequence[str]) -> list[int]:
-        return [
-            len(encoding.ids)
-            for encoding in self._tokenizer.encode_batch_fast([prompt + text for text in texts])
-        ]
+        encodings = self._tokenizer.encode_batch_fast([prompt + text for text in texts])
+        return [len(encoding.ids) for encoding in encodings]
 
 
 def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -53,28 +53,6 @@ class Counts(Protocol):
     def count_passages(self, texts: Sequence[str]) -> list[int]: ...
 
 
-@dataclass(frozen=True)
-class Known:
-    """The encoder of a query whose vector is known; the model reads it once more for its tokens."""
-
-    vectors: Vectors
-    model: TokenEncoder
-
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return self.vectors
-
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        raise NotImplementedError("a search encodes no passage")
-
-    def encode_with_tokens(
-        self, texts: Sequence[str], progress: bool = False
-    ) -> tuple[Vectors, list[Vectors]]:
-        raise NotImplementedError("a search encodes no passage")
-
-    def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]:
-        return self.model.query_tokens(query)
-
-
 class Service:
     """One index and its model behind HTTP.
 
@@ -102,7 +80,7 @@ class Service:
         local_only: bool = False,
         reranker: Reranker | None = None,
     ) -> None:
-        self.encoder, self.reranker = encoder, reranker
+        self.reranker = reranker
         self.index, self.name, self.limits, self.token, self.local_only = (
             index,
             name,
@@ -245,21 +223,19 @@ class Service:
                 "this server has no language model: start revela serve with --lm, or send no rerank",
                 "rerank",
             )
-        encoder = None
+        vector = None
         if asked.mode != "lexical":
-            encoder = Known(
-                (await self.encode([asked.query], "query", False, "query"))[0], self.encoder
-            )
+            vector = (await self.encode([asked.query], "query", False, "query"))[0][0]
         rerank = self.reranker if asked.rerank == "heads" else asked.rerank
         run = partial(
             self.index.search,
             asked.query,
-            encoder,
             asked.k,
             asked.mode,
             asked.where,
             asked.fusion,
             rerank,
+            vector,
         )
         if (
             asked.rerank == "heads"
@@ -294,6 +270,8 @@ class Service:
             return await self.batcher.encode(texts, tokens, role), tokens
         except QueueFull as error:
             raise full("texts", error.seconds) from error
+        except RevelaError as error:  # the model's fault, and it names a path
+            raise RuntimeError("the model gives no vectors") from error
 
     def _refuse_long(self, texts: Sequence[str], param: str) -> None:
         """Before anything is done with them."""

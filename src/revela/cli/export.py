@@ -1,4 +1,4 @@
-"""Verbs that carry a retriever elsewhere: export."""
+"""The verb ``export``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def export(
     onnx:
         The form: an ONNX graph from token ids to unit vectors, with its tokenizer.json.
     int8:
-        Quantise it: a third of the size, faster, and not quite the same vectors.
+        Quantise it to 8 bits: a third of the size, faster, and slightly different vectors.
     """
     if not onnx:
         raise RevelaError("there is one form to export to: say --onnx")

@@ -1,0 +1,134 @@
+"""The verb ``index``: make an index, add to it, delete from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from revela.cli.flags import Several
+from revela.cli.main import DEFAULTS, INDEXING, Flat, app
+from revela.errors import RevelaError
+from revela.settings import Indexing, Precision
+
+if TYPE_CHECKING:
+    from revela.index.store import Index
+
+
+@app.command
+def index(
+    corpus: Annotated[list[Path] | None, Parameter(negative=())] = None,
+    *,
+    out: Path,
+    model: str | None = None,
+    append: Annotated[bool, Parameter(negative=())] = False,
+    delete: Annotated[list[str] | None, Several] = None,
+    metadata: Annotated[list[str] | None, Several] = None,
+    settings: Annotated[Indexing, Flat] = INDEXING,
+    text_field: str = DEFAULTS.text_field,
+    title_field: str = DEFAULTS.title_field,
+    join_titles: bool = DEFAULTS.join_titles,
+    max_bad_share: float = DEFAULTS.max_bad_share,
+    precision: Precision = "auto",
+) -> None:
+    """Index a corpus for search; add to an index, or delete documents from it. The same command
+    resumes a run that was killed.
+
+    Parameters
+    ----------
+    corpus:
+        As for train.
+    out:
+        Folder of the index.
+    model:
+        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6. With
+        --append, by default the one that made the index.
+    append:
+        Add to the index; documents whose id is there already are replaced.
+    delete:
+        Ids of documents to delete.
+    metadata:
+        Fields or columns to keep with each document, for filters of revela search --where.
+    text_field:
+        Field or column that holds the text.
+    title_field:
+        Field or column that holds the title.
+    join_titles:
+        Join neighbouring rows of one title: a file of passages becomes articles again.
+    max_bad_share:
+        Share of unreadable rows and files past which indexing stops.
+    precision:
+        Arithmetic; auto is bf16 where the hardware has it.
+    """
+    if delete:
+        _delete(out, delete, corpus)
+        return
+    if not corpus:
+        raise RevelaError("give a corpus to index, or ids of documents to --delete")
+    from revela.corpus.read import read_corpus
+    from revela.index.encode_corpus import metadata_columns
+    from revela.index.store import Index
+
+    opened = _existing(out, append, model, settings, metadata or (), precision)
+    documents, report = read_corpus(
+        corpus,
+        text_field=text_field,
+        title_field=title_field,
+        max_bad_share=max_bad_share,
+        distinct=False,
+        min_words=1,
+        join_titles=join_titles,
+        metadata=list(opened.info.columns) if opened else metadata or (),
+    )
+    for line in report.lines():
+        print(line)
+    if opened is None:
+        columns = metadata_columns(documents, metadata or ())
+        opened = Index.create(out, str(model), columns, settings, precision=precision)
+    added = opened.add(documents, progress=True)
+    print(
+        f"{added.new:,} documents are new, {added.replaced:,} replaced, "
+        f"{added.unchanged:,} unchanged; {out} holds {len(opened):,} passages"
+    )
+
+
+def _existing(
+    out: Path,
+    append: bool,
+    model: str | None,
+    settings: Indexing,
+    metadata: Sequence[str],
+    precision: Precision,
+) -> Index | None:
+    """The index to append to; None if a new one is asked for and ``out`` is free for it.
+
+    Raises:
+        RevelaError: the folder or the flags do not allow what is asked for.
+    """
+    from revela.index.manifest import unfinished_in
+    from revela.index.store import Index
+
+    if not append:
+        unfinished_in(out)  # refuses a folder that is taken
+        if model is None:
+            raise RevelaError("give the retriever that makes the vectors as --model")
+        return None
+    opened = Index.open(out, model, precision=precision)
+    other_columns = metadata and set(metadata) != set(opened.info.columns)
+    if settings not in (INDEXING, opened.info.settings) or other_columns:
+        raise RevelaError(
+            f"{out} was made with other settings or metadata: omit those flags, or make a new index"
+        )
+    return opened
+
+
+def _delete(out: Path, ids: list[str], corpus: list[Path] | None) -> None:
+    if corpus:
+        raise RevelaError("--delete takes ids and no corpus: first delete, then add with --append")
+    from revela.index.store import Index
+
+    opened = Index.open(out)
+    deleted = opened.delete(ids)
+    print(f"deleted {len(set(ids)):,} documents, {deleted:,} passages; {out} holds {len(opened):,}")

@@ -1,0 +1,68 @@
+"""The verb ``search``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from revela.cli.main import app
+from revela.cli.printing import print_hits
+from revela.errors import RevelaError
+from revela.settings import OFFLINE_MODEL
+
+
+@app.command
+def search(
+    index_folder: Annotated[Path, Parameter(name="index")],
+    query: str,
+    *,
+    mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
+    fusion: Literal["score", "rank"] = "score",
+    rerank: Literal["tokens", "heads"] | None = None,
+    lm: str = OFFLINE_MODEL,
+    top: int = 5,
+    where: str | None = None,
+    model: str | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Search an index.
+
+    Parameters
+    ----------
+    index_folder:
+        Made by revela index.
+    query:
+        What to look for.
+    mode:
+        By vectors (dense), by words (lexical) or by both.
+    fusion:
+        Join both by score, or by rank (reciprocal rank fusion).
+    rerank:
+        Order the first 50 again by the vectors of single tokens (tokens): in milliseconds if the
+        index was made with --keep-tokens. Or the first 20 by where the heads of a language model
+        attend when it reads them with the query (heads): in seconds.
+    lm:
+        Language model of --rerank heads: a hub id, a local folder or embedded:smollm2-135m.
+    top:
+        Number of documents; each is printed with its best passage.
+    where:
+        Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
+    model:
+        The retriever, if it has moved since the index was made.
+    as_json:
+        Print JSON.
+    """
+    if top < 1:
+        raise RevelaError(f"--top {top} is no number of results: give 1 or more")
+    from revela.index.store import Index
+
+    opened = Index.open(index_folder, model, lm=lm)
+    hits = opened.search(query, top, mode, where, fusion, rerank)
+    if as_json:
+        print(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False, indent=1))
+    else:
+        print_hits(hits, query)
