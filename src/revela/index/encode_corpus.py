@@ -15,8 +15,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from revela.corpus.arrow_list import ArrowList, batches
+from revela.corpus.arrow_list import ArrowList
 from revela.corpus.chunk import chunk
+from revela.corpus.parallel import batches
 from revela.errors import RevelaError
 from revela.index.manifest import Info, writing
 from revela.index.rerank import encode_packed
