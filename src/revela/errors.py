@@ -1,7 +1,33 @@
-"""The one exception that a user is meant to read: one sentence saying what, where and what to do.
-Exit code 2.
-"""
+"""The exception that users read: one sentence with what, where and what to do; exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class RevelaError(Exception):
-    """Something the user can mend. The message is one sentence without a traceback."""
+    """An error that the user can fix. The message is one sentence, printed without a traceback."""
+
+
+@contextmanager
+def extra(name: str, purpose: str) -> Iterator[None]:
+    """Import optional dependencies; a missing one is an error that names the extra to install.
+
+    Args:
+        name: of the extra in pyproject.toml.
+        purpose: what needs it; begins the sentence.
+
+    Raises:
+        RevelaError: a package is not installed.
+
+    >>> with extra("pdf", "reading PDF"):
+    ...     import not_installed
+    Traceback (most recent call last):
+    revela.errors.RevelaError: reading PDF needs not_installed: run pip install 'revela[pdf]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{purpose} needs {error.name}: run pip install 'revela[{name}]'"
+        raise RevelaError(message) from error

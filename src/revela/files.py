@@ -1,6 +1,4 @@
-"""Files and folders that are whole or not there: written under a temporary name, and renamed when
-whole.
-"""
+"""Atomic writes: files and folders are written under a temporary name and renamed at the end."""
 
 from __future__ import annotations
 
@@ -12,14 +10,19 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` at the end; if anything is raised,
-    ``path`` stays as it was.
+    """A temporary path that replaces ``path`` at the end; on an error ``path`` stays as it was.
 
-    The folder of ``path`` is made if need be. What is given has the same name, in a hidden folder
-    beside ``path``.
+    The temporary path has the same name, in a hidden folder beside ``path``; missing parent folders
+    are created.
 
     Args:
-        path: a file, which may exist, or a folder, which may not unless it is empty.
+        path: a file, which may exist, or a folder, which must be missing or empty.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_write(Path(folder, "runs", "scores.json")) as temporary:
+    ...         _ = temporary.write_text("{}")
+    ...     Path(folder, "runs", "scores.json").read_text()
+    '{}'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as hidden:

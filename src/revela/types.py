@@ -1,6 +1,4 @@
-"""The nouns that every part of revela shares. No imports of weight: these are what the arrows point
-at.
-"""
+"""The types that all parts of revela share."""
 
 from __future__ import annotations
 
@@ -15,22 +13,17 @@ from numpy.typing import NDArray
 Kind = Literal["prose", "code"]
 Vectors = NDArray[np.float32]
 Value = str | int | float | bool
-"""What a metadata field may hold."""
+"""The values of a metadata field."""
 
 
 def is_missing(value: object) -> bool:
-    """Whether a field has no value: a null, or NaN or infinity, which no JSON can say; pandas
-    writes NaN for what is missing.
-    """
+    """Whether a field has no value: null, or NaN or infinity, which JSON does not have."""
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a corpus: what a search returns, and what chunks are cut from.
-
-    ``metadata`` holds other fields of its row, where they were asked for.
-    """
+    """A document of a corpus; ``metadata`` holds other fields of its row."""
 
     id: str
     text: str
@@ -40,16 +33,20 @@ class Document:
 
     @property
     def full_text(self) -> str:
-        """Title and text as one string, the way BEIR collections are searched."""
+        """Title and text as one string, as BEIR collections are searched.
+
+        >>> Document("d1", "They dance.", "Bees").full_text
+        'Bees They dance.'
+        """
         return f"{self.title} {self.text}".strip() if self.title else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of whole sentences (or whole functions) of one document; ``document`` is its index in
-    the corpus.
+    """A part of a document: whole sentences, or whole functions of source code.
 
-    ``query`` is what it should be found by, where an objective asks for that; "" if nothing.
+    ``document`` is the document's index in the corpus. ``query`` is the query that should find the
+    chunk, for objectives that need one; else "".
     """
 
     document: int
@@ -59,11 +56,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One document found, with the chunk of it that suits the query best. ``score`` is comparable
-    within one query and one mode only.
+    """A search result: a document and its best chunk for the query.
 
     ``id`` and ``title`` are the document's, ``text`` and ``chunk`` (its number, from 0) the
-    chunk's.
+    chunk's. ``score`` is comparable only within one query and one search mode.
     """
 
     id: str
@@ -75,7 +71,7 @@ class Hit:
 
 
 class Encoder(Protocol):
-    """Anything that turns texts into vectors of length one, (len(texts), D) float32."""
+    """Encodes texts as unit vectors, (len(texts), D) float32."""
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors: ...
 
@@ -84,9 +80,7 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class TokenEncoder(Encoder, Protocol):
-    """An encoder that also gives the vectors of single tokens, (T, W) float32 of length one: for
-    late interaction.
-    """
+    """An encoder that also gives a unit vector per token, (T, W) float32, for late interaction."""
 
     def encode_with_tokens(
         self, texts: Sequence[str], progress: bool = False
@@ -96,8 +90,6 @@ class TokenEncoder(Encoder, Protocol):
 
 
 class Reranker(Protocol):
-    """Anything that scores passages for a query in the light of one another (listwise),
-    (len(passages),); higher is better.
-    """
+    """Scores the passages of one query together (listwise): (len(passages),), higher is better."""
 
     def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]: ...

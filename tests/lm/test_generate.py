@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from revela.corpus.queries import Prompting
+from revela.corpus.written_queries import Prompting
 from revela.errors import RevelaError
 from revela.lm import generate as writer
 

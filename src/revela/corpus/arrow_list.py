@@ -1,9 +1,8 @@
 """Documents and chunks on disk, read as a sequence: a corpus may be larger than memory.
 
-They are written batch by batch into an Arrow file and mapped back into memory. What has been read
-is given back at once: the operating system would take it when it needs it, but until then every
-page counts as this process's, and a limit on its memory may end it. The file is a temporary one,
-and goes with the last view of it.
+Items are written batch by batch to a temporary Arrow file, which is memory-mapped and deleted with
+the last view of it. Pages are released once they are read: the operating system would do so only
+when memory runs short, and until then they count towards the process's memory limit.
 """
 
 from __future__ import annotations
@@ -11,36 +10,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import mmap
-import multiprocessing
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.corpus.parallel import batches
 from revela.types import Vectors
 
 Item = TypeVar("Item")
 Kept = TypeVar("Kept", covariant=True)
-BATCH = 2**22  # characters written, and read back in order, at a time
+BATCH = 2**22  # characters per record batch
 
 
 class ArrowList(Sequence[Kept], Generic[Kept]):
-    """Dataclass instances (of strings, whole numbers and mappings of plain values) in a file;
-    ``arrow_list`` writes one.
+    """A list of dataclass instances in Arrow files; made by ``arrow_list`` or ``read``.
+
+    Fields may be strings, integers and mappings of strings and numbers.
 
     Args:
         kind: the dataclass.
         paths: the files, each an Arrow stream.
-        maps: what maps each file into memory.
-        batches: their record batches.
-        folder: what to delete when nobody needs it any more.
-        rows: which items, in this order; None: all.
+        maps: the memory map of each file.
+        batches: the record batches of all files.
+        folder: a temporary folder, deleted with the last view of the list.
+        rows: the items of this view, in order; None: all.
     """
 
     def __init__(
@@ -71,14 +68,14 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
     def __getitem__(self, index: int | slice) -> Kept | Sequence[Kept]:
         if isinstance(index, slice):
             found = [self[i] for i in range(*index.indices(len(self)))]
-            self._give_back()
+            self._release_pages()
             return found
         batch, row = self._place(index)
         return self._item([column[row].as_py() for column in batch.columns])
 
     def _item(self, values: list[Any]) -> Kept:
         for place in self._mappings:
-            if place < len(values):  # files of earlier versions have fewer columns
+            if place < len(values):  # older files have fewer columns
                 values[place] = json.loads(values[place])
         return self._kind(*values)
 
@@ -88,8 +85,8 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         return batch.column(name)[row].as_py()
 
     def _place(self, index: int) -> tuple[Any, int]:
-        """The batch that holds an item, and where in it."""
-        place = range(len(self))[index]  # counts from the end, and refuses what is outside
+        """The batch that holds an item, and its row there."""
+        place = range(len(self))[index]  # resolves negative indices and raises IndexError
         row = place if self._rows is None else int(self._rows[place])
         batch = int(np.searchsorted(self._ends, row, side="right"))
         return self._batches[batch], row - (int(self._ends[batch - 1]) if batch else 0)
@@ -98,10 +95,10 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         """All batches, one after another."""
         for batch in self._batches:
             yield batch
-            self._give_back()
+            self._release_pages()
 
-    def _give_back(self) -> None:
-        """Let go of the pages that were read; whoever reads them again finds them again."""
+    def _release_pages(self) -> None:
+        """Free the memory of the pages read so far; reading them again loads them again."""
         for mapped in self._maps:
             if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
                 mapped.madvise(mmap.MADV_DONTNEED)
@@ -116,30 +113,28 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
                 first, last = np.searchsorted(self._rows, (start, end))
                 batch = batch.take(self._rows[first:last] - start)
             start = end
-            yield from (
-                self._item(list(row))
-                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
-            )
+            columns = (column.to_pylist() for column in batch.columns)
+            yield from (self._item(list(row)) for row in zip(*columns, strict=True))
 
     def column(self, name: str) -> NDArray[Any]:
         """One field of every item, as an array."""
         parts = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._read()]
-        whole = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-        return whole if self._rows is None else whole[self._rows]
+        values = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return values if self._rows is None else values[self._rows]
 
     def arrays(self, name: str) -> Iterator[Any]:
-        """One field of every item as Arrow arrays, batch by batch and without a copy; not of a
-        view.
+        """One field of every item as Arrow arrays, one per batch, without a copy.
+
+        Raises:
+            ValueError: this is a view.
         """
         if self._rows is not None:
-            raise ValueError("a view has no arrays of its own")
+            raise ValueError("a view has no arrays of its own: copy it with arrow_list")
         for batch in self._read():
             yield batch.column(name)
 
     def take(self, indices: NDArray[np.int64], names: Sequence[str]) -> Any:
-        """Some fields of these items, in this order, as an Arrow table; each item is looked up
-        once, file after file.
-        """
+        """Some fields of these items, in this order, as an Arrow table; each batch is read once."""
         import pyarrow as pa
 
         rows = indices if self._rows is None else self._rows[indices]
@@ -147,31 +142,25 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         bounds = np.searchsorted(rows[order], [0, *self._ends])
         parts = [self._batches[0].select(names).slice(0, 0)] if self._batches else []
         for i, batch in enumerate(self._read()):
-            some = rows[order[bounds[i] : bounds[i + 1]]]
+            some = rows[order[bounds[i] : bounds[i + 1]]] - (self._ends[i - 1] if i else 0)
             if len(some):
-                parts.append(
-                    batch.select(names).take(pa.array(some - (self._ends[i - 1] if i else 0)))
-                )
+                parts.append(batch.select(names).take(pa.array(some)))
         return pa.Table.from_batches(parts).combine_chunks().take(pa.array(np.argsort(order)))
 
     def chosen(self, rows: Iterable[int]) -> ArrowList[Kept]:
         """A view of these items, in this order."""
-        mine = np.fromiter(rows, dtype=np.int64)
-        return ArrowList(
-            self._kind,
-            self.paths,
-            self._maps,
-            self._batches,
-            self._folder,
-            mine if self._rows is None else self._rows[mine],
-        )
+        chosen = np.fromiter(rows, dtype=np.int64)
+        if self._rows is not None:
+            chosen = self._rows[chosen]
+        shared = (self._kind, self.paths, self._maps, self._batches, self._folder)
+        return ArrowList(*shared, chosen)
 
 
 class Texts(Sequence[str]):
-    """A text of each item, made when it is asked for.
+    """The text of each item, computed when it is read.
 
     Args:
-        items: read one by one.
+        items: any sequence.
         text: item -> its text.
     """
 
@@ -192,9 +181,7 @@ class Texts(Sequence[str]):
 
 
 def vectors_on_disk(count: int, width: int) -> Vectors:
-    """(count, width) zeros in a temporary file, which goes with the array; the operating system
-    keeps in memory what is in use.
-    """
+    """(count, width) zeros, memory-mapped from a temporary file that is deleted with the array."""
     if count * width == 0:
         return np.zeros((count, width), dtype=np.float32)
     with tempfile.TemporaryFile(prefix="revela-") as file:
@@ -202,7 +189,17 @@ def vectors_on_disk(count: int, width: int) -> Vectors:
 
 
 def arrow_list(kind: type[Item], items: Iterable[Item]) -> ArrowList[Item]:
-    """Write items to a temporary file, and give them back as a sequence that reads it."""
+    """Write items to a temporary file, and return the list that reads it.
+
+    Args:
+        kind: the items' dataclass.
+        items: read once, in order.
+
+    >>> from revela.types import Document
+    >>> documents = arrow_list(Document, (Document(str(i), "a text") for i in range(1000)))
+    >>> len(documents), documents[7].id
+    (1000, '7')
+    """
     folder = tempfile.TemporaryDirectory(prefix="revela-")
     path = Path(folder.name) / "items.arrow"
     write(kind, items, path)
@@ -214,16 +211,16 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
     import pyarrow as pa
 
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+
+    def characters(item: Item) -> int:
+        values = (getattr(item, name) for name in names)
+        return sum(len(value) for value in values if isinstance(value, str)) + 64
+
     writer = None
     with pa.OSFile(str(path), "wb") as sink:
-        for some in batches(
-            items,
-            lambda item: sum(len(v) for n in names if isinstance(v := getattr(item, n), str)) + 64,
-            BATCH,
-        ):
-            batch = pa.RecordBatch.from_pydict(
-                {name: [_flat(getattr(item, name)) for item in some] for name in names}
-            )
+        for some in batches(items, characters, BATCH):
+            columns = {name: [_flat(getattr(item, name)) for item in some] for name in names}
+            batch = pa.RecordBatch.from_pydict(columns)
             if writer is None:
                 writer = pa.ipc.new_stream(sink, batch.schema)
             writer.write_batch(batch)
@@ -232,9 +229,7 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
 
 
 def _flat(value: Any) -> Any:
-    """A mapping as JSON: its fields and their types differ from one batch to the next, which no
-    column can.
-    """
+    """A mapping as JSON, as its keys and types differ between rows; other values unchanged."""
     return json.dumps(value) if isinstance(value, Mapping) else value
 
 
@@ -242,67 +237,11 @@ def read(kind: type[Item], paths: Sequence[Path], folder: Any = None) -> ArrowLi
     """The items in these files, one file after another; see ``ArrowList``."""
     import pyarrow as pa
 
-    maps = [_mapped(path) for path in paths if path.stat().st_size]
-    return ArrowList(
-        kind,
-        paths,
-        maps,
-        [batch for mapped in maps for batch in pa.ipc.open_stream(pa.py_buffer(mapped))],
-        folder,
-    )
+    maps = [_memory_map(path) for path in paths if path.stat().st_size]
+    streams = (pa.ipc.open_stream(pa.py_buffer(mapped)) for mapped in maps)
+    return ArrowList(kind, paths, maps, [batch for stream in streams for batch in stream], folder)
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _memory_map(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-Result = TypeVar("Result")
-
-
-AHEAD = 3  # batches a worker may be ahead of the reader
-
-
-def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
-    """Neighbours together until their sizes reach ``limit``; at least one item each."""
-    batch: list[Item] = []
-    total = 0
-    for item in items:
-        batch.append(item)
-        total += size(item)
-        if total >= limit:
-            yield batch
-            batch, total = [], 0
-    if batch:
-        yield batch
-
-
-def ordered_map(
-    work: Callable[[Item], Result], items: Iterable[Item], workers: int
-) -> Iterator[Result]:
-    """``map`` over processes: results in the order of the items, only a few items ahead of the
-    reader.
-
-    Args:
-        work: a function that can be pickled.
-        items: read as they are needed.
-        workers: processes; with one, or with fewer items than workers, everything happens here.
-    """
-    stream = iter(items)
-    first = list(islice(stream, workers))
-    if workers <= 1 or len(first) < workers:
-        yield from map(work, first)
-        yield from map(work, stream)
-        return
-    methods = multiprocessing.get_all_start_methods()
-    # A forked child starts at once and runs Python only; spawned ones would run a caller's
-    # unguarded script again.
-    context = multiprocessing.get_context("fork" if "fork" in methods else None)
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in first)
-        for item in stream:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) >= AHEAD * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()

@@ -1,11 +1,11 @@
-"""Documents -> chunks of whole sentences (prose) or whole functions and blocks (code), at most
-``max_words`` words each.
+"""Documents -> chunks of whole sentences (prose) or whole functions and blocks (code).
 
-Nothing is lost and nothing is moved: the chunks of a document, joined, are its text. A sentence or
-a line is cut only when it alone is longer than a chunk, and then between words.
+The chunks of a document, joined, are its text. A sentence or a line is cut only when it alone is
+longer than a chunk, and then between words.
 
-The sentence rule is ours because pysbd reads 0.14 MB/s; it knows closing quotes, initials, numbers
-and the common abbreviations, and it would rather miss a boundary than invent one.
+Why not a library: this splitter reads 25 to 54 MB/s, where pysbd reads 0.14 and semchunk 5. It
+handles closing quotes, initials, numbers and common abbreviations, and misses a boundary rather
+than add a wrong one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from revela.corpus.arrow_list import batches, ordered_map
-from revela.corpus.code import joined, split_lines, units
+from revela.corpus.code import join_at, split_lines, units, warn_if_no_grammar
+from revela.corpus.parallel import batches, ordered_map
 from revela.types import Chunk, Document
 
-BATCH = 2**20  # characters that a worker process takes at a time
+BATCH = 2**20  # characters per task of a worker process
 _BOUNDARY = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]+["'\u201d\u2019)\]]*\s+|\n[ \t]*\n\s*""")
 _ABBREVIATION = re.compile(
-    r"(?:^|[\s(\[])(?:[A-Z]|e\.g|i\.e|etc|cf|vs|al|approx|ca|Mr|Mrs|Ms|Dr|Prof|St|Fig|Figs|Eq|Eqs|No|Nos|Vol|pp|p|Inc|Ltd|Co|Corp|Jr|Sr|"
-    r"Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec|U\.S|U\.K|Ph\.D)\.$"
+    r"(?:^|[\s(\[])(?:[A-Z]|e\.g|i\.e|etc|cf|vs|al|approx|ca|Mr|Mrs|Ms|Dr|Prof|St|Fig|Figs|Eq|Eqs|"
+    r"No|Nos|Vol|pp|p|Inc|Ltd|Co|Corp|Jr|Sr|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec|U\.S|"
+    r"U\.K|Ph\.D)\.$"
 )
 _WORDS = re.compile(r"\S+\s*")
 
@@ -35,25 +36,29 @@ def chunk(document: Document, index: int, max_words: int) -> list[Chunk]:
         document: prose or code; a title is not part of its chunks.
         index: the document's index in the corpus, kept in each chunk.
         max_words: upper limit; at least 1.
+
+    >>> text = "Bees dance. The angle gives the direction. It is exact."
+    >>> [c.text for c in chunk(Document("bees", text), 0, max_words=8)]
+    ['Bees dance. The angle gives the direction. ', 'It is exact.']
     """
+    warn_if_no_grammar(document)
     return list(_cut(document, index, _piece_lengths(document, max_words)))
 
 
 def chunk_all(documents: Iterable[Document], max_words: int, workers: int = 1) -> Iterator[Chunk]:
-    """Chunks of all documents, in order, as the documents come; the same for any number of worker
-    processes.
-    """
+    """Chunks of all documents, in order; the same for any number of worker processes."""
     waiting: deque[list[tuple[int, Document]]] = deque()
 
     def numbered() -> Iterator[list[tuple[int, Document]]]:
         for some in batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH):
+            for _, document in some:
+                warn_if_no_grammar(document)
             waiting.append(some)
             yield some
 
-    # Workers say how long each piece is, and send no text back.
-    for lengths in ordered_map(
-        functools.partial(_measure, max_words=max_words), numbered(), workers
-    ):
+    # Workers return the pieces' lengths, not their text.
+    measure = functools.partial(_measure, max_words=max_words)
+    for lengths in ordered_map(measure, numbered(), workers):
         for (index, document), pieces in zip(waiting.popleft(), lengths, strict=True):
             yield from _cut(document, index, pieces)
 
@@ -63,9 +68,8 @@ def _measure(numbered: Sequence[tuple[int, Document]], max_words: int) -> list[l
 
 
 def _piece_lengths(document: Document, max_words: int) -> list[int]:
-    pieces = (
-        units(document.text, document.id) if document.kind == "code" else sentences(document.text)
-    )
+    is_code, text = document.kind == "code", document.text
+    pieces = units(text, document.id) if is_code else sentences(text)
     return [len(piece) for piece in _pack(_fit(pieces, max_words), max_words)]
 
 
@@ -79,20 +83,19 @@ def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chu
 
 
 def sentences(text: str) -> list[str]:
-    """Split prose after sentence ends and at blank lines. Joined, the sentences are the text, white
-    space included.
+    """Split prose after sentence ends and at blank lines; joined, the sentences are the text.
+
+    >>> sentences("Dr. Smith saw 3.5 mg. It works.")
+    ['Dr. Smith saw 3.5 mg. ', 'It works.']
     """
     out, start = [], 0
     for match in _BOUNDARY.finditer(text):
-        end = match.end()
-        detached = text[
-            match.start() - 1 : match.start()
-        ].isspace()  # " . " of tokenized text, which often has no capitals
-        if match.group()[0] != "\n" and text[end : end + 1].islower() and not detached:
+        place, end, mark = match.start(), match.end(), match.group()[0]
+        # " . " is a mark of tokenized text, which often has no capitals.
+        detached = text[place - 1 : place].isspace()
+        if mark != "\n" and text[end : end + 1].islower() and not detached:
             continue
-        if match.group()[0] == "." and _ABBREVIATION.search(
-            text[max(start, match.start() - 12) : match.start() + 1]
-        ):
+        if mark == "." and _ABBREVIATION.search(text[max(start, place - 12) : place + 1]):
             continue
         out.append(text[start:end])
         start = end
@@ -102,16 +105,14 @@ def sentences(text: str) -> list[str]:
 
 
 def _fit(pieces: Iterable[str], max_words: int) -> Iterator[str]:
-    """Pass pieces that fit; cut the others at blank lines, then at line ends, then between words."""
+    """Cut pieces that are too long at blank lines, else at line ends, else between words."""
     for piece in pieces:
         if len(piece.split()) <= max_words:
             yield piece
             continue
         lines = split_lines(piece)
-        blocks = joined(
-            lines,
-            {i for i in range(1, len(lines)) if not lines[i - 1].strip() and lines[i].strip()},
-        )
+        blank = [not line.strip() for line in lines]
+        blocks = join_at(lines, {i for i in range(1, len(lines)) if blank[i - 1] and not blank[i]})
         if len(blocks) > 1:
             yield from _pack(_fit(blocks, max_words), max_words)
         elif len(lines) > 1:

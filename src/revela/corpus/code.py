@@ -1,9 +1,10 @@
-"""Source code -> functions, methods and classes, by the language's own parser.
+"""Source code -> functions, methods and classes, and Python functions with their docstrings.
 
-Python is parsed by ast, the languages of ``GRAMMARS`` by tree-sitter; where neither knows the
-language or the file, a unit starts after a blank line at the margin. Tree-sitter pays: of functions
-that would fit into a chunk of 48 words, that rule cuts 24 % in JavaScript and in PHP, 6 % in C++
-and 5 % in C; with the grammars it is 8, 13, 4 and 3 % (docs/log.md).
+Python is parsed by ast, the languages of ``GRAMMARS`` by tree-sitter (the code extra). Other
+languages, files that do not parse, and all but Python without the extra are cut before lines
+without indentation that follow a blank one. Of functions that would fit into a chunk of 48 words,
+that rule cuts 24 % in JavaScript and in PHP, 6 % in C++ and 5 % in C; tree-sitter cuts 8, 13, 4 and
+3 %.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import logging
 import re
 import warnings
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from revela.types import Document
+
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-LONGEST = 2**22  # characters; a longer file is data, and its tree would take gigabytes
+log = logging.getLogger(__name__)
 
-# Module and function that hold the grammar.
+LONGEST = 2**22  # characters; a longer file is data, and its tree would take gigabytes
+MIN_WORDS = 3  # in a docstring's first paragraph
+
+# Ending -> the module of the grammar and its function.
 GRAMMARS = {
     **dict.fromkeys((".js", ".mjs", ".jsx"), ("tree_sitter_javascript", "language")),
     ".ts": ("tree_sitter_typescript", "language_typescript"),
@@ -36,62 +43,85 @@ GRAMMARS = {
     ".rb": ("tree_sitter_ruby", "language"),
     ".php": ("tree_sitter_php", "language_php"),
 }
-PYTHON = frozenset({".py", ".pyi"})
 
-# What the grammars call a function (a function inside one stays with it) and a class, and what may
-# stand around and before them.
+# Node types of the grammars: functions (one inside another stays with it), classes, and the nodes
+# that may stand around and before them.
 FUNCTIONS = frozenset({
-    "function_definition", "function_declaration", "generator_function_declaration", "function_item", "macro_definition",
-    "method_definition", "method_declaration", "method", "singleton_method", "constructor_declaration", "compact_constructor_declaration",
+    "function_definition", "function_declaration", "generator_function_declaration",
+    "function_item", "macro_definition", "method_definition", "method_declaration", "method",
+    "singleton_method", "constructor_declaration", "compact_constructor_declaration",
     "destructor_declaration", "operator_declaration", "function_expression", "arrow_function",
 })  # fmt: skip
 CLASSES = frozenset({
-    "class_declaration", "class_specifier", "struct_specifier", "class", "module", "interface_declaration", "enum_declaration",
-    "record_declaration", "struct_declaration", "trait_declaration", "abstract_class_declaration", "struct_item", "enum_item",
-    "trait_item", "impl_item", "mod_item", "union_item", "type_declaration", "namespace_definition", "namespace_declaration",
+    "class_declaration", "class_specifier", "struct_specifier", "class", "module",
+    "interface_declaration", "enum_declaration", "record_declaration", "struct_declaration",
+    "trait_declaration", "abstract_class_declaration", "struct_item", "enum_item", "trait_item",
+    "impl_item", "mod_item", "union_item", "type_declaration", "namespace_definition",
+    "namespace_declaration",
 })  # fmt: skip
 AROUND = frozenset({
-    "export_statement", "template_declaration", "expression_statement", "lexical_declaration", "variable_declaration",
-    "variable_declarator", "assignment_expression", "declaration", "pair", "public_field_definition",
+    "export_statement", "template_declaration", "expression_statement", "lexical_declaration",
+    "variable_declaration", "variable_declarator", "assignment_expression", "declaration", "pair",
+    "public_field_definition",
 })  # fmt: skip
-BEFORE = frozenset(
-    {"comment", "line_comment", "block_comment", "attribute_item", "decorator", "preproc_call"}
-)
+BEFORE = frozenset({
+    "comment", "line_comment", "block_comment", "attribute_item", "decorator", "preproc_call",
+})  # fmt: skip
 
-Definitions = tuple[
-    set[int], set[int]
-]  # lines where functions and classes begin, and lines inside of functions
+Definitions = tuple[set[int], set[int]]
+"""Lines where functions and classes begin, and lines inside functions."""
 
 
 def units(text: str, name: str) -> list[str]:
-    """Cut source code where its functions and classes begin; joined, the units are the text.
+    r"""Cut source code where its functions and classes begin; joined, the units are the text.
 
-    Comments and decorators go with what they stand before; code between functions is cut at the
-    margin.
+    Comments and decorators go with the definition after them; code between functions is cut before
+    unindented lines that follow a blank one.
 
     Args:
         text: the file.
-        name: its name or id, whose ending says which language it is; without a known ending, Python
-            is tried.
+        name: its name or id; the ending names the language. Without a known ending, Python is
+            tried.
+
+    >>> units("import x\n\ndef f():\n    return 1\n\ndef g():\n    return 2\n", "a.py")
+    ['import x\n\n', 'def f():\n    return 1\n\n', 'def g():\n    return 2\n']
     """
     lines = split_lines(text)
-    ending = Path(name.removesuffix(".gz")).suffix.lower()
+    ending = _ending(name)
     found: Definitions | None = None
     if len(text) <= LONGEST:
-        found = (
-            _tree_sitter(text, *GRAMMARS[ending]) if ending in GRAMMARS else _python(text, lines)
-        )
+        in_grammars = ending in GRAMMARS
+        found = _tree_sitter(text, *GRAMMARS[ending]) if in_grammars else _python(text, lines)
     starts, inside = found or (set(), set())
-    return joined(lines, starts | (margins(lines) - inside))
+    return join_at(lines, starts | (_after_blank_lines(lines) - inside))
+
+
+def warn_if_no_grammar(document: Document) -> None:
+    """Log, once per process, that code is cut at blank lines because tree-sitter is missing."""
+    grammar = GRAMMARS.get(_ending(document.id)) if document.kind == "code" else None
+    if grammar and _parser(*grammar) is None:
+        _warn_no_grammar()
+
+
+@functools.cache
+def _warn_no_grammar() -> None:
+    log.warning(
+        "code other than Python is cut at blank lines, not at its functions, as tree-sitter or a "
+        "grammar is missing: run pip install 'revela[code]'"
+    )
+
+
+def _ending(name: str) -> str:
+    return Path(name.removesuffix(".gz")).suffix.lower()
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines as parsers count them: str.splitlines would also break at form feeds and the like."""
+    """Lines as parsers count them; str.splitlines would also break at form feeds."""
     return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)
 
 
-def joined(lines: list[str], starts: Container[int]) -> list[str]:
-    """Lines together, a new unit at each start."""
+def join_at(lines: list[str], starts: Container[int]) -> list[str]:
+    """Join lines into units; a new unit begins at each start."""
     found: list[str] = []
     current: list[str] = []
     for i, line in enumerate(lines):
@@ -104,8 +134,8 @@ def joined(lines: list[str], starts: Container[int]) -> list[str]:
     return found
 
 
-def margins(lines: list[str]) -> set[int]:
-    """Lines at the margin that follow a blank one."""
+def _after_blank_lines(lines: list[str]) -> set[int]:
+    """Lines without indentation that follow a blank one."""
     return {
         i
         for i in range(1, len(lines))
@@ -113,19 +143,19 @@ def margins(lines: list[str]) -> set[int]:
     }
 
 
-def parsed(source: str) -> ast.Module | None:
-    """None if this is not Python."""
+def _parse_python(source: str) -> ast.Module | None:
+    """The syntax tree; None if this is not Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the file's own faults, such as "\\d"
+            warnings.simplefilter("ignore")  # about the file's own faults, such as "\\d"
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def _python(text: str, lines: list[str]) -> Definitions | None:
-    """None if this is not Python."""
-    tree = parsed(text)
+    """Definitions by ast; None if this is not Python."""
+    tree = _parse_python(text)
     if tree is None:
         return None
     starts: set[int] = set()
@@ -145,15 +175,18 @@ def _python(text: str, lines: list[str]) -> Definitions | None:
     return starts, inside
 
 
-def _tree_sitter(text: str, module: str, function: str) -> Definitions:
+def _tree_sitter(text: str, module: str, function: str) -> Definitions | None:
+    """Definitions by tree-sitter; None if it or the grammar is not installed."""
+    parser = _parser(module, function)
+    if parser is None:
+        return None
     starts: set[int] = set()
     inside: set[int] = set()
-    waiting = [_parser(module, function).parse(text.encode()).root_node]
+    waiting = [parser.parse(text.encode()).root_node]
     while waiting:
         for node in waiting.pop().children:
-            if node.is_named and (
-                node.type in FUNCTIONS or node.type in CLASSES
-            ):  # the word "class" is a node too
+            is_definition = node.type in FUNCTIONS or node.type in CLASSES
+            if is_definition and node.is_named:  # the keyword "class" is a node without a name
                 starts.add(_first_line(node))
             if node.type in FUNCTIONS:
                 inside.update(range(node.start_point.row, node.end_point.row + 1))
@@ -171,11 +204,8 @@ def _first_line(node: Node) -> int:
     before = node.prev_sibling
     while before is not None and before.type in BEFORE and before.end_point.row >= first - 1:
         further = before.prev_sibling
-        if (
-            further is not None
-            and further.end_point.row == before.start_point.row
-            and further.end_point.column
-        ):
+        same_row = further is not None and further.end_point.row == before.start_point.row
+        if further is not None and same_row and further.end_point.column:
             break  # a comment at the end of another line
         first, before = before.start_point.row, further
     return first
@@ -183,19 +213,26 @@ def _first_line(node: Node) -> int:
 
 @functools.cache
 def _parser(module: str, function: str) -> Any:
-    from tree_sitter import Language, Parser
+    """The parser of a language; None if tree-sitter or the grammar is not installed."""
+    try:
+        from tree_sitter import Language, Parser
 
-    return Parser(Language(getattr(importlib.import_module(module), function)()))
-
-
-MIN_WORDS = 3  # of a docstring's first paragraph
+        return Parser(Language(getattr(importlib.import_module(module), function)()))
+    except ModuleNotFoundError:
+        return None
 
 
 def documented_functions(source: str) -> Iterator[tuple[str, str]]:
-    """(the docstring's first paragraph, the function without its docstring) of every function and
-    method; nothing if it is not Python.
+    r"""The first paragraph of a docstring and the function without it, for each that has one.
+
+    Args:
+        source: a Python file; anything else gives nothing.
+
+    >>> source = "def area(r):\n    'The area of a circle.'\n    return 3.14 * r ** 2"
+    >>> list(documented_functions(source))
+    [('The area of a circle.', 'def area(r):\n    return 3.14 * r ** 2')]
     """
-    tree = parsed(source)
+    tree = _parse_python(source)
     if tree is None:
         return
     lines = [line.rstrip("\r\n") for line in split_lines(source)]  # counted as ast counts them
@@ -207,12 +244,9 @@ def documented_functions(source: str) -> Iterator[tuple[str, str]]:
         if not docstring or first.lineno == node.lineno:
             continue
         query = " ".join(docstring.split("\n\n")[0].split())
-        body = (
-            lines[node.lineno - 1 : first.lineno - 1]
-            + lines[(first.end_lineno or first.lineno) : node.end_lineno]
-        )
-        function = "\n".join(
-            line[node.col_offset :] if line[: node.col_offset].isspace() else line for line in body
-        )
+        after = first.end_lineno or first.lineno
+        body = lines[node.lineno - 1 : first.lineno - 1] + lines[after : node.end_lineno]
+        indent = node.col_offset
+        function = "\n".join(line[indent:] if line[:indent].isspace() else line for line in body)
         if len(query.split()) >= MIN_WORDS:
             yield query, function

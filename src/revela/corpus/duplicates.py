@@ -1,13 +1,13 @@
-"""Near-duplicate documents: which ones share most of their wording with an earlier one.
+"""Near-duplicate documents: which ones share most of their word sequences with an earlier one.
 
-Every run of five words of a document is hashed; rensa's R-MinHash turns the set of hashes into a
-sketch of 64 numbers, two of which agree in about as many places as the sets share of their union
-(the Jaccard similarity). Documents whose sketches agree in a whole band of numbers are compared,
-first by sketch, then by their actual runs of words, which alone decide. So nothing is dropped that
-is not as similar as asked for; of what is, at least 95 % is found.
+Every run of five words of a document is hashed (a shingle). rensa's R-MinHash turns the set of
+hashes into a sketch of 64 numbers; the share of equal numbers in two sketches estimates the
+Jaccard similarity of the sets. Documents whose sketches agree in a whole band of numbers are
+compared, first by sketch, then by their actual runs of words, which decide. So no document is
+dropped that is less similar than the threshold, and at least 95 % of those above it are found.
 
-In memory stay one byte of each number and four bytes a band: about 100 bytes a document. Sequence
-of work and number of threads change nothing: the documents are judged in their order.
+Memory: one byte per number and four per band, about 100 bytes per document. Documents are compared
+in their order, so the result does not depend on threads.
 """
 
 from __future__ import annotations
@@ -23,46 +23,50 @@ from revela.corpus.arrow_list import ArrowList
 from revela.types import Document
 
 RUN = 5  # words that are hashed together
-# words of a text; shorter ones may differ in what matters and still share their words, as lines of
-# code do
+# Words; shorter texts, such as lines of code, can share their words and still differ in meaning.
 SHORTEST = 20
-SKETCH = 64
+SKETCH = 64  # numbers per document
 SEED = 42
-FOUND = 0.95  # chance that two documents as similar as asked for share a band
-SLACK = 0.15  # what a sketch may miss by: four standard deviations
-KEPT = 4  # documents remembered of one band; more are as like one another as to these
-CHECKED = 3  # actual comparisons a document, the likeliest first
-LONGEST = 2**20  # bytes of a text that are looked at, and of several texts at a time
+FOUND = 0.95  # probability that two documents of the given similarity share a band
+SLACK = 0.15  # error of a sketch: four standard deviations
+KEPT = 4  # documents remembered per band; further ones are about as similar to these
+CHECKED = 3  # exact comparisons per document, the most similar sketches first
+LONGEST = 2**20  # bytes that are read per text, and of several texts at a time
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]
-Wording = NDArray[np.int64]
+Shingles = NDArray[np.int64]
 
-# Letters and digits make words; ASCII is folded to lower case, every byte of other scripts counts
-# as a letter, all else is a space.
+# Words are letters and digits: ASCII in lower case, every byte of other scripts is a letter, the
+# rest is space.
 _WORD = bytes(
     ord(chr(i).lower()) if i < 128 and chr(i).isalnum() else i if i >= 128 else 32
     for i in range(256)
 )
-_SPACELESS = re.compile(
-    rb"[\xe3-\xe9]"
-)  # first bytes of U+3000 to U+9FFF: scripts without spaces, where a character is a word
+# First bytes of U+3000 to U+9FFF: scripts without spaces, where every character is a word.
+_SPACELESS = re.compile(rb"[\xe3-\xe9]")
 _BASE = 0x9E3779B97F4A7C15
 
 
 def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[int, int]:
-    """Documents to drop, each with the earlier and kept one that it resembles.
+    """Rows of the documents to drop -> the row of the earlier, kept document that is similar.
 
     Args:
-        documents: all documents, in a file of their own (no view of one).
-        similarity: share of the runs of five words of two texts that both have, 0 to 1. Titles are
-            not looked at, nor more of a text than its first megabyte; texts of fewer than
-            ``SHORTEST`` words resemble nothing.
+        documents: all documents; not a view.
+        similarity: Jaccard similarity of the runs of five words of two texts, 0 to 1. Titles are
+            ignored, and so is text after the first megabyte; texts of fewer than ``SHORTEST`` words
+            are never duplicates.
+
+    >>> from revela.corpus.arrow_list import arrow_list
+    >>> text = " ".join(f"word{i}" for i in range(100))
+    >>> documents = [Document("a", text), Document("b", "Other words."), Document("c", text + "!")]
+    >>> near_duplicates(arrow_list(Document, documents), 0.8)
+    {2: 0}
     """
-    sketches, bands = _sketched(documents, rows_of_band(similarity))
+    sketches, bands = _sketches(documents, rows_of_band(similarity))
     rows, groups = _shared(bands)
     del bands
-    worded = functools.lru_cache(maxsize=64)(lambda row: wording(documents.value(row, "text")))
+    hashed = functools.lru_cache(maxsize=64)(lambda row: shingles(documents.value(row, "text")))
     members = np.full((int(groups.max(initial=-1)) + 1, KEPT), -1, dtype=np.int64)
     dropped: dict[int, int] = {}
     for row, mine in zip(rows.tolist(), groups, strict=True):
@@ -71,42 +75,32 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
         near = near[near >= 0]
         if len(near):
             agreement = (sketches[near] == sketches[row]).mean(axis=1)
-            likely = near[np.argsort(-agreement, kind="stable")][
-                : int((agreement >= similarity - SLACK).sum())
-            ][:CHECKED]
-            like = next(
-                (
-                    other
-                    for other in likely.tolist()
-                    if jaccard(worded(row), worded(other)) >= similarity
-                ),
-                None,
-            )
-            if like is not None:
-                dropped[row] = like
+            count = min(CHECKED, int((agreement >= similarity - SLACK).sum()))
+            likely = near[np.argsort(-agreement, kind="stable")][:count].tolist()
+            same = (other for other in likely if jaccard(hashed(row), hashed(other)) >= similarity)
+            if (kept := next(same, None)) is not None:
+                dropped[row] = kept
                 continue
         free = members[mine] < 0
         members[mine[free.any(axis=1)], free.argmax(axis=1)[free.any(axis=1)]] = row
     return dropped
 
 
-def wording(text: str) -> Wording:
-    """Hashes of the runs of five words of a text, each once and sorted; good for this process only.
+def shingles(text: str) -> Shingles:
+    """Distinct hashes of the runs of five words of a text, sorted; valid in this process only.
 
-    The same runs as in ``runs``, whose vector operations take many times as long for one short
-    text.
+    The same runs as in ``runs``, whose vector operations are many times slower for one short text.
     """
     raw = text.encode()[:LONGEST].translate(_WORD)
     words = (raw if raw.isascii() else _SPACELESS.sub(rb" \g<0>", raw)).split()
-    hashes = np.fromiter(
-        map(hash, zip(*(words[i:] for i in range(RUN)), strict=False)), dtype=np.int64
-    )
+    five = zip(*(words[i:] for i in range(RUN)), strict=False)
+    hashes = np.fromiter(map(hash, five), dtype=np.int64)
     hashes.sort()
     return hashes[np.concatenate([[True], hashes[1:] != hashes[:-1]])] if len(hashes) else hashes
 
 
-def jaccard(one: Wording, other: Wording) -> float:
-    """Share of their runs of words that two wordings both have; 0 for two without any."""
+def jaccard(one: Shingles, other: Shingles) -> float:
+    """Size of the intersection by size of the union; 0 if a set is empty."""
     if not len(one) or not len(other):
         return 0.0
     places = np.minimum(np.searchsorted(other, one), len(other) - 1)
@@ -115,22 +109,22 @@ def jaccard(one: Wording, other: Wording) -> float:
 
 
 def rows_of_band(similarity: float) -> int:
-    """The longest band that two documents of this similarity still share with a chance of
-    ``FOUND``: long ones bring few strangers.
+    """The longest band that documents of this similarity share with probability ``FOUND``.
+
+    1 - (1 - s^r)^b for b bands of r rows (Broder, 1997; Indyk & Motwani, 1998); longer bands make
+    fewer pairs to compare.
     """
-    return max(
-        (
-            rows
-            for rows in range(1, SKETCH + 1)
-            if 1 - (1 - similarity**rows) ** (SKETCH // rows) >= FOUND
-        ),
-        default=1,
-    )
+
+    def found(rows: int) -> float:
+        return 1 - (1 - similarity**rows) ** (SKETCH // rows)
+
+    return max((rows for rows in range(1, SKETCH + 1) if found(rows) >= FOUND), default=1)
 
 
-def _sketched(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray[np.uint32]]:
-    """The sketch of each document, a byte a number, (N, SKETCH), and a hash of each band, (N,
-    bands); hash 0: nothing to compare.
+def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray[np.uint32]]:
+    """Sketches, one byte per number, (N, SKETCH), and hashes of the bands, (N, bands).
+
+    A document of fewer than ``SHORTEST`` words has hashes of 0 and is not compared.
     """
     from rensa import RMinHash
 
@@ -139,7 +133,7 @@ def _sketched(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
     bands = np.zeros((len(documents), count), dtype=np.uint32)
     weights = _powers(_BASE)[:rows]
     done = 0
-    for text, bounds in _texts(documents):
+    for text, bounds in _batches_of_bytes(documents):
         hashes, counts = runs(text, bounds)
         long = counts > SHORTEST - RUN
         hashes, some = hashes[np.repeat(long, counts)], np.flatnonzero(long)
@@ -154,23 +148,17 @@ def _sketched(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
     return sketches, bands
 
 
-def _texts(documents: ArrowList[Document]) -> Iterator[tuple[Bytes, NDArray[np.int64]]]:
-    """The texts as they lie on disk: the bytes of several, and where each begins and the last one
-    ends.
-    """
+def _batches_of_bytes(documents: ArrowList[Document]) -> Iterator[tuple[Bytes, NDArray[np.int64]]]:
+    """The bytes of several texts, and the offsets of each and of the end of the last one."""
     for column in documents.arrays("text"):
         _, offsets, data = column.buffers()
-        ends = np.frombuffer(offsets, dtype=np.int32)[
-            column.offset : column.offset + len(column) + 1
-        ].astype(np.int64)
-        text = (
-            np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
-        )
+        rows = slice(column.offset, column.offset + len(column) + 1)
+        ends = np.frombuffer(offsets, dtype=np.int32)[rows].astype(np.int64)
+        text = np.frombuffer(b"" if data is None else data, dtype=np.uint8)
         first = 0
         while first < len(column):
-            last = max(
-                first + 1, int(np.searchsorted(ends, ends[first] + LONGEST, side="right")) - 1
-            )
+            fitting = int(np.searchsorted(ends, ends[first] + LONGEST, side="right")) - 1
+            last = max(first + 1, fitting)
             bounds = np.minimum(ends[first : last + 1] - ends[first], LONGEST)
             yield text[ends[first] : ends[first] + bounds[-1]], bounds
             first = last
@@ -180,22 +168,21 @@ def runs(text: Bytes, bounds: NDArray[np.int64]) -> tuple[Hashes, NDArray[np.int
     """Hashes of every run of ``RUN`` words of several texts.
 
     Args:
-        text: their bytes, one after the other, at most ``LONGEST``.
-        bounds: where each begins, and where the last one ends.
+        text: their bytes, one text after another, at most ``LONGEST``.
+        bounds: the offset of each text, and the end of the last one.
 
     Returns:
-        The hashes, text after text, and how many are each text's.
+        The hashes, text after text, and the number of each text's.
     """
     letters = np.frombuffer(_WORD, dtype=np.uint8)[text]
     edge = np.zeros(len(text) + 1, dtype=bool)
-    edge[bounds] = True  # no word reaches from one text into the next
+    edge[bounds] = True  # a word ends where its text ends
     edge[:-1] |= (text >= 0xE3) & (text <= 0xE9)  # as _SPACELESS
     is_letter = np.zeros(len(text) + 2, dtype=bool)
     is_letter[1:-1] = letters != 32
     starts = np.flatnonzero(is_letter[1:-1] & (~is_letter[:-2] | edge[:-1]))
     ends = np.flatnonzero(is_letter[1:-1] & (~is_letter[2:] | edge[1:])) + 1
-    # A polynomial of each word's letters: the difference of two prefix sums, brought to the same
-    # power.
+    # A polynomial of each word's letters: the difference of two prefix sums, scaled to one power.
     sums = np.zeros(len(text) + 1, dtype=np.uint64)
     np.cumsum(letters * _powers(_BASE)[: len(text)], out=sums[1:])
     words = mix((sums[ends] - sums[starts]) * _powers(pow(_BASE, -1, 2**64))[starts])
@@ -204,8 +191,8 @@ def runs(text: Bytes, bounds: NDArray[np.int64]) -> tuple[Hashes, NDArray[np.int
     hashes = np.zeros(many, dtype=np.uint64)
     for i in range(RUN):
         hashes = hashes * np.uint64(_BASE) + words[i : many + i]
-    whole = of[:many] == of[RUN - 1 :]
-    return mix(hashes[whole]), np.bincount(of[:many][whole], minlength=len(bounds) - 1)
+    within = of[:many] == of[RUN - 1 :]
+    return mix(hashes[within]), np.bincount(of[:many][within], minlength=len(bounds) - 1)
 
 
 @functools.cache
@@ -217,16 +204,14 @@ def _powers(base: int) -> Hashes:
 
 
 def mix(values: Hashes) -> Hashes:
-    """Every bit of the result depends on every bit of the value."""
+    """Scramble: every bit of the result depends on every bit of the value."""
     for _ in range(2):
         values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return values ^ (values >> np.uint64(32))
 
 
 def _shared(bands: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Documents that share a band with another: their rows in order, and the number of each shared
-    band, (rows, bands), or -1.
-    """
+    """Rows of documents that share a band, and the number of each such band or -1, (R, bands)."""
     groups = np.full(bands.shape, -1, dtype=np.int32)
     known = 0
     for i in range(bands.shape[1]):

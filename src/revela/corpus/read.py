@@ -1,27 +1,26 @@
-"""A corpus -> documents on disk: read, joined, freed of duplicates, and reported on.
+"""A corpus -> documents on disk, without duplicates, and a report on what was skipped.
 
-What cannot be read is named and counted, never passed over in silence; past a settable share it
-stops the run.
+What cannot be read is counted and named; above ``max_bad_share`` it is an error.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.duplicates import near_duplicates
-from revela.corpus.readers import KNOWN, read_sources
-from revela.corpus.readers import opened as files
+from revela.corpus.readers import FORMATS, common, read_sources
+from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
-from revela.corpus.report import Report
 from revela.errors import RevelaError
 from revela.settings import Recipe
 from revela.types import Document
 
-MIN_WORDS = 5  # fewer are no sentence
+MIN_WORDS = 5  # per document; fewer are not a sentence
 
 
 def read_corpus(
@@ -35,58 +34,57 @@ def read_corpus(
     join_titles: bool = False,
     min_words: int = MIN_WORDS,
     metadata: Sequence[str] = (),
-) -> tuple[ArrowList[Document], Report]:
-    """Read every document of every source into a file of their own.
+) -> tuple[ArrowList[Document], ReadReport]:
+    """Read every document of every source into a temporary file.
 
     Args:
-        sources: folders, files of any kind in ``sources.READERS`` (``.gz`` of each), and datasets
-            of the hub as hub:owner/name.
-        text_field: field or column of the text, in rows; required in every row.
+        sources: folders, files of any format in ``readers.READERS`` (``.gz`` of each), and datasets
+            of the Hugging Face hub as hub:owner/name.
+        text_field: field or column of the text; required in every row.
         title_field: field or column of the title; optional.
-        max_bad_share: share of unreadable rows and files past which reading stops. 0 stops at the
-            first.
-        distinct: drop documents whose text was seen before (training). An index keeps them.
-        near: drop documents that share this much of their wording with an earlier one (see
-            ``near_duplicates``); 0 keeps them.
+        max_bad_share: largest share of rows and files that may be unreadable; 0 allows none.
+        distinct: drop documents whose title and text were read before. For training; an index
+            keeps them.
+        near: drop documents at least this similar to an earlier one (see ``near_duplicates``);
+            0 keeps them.
         join_titles: join neighbouring rows of one title into one document.
-        min_words: documents with fewer words (title included) are skipped.
+        min_words: skip documents with fewer words, title included.
         metadata: other fields or columns to keep with each document.
 
     Returns:
         The documents, in order of source, file name and row, and the report.
 
     Raises:
-        RevelaError: ``near`` is no share, a source is missing or changes while it is read, too much
-            is bad, or nothing is left.
+        RevelaError: ``near`` is not between 0 and 1, a source is missing or changes while it is
+            read, too much cannot be read, or no document is left.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "bees.txt").write_text("Bees dance to show where flowers are.")
+    ...     documents, report = read_corpus([folder])
+    >>> documents[0].id, documents[0].text
+    ('bees.txt', 'Bees dance to show where flowers are.')
+    >>> report.lines()
+    ['read 1 documents, 7 words']
     """
     if not 0 <= near <= 1:
-        raise RevelaError(
-            f"--near-duplicates {near} is no share: give a number from 0 (keep them) to 1"
-        )
-    report = Report()
+        raise RevelaError(f"--near-duplicates {near}: give a number from 0 (keep them) to 1")
+    report = ReadReport()
     read = read_sources(sources, Fields(text_field, title_field, tuple(metadata)), report)
     if join_titles:
         read = joined_by_title(read, report)
     documents = arrow_list(Document, _wanted(read, distinct, min_words, report))
-    total = len(documents) + sum(report.skipped.values())
-    if report.bad > max_bad_share * total or (report.bad and not documents):
-        bad = "; ".join(
-            f"{r}: {', '.join(w)}" for r, w in report.examples.items() if r in report.bad_reasons
-        )
-        raise RevelaError(
-            f"{report.bad:,} of {total:,} entries cannot be read ({bad}): mend them, or allow more with --max-bad-share"
-        )
-    if not documents:
-        why = "; ".join(report.lines()[1:]) or f"no file with a known ending ({KNOWN})"
-        raise RevelaError(f"no document found in {', '.join(map(str, sources))}: {why}")
+    _check(documents, report, sources, max_bad_share)
     if near:
         documents = _without_near_duplicates(documents, near, report)
     report.documents = len(documents)
     return documents, report
 
 
-def read_for(recipe: Recipe, sources: Sequence[Path | str]) -> tuple[ArrowList[Document], Report]:
-    """``read_corpus`` as a recipe says."""
+def read_for(
+    recipe: Recipe, sources: Sequence[Path | str]
+) -> tuple[ArrowList[Document], ReadReport]:
+    """``read_corpus`` with a recipe's settings."""
     return read_corpus(
         sources,
         text_field=recipe.corpus.text_field,
@@ -97,8 +95,28 @@ def read_for(recipe: Recipe, sources: Sequence[Path | str]) -> tuple[ArrowList[D
     )
 
 
+def _check(
+    documents: ArrowList[Document],
+    report: ReadReport,
+    sources: Sequence[Path | str],
+    max_bad_share: float,
+) -> None:
+    """Raise RevelaError if too much could not be read, or nothing was found."""
+    total = len(documents) + sum(report.skipped.values())
+    if report.bad > max_bad_share * total or (report.bad and not documents):
+        examples = ((r, report.examples[r]) for r in report.examples if r in report.bad_reasons)
+        bad = "; ".join(f"{reason}: {', '.join(places)}" for reason, places in examples)
+        raise RevelaError(
+            f"{report.bad:,} of {total:,} entries cannot be read ({bad}): "
+            "fix them, or allow more with --max-bad-share"
+        )
+    if not documents:
+        why = "; ".join(report.lines()[1:]) or f"no file with a known ending ({FORMATS})"
+        raise RevelaError(f"no document found in {', '.join(map(str, sources))}: {why}")
+
+
 def _wanted(
-    documents: Iterator[Document], distinct: bool, min_words: int, report: Report
+    documents: Iterator[Document], distinct: bool, min_words: int, report: ReadReport
 ) -> Iterator[Document]:
     seen = set[bytes]()
     for document in documents:
@@ -117,28 +135,26 @@ def _wanted(
 
 
 def _without_near_duplicates(
-    documents: ArrowList[Document], near: float, report: Report
+    documents: ArrowList[Document], near: float, report: ReadReport
 ) -> ArrowList[Document]:
     dropped = near_duplicates(documents, near)
-    for row, like in dropped.items():
+    for row, kept in dropped.items():
         document = documents[row]
         report.words -= len(document.full_text.split())
-        report.skip("near-duplicate text", f"{document.id} like {documents[like].id}")
-    return (
-        documents.chosen(row for row in range(len(documents)) if row not in dropped)
-        if dropped
-        else documents
-    )
+        report.skip("near-duplicate text", f"{document.id} like {documents[kept].id}")
+    if not dropped:
+        return documents
+    return documents.chosen(row for row in range(len(documents)) if row not in dropped)
 
 
-def joined_by_title(documents: Iterable[Document], report: Report) -> Iterator[Document]:
-    """Join neighbours that share a title; those without one stay alone.
+def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterator[Document]:
+    """Join neighbours that share a title into articles; documents without a title stay alone.
 
-    Passages are joined by a space, as files of 100-word passages are cut within sentences. The
-    first passage's id is the article's.
+    Passages are joined by a space, as files of 100-word passages are cut within sentences. An
+    article has the id of its first passage.
 
     Raises:
-        RevelaError: one title goes on and on, so that it cannot be that of an article.
+        RevelaError: the passages of one title exceed ``MAX_BYTES``, so it is not an article's.
     """
     for title, group in groupby(documents, key=lambda document: document.title):
         if not title:
@@ -148,18 +164,12 @@ def joined_by_title(documents: Iterable[Document], report: Report) -> Iterator[D
         for passage in group:
             passages.append(passage)
             length += len(passage.text)
-            if length > files.MAX_BYTES:
+            if length > common.MAX_BYTES:
                 raise RevelaError(
-                    f'over {files.MAX_BYTES >> 20} MB of neighbouring passages share the title "{title}" (from {passages[0].id} on): '
-                    "name the field that holds each article's title with --title-field, or leave --join-titles away"
+                    f"over {common.MAX_BYTES >> 20} MB of neighbouring passages share the title "
+                    f'"{title}" (from {passages[0].id} on): name the field of the article titles '
+                    "with --title-field, or drop --join-titles"
                 )
         report.passages += len(passages)
         report.articles += 1
-        first = passages[0]
-        yield (
-            Document(
-                first.id, " ".join(p.text for p in passages), title, first.kind, first.metadata
-            )
-            if len(passages) > 1
-            else first
-        )
+        yield replace(passages[0], text=" ".join(p.text for p in passages))

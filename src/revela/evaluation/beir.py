@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from revela.corpus.readers.opened import opened_text
+from revela.corpus.readers.common import open_text
 from revela.errors import RevelaError
 from revela.evaluation.metrics import means, per_query, top_k
 from revela.evaluation.results import SystemScores
@@ -246,7 +246,7 @@ def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
     if path is None:
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
     rows = []
-    with opened_text(path) as handle:
+    with open_text(path) as handle:
         try:
             for line in handle:
                 if line.strip():

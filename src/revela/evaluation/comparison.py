@@ -104,7 +104,11 @@ def _curve(folder: Path) -> list[CurvePoint]:
 
 def _plot(comparison: Comparison, path: Path, timed: bool) -> None:
     """nDCG@10 of every run against time or tokens, a plot per collection, BM25 as a dashed line."""
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        log.info(f"{path.name} is not drawn without matplotlib: run pip install 'revela[report]'")
+        return
 
     bm25 = comparison.bm25
     figure = Figure(figsize=(5.5 * len(bm25), 4), layout="constrained")

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.evaluation import report_tables as tables
 from revela.evaluation.report_tables import Runs, kind_of
 from revela.evaluation.results import (
@@ -78,7 +78,8 @@ def render(results: Results, names: Sequence[str]) -> str:
         results: what it is about.
         names: of the paths that were given, for the title.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    with extra("report", "the report page"):
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     runs = results.runs
     kinds = list(dict.fromkeys(run.kind for run in runs.values()))
@@ -231,8 +232,9 @@ def draw(
         level: a dashed horizontal line, the score of BM25.
         from_zero: start the vertical axis at 0.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
+    with extra("report", "the report page"):
+        import matplotlib
+        from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 2.9), layout="constrained")

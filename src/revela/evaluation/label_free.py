@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from revela.corpus.chunk import chunk
 from revela.corpus.code import documented_functions
-from revela.corpus.queries import Answer
+from revela.corpus.written_queries import Answer
 from revela.evaluation.beir import fuse
 from revela.evaluation.metrics import mean_scores, top_k
 from revela.index.bm25 import BM25

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.corpus.read import read_corpus
-from revela.corpus.readers.opened import opened_text
+from revela.corpus.readers.common import open_text
 from revela.errors import RevelaError
 from revela.evaluation.beir import Collection, load_collection
 from revela.evaluation.position import PLACES, SPARE, Scores, between_words, profile
@@ -123,7 +123,7 @@ def answers_in_documents(collection: Collection, path: Path) -> Answered:
     texts = dict(zip(collection.query_ids, collection.queries, strict=True))
     places = {d: i for i, d in enumerate(collection.document_ids)}
     queries: dict[tuple[int, str], list[str]] = {}
-    with opened_text(path) as handle:
+    with open_text(path) as handle:
         for number, line in enumerate(handle, 1):
             try:
                 row = json.loads(line)

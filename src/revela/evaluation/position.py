@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.evaluation.results import Interval, Profile
 from revela.files import atomic_write
 from revela.types import Document, Encoder
@@ -254,7 +254,8 @@ def plot_profiles(models: Mapping[str, Mapping[str, Profile]], path: Path, title
         path: the PNG.
         title: above all plots.
     """
-    from matplotlib.figure import Figure
+    with extra("report", "a plot"):
+        from matplotlib.figure import Figure
 
     tests = list(dict.fromkeys(test for profiles in models.values() for test in profiles))
     columns, several = min(COLUMNS, len(tests)), len(models) > 1

@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from revela.corpus.readers.common import open_text
 from revela.corpus.readers.hub import PREFIX, hub_rows
-from revela.corpus.readers.opened import opened_text
 from revela.errors import RevelaError
 from revela.types import Chunk, Document
 
@@ -64,7 +64,7 @@ def _rows(source: Path) -> Iterator[tuple[int, Any]]:
         yield from enumerate(hub_rows(str(source)), 1)
         return
     number = 0
-    with opened_text(source) as lines:
+    with open_text(source) as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():

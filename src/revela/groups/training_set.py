@@ -21,10 +21,23 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from revela.corpus import queries
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all
 from revela.corpus.read import read_for
+from revela.corpus.text_queries import (
+    with_authors_words,
+    with_first_sentences,
+    with_telling_sentences,
+    with_titles,
+)
+from revela.corpus.written_queries import (
+    PROMPTINGS,
+    Answer,
+    QueryFile,
+    documents_with_chunks,
+    without_repeats,
+    write_queries,
+)
 from revela.errors import RevelaError
 from revela.groups.documents import Groups
 from revela.groups.folder import GroupFolder, is_group_folder
@@ -213,13 +226,13 @@ def training_rows(
     if objective.reads == "chunks":
         return chunks
     if recipe.queries.source == "title":
-        return arrow_list(Chunk, queries.with_titles(chunks, documents))
+        return arrow_list(Chunk, with_titles(chunks, documents))
     if recipe.queries.source == "first-sentence":
-        return arrow_list(Chunk, queries.with_first_sentences(chunks))
+        return arrow_list(Chunk, with_first_sentences(chunks))
     if recipe.queries.source == "telling-sentence":
-        return arrow_list(Chunk, queries.with_telling_sentences(chunks))
+        return arrow_list(Chunk, with_telling_sentences(chunks))
     if recipe.queries.source == "authors-words":
-        return arrow_list(Chunk, queries.with_authors_words(chunks, documents))
+        return arrow_list(Chunk, with_authors_words(chunks, documents))
     if queries_file is None:
         raise RevelaError("written queries need a file to be kept in: give --queries-file")
     return written_queries(recipe, chunks, queries_file)
@@ -244,7 +257,7 @@ def written_queries(recipe: Recipe, chunks: ArrowList[Chunk], path: Path) -> Arr
     kept in ``path``.
     """
     owners = chunks.column("document")
-    chosen = queries.documents_with_chunks(
+    chosen = documents_with_chunks(
         owners.tolist(), recipe.queries.max_queries, seed=0
     )  # whatever the run's seed: written once
     mine = chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
@@ -256,7 +269,7 @@ def written_queries(recipe: Recipe, chunks: ArrowList[Chunk], path: Path) -> Arr
 
 def written_answers(
     recipe: Recipe, texts: Sequence[str], path: Path, of: str = "chunks"
-) -> list[queries.Answer]:
+) -> list[Answer]:
     """What a language model answers when it is asked for a query to each text.
 
     Args:
@@ -272,21 +285,21 @@ def written_answers(
 
     name = recipe.queries.query_lm or recipe.lm.model
     folder = find_weights(name, recipe.retriever.offline_model)
-    file = queries.QueryFile(path, f"{fingerprint(folder)}, {recipe.queries.query_prompting}")
+    file = QueryFile(path, f"{fingerprint(folder)}, {recipe.queries.query_prompting}")
     if missing := len({t for t in texts if file.get(t) is None}):
         torch.set_num_threads(recipe.training.threads or os.cpu_count() or 1)
         log.info(f"{name} writes {missing:,} queries into {path}")
         write = writer(
             folder,
-            queries.PROMPTINGS[recipe.queries.query_prompting],
+            PROMPTINGS[recipe.queries.query_prompting],
             recipe.lm.lm_tokens,
             recipe.training.precision,
         )
         with tqdm(total=missing, unit="query") as bar:
-            queries.write_queries(texts, file, write, WRITING_BATCH, bar.update)
+            write_queries(texts, file, write, WRITING_BATCH, bar.update)
         del write
         gc.collect()  # a model of transformers refers to itself
-    answers = queries.without_repeats([file.get(t) or queries.Answer() for t in texts])
+    answers = without_repeats([file.get(t) or Answer() for t in texts])
     rejected = Counter(a.rejected for a in answers if a.rejected)
     why = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())
     log.info(

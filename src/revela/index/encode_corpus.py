@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from revela.corpus.arrow_list import batches
 from revela.corpus.chunk import chunk
+from revela.corpus.parallel import batches
 from revela.errors import RevelaError
 from revela.index.manifest import Info
 from revela.index.table import RESERVED

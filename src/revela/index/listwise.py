@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from revela.corpus.queries import with_telling_sentences
+from revela.corpus.text_queries import with_telling_sentences
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.index.rerank import READ

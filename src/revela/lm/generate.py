@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from revela.corpus.queries import CLOSING, OPENING, Prompting, Writer
+from revela.corpus.written_queries import CLOSING, OPENING, Prompting, Writer
 from revela.device import compute_device, uses_bf16
 from revela.lm.language_model import load_tokenizer, open_causal_lm
 from revela.lm.prompts import in_chat, plain_ids, start_ids

@@ -33,7 +33,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, extra
 from revela.files import atomic_write
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
 from revela.silence import silence_warnings
@@ -135,7 +135,8 @@ class OnnxEncoder:
     """
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
-        import onnxruntime
+        with extra("onnx", "an ONNX model"):
+            import onnxruntime
         from tokenizers import Tokenizer
 
         options = onnxruntime.SessionOptions()

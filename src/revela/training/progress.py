@@ -5,6 +5,7 @@ training.png.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from revela.files import atomic_write
+
+log = logging.getLogger(__name__)
 
 Scores = dict[str, float]
 
@@ -221,7 +224,11 @@ def plot(metrics: Metrics, bm25: dict[str, float], path: Path, loss: str) -> Non
         path: of the PNG.
         loss: label of the loss axis.
     """
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        log.info(f"{path.name} is not drawn without matplotlib: run pip install 'revela[report]'")
+        return
 
     losses = [(r["minutes"], r["loss"]) for r in metrics.rows if "loss" in r]
     checks = [(r["minutes"], r["check"]) for r in metrics.rows if "check" in r]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from revela.corpus.read import read_corpus
-from revela.corpus.readers.html import DEEPEST, fragment, page
+from revela.corpus.readers.html import MAX_DEPTH, extract_fragment, extract_page
 from revela.errors import RevelaError
 
 PAGE = """<!DOCTYPE html><html><head><title>Invoices &amp;
@@ -22,7 +22,7 @@ PAGE = """<!DOCTYPE html><html><head><title>Invoices &amp;
 
 
 def test_boilerplate_goes_and_text_stays():
-    title, text = page(PAGE.format("here"))
+    title, text = extract_page(PAGE.format("here"))
     assert title == "Invoices & more"
     for kept in (
         "Invoices are archived here for ten years by law.",
@@ -35,12 +35,12 @@ def test_boilerplate_goes_and_text_stays():
 
 
 def test_a_page_without_a_main_part_is_read_whole():
-    assert page("<p>too short</p>") == ("", "too short")
-    assert page("<nav><a href=x>Only a link</a></nav>") == ("", "Only a link")
+    assert extract_page("<p>too short</p>") == ("", "too short")
+    assert extract_page("<nav><a href=x>Only a link</a></nav>") == ("", "Only a link")
 
 
 def test_a_fragment_keeps_code_as_it_stands():
-    assert fragment(
+    assert extract_fragment(
         "<p>Do <code>x</code>:</p>\n<pre><code>for i in x:\n    print(i &lt; 5)\n</code></pre>"
     ) == ("Do x:\n\nfor i in x:\n    print(i < 5)")
 
@@ -66,12 +66,14 @@ def test_an_unknown_encoding_is_named(tmp_path, declaration):
     (tmp_path / "a.html").write_bytes(
         PAGE.format("über").replace("<head>", f"<head>{declaration}").encode("latin-1")
     )
-    with pytest.raises(RevelaError, match=r"neither UTF-8 nor what the page declares: a\.html"):
+    with pytest.raises(
+        RevelaError, match=r"neither UTF-8 nor the encoding that the page declares: a\.html"
+    ):
         read_corpus([tmp_path])
 
 
 def test_blocks_in_blocks_without_end_take_no_more_than_a_moment():
-    depth = 20 * DEEPEST
+    depth = 20 * MAX_DEPTH
     start = time.process_time()
-    assert page("<div>" * depth + "A word." + "</div>" * depth) == ("", "A word.")
+    assert extract_page("<div>" * depth + "A word." + "</div>" * depth) == ("", "A word.")
     assert time.process_time() - start < 5

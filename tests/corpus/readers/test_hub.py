@@ -30,7 +30,8 @@ def dataset(tmp_path):
     write(folder / "two.jsonl", 3, 1000)
     write(folder / "test.jsonl", 2, 2000)
     (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: one\n  data_files: one.jsonl\n- config_name: two\n  data_files:\n"
+        "---\nconfigs:\n- config_name: one\n  data_files: one.jsonl\n"
+        "- config_name: two\n  data_files:\n"
         "  - split: train\n    path: two.jsonl\n  - split: test\n    path: test.jsonl\n---\n"
     )
     return folder
@@ -65,7 +66,7 @@ def test_a_configuration_and_a_split_are_streamed(dataset, tail, ids):
             {"text_field": "body"},
             r'no column "body"; name one with --text-field \(has id, text, x\)',
         ),
-        (":a:b:c", {}, "is no dataset: write hub:owner/name"),
+        (":a:b:c", {}, "is not a dataset: write hub:owner/name"),
     ],
 )
 def test_what_is_missing_is_one_sentence(dataset, tail, fields, message):
@@ -79,7 +80,7 @@ def test_a_hub_out_of_reach_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
-        RevelaError, match=r"hub:no-one/nothing cannot be read: the hub is out of reach"
+        RevelaError, match=r"hub:no-one/nothing cannot be read: the hub cannot be reached"
     ):
         read_corpus(["hub:no-one/nothing"])
 

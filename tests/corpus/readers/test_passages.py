@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.corpus.read import joined_by_title, read_corpus
-from revela.corpus.readers import opened as files
-from revela.corpus.report import Report
+from revela.corpus.readers import common
+from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.types import Document
 
@@ -32,7 +32,7 @@ def test_a_file_of_passages_as_dpr_has_it(tmp_path):
     assert (
         documents[0].text == "Aaron Aaron is a prophet, and the brother of Moses. He spoke for him."
     )
-    assert "joined 4 passages into 3 articles of one title each" in report.lines()
+    assert "joined 4 passages into 3 articles by title" in report.lines()
     assert len(read_corpus([tmp_path])[0]) == 4
 
 
@@ -50,19 +50,19 @@ def test_an_article_may_go_on_in_the_next_file(tmp_path):
 @given(st.lists(st.tuples(st.sampled_from(["", "A", "B"]), st.text(max_size=5)), max_size=30))
 def test_nothing_is_lost_or_moved(rows):
     documents = [Document(str(i), text, title) for i, (title, text) in enumerate(rows)]
-    found = list(joined_by_title(iter(documents), Report()))
+    found = list(joined_by_title(iter(documents), ReadReport()))
     assert " ".join(d.text for d in found) == " ".join(d.text for d in documents)
     assert all(a.title != b.title or not a.title for a, b in itertools.pairwise(found))
     assert len([d for d in found if not d.title]) == sum(not title for title, _ in rows)
 
 
 def test_a_title_that_never_ends_is_refused(monkeypatch):
-    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    monkeypatch.setattr(common, "MAX_BYTES", 1000)
     with pytest.raises(
         RevelaError, match=r'share the title "Untitled" \(from 0 on\).*--title-field'
     ):
         list(
             joined_by_title(
-                (Document(str(i), "x" * 50, "Untitled") for i in itertools.count()), Report()
+                (Document(str(i), "x" * 50, "Untitled") for i in itertools.count()), ReadReport()
             )
         )

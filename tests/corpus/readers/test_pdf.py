@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import re
+import sys
 
 import pytest
 
@@ -12,16 +13,18 @@ from revela.errors import RevelaError
 
 def pdf(pages: list[str], title: str = "") -> bytes:
     """A PDF as its specification has it, with a page of Helvetica for each string."""
+    kids = " ".join(f"{5 + 2 * i} 0 R" for i in range(len(pages)))
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Count {len(pages)} /Kids [{' '.join(f'{5 + 2 * i} 0 R' for i in range(len(pages)))}] >>",
+        f"<< /Type /Pages /Count {len(pages)} /Kids [{kids}] >>",
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
         f"<< /Title ({title}) >>",
     ]
     for i, text in enumerate(pages):
         content = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
         objects.append(
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {6 + 2 * i} 0 R /Resources << /Font << /F1 3 0 R >> >> >>"
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {6 + 2 * i} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>"
         )
         objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
     out, places = "%PDF-1.4\n", []
@@ -29,7 +32,8 @@ def pdf(pages: list[str], title: str = "") -> bytes:
         places.append(len(out))
         out += f"{number} 0 obj\n{body}\nendobj\n"
     table = "".join(f"{place:010} 00000 n \n" for place in places)
-    trailer = f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R /Info 4 0 R >>\nstartxref\n{len(out)}\n%%EOF"
+    root = f"<< /Size {len(objects) + 1} /Root 1 0 R /Info 4 0 R >>"
+    trailer = f"trailer\n{root}\nstartxref\n{len(out)}\n%%EOF"
     return f"{out}xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{trailer}".encode()
 
 
@@ -50,13 +54,11 @@ def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
     (tmp_path / "b.txt").write_text("A text file of more than five words.")
     documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert len(documents) == 1 and report.bad == 1
-    assert report.examples["PDF without text; run it through character recognition first"] == [
-        "scan.pdf"
-    ]
+    assert report.examples["PDF without text; run OCR on it first"] == ["scan.pdf"]
     assert report.examples["damaged or encrypted PDF"][0].startswith("torn.pdf (")
     with pytest.raises(
         RevelaError,
-        match=r"scan\.pdf: PDF without text; run it through character recognition first",
+        match=r"scan\.pdf: PDF without text; run OCR on it first",
     ):
         read_corpus([tmp_path / "scan.pdf"])
 
@@ -64,15 +66,9 @@ def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
 def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):
     (tmp_path / "a.pdf").write_bytes(pdf(["The first page speaks of invoices."]))
     (tmp_path / "b.txt").write_text("A text file of more than five words.")
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == "pypdf" else find(name, *rest),
-    )
-    with pytest.raises(RevelaError, match=r"a\.pdf: PDF, which takes pip install 'revela\[pdf\]'"):
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    reason = "PDF, which needs pypdf: run pip install 'revela[pdf]'"
+    with pytest.raises(RevelaError, match=re.escape(f"a.pdf: {reason}")):
         read_corpus([tmp_path / "a.pdf"])
     documents, report = read_corpus([tmp_path])
-    assert len(documents) == 1 and report.examples == {
-        "PDF, which takes pip install 'revela[pdf]'": ["a.pdf"]
-    }
+    assert len(documents) == 1 and report.examples == {reason: ["a.pdf"]}

@@ -15,8 +15,8 @@ import pytest
 
 from revela.corpus.read import read_corpus
 from revela.corpus.readers import READERS, read_sources
+from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
-from revela.corpus.report import Report
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -37,7 +37,7 @@ def test_folders_are_searched_in_order_and_without_caches(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{SENTENCE} {name}")
     (tmp_path / "b" / "link").symlink_to(tmp_path)  # round and round, if it were followed
-    found = [d.id for d in read_sources([tmp_path], FIELDS, Report())]
+    found = [d.id for d in read_sources([tmp_path], FIELDS, ReadReport())]
     assert found == ["a.txt", "b/10.txt", "b/2.txt", "c.txt"]
 
 
@@ -71,10 +71,10 @@ def write(path: Path, rows: int) -> None:
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".csv", ".parquet"])
 @pytest.mark.parametrize("keep", [0.3, 1.0])
 def test_a_file_that_changes_while_it_is_read_is_one_sentence(tmp_path, ending, keep):
-    """Cut short, or touched by a writer: both when the rest is still readable and when it is torn."""
+    """Truncated, or written to: both when the rest is still readable and when it is not."""
     path = tmp_path / f"a{ending}"
     write(path, 20_000)
-    reading = read_sources([path], FIELDS, Report())
+    reading = read_sources([path], FIELDS, ReadReport())
     next(reading)
     os.truncate(path, int(path.stat().st_size * keep))
     os.utime(path, ns=(1, 1))
@@ -86,7 +86,7 @@ def test_a_file_that_changes_while_it_is_read_is_one_sentence(tmp_path, ending, 
 
 def test_a_file_that_vanishes_is_one_sentence(tmp_path):
     write(tmp_path / "a.jsonl", 3)
-    reading = read_sources([tmp_path / "a.jsonl"], FIELDS, Report())
+    reading = read_sources([tmp_path / "a.jsonl"], FIELDS, ReadReport())
     next(reading)
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(RevelaError, match="vanished while it was read"):
@@ -95,7 +95,7 @@ def test_a_file_that_vanishes_is_one_sentence(tmp_path):
 
 def test_a_file_that_stays_is_read_to_its_end(tmp_path):
     write(tmp_path / "a.jsonl", 3)
-    assert len(list(read_sources([tmp_path / "a.jsonl"], FIELDS, Report()))) == 3
+    assert len(list(read_sources([tmp_path / "a.jsonl"], FIELDS, ReadReport()))) == 3
 
 
 def test_one_damaged_file_of_each_kind_costs_nothing_but_itself(tmp_path):

@@ -97,7 +97,8 @@ def test_other_xml_is_left_alone_in_a_folder_and_refused_by_name(tmp_path):
     assert len(documents) == 1 and not report.skipped
     with pytest.raises(
         RevelaError,
-        match=r"settings\.xml: XML that is no StackExchange Posts\.xml \(begins with <settings>\)",
+        match=r"settings\.xml: XML that is not a StackExchange Posts\.xml "
+        r"\(begins with <settings>\)",
     ):
         read_corpus([tmp_path / "settings.xml"])
 

@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revela.corpus.read import read_corpus
-from revela.corpus.readers import tables
+from revela.corpus.readers import common, tables
+from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
-from revela.corpus.report import Report
 from revela.errors import RevelaError
 from revela.types import Document
 
@@ -79,7 +79,8 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
     WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS))
     with pytest.raises(
         RevelaError,
-        match=rf'{name}: no column "body"; name one with --text-field \(has id, title, text, other\)',
+        match=rf'{name}: no column "body"; name one with --text-field '
+        r"\(has id, title, text, other\)",
     ):
         read_corpus([tmp_path / name], text_field="body")
     (tmp_path / "b.txt").write_text(
@@ -101,7 +102,7 @@ def test_a_table_without_a_header_does_not_flood_the_message(tmp_path):
 
 def test_a_column_of_another_type_is_named(tmp_path):
     pq.write_table(pa.table({"text": [[1], [2]]}), tmp_path / "a.parquet")
-    with pytest.raises(RevelaError, match=r'column "text" holds no text.*list<'):
+    with pytest.raises(RevelaError, match=r'column "text" is not text.*list<'):
         read_corpus([tmp_path / "a.parquet"])
 
 
@@ -148,7 +149,7 @@ def test_damage_within_a_parquet_file_is_named(tmp_path):
         read_corpus([tmp_path])
 
 
-def csv_documents(raw: bytes, path: Path, report: Report) -> list[Document]:
+def csv_documents(raw: bytes, path: Path, report: ReadReport) -> list[Document]:
     path.write_bytes(raw)
     return list(tables.read_csv(path, path.name, FIELDS, report))
 
@@ -157,7 +158,7 @@ def test_csv_rows_with_quotes_line_ends_and_separators(tmp_path):
     raw = (
         f'\ufeffid;text\r\n1;"{SENTENCE}\r\nA line; with ""quotes""."\r\n\r\n2;{SENTENCE}'.encode()
     )
-    report = Report()
+    report = ReadReport()
     found = csv_documents(raw, tmp_path / "a.csv", report)
     assert [(d.id, d.text) for d in found] == [
         ("1", f'{SENTENCE}\r\nA line; with "quotes".'),
@@ -168,7 +169,7 @@ def test_csv_rows_with_quotes_line_ends_and_separators(tmp_path):
 
 def test_bad_csv_rows_are_told_apart(tmp_path):
     raw = b"id,text\n1,one\n2,two,three\n3,f\xfcnf\n4\n5,five\n"
-    report = Report()
+    report = ReadReport()
     found = csv_documents(raw, tmp_path / "a.csv", report)
     assert [d.id for d in found] == ["1", "5"] and report.bad == 3
     assert report.examples == {
@@ -179,13 +180,13 @@ def test_bad_csv_rows_are_told_apart(tmp_path):
 
 
 def test_a_quote_that_nobody_closed_is_bounded_and_named(tmp_path, monkeypatch):
-    report = Report()
+    report = ReadReport()
     found = csv_documents(b'text,id\n"a","1"\n"b,2\n' + b"c,3\n" * 50, tmp_path / "a.csv", report)
     assert len(found) == 1 and report.examples == {
         "row of 1 fields under a header of 2": ["a.csv:3-53"]
     }
-    monkeypatch.setattr(tables.files, "MAX_BYTES", 100)
-    with pytest.raises(tables.Damaged, match="broken CSV, its rest lost"):
+    monkeypatch.setattr(common, "MAX_BYTES", 100)
+    with pytest.raises(common.DamagedFile, match="broken CSV, its rest lost"):
         csv_documents(b'text,id\n"a","1"\n"b,2\n' + b"c,3\n" * 50, tmp_path / "a.csv", report)
 
 
@@ -200,14 +201,14 @@ def test_csv_gives_back_what_was_written(tmp_path_factory, rows):
     buffer = io.StringIO(newline="")
     csv.writer(buffer, lineterminator="\r\n").writerows([("text", "title"), *rows])
     path = tmp_path_factory.mktemp("csv") / "a.csv.gz"
-    found = csv_documents(gzip.compress(buffer.getvalue().encode()), path, Report())
+    found = csv_documents(gzip.compress(buffer.getvalue().encode()), path, ReadReport())
     assert [(d.text, d.title) for d in found] == rows
 
 
 MEMORY = """
 import os, sys
 import pyarrow as pa, pyarrow.parquet as pq
-from revela.corpus.report import Report
+from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.tables import read_parquet
 from pathlib import Path
@@ -216,7 +217,7 @@ if not path.exists():
     rows = pa.table({"text": [os.urandom(2250).hex() for _ in range(count)]})
     pq.write_table(rows, path, row_group_size=10**6)
     sys.exit()
-for document in read_parquet(path, "a", Fields("text", "title"), Report()):
+for document in read_parquet(path, "a", Fields("text", "title"), ReadReport()):
     count -= 1
 assert count == 0
 status = open("/proc/self/status").read().split()

@@ -1,5 +1,7 @@
-"""Sources -> documents: one reader a format, each ``(path, name, fields, report) -> documents``,
-chosen by a file's ending.
+"""Sources -> documents: one reader per format, chosen by the file's ending.
+
+A reader is a function ``(path, name, fields, report) -> documents``. ``name`` starts the documents'
+ids; what is skipped goes to the report.
 """
 
 from __future__ import annotations
@@ -7,36 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from revela.corpus.readers.html import read_html
-from revela.corpus.readers.hub import PREFIX, read_hub
-from revela.corpus.readers.jsonl import read_jsonl
-from revela.corpus.readers.opened import (
+from revela.corpus.readers.common import (
     CODE,
     PROSE,
     READ_ERRORS,
-    Damaged,
-    Steady,
-    Trouble,
-    Unsuited,
+    DamagedFile,
+    FileSkipped,
+    ReadReport,
+    UnsupportedFile,
+    read_utf8,
+    refuse_changes,
     suffix,
-    walked,
-    whole_text,
+    walk_files,
 )
+from revela.corpus.readers.html import read_html
+from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.pdf import read_pdf
-from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.rows import Fields, read_jsonl
 from revela.corpus.readers.stackexchange import read_posts
 from revela.corpus.readers.tables import read_arrow, read_csv, read_parquet
-from revela.corpus.report import Report
 from revela.errors import RevelaError
 from revela.types import Document
 
 
-def read_text(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
-    """A text file, or one of source code: a document."""
-    yield Document(name, whole_text(path), "", "code" if suffix(path) in CODE else "prose")
+def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """A file of text or source code as one document."""
+    yield Document(name, read_utf8(path), "", "code" if suffix(path) in CODE else "prose")
 
 
-Reader = Callable[[Path, str, Fields, Report], Iterator[Document]]
+Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
 READERS: dict[str, Reader] = {
     **dict.fromkeys(sorted(PROSE | CODE), read_text),
     ".html": read_html,
@@ -51,76 +52,73 @@ READERS: dict[str, Reader] = {
     ".xml": read_posts,
     ".pdf": read_pdf,
 }
-KNOWN = "text, Markdown, HTML, source code, JSONL, Parquet, Arrow, CSV, TSV, PDF or a StackExchange Posts.xml; .gz of each"
+FORMATS = (
+    "text, Markdown, HTML, source code, JSONL, Parquet, Arrow, CSV, TSV, PDF or a StackExchange "
+    "Posts.xml; .gz of each"
+)
 
 
 def read_sources(
-    sources: Iterable[Path | str], fields: Fields, report: Report
+    sources: Iterable[Path | str], fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """Every document of every source, in order of source, path and row.
 
     Args:
-        sources: files, folders (searched), and datasets of the hub as hub:owner/name.
-        fields: what the fields of a row are called.
-        report: told of everything that is left out.
+        sources: files, folders (with their subfolders), and datasets of the Hugging Face hub as
+            hub:owner/name.
+        fields: names of the fields or columns to read.
+        report: counts what is skipped.
 
     Raises:
-        RevelaError: a source is missing or of no known kind, or a file changes while it is read.
+        RevelaError: a source is missing or of an unknown format, or a file changes while it is
+            read.
     """
     for source in sources:
         if str(source).startswith(PREFIX):
             yield from read_hub(str(source), fields, report)
             continue
         path = Path(source)
+        expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
         if not path.exists():
-            raise RevelaError(
-                f"{path} does not exist: give a folder, a file ({KNOWN}), or hub:owner/name"
-            )
+            raise RevelaError(f"{path} does not exist: {expected}")
         if path.is_dir():
-            for file in walked(path, report):
+            for file in walk_files(path, report):
                 if _is_wanted(file):
                     yield from _read(file, file.relative_to(path).as_posix(), fields, report)
         elif suffix(path) in READERS:
-            yield from _read(path, path.name, fields, report, asked_for=True)
+            yield from _read(path, path.name, fields, report, given_by_name=True)
         else:
-            raise RevelaError(
-                f"{path}: unknown ending; give a folder, a file ({KNOWN}), or hub:owner/name"
-            )
+            raise RevelaError(f"{path}: unknown ending; {expected}")
 
 
 def _is_wanted(file: Path) -> bool:
-    """XML is settings and data more often than text; of a folder's, only a StackExchange dump's
-    posts are read.
+    """Whether a file in a folder is read.
+
+    Most XML files are settings or data, so only a StackExchange dump's posts are read.
     """
     ending = suffix(file)
-    return (
-        ending in READERS
-        and file.is_file()
-        and (ending != ".xml" or file.name.lower().startswith("posts.xml"))
-    )
+    if ending == ".xml" and not file.name.lower().startswith("posts.xml"):
+        return False
+    return ending in READERS and file.is_file()
 
 
 def _read(
-    path: Path, name: str, fields: Fields, report: Report, asked_for: bool = False
+    path: Path, name: str, fields: Fields, report: ReadReport, given_by_name: bool = False
 ) -> Iterator[Document]:
-    steady = Steady(path)
-    try:
-        yield from READERS[suffix(path)](path, name, fields, report)
-    except Unsuited as error:
-        if asked_for:
-            raise RevelaError(f"{path}: {error}") from error
-        report.skip(error.reason, _named(name, error))
-    except Damaged as error:
-        report.skip(error.reason, _named(name, error), bad=True)
-    except READ_ERRORS as error:
-        known = isinstance(error, OSError) and error.strerror
-        report.skip(
-            f"unreadable, {known.lower()}" if known else "damaged gzip, its rest lost",
-            name,
-            bad=True,
-        )
-    steady.check()
+    with refuse_changes(path):
+        try:
+            yield from READERS[suffix(path)](path, name, fields, report)
+        except UnsupportedFile as error:
+            if given_by_name:
+                raise RevelaError(f"{path}: {error}") from error
+            report.skip(error.reason, _with_detail(name, error))
+        except DamagedFile as error:
+            report.skip(error.reason, _with_detail(name, error), bad=True)
+        except READ_ERRORS as error:
+            known = isinstance(error, OSError) and error.strerror
+            reason = f"unreadable, {known.lower()}" if known else "damaged gzip, its rest lost"
+            report.skip(reason, name, bad=True)
 
 
-def _named(name: str, trouble: Trouble) -> str:
-    return f"{name} ({trouble.detail})" if trouble.detail else name
+def _with_detail(name: str, error: FileSkipped) -> str:
+    return f"{name} ({error.detail})" if error.detail else name

@@ -1,15 +1,15 @@
-"""A row of JSONL, a table or a dataset -> a document."""
+"""A row of JSONL, a table or a dataset -> a document; and JSONL files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from revela.corpus.readers.opened import CODE, Unsuited
-from revela.corpus.report import Report
+from revela.corpus.readers import common
+from revela.corpus.readers.common import CODE, ReadReport, UnsupportedFile, decode, open_binary
 from revela.types import Document, Kind, Value, is_missing
 
 ID_FIELDS = ("_id", "id", "docid")
@@ -17,9 +17,7 @@ ID_FIELDS = ("_id", "id", "docid")
 
 @dataclass(frozen=True)
 class Fields:
-    """What the fields of a row are called. The text is required; a row may lack a title and any
-    field of metadata.
-    """
+    """Names of a row's fields. The text is required; the title and metadata are optional."""
 
     text: str
     title: str
@@ -27,19 +25,19 @@ class Fields:
 
 
 def document_of(
-    row: Mapping[str, object], where: str, fields: Fields, report: Report
+    row: Mapping[str, object], where: str, fields: Fields, report: ReadReport
 ) -> Document | None:
-    """The row as a document, or None and a line of the report.
+    """The row as a document; None if it has no valid text.
 
     Args:
-        row: its values by name.
-        where: the row's place, and its id if it has none.
-        fields: which values to take.
-        report: told of a row without text.
+        row: values by name.
+        where: the row's place, also its id if it has none.
+        fields: names of the fields to read.
+        report: counts a row without text.
     """
     text, title = row.get(fields.text), row.get(fields.title)
     if not isinstance(text, str):
-        named = "" if fields.text in row else f" (has {_listed(row)})"
+        named = "" if fields.text in row else f" (has {_list_names(row)})"
         report.skip(f'no text field "{fields.text}"', f"{where}{named}", bad=True)
         return None
     found = next((row[name] for name in ID_FIELDS if row.get(name) is not None), where)
@@ -47,45 +45,69 @@ def document_of(
     metadata = {
         name: _plain(value) for name in fields.metadata if not is_missing(value := row.get(name))
     }
-    document = Document(
-        key, text, title if isinstance(title, str) else "", _kind_of(key, text), metadata
-    )
+    title = title if isinstance(title, str) else ""
     try:
-        "".join((key, document.full_text, *map(str, metadata.values()))).encode()
+        "".join((key, title, text, *map(str, metadata.values()))).encode()
     except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which is no character
         report.skip("not Unicode (half of a surrogate pair)", where, bad=True)
         return None
-    return document
+    return Document(key, text, title, _kind_of(key, text), metadata)
 
 
 def columns_of(names: Collection[str], fields: Fields) -> list[str]:
-    """The columns to read of a table that has these."""
+    """The columns to read of a table with these columns.
+
+    Raises:
+        UnsupportedFile: the column of the text is missing.
+    """
     if fields.text not in names:
-        raise Unsuited(
-            f'no column "{fields.text}"; name one with --text-field', f"has {_listed(names)}"
-        )
-    return [
-        name
-        for name in dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata))
-        if name in names
-    ]
+        message = f'no column "{fields.text}"; name one with --text-field'
+        raise UnsupportedFile(message, f"has {_list_names(names)}")
+    wanted = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata))
+    return [name for name in wanted if name in names]
+
+
+def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """JSON Lines: a line is a document."""
+    limit = common.MAX_BYTES
+    with open_binary(path) as handle:
+        number = 0
+        while line := handle.readline(limit + 1):
+            number += 1
+            where = f"{name}:{number}"
+            if len(line) > limit:
+                while line and not line.endswith(b"\n"):
+                    line = handle.readline(limit)
+                report.skip(f"line over {limit >> 20} MB", where, bad=True)
+            elif (text := decode(line)) is None:
+                report.skip("not UTF-8", where, bad=True)
+            elif text.strip() and (document := _parse_line(text, where, fields, report)):
+                yield document
+
+
+def _parse_line(line: str, where: str, fields: Fields, report: ReadReport) -> Document | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        report.skip("broken JSON", where, bad=True)
+        return None
+    if not isinstance(row, dict):
+        report.skip("a line that is not a JSON object", where, bad=True)
+        return None
+    return document_of(row, where, fields, report)
 
 
 def _plain(value: object) -> Value:
-    """Text and numbers as they are; lists and objects as JSON, anything else (a date) as it is
-    written.
-    """
+    """Text and numbers unchanged, lists and objects as JSON, anything else (a date) as text."""
     if isinstance(value, str | int | float):
         return value
-    return (
-        json.dumps(value, ensure_ascii=False, default=str)
-        if isinstance(value, list | dict)
-        else str(value)
-    )
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
-def _listed(names: Collection[str]) -> str:
-    """Column names for a person: of a table without a header they are whatever its first row says."""
+def _list_names(names: Collection[str]) -> str:
+    """Column names, shortened: those of a table without a header are its first row."""
     shown = [name if len(name) <= 40 else f"{name[:40]}..." for name in islice(names, 12)]
     return ", ".join(shown + ["..."] * (len(names) > 12)) or "nothing"
 
@@ -97,15 +119,9 @@ _DEFINITIONS = (
 
 
 def _kind_of(key: str, text: str) -> Kind:
-    """Rows have no file ending of their own: an id that ends like source code is code, and so is
-    text that begins as a definition.
-    """
+    """Code if the id ends like a source file, or the text begins like a definition."""
     if "." in key and Path(key).suffix.lower() in CODE:
         return "code"
     head = text[:400].lstrip()[:200]
-    looks = (
-        head.startswith(_DEFINITIONS)
-        and ("\n" in text or "(" in head)
-        and any(c in head for c in "(){}:;=")
-    )
-    return "code" if looks else "prose"
+    has_syntax = ("\n" in text or "(" in head) and any(c in head for c in "(){}:;=")
+    return "code" if head.startswith(_DEFINITIONS) and has_syntax else "prose"

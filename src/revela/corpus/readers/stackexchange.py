@@ -1,8 +1,8 @@
 """StackExchange dumps: a question and its answers, best first, are one document.
 
-An answer may stand anywhere after its question, years later in a long dump. So one pass writes
-every post's text to a file on disk (``ArrowList``), and only three numbers a post stay in memory;
-sorted, they say in which order to read the posts back.
+An answer may come anywhere after its question, years later in a long dump. So one pass writes
+every post's text to disk (``ArrowList``) and keeps two numbers per post in memory, its question and
+its rank; sorted by them, the posts are read back.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ from typing import BinaryIO
 import numpy as np
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
-from revela.corpus.readers.html import fragment
-from revela.corpus.readers.opened import READ_ERRORS, Damaged, Unsuited, opened
+from revela.corpus.readers.common import (
+    READ_ERRORS,
+    DamagedFile,
+    ReadReport,
+    UnsupportedFile,
+    open_binary,
+)
+from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
-from revela.corpus.report import Report
 from revela.types import Document
 
 QUESTION, ANSWER = "1", "2"  # PostTypeId
@@ -29,9 +34,7 @@ FIRST = -(2**63)  # the rank of a question among its answers
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A question or an answer; ``question`` is the question's Id in both, ``rank`` what to sort by
-    within one.
-    """
+    """A question or an answer: ``question`` is the question's Id, ``rank`` orders its posts."""
 
     question: int
     rank: int
@@ -39,23 +42,24 @@ class Post:
     text: str
 
 
-def read_posts(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
+def read_posts(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """Questions with their answers, as far as the file can be read."""
     broken: list[Exception] = []
 
-    def until_it_breaks() -> Iterator[Post]:
+    def readable_posts() -> Iterator[Post]:
         try:
-            with opened(path) as handle:
+            with open_binary(path) as handle:
                 yield from _posts(handle, name, report)
         except READ_ERRORS as error:
             broken.append(error)
 
-    posts = arrow_list(Post, until_it_breaks())
+    posts = arrow_list(Post, readable_posts())
     yield from _questions(posts, name, report)
     if broken:
         raise broken[0]
 
 
-def _questions(posts: ArrowList[Post], name: str, report: Report) -> Iterator[Document]:
+def _questions(posts: ArrowList[Post], name: str, report: ReadReport) -> Iterator[Document]:
     if not posts:
         return
     order = np.lexsort((posts.column("rank"), posts.column("question")))
@@ -65,14 +69,11 @@ def _questions(posts: ArrowList[Post], name: str, report: Report) -> Iterator[Do
         if question.rank != FIRST:
             report.skip("answers without their question", where)
             continue
-        yield Document(
-            where,
-            "\n\n".join(post.text for post in (question, *answers) if post.text),
-            question.title,
-        )
+        text = "\n\n".join(post.text for post in (question, *answers) if post.text)
+        yield Document(where, text, question.title)
 
 
-def _posts(handle: BinaryIO, name: str, report: Report) -> Iterator[Post]:
+def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
     for row in _rows(handle):
         where = f"{name}:{row.get('Id', '?')}"
         kind = row.get("PostTypeId")
@@ -86,11 +87,11 @@ def _posts(handle: BinaryIO, name: str, report: Report) -> Iterator[Post]:
         except (KeyError, ValueError):
             report.skip("post without Id, ParentId or Body", where, bad=True)
             continue
-        yield Post(question, rank, " ".join(row.get("Title", "").split()), fragment(body))
+        yield Post(question, rank, " ".join(row.get("Title", "").split()), extract_fragment(body))
 
 
 def _rows(handle: BinaryIO) -> Iterator[Mapping[str, str]]:
-    """The attributes of each row, one at a time: what has been read is let go."""
+    """The attributes of each row; a row is freed once it is read."""
     try:
         events: Iterable[tuple[str, ET.Element]] = ET.iterparse(handle, events=("start", "end"))
         root: ET.Element | None = None
@@ -98,11 +99,12 @@ def _rows(handle: BinaryIO) -> Iterator[Mapping[str, str]]:
             if root is None:
                 root = element
                 if root.tag != "posts":
-                    raise Unsuited(
-                        "XML that is no StackExchange Posts.xml", f"begins with <{root.tag}>"
+                    raise UnsupportedFile(
+                        "XML that is not a StackExchange Posts.xml", f"begins with <{root.tag}>"
                     )
             elif event == "end" and element.tag == "row":
                 yield element.attrib
                 root.clear()
     except ET.ParseError as error:
-        raise Damaged("broken XML, its rest lost", f"after line {error.position[0]:,}") from error
+        where = f"after line {error.position[0]:,}"
+        raise DamagedFile("broken XML, its rest lost", where) from error

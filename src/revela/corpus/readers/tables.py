@@ -1,8 +1,7 @@
 """Parquet, Arrow and CSV files: a row is a document.
 
-Parquet goes through pyarrow a page at a time, whatever the size of its row groups. CSV goes through
-Python's own reader: half as fast as pyarrow's, but in constant memory, with no limit to the length
-of a row, and with bad rows told apart (docs/log.md).
+pyarrow reads Parquet page by page, whatever the size of the row groups. Python's csv reads CSV: at
+half the speed of pyarrow, but in constant memory, with rows of any length, and naming each bad row.
 """
 
 from __future__ import annotations
@@ -12,50 +11,50 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.readers import opened as files
-from revela.corpus.readers.opened import Damaged, Unsuited, opened, suffix
+from revela.corpus.readers import common
+from revela.corpus.readers.common import (
+    DamagedFile,
+    ReadReport,
+    UnsupportedFile,
+    open_binary,
+    suffix,
+)
 from revela.corpus.readers.rows import Fields, columns_of, document_of
-from revela.corpus.report import Report
 from revela.types import Document
 
 BATCH = 2**22  # bytes of a Parquet file decoded at a time
 DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 
 
-def read_parquet(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
+def read_parquet(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """A Parquet file, a few megabytes at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # No memory map: a file that shrinks would end the process. No pre-buffering: it holds whole row
-    # groups.
+    # No memory map: a file that shrinks would crash the process. No pre-buffering: it holds whole
+    # row groups.
     with (
-        _damage("damaged Parquet"),
+        _as_damaged_file("damaged Parquet"),
         pa.OSFile(str(path)) as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
     ):
         wanted = _text_columns(file.schema_arrow, fields)
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-        row_bytes = max(
-            (group.total_byte_size / max(1, group.num_rows) for group in groups), default=1
-        )
-        batches = file.iter_batches(
-            batch_size=max(1, min(4096, int(BATCH / max(1, row_bytes)))),
-            columns=wanted,
-            use_threads=False,
-        )
+        row_bytes = max((g.total_byte_size / max(1, g.num_rows) for g in groups), default=1)
+        rows = max(1, min(4096, int(BATCH / max(1, row_bytes))))
+        batches = file.iter_batches(batch_size=rows, columns=wanted, use_threads=False)
         yield from documents_of(batches, name, fields, report)
 
 
-def read_arrow(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
-    """A file of the datasets library's cache or ``save_to_disk``, or any other Arrow stream or
-    file.
-    """
+def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """An Arrow stream or file, such as the datasets library's cache or ``save_to_disk`` writes."""
     import pyarrow as pa
 
-    with _damage("damaged Arrow file"), pa.OSFile(str(path)) as source:
+    with _as_damaged_file("damaged Arrow file"), pa.OSFile(str(path)) as source:
         batches: Iterable[Any]
         try:
             batches = stream = pa.ipc.open_stream(source)
@@ -63,31 +62,29 @@ def read_arrow(path: Path, name: str, fields: Fields, report: Report) -> Iterato
         except pa.ArrowInvalid:
             source.seek(0)
             file = pa.ipc.open_file(source)
-            schema, batches = (
-                file.schema,
-                (file.get_batch(i) for i in range(file.num_record_batches)),
-            )
+            schema = file.schema
+            batches = (file.get_batch(i) for i in range(file.num_record_batches))
         _text_columns(schema, fields)
         yield from documents_of(batches, name, fields, report)
 
 
 @contextmanager
-def _damage(reason: str) -> Iterator[None]:
-    """What pyarrow raises is damage to the file; what the operating system raises is not."""
+def _as_damaged_file(reason: str) -> Iterator[None]:
+    """Turn pyarrow's errors into ``DamagedFile``; the operating system's pass."""
     import pyarrow as pa
 
     try:
         yield
     except pa.ArrowException as error:
-        raise Damaged(reason) from error
+        raise DamagedFile(reason) from error
     except OSError as error:
-        if error.errno is None:  # pyarrow's own, of a file that is cut short
-            raise Damaged(reason) from error
+        if error.errno is None:  # pyarrow's own, for a truncated file
+            raise DamagedFile(reason) from error
         raise
 
 
 def documents_of(
-    batches: Iterable[Any], name: str, fields: Fields, report: Report
+    batches: Iterable[Any], name: str, fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """The rows of Arrow record batches or tables as documents, numbered from 1."""
     number = 0
@@ -95,20 +92,19 @@ def documents_of(
         names = columns_of(batch.schema.names, fields)
         for values in zip(*(_values(batch.column(column)) for column in names), strict=True):
             number += 1
-            if document := document_of(
-                dict(zip(names, values, strict=True)), f"{name}:{number}", fields, report
-            ):
+            row = dict(zip(names, values, strict=True))
+            if document := document_of(row, f"{name}:{number}", fields, report):
                 yield document
 
 
 def _values(column: Any) -> list[Any]:
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
-    except UnicodeDecodeError:  # a broken string makes its row bad, not its file
+    except UnicodeDecodeError:  # a broken string spoils its row, not the file
         import pyarrow as pa
 
         return [
-            None if raw is None else files.decoded(raw)
+            None if raw is None else common.decode(raw)
             for raw in column.cast(pa.large_binary()).to_pylist()
         ]
 
@@ -119,27 +115,27 @@ def _text_columns(schema: Any, fields: Fields) -> list[str]:
     wanted = columns_of(schema.names, fields)
     kind = schema.field(fields.text).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    ):
-        raise Unsuited(
-            f'column "{fields.text}" holds no text; name another with --text-field', f"holds {kind}"
-        )
+    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    if not any(test(kind) for test in is_text):
+        message = f'column "{fields.text}" is not text; name another with --text-field'
+        raise UnsupportedFile(message, f"holds {kind}")
     return wanted
 
 
-def read_csv(path: Path, name: str, fields: Fields, report: Report) -> Iterator[Document]:
-    """Rows under a header of column names; .tsv is separated by tabs, .csv by commas, semicolons or
-    tabs, whichever the header has most.
+def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """Rows below a header of column names.
+
+    A .tsv file is separated by tabs, a .csv file by commas, semicolons or tabs, whichever the
+    header has most.
     """
-    csv.field_size_limit(files.MAX_BYTES)
+    csv.field_size_limit(common.MAX_BYTES)
     with (
-        opened(path) as raw,
+        open_binary(path) as raw,
         io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="") as text,
     ):
         header = text.readline()
         delimiter = max(DELIMITERS[suffix(path)], key=header.count)
-        reader = csv.reader(_lines(header, text), delimiter=delimiter)
+        reader = csv.reader(chain([header], text), delimiter=delimiter)
         try:
             names = next(reader, [])
             if not names:
@@ -151,46 +147,35 @@ def read_csv(path: Path, name: str, fields: Fields, report: Report) -> Iterator[
                 where = f"{name}:{first}"
                 if not row:
                     continue
-                if len(row) != len(names):  # over many lines it is a quote that nobody closed
+                if len(row) != len(names):  # over many lines: a quote that is not closed
                     lines = where if first == last else f"{where}-{last}"
-                    report.skip(
-                        f"row of {len(row)} fields under a header of {len(names)}", lines, bad=True
-                    )
+                    reason = f"row of {len(row)} fields under a header of {len(names)}"
+                    report.skip(reason, lines, bad=True)
                 elif any(map(_is_not_utf8, row)):
                     report.skip("not UTF-8", where, bad=True)
-                elif document := document_of(
-                    _typed(dict(zip(names, row, strict=True)), fields), where, fields, report
-                ):
-                    yield document
+                else:
+                    values = _typed(dict(zip(names, row, strict=True)), fields)
+                    if document := document_of(values, where, fields, report):
+                        yield document
         except csv.Error as error:
-            raise Damaged(
-                "broken CSV, its rest lost", f"after line {reader.line_num:,}: {error}"
-            ) from error
+            detail = f"after line {reader.line_num:,}: {error}"
+            raise DamagedFile("broken CSV, its rest lost", detail) from error
 
 
 def _typed(row: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """A row whose metadata are numbers where they look like them: CSV knows text only. An empty
-    field is none.
-    """
+    """The row with metadata as numbers where they look like numbers; an empty field is None."""
     for name in fields.metadata:
         if (value := row.get(name)) is not None:
-            row[name] = next(
-                (kind(value) for kind in (int, float) if _NUMBER[kind].fullmatch(value)),
-                value or None,
-            )
+            numbers = (kind(value) for kind in _NUMBER if _NUMBER[kind].fullmatch(value))
+            row[name] = next(numbers, value or None)
     return row
 
 
 # No leading zero: 007 is a code, not a count.
-_NUMBER = {
+_NUMBER: dict[type[int] | type[float], re.Pattern[str]] = {
     int: re.compile(r"-?(0|[1-9]\d{0,17})"),
     float: re.compile(r"-?(0|[1-9]\d*)\.\d+(e-?\d+)?", re.IGNORECASE),
 }
-
-
-def _lines(header: str, rest: Iterable[str]) -> Iterator[str]:
-    yield header
-    yield from rest
 
 
 def _is_not_utf8(value: str) -> bool:

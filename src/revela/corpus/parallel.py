@@ -1,0 +1,63 @@
+"""Iterables in batches, and work on them in several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+AHEAD = 3  # batches per worker that may be finished before the reader asks for them
+
+
+def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+    """Group neighbours until their sizes reach ``limit``; every batch has at least one item.
+
+    >>> list(batches(["a", "bb", "ccc", "d"], len, limit=3))
+    [['a', 'bb'], ['ccc'], ['d']]
+    """
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= limit:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def ordered_map(
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    """``map`` over processes: results in the order of the items, a few items ahead of the reader.
+
+    Args:
+        work: a function that can be pickled.
+        items: read as they are needed.
+        workers: number of processes; with one, or with fewer items than workers, all work is done
+            in this process.
+    """
+    stream = iter(items)
+    first = list(islice(stream, workers))
+    if workers <= 1 or len(first) < workers:
+        yield from map(work, first)
+        yield from map(work, stream)
+        return
+    methods = multiprocessing.get_all_start_methods()
+    # A forked worker starts at once and runs Python only; a spawned one would import the caller's
+    # script again, and run it if it has no `if __name__ == "__main__"`.
+    context = multiprocessing.get_context("fork" if "fork" in methods else None)
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in first)
+        for item in stream:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) >= AHEAD * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

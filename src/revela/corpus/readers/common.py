@@ -1,0 +1,183 @@
+"""What all readers share: the report, the errors, and how files are found, opened and decoded."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+from revela.errors import RevelaError
+
+PROSE = frozenset({".txt", ".md", ".markdown", ".rst"})
+CODE = frozenset({
+    ".py", ".pyi", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".java", ".kt", ".scala", ".go", ".rs",
+    ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cs", ".rb", ".php", ".swift", ".lua", ".pl", ".r",
+    ".jl", ".sh", ".sql",
+})  # fmt: skip
+MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
+SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
+NAMED = 5  # places that the report names per reason
+
+
+@dataclass
+class ReadReport:
+    """What was read from a corpus, and what was skipped and why.
+
+    ``skipped`` counts by reason and ``examples`` names the first few places of each; ``bad`` counts
+    those that could not be read.
+    """
+
+    documents: int = 0
+    words: int = 0
+    bad: int = 0
+    passages: int = 0
+    articles: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    bad_reasons: set[str] = field(default_factory=set)
+
+    def skip(self, reason: str, where: str, bad: bool = False) -> None:
+        self.skipped[reason] += 1
+        if bad:
+            self.bad += 1
+            self.bad_reasons.add(reason)
+        if len(named := self.examples.setdefault(reason, [])) < NAMED:
+            named.append(where)
+
+    def lines(self) -> list[str]:
+        """The report as text: the totals, the joined passages, and one line per skip reason."""
+        out = [f"read {self.documents:,} documents, {self.words:,} words"]
+        if self.passages:
+            out.append(
+                f"joined {self.passages:,} passages into {self.articles:,} articles by title"
+            )
+        for reason, count in self.skipped.most_common():
+            named = self.examples[reason]
+            places = ", ".join(named) + (", ..." if count > len(named) else "")
+            out.append(f"skipped {count:,}: {reason} ({places})")
+        return out
+
+
+class FileSkipped(Exception):
+    """A file gives no (more) documents.
+
+    Args:
+        reason: what the report counts it under.
+        detail: added to the file's name in the report.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason} ({detail})" if detail else reason)
+        self.reason, self.detail = reason, detail
+
+
+class DamagedFile(FileSkipped):
+    """The file, or the rest of it, cannot be read."""
+
+
+class UnsupportedFile(FileSkipped):
+    """The file is intact but holds no documents.
+
+    In a folder it is skipped and counted; given by name, it is an error.
+    """
+
+
+READ_ERRORS = (DamagedFile, OSError, EOFError, zlib.error)
+
+
+def suffix(path: Path) -> str:
+    """The ending that names the format: ``.jsonl`` for ``a.jsonl.gz``."""
+    return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
+
+
+def open_binary(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def open_text(path: Path) -> TextIO:
+    return io.TextIOWrapper(open_binary(path), encoding="utf-8")
+
+
+def read_bytes(path: Path) -> bytes:
+    """All bytes of a file that is one document.
+
+    Raises:
+        DamagedFile: it is larger than ``MAX_BYTES``.
+    """
+    with open_binary(path) as handle:
+        raw = handle.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise DamagedFile(f"over {MAX_BYTES >> 20} MB")
+    return raw
+
+
+def read_utf8(path: Path) -> str:
+    """The text of a file that is one document.
+
+    Raises:
+        DamagedFile: it is too large, binary or not UTF-8.
+    """
+    raw = read_bytes(path)
+    if b"\0" in raw:
+        raise DamagedFile("binary")
+    if (text := decode(raw)) is None:
+        raise DamagedFile("not UTF-8")
+    return text
+
+
+def decode(raw: bytes) -> str | None:
+    """UTF-8 with or without a byte order mark; None if it is something else."""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
+def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
+    """Files below a folder, sorted by path, without hidden files, dependencies and caches."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(
+                (entry.name, entry.is_dir(follow_symlinks=False))
+                for entry in entries
+                if not entry.name.startswith(".")
+            )
+    except OSError as error:
+        reason = (error.strerror or "unknown error").lower()
+        report.skip(f"unreadable, {reason}", str(folder), bad=True)
+        return
+    for name, is_folder in found:
+        if not is_folder:
+            yield folder / name
+        elif name not in SKIPPED_FOLDERS:
+            yield from walk_files(folder / name, report)
+
+
+@contextmanager
+def refuse_changes(path: Path) -> Iterator[None]:
+    """Raise RevelaError at the end if the file changed in the meantime."""
+    before = _size_and_time(path)
+    yield
+    after = _size_and_time(path)
+    if after != before:
+        old, new = before[0], after[0]
+        how = "vanished" if new < 0 else f"changed ({old:,} bytes, now {new:,})"
+        raise RevelaError(
+            f"{path} {how} while it was read: "
+            "wait until nothing writes to it, or give a copy, and run again"
+        )
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return -1, 0
+    return found.st_size, found.st_mtime_ns

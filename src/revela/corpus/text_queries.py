@@ -1,0 +1,103 @@
+"""A query for each chunk, taken from the text: its title, a sentence of it, or a docstring.
+
+A sentence that becomes the query is removed from its chunk (the inverse cloze task; Lee et al., ACL
+2019), so that matching words are not all there is to learn. The best queries are those that an
+author wrote for readers: docstrings of functions, and titles.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from revela.corpus.chunk import sentences
+from revela.corpus.code import documented_functions
+from revela.types import Chunk, Document
+
+MIN_QUERY_WORDS, MAX_QUERY_WORDS = 4, 40
+SATURATION = 1.2  # BM25's k1
+_WORD = re.compile(r"\w+")
+
+
+def with_titles(chunks: Iterable[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:
+    """Each chunk with its document's title as its query, removed from its text."""
+    for chunk in chunks:
+        title = documents[chunk.document].title
+        text = _without(chunk.text, title) if title else chunk.text
+        yield replace(chunk, text=text, query=title)
+
+
+def with_first_sentences(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Each chunk with its first sentence as its query, removed from its text.
+
+    >>> passage = "The mitral valve has two leaflets. It lies in the left half of the heart."
+    >>> [(c.query, c.text) for c in with_first_sentences([Chunk(0, passage)])]
+    [('The mitral valve has two leaflets.', 'It lies in the left half of the heart.')]
+    """
+    for chunk in chunks:
+        yield _with_sentence(chunk, next(iter(_candidates(chunk.text)), ""))
+
+
+def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
+    """Each chunk with its most telling sentence as its query, removed from its text.
+
+    That is the one whose words have the highest mean BM25 weight, idf(w) tf / (tf + k1), tf counted
+    in the chunk (Robertson & Zaragoza, 2009).
+    """
+    frequency = Counter[str]()
+    for chunk in chunks:
+        frequency.update(set(_WORD.findall(chunk.text.lower())))
+    n_chunks = len(chunks)
+
+    def weight(sentence: str, counts: Counter[str]) -> float:
+        words = set(_WORD.findall(sentence.lower()))
+        rarity = {w: (n_chunks - frequency[w] + 0.5) / (frequency[w] + 0.5) for w in words}
+        idf = {w: math.log(1 + rarity[w]) for w in words}
+        # The order of a set differs between processes; fsum does not depend on it.
+        return math.fsum(idf[w] * counts[w] / (counts[w] + SATURATION) for w in words) / len(words)
+
+    for chunk in chunks:
+        counts = Counter(_WORD.findall(chunk.text.lower()))
+        best = max(_candidates(chunk.text), key=lambda s: weight(s, counts), default="")
+        yield _with_sentence(chunk, best)
+
+
+def _candidates(text: str) -> list[str]:
+    """Sentences that can be the query; none if little text would be left."""
+    found = sentences(text)
+    if len(found) < 2 or len(_WORD.findall(text)) < 2 * MIN_QUERY_WORDS:
+        return []
+    return [s for s in found if MIN_QUERY_WORDS <= len(_WORD.findall(s)) <= MAX_QUERY_WORDS]
+
+
+def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
+    if not sentence:
+        return chunk
+    return replace(chunk, text=_without(chunk.text, sentence), query=" ".join(sentence.split()))
+
+
+def _without(text: str, part: str) -> str:
+    rest = text.replace(part, "", 1)
+    return rest if rest.strip() else text
+
+
+def with_authors_words(chunks: Sequence[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:
+    """What the author wrote as the query: a docstring, else a title, else a telling sentence.
+
+    Code with docstrings gives its documented functions, each without its docstring, in place of
+    its chunks.
+    """
+    both = zip(chunks, with_telling_sentences(chunks), strict=True)
+    for document, pairs in groupby(both, key=lambda pair: pair[0].document):
+        source = documents[document]
+        functions = list(documented_functions(source.text)) if source.kind == "code" else []
+        if functions:
+            yield from (Chunk(document, function, docstring) for docstring, function in functions)
+        elif source.title:
+            yield from with_titles((chunk for chunk, _ in pairs), documents)
+        else:
+            yield from (telling for _, telling in pairs)

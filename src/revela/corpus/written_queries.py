@@ -1,0 +1,221 @@
+"""A query for each passage, written by a language model, checked, and kept in a file.
+
+The model is shown three examples, or asked for one question that only the passage answers (DREAM,
+appendix A; our wording). A question is kept if it is about the passage, does not copy it and does
+not mention "the passage". Every answer, kept or not, is appended to a file at once, so that a
+stopped run continues where it was and the next one has nothing to write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from revela.corpus.text_queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
+from revela.errors import RevelaError
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """A prompt: the text before and after the passage; ``chat`` puts it in the chat template."""
+
+    before: str
+    after: str
+    chat: bool
+
+
+INSTRUCTION = Prompting(
+    "Read this passage:\n\n",
+    "\n\nWrite one question that can be answered from this passage and from nothing else, and "
+    "whose answer takes more than one of its sentences. Do not mention the passage. Write it "
+    "inside <question> and </question>.",
+    chat=True,
+)
+# A small model follows examples, where it only repeats an instruction.
+EXAMPLES = Prompting(
+    "Passage: Bees tell one another where flowers are by dancing. The angle of the dance gives the "
+    "direction, and its length the distance.\n"
+    "Question: How do bees tell one another where flowers are?\n\n"
+    "Passage: Water boils at a lower temperature on high mountains, because the air pressure is "
+    "lower there. Food therefore takes longer to cook.\n"
+    "Question: Why does food take longer to cook on high mountains?\n\n"
+    "Passage: def area(radius): return math.pi * radius ** 2\n"
+    "Question: How is the area of a circle computed from its radius?\n\n"
+    "Passage: ",
+    "\nQuestion:",
+    chat=False,
+)
+PROMPTINGS = {"examples": EXAMPLES, "instruction": INSTRUCTION}
+OPENING, CLOSING = "<question>", "</question>"
+BEGINNING = b'{"passage": "'  # every line of a QueryFile starts with it
+COPIED = 8  # words in a row that a question may not share with its passage
+_WORD = re.compile(r"\w+")
+_SPEAKS_OF_ITSELF = re.compile(
+    r"\b(passage|paragraph|text above|this text|the text|excerpt|author of this|this question)\b",
+    re.IGNORECASE,
+)
+_SAYS_NOTHING = frozenset(
+    _WORD.findall(
+        "about according also answer between call called code does from function have into main "
+        "mean method most name part purpose question role should some that their them there these "
+        "they this three type used using value what when where which with work your"
+    )
+)
+
+Writer = Callable[[Sequence[str]], list[str]]
+"""Passages -> the output of a language model that is asked for a question to each."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query, or the reason why it was rejected."""
+
+    query: str = ""
+    rejected: str = ""
+
+
+def check_output(output: str, passage: str) -> Answer:
+    """The question in a language model's output, or why it is rejected.
+
+    >>> check_output("Bees dance.", "Bees tell one another where flowers are by dancing.")
+    Answer(query='', rejected='not a question')
+    """
+    question = " ".join(output.split(CLOSING)[0].replace(OPENING, " ").split())
+    if "?" in question:
+        question = question[: question.index("?") + 1]
+    words = _WORD.findall(question.lower())
+    if not words:
+        return Answer(rejected="empty")
+    if not question.endswith("?"):
+        return Answer(rejected="not a question")
+    if not MIN_QUERY_WORDS <= len(words) <= MAX_QUERY_WORDS:
+        return Answer(rejected="too short or too long")
+    if _SPEAKS_OF_ITSELF.search(question):
+        return Answer(rejected="speaks of the passage")
+    if question in EXAMPLES.before:
+        return Answer(rejected="repeats an example")
+    of_passage = f" {' '.join(_WORD.findall(passage.lower()))} "
+    if not any(len(w) > 3 and w not in _SAYS_NOTHING and w in of_passage for w in words):
+        return Answer(rejected="says nothing of the passage")
+    starts = range(max(1, len(words) - COPIED + 1))
+    if any(f" {' '.join(words[i : i + COPIED])} " in of_passage for i in starts):
+        return Answer(rejected="copied")
+    return Answer(question)
+
+
+class QueryFile:
+    """Answers by passage, in a JSONL file that is only appended to.
+
+    If a kill left half a line at the end, the next ``add`` removes it.
+
+    Args:
+        path: created by the first answer.
+        by: the writer, e.g. a model's fingerprint; answers by others are ignored.
+
+    Raises:
+        RevelaError: the file holds something else; it is not changed.
+    """
+
+    def __init__(self, path: Path, by: str) -> None:
+        self.path, self.by = path, by
+        self.answers: dict[str, Answer] = {}
+        content = path.read_bytes() if path.exists() else b""
+        self._complete = content.rfind(b"\n") + 1  # bytes; half a line may follow
+        lines, half = content[: self._complete].splitlines(), content[self._complete :]
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                if row["by"] == by:
+                    self.answers[row["passage"]] = Answer(row["query"], row["rejected"])
+            except (ValueError, KeyError, TypeError):
+                raise self._wrong_line(number) from None
+        if half[: len(BEGINNING)] != BEGINNING[: len(half)]:
+            raise self._wrong_line(len(lines) + 1)
+        self._has_half_line = bool(half)
+
+    def _wrong_line(self, number: int) -> RevelaError:
+        return RevelaError(
+            f"{self.path}:{number} is not a line of queries: "
+            "delete the file, or give another --queries-file"
+        )
+
+    def get(self, passage: str) -> Answer | None:
+        return self.answers.get(_digest(passage))
+
+    def add(self, passages: Sequence[str], answers: Sequence[Answer]) -> None:
+        """Append answers to the file at once."""
+        try:
+            with self.path.open("a", encoding="utf-8") as handle:
+                if self._has_half_line:
+                    handle.truncate(self._complete)
+                    self._has_half_line = False
+                for passage, answer in zip(passages, answers, strict=True):
+                    key = _digest(passage)
+                    self.answers[key] = answer
+                    row = {"passage": key, "by": self.by, **asdict(answer)}
+                    handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+        except OSError as error:
+            message = f"{self.path} cannot be written ({error.strerror})"
+            raise RevelaError(f"{message}: give another --queries-file") from error
+
+
+def _digest(passage: str) -> str:
+    return hashlib.blake2b(passage.encode(), digest_size=12).hexdigest()
+
+
+def write_queries(
+    passages: Sequence[str],
+    file: QueryFile,
+    write: Writer,
+    batch: int,
+    progress: Callable[[int], object],
+) -> None:
+    """Write a query for every passage without an answer, the longest passages first.
+
+    Args:
+        passages: texts that need a query.
+        file: keeps the answers.
+        write: a language model.
+        batch: passages per call of ``write``.
+        progress: called with the number of passages after each batch.
+    """
+    missing = sorted({p for p in passages if file.get(p) is None}, key=lambda p: (-len(p), p))
+    for start in range(0, len(missing), batch):
+        some = missing[start : start + batch]
+        outputs = write([p.strip() for p in some])
+        file.add(some, [check_output(*pair) for pair in zip(outputs, some, strict=True)])
+        progress(len(some))
+
+
+def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
+    """Reject questions to several passages: they say too little about each."""
+    counts = Counter(a.query.lower() for a in answers)
+    repeated = Answer(rejected="asked of several passages")
+    return [repeated if a.query and counts[a.query.lower()] > 1 else a for a in answers]
+
+
+def documents_with_chunks(owners: Sequence[int], at_most: int, seed: int) -> set[int]:
+    """Draw documents at random until they have ``at_most`` chunks; all if 0.
+
+    Args:
+        owners: each chunk's document, by index.
+        at_most: chunks; one document is drawn even if it has more.
+        seed: of the order.
+    """
+    counts = Counter(owners)
+    order = sorted(counts)
+    random.Random(seed).shuffle(order)
+    chosen: set[int] = set()
+    total = 0
+    for document in order:
+        if at_most and total + counts[document] > at_most and chosen:
+            break
+        chosen.add(document)
+        total += counts[document]
+    return chosen

@@ -1,0 +1,37 @@
+"""Batches lose nothing, and the number of processes changes no result."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revela.corpus.chunk import chunk, chunk_all
+from revela.corpus.parallel import batches, ordered_map
+from revela.types import Document
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 30))
+def test_batches_are_bounded_and_lose_nothing(sizes, limit):
+    made = list(batches(sizes, lambda n: n, limit))
+    assert [n for batch in made for n in batch] == sizes
+    assert all(sum(batch[:-1]) < limit for batch in made)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_number_of_workers_changes_nothing(workers, monkeypatch):
+    monkeypatch.setattr("revela.corpus.chunk.BATCH", 100)
+    documents = [Document(f"d{i}", "One two three. " * (i % 11 + 1)) for i in range(40)]
+    documents += [
+        Document(f"d{i}.js", "function f() {\n  return 1;\n}\n" * (i % 7), kind="code")
+        for i in range(20)
+    ]
+    want = [piece for i, d in enumerate(documents) for piece in chunk(d, i, 8)]
+    assert list(chunk_all(iter(documents), 8, workers)) == want
+
+
+def test_a_reader_that_stops_early_has_read_little_ahead():
+    taken = []
+    items = (taken.append(i) or i for i in range(1000))
+    first = next(iter(ordered_map(abs, items, 2)))
+    assert first == 0 and len(taken) < 20

@@ -1,0 +1,132 @@
+"""Queries taken from the text: titles, sentences and docstrings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from revela.corpus.text_queries import (
+    with_authors_words,
+    with_first_sentences,
+    with_telling_sentences,
+    with_titles,
+)
+from revela.types import Chunk, Document
+
+PASSAGE = (
+    "The mitral valve has two leaflets. "
+    "It lies between the left atrium and the left ventricle, and closes in systole."
+)
+
+
+def test_titles_and_first_sentences_are_taken_out_of_the_text():
+    documents = [Document("a", PASSAGE, "Valves of the heart"), Document("b", PASSAGE)]
+    chunks = [Chunk(0, f"Valves of the heart\n\n{PASSAGE}"), Chunk(1, PASSAGE)]
+    titled = list(with_titles(chunks, documents))
+    assert [c.query for c in titled] == ["Valves of the heart", ""]
+    assert titled[0].text.strip() == PASSAGE and titled[1].text == PASSAGE
+    first = list(
+        with_first_sentences([Chunk(0, PASSAGE), Chunk(0, "One sentence alone is left as it is.")])
+    )
+    assert first[0].query == "The mitral valve has two leaflets." and first[0].text.startswith(
+        "It lies"
+    )
+    assert first[1].query == "" and first[1].text == "One sentence alone is left as it is."
+
+
+def test_the_most_telling_sentence_has_the_rare_words():
+    common = "This is what we did here and there. "
+    chunks = [
+        Chunk(
+            i,
+            common + f"Zebrafish{i} larvae lack notochord{i} vacuoles. We did this and that here.",
+        )
+        for i in range(5)
+    ]
+    for i, chunk in enumerate(with_telling_sentences(chunks)):
+        assert (
+            chunk.query == f"Zebrafish{i} larvae lack notochord{i} vacuoles."
+            and "larvae" not in chunk.text
+        )
+
+
+SOURCE = '''
+def area(width, height):
+    """The area of a rectangle, in square metres."""
+    return width * height
+
+
+class Box:
+    def volume(self):
+        """How much fits into the box.
+
+        In litres.
+        """
+        return 1
+
+    def silent(self):
+        return 2
+'''
+
+
+def test_authors_words_are_docstrings_then_titles_then_a_telling_sentence():
+    documents = [
+        Document("m.py", SOURCE, kind="code"),
+        Document("t", PASSAGE, "Valves of the heart"),
+        Document("p", PASSAGE),
+    ]
+    documents.append(Document("bare.py", "def f(x):\n    return x\n", kind="code"))
+    texts = (
+        [SOURCE[:60], SOURCE[60:]],
+        [f"Valves of the heart\n\n{PASSAGE}"],
+        [PASSAGE],
+        [documents[3].text],
+    )
+    chunks = [Chunk(i, text) for i, several in enumerate(texts) for text in several]
+    found = list(with_authors_words(chunks, documents))
+    assert [(c.document, c.query) for c in found[:3]] == [
+        (0, "The area of a rectangle, in square metres."),
+        (0, "How much fits into the box."),
+        (1, "Valves of the heart"),
+    ]
+    assert [c.text for c in found[:2]] == [
+        "def area(width, height):\n    return width * height",
+        "def volume(self):\n    return 1",
+    ]
+    assert found[2].text.strip() == PASSAGE
+    assert (
+        found[3] == list(with_telling_sentences(chunks))[3]
+        and found[3].query
+        and found[3].query not in found[3].text
+    )
+    assert found[4] == chunks[4] and len(found) == 5
+
+
+TELLING = """
+from conftest import make_rows
+from revela.corpus.text_queries import with_telling_sentences
+from revela.types import Chunk
+chunks = [Chunk(i, row["text"]) for i, row in enumerate(make_rows(60, sentences=5))]
+print([c.query for c in with_telling_sentences(chunks)])
+"""
+
+
+def test_the_most_telling_sentence_is_the_same_in_every_process():
+    found = set()
+    for seed in "012":
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", TELLING],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+        )
+        found.add(done.stdout)
+    assert len(found) == 1

@@ -1,0 +1,139 @@
+"""Queries by a language model: which outputs are kept, and a file that survives a kill."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from revela.corpus.written_queries import (
+    Answer,
+    QueryFile,
+    check_output,
+    documents_with_chunks,
+    without_repeats,
+    write_queries,
+)
+from revela.errors import RevelaError
+
+PASSAGE = (
+    "The mitral valve has two leaflets. "
+    "It lies between the left atrium and the left ventricle, and closes in systole."
+)
+VALVE = "Which valve closes when it contracts?"
+
+
+@pytest.mark.parametrize(
+    ("output", "question"),
+    [
+        ("Which valve closes when it contracts?</question> More.", VALVE),
+        (
+            "<question>\nWhat  lies between\nthe two chambers? And why?",
+            "What lies between the two chambers?",
+        ),
+    ],
+)
+def test_a_question_is_taken_out_of_an_output(output, question):
+    assert check_output(output, PASSAGE) == Answer(question)
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("", "empty"),
+        ("  </question>", "empty"),
+        ("The mitral valve has two leaflets.", "not a question"),
+        ("Why so?", "too short or too long"),
+        ("How do bees tell one another where flowers are?", "repeats an example"),
+        ("What is the name of the main method used?", "says nothing of the passage"),
+        ("What is the main topic of this passage?", "speaks of the passage"),
+        ("Lies between the left atrium and the left ventricle?", "copied"),
+        ("It lies between the left atrium?", "copied"),
+    ],
+)
+def test_other_outputs_are_rejected(output, reason):
+    assert check_output(output, PASSAGE) == Answer(rejected=reason)
+
+
+def test_the_file_keeps_answers_and_goes_on_after_a_kill(tmp_path):
+    path = tmp_path / "corpus.queries.jsonl"
+    passages = [f"{PASSAGE} Number {i}." for i in range(5)]
+    asked: list[str] = []
+
+    def write(prompts):
+        asked.extend(prompts)
+        if len(asked) > 4:
+            raise KeyboardInterrupt
+        return ["Which valve closes when the ventricle contracts?", "no"][: len(prompts)]
+
+    with pytest.raises(KeyboardInterrupt):
+        write_queries(passages, QueryFile(path, "m"), write, 2, lambda _: None)
+    with path.open("a") as handle:
+        handle.write('{"passage": "cut sho')  # killed in the middle of a line
+    again = QueryFile(path, "m")
+    assert len(again.answers) == 4 and sorted(a.rejected for a in again.answers.values()) == [
+        "",
+        "",
+        "not a question",
+        "not a question",
+    ]
+    done: list[int] = []
+    write_queries(
+        [*passages, passages[0]],
+        again,
+        lambda prompts: ["Which valve is it that closes there?"] * len(prompts),
+        2,
+        done.append,
+    )
+    assert done == [1] and all(again.get(p) is not None for p in passages)
+    assert len([json.loads(line) for line in path.read_text().splitlines()]) == 5
+    assert QueryFile(path, "another model").answers == {}
+
+
+def test_a_question_to_several_passages_is_one_to_none():
+    answers = [
+        Answer("What is a valve for?"),
+        Answer("What is a Valve for?"),
+        Answer("What is an atrium for?"),
+        Answer(rejected="empty"),
+    ]
+    assert [a.query for a in without_repeats(answers)] == ["", "", "What is an atrium for?", ""]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"text": "a corpus"}\n',
+        b'{"text": "a corpus", "title": "on one line"}',  # no newline at its end
+        b"notes\nof mine, and no newline",
+        b'{"passage": "p", "by": "m", "query": "", "rejected": "empty"}\nnotes',
+        b"\x8c\xff\n{",
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, content):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RevelaError, match=r"x\.jsonl:\d is not a line of queries"):
+        QueryFile(path, "m")
+    assert path.read_bytes() == content
+
+
+def test_a_line_that_was_cut_short_is_dropped_when_an_answer_comes(tmp_path):
+    path = tmp_path / "x.jsonl"
+    QueryFile(path, "m").add(["one"], [Answer("Which one is it?")])
+    first = path.read_bytes()
+    path.write_bytes(first + first[:20])
+    again = QueryFile(path, "m")
+    assert path.read_bytes() == first + first[:20]
+    again.add(["two"], [Answer(rejected="empty")])
+    again.add(["three"], [Answer(rejected="empty")])
+    assert path.read_bytes().startswith(first) and len(QueryFile(path, "m").answers) == 3
+
+
+def test_documents_are_drawn_until_there_are_enough_chunks():
+    owners = [0] * 3 + [1] * 4 + [2] * 3 + [3] * 9
+    assert documents_with_chunks(owners, 0, 0) == {0, 1, 2, 3}
+    for seed in range(5):
+        chosen = documents_with_chunks(owners, 7, seed)
+        assert chosen and (len(chosen) == 1 or sum(o in chosen for o in owners) <= 7)
+        assert chosen == documents_with_chunks(owners, 7, seed)

@@ -1,0 +1,109 @@
+"""Without an extra, what needs it is an error that names the extra, or is skipped with a log line.
+
+The extras code, pdf and serve are tested beside what they are for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from revela.errors import RevelaError, extra
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+
+
+def draw_probe(folder):
+    from revela.evaluation.position import plot_profiles
+
+    plot_profiles({}, folder / "probe.png")
+
+
+def draw_curves(folder):
+    from revela.evaluation.html_report import draw
+
+    draw([], "minutes", "loss")
+
+
+def write_page(folder):
+    from revela.evaluation.html_report import render
+    from revela.evaluation.results import Results
+
+    render(Results(), [])
+
+
+def open_onnx(folder):
+    from revela.retriever.onnx import OnnxEncoder
+
+    OnnxEncoder(folder)
+
+
+def export_to_onnx(folder):
+    from revela.retriever.onnx import export_onnx
+
+    export_onnx(None, folder / "out")
+
+
+def convert_gguf(folder):
+    from revela.weights import _convert
+
+    _convert(folder / "model.gguf", folder / "out")
+
+
+def import_benchmarks(folder):
+    importlib.import_module("revela.evaluation.benchmarks")
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "use"),
+    [
+        ("report", "matplotlib", draw_probe),
+        ("report", "matplotlib", draw_curves),
+        ("report", "jinja2", write_page),
+        ("onnx", "onnxruntime", open_onnx),
+        ("onnx", "onnxscript", export_to_onnx),
+        ("embedded", "gguf", convert_gguf),
+        ("benchmarks", "mteb", import_benchmarks),
+    ],
+)
+def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, use):
+    needs_it_at_import = "revela.evaluation.benchmarks"
+    for module in [m for m in sys.modules if m.split(".")[0] == package or m == needs_it_at_import]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RevelaError, match=re.escape(f"run pip install 'revela[{name}]'")) as found:
+        use(tmp_path)
+    assert package in str(found.value) and "\n" not in str(found.value)
+    assert not list(tmp_path.iterdir())
+    assert any(package in requirement for requirement in EXTRAS[name])
+
+
+def test_training_without_matplotlib_draws_nothing_and_logs_it(tmp_path, monkeypatch, caplog):
+    from revela.training.progress import Metrics, plot
+
+    caplog.set_level(logging.INFO)
+    for module in [m for m in sys.modules if m.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    plot(Metrics(tmp_path / "metrics.jsonl"), {}, tmp_path / "training.png", "loss")
+    assert not list(tmp_path.iterdir())
+    assert caplog.messages == [
+        "training.png is not drawn without matplotlib: run pip install 'revela[report]'"
+    ]
+
+
+def test_all_is_every_extra_and_dev_has_it():
+    assert set(re.findall(r"\w+", EXTRAS["all"][0])) == EXTRAS.keys() - {"all", "dev"} | {"revela"}
+    assert "revela[all]" in EXTRAS["dev"]
+
+
+def test_another_error_of_an_import_is_not_an_extra_that_is_missing():
+    with pytest.raises(ImportError), extra("pdf", "PDF"):
+        from revela.errors import no_such_name  # noqa: F401
