@@ -1,4 +1,4 @@
-"""recipes/ablations: every variant is a recipe, the commands at their heads are right, and one runs
+"""research/recipes: every variant is a recipe, the commands at their heads are right, and one runs
 to its table at tiny scale.
 """
 
@@ -20,7 +20,7 @@ from revela.errors import RevelaError
 from revela.settings import PRESETS, Recipe
 from test_cli import TINY, run
 
-ABLATIONS = Path(__file__).parents[1] / "recipes" / "ablations"
+ABLATIONS = Path(__file__).parents[1] / "research" / "recipes"
 FILES = sorted(ABLATIONS.glob("*.toml"))
 
 
@@ -48,7 +48,7 @@ def test_the_commands_at_the_head_parse(file):
         function, bound, _ = cli.app.parse_args(command, exit_on_error=False)
         verbs.append(function.__name__)
         if function.__name__ == "compare":
-            assert bound.arguments["recipe_file"] == Path("recipes/ablations") / file.name
+            assert bound.arguments["recipe_file"] == Path("research/recipes") / file.name
     assert verbs in (["compare", "report"], ["groups", "compare", "compare", "compare", "report"])
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-import naive
 import pytest
 import torch
 
 from revela.lm.document_attention import document_attention
 from revela.settings import Recipe
+from tests.objectives import naive
 
 LENGTHS = [3, 1, 5, 2]
 
@@ -26,7 +26,7 @@ def tensors(n_heads: int, n_groups: int, seed: int = 0):
 
 NO_INTERPRETER = (
     find_spec("triton") is None or torch.cuda.is_available()
-)  # compiled kernels: tests/bench/test_gpu.py
+)  # compiled kernels: tests/research/test_gpu.py
 KERNELS = [
     "torch",
     pytest.param(

@@ -4,9 +4,7 @@ fp64, with all gradients.
 
 from __future__ import annotations
 
-import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +15,7 @@ from revela.errors import RevelaError
 from revela.lm.document_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import Revela
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "objectives"))
-import naive
+from tests.objectives import naive
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt_neox"]
 LENGTHS = [5, 3, 4]
