@@ -1,4 +1,4 @@
-"""What docs/papers.md names is there: every file, and every function, class and method in it."""
+"""What docs/papers.md and docs/how-it-works.md name is there: files, functions, classes, methods."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "papers.md").read_text()
-# `path.py`, `path.py: name`, and names of the same file after that: `path.py: name`, `another`,
-# `.method`
+TEXT = "".join((ROOT / "docs" / page).read_text() for page in ("papers.md", "how-it-works.md"))
+# `path.py`, or `path.py: name`, then more of its names: `path.py: name`, `another`, `.method`
 NAMED = [
     (path, name)
     for path, first, more in re.findall(
