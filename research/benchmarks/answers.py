@@ -1,21 +1,18 @@
-"""What do InfoNCE, DREAM, REPLUG and attention distillation tell a fitted retriever, pair by pair,
-and with which settings?
+r"""The signal of InfoNCE, DREAM, REPLUG and attention distillation on a fitted retriever, per pair.
 
-    python -m research.benchmarks.answers --text TEXT/wikipedia_small.jsonl.gz python -m research.benchmarks.answers --text
-    scifact/corpus.jsonl.gz --queries lm --queries-file FILE --rows "cosines|InfoNCE|tau 0.2, gate
-    0.5"
+    python -m research.benchmarks.answers --text TEXT/wikipedia_small.jsonl.gz
+    python -m research.benchmarks.answers --text scifact/corpus.jsonl.gz --queries lm \
+        --queries-file FILE --rows "cosines|InfoNCE|tau 0.2, gate 0.5"
 
 Groups of 16 chunks, four each of four documents that the fitted retriever finds alike. A question
 is the most telling sentence of a chunk, taken out of it, or was written by a language model; the
-chunk is its answer. REPLUG has no questions: a chunk's first half asks, the chunk itself is left
-out, and only its siblings count. The signal on a pair is minus the derivative of the loss by the
-pair's cosine, at the fitted retriever's cosines; for attention distillation, its target. Said of
-it:
+chunk is its answer. REPLUG has no questions: the first half of a chunk asks, the chunk itself is
+left out, and only its siblings count. The signal on a pair is minus the derivative of the loss by
+the pair's cosine, at the fitted retriever's cosines; for attention distillation, its target.
 
-- answer: how often the answer is told to rise more than another chunk (mean over questions);
-- siblings: how often another chunk of the answer's document is told to rise more than a stranger;
-- pairs told: of a row's chunks, how many share its signal (the inverse of the sum of squared
-  shares).
+- answer: how often the signal raises the answer more than another chunk (AUC, mean over questions);
+- siblings: how often it raises another chunk of the answer's document more than other chunks;
+- pairs: how many chunks of a row share its signal (inverse of the sum of squared shares).
 
 Intervals (95 %) are Student's t over groups.
 """
@@ -43,9 +40,9 @@ from research.benchmarks.signals import (
     PIECES,
     Signal,
     above,
+    interval,
     like_documents,
     some_pieces,
-    told,
 )
 from revela.corpus.arrow_list import ArrowList
 from revela.corpus.read import read_for
@@ -68,7 +65,7 @@ REPLUG = (
     (0.1, 1.0),
 )  # temperatures of the likelihoods and of the cosines
 FEW = 8  # words of an answer
-Told = dict[str, dict[str, float]]
+Measures = dict[str, dict[str, float]]
 
 
 class Teachers:
@@ -78,9 +75,7 @@ class Teachers:
         self.signal, self.recipe, self.make = signal, recipe, PromptMaker(signal.tokenizer, recipe)
         self.heads = [
             (a, b)
-            for a, b, _ in query_heads(
-                recipe, signal.lm, signal.tokenizer, signal.folder, rows, print
-            )
+            for a, b, _ in query_heads(recipe, signal.lm, signal.tokenizer, signal.folder, rows)
         ]
 
     def dream(
@@ -138,7 +133,7 @@ class Teachers:
     def __call__(
         self, members: Sequence[Chunk], whole: Sequence[str]
     ) -> dict[str, Callable[[], dict[str, float]]]:
-        """Name -> what is told, for one group; ``whole`` are the chunks with the sentences that
+        """Name -> measures of one group; ``whole`` are the chunks with the sentences that
         were taken out of them.
         """
         recipe = self.recipe
@@ -175,7 +170,7 @@ class Teachers:
         )
         found: dict[str, Callable[[], dict[str, float]]] = {}
         found |= {
-            name: partial(lambda get: told_of(get(), asked), signal)
+            name: partial(lambda get: measures_of(get(), asked), signal)
             for name, signal in signals.items()
         }
 
@@ -188,7 +183,7 @@ class Teachers:
             )
             return {
                 what: value
-                for what, value in told_of(signal_BB, range(len(whole))).items()
+                for what, value in measures_of(signal_BB, range(len(whole))).items()
                 if what != "answer"
             }
 
@@ -202,7 +197,7 @@ def minus_gradient(loss: Callable[[Tensor], Tensor], cosine: Tensor) -> Tensor:
     return -torch.autograd.grad(loss(leaf), leaf)[0]
 
 
-def told_of(signal_QB: Tensor, asked: Sequence[int]) -> dict[str, float]:
+def measures_of(signal_QB: Tensor, asked: Sequence[int]) -> dict[str, float]:
     """What a signal tells of the answers and of their siblings, by the names at the head of this
     file.
     """
@@ -214,7 +209,7 @@ def told_of(signal_QB: Tensor, asked: Sequence[int]) -> dict[str, float]:
             {
                 "answer": above(signal_B[[i]], signal_B[others]),
                 "siblings": above(signal_B[others & siblings], signal_B[~siblings]),
-                "pairs told": 1 / ((signal_B / size) ** 2).sum() if size else 0.0,
+                "pairs": 1 / ((signal_B / size) ** 2).sum() if size else 0.0,
             }
         )
     return {what: float(np.mean([row[what] for row in rows])) for what in rows[0]}
@@ -222,14 +217,14 @@ def told_of(signal_QB: Tensor, asked: Sequence[int]) -> dict[str, float]:
 
 def measure(
     recipe: Recipe, text: Path, queries_file: Path | None, groups: int, rows: str
-) -> Iterator[Told]:
+) -> Iterator[Measures]:
     """Of each group, what the losses tell whose names match ``rows``."""
     signal = Signal(recipe, text)
     documents, _ = hold_out(
         read_for(recipe, [text])[0], recipe
     )  # as in training, so that questions which were written for it are the ones
     chunks = training_chunks(recipe, documents)
-    asking = training_rows(recipe, documents, chunks, queries_file, print)
+    asking = training_rows(recipe, documents, chunks, queries_file)
     teachers, rng = Teachers(signal, recipe, asking), random.Random(0)
     whole: dict[int, list[Chunk]] = defaultdict(list)
     for chunk in chunks:
@@ -240,10 +235,10 @@ def measure(
     pieces = some_pieces(asked.values(), groups, rng)
     texts = [[chunk.text for chunk in whole[some[0].document][:PIECES]] for some in pieces]
     for like in like_documents(signal, texts, groups, rng):
-        told = teachers(
+        losses = teachers(
             [row for i in like for row in pieces[i]], [text for i in like for text in texts[i]]
         )
-        yield {name: tell() for name, tell in told.items() if re.search(rows, name)}
+        yield {name: tell() for name, tell in losses.items() if re.search(rows, name)}
 
 
 def main() -> None:
@@ -271,11 +266,12 @@ def main() -> None:
     found = list(
         measure(recipe, arguments.text, arguments.queries_file, arguments.groups, arguments.rows)
     )
-    columns = list(dict.fromkeys(what for told_of_it in found[0].values() for what in told_of_it))
+    columns = list(dict.fromkeys(what for values in found[0].values() for what in values))
     print(f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for name, first in found[0].items():
         cells = (
-            told([row[name][what] for row in found]) if what in first else "" for what in columns
+            interval([row[name][what] for row in found]) if what in first else ""
+            for what in columns
         )
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

@@ -1,12 +1,10 @@
-"""`make demo`: the main job on text that every machine has, the Python packages installed beside
-it.
+"""`make demo`: train, score, index and search on the Python packages of this machine.
 
-Two stories on their source code, in one table. From a raw language model: SmolLM2-135M untrained,
-fitted to the text, and trained on it (preset pairs: docstrings are the queries). From an embedder:
-MiniLM as it is, and adapted to the text (preset gated). Docstrings ask for functions of packages
-that none of them has seen, by vectors alone, fused with BM25, and ordered again by tokens. The best
-is indexed and answers three questions. Every step is a command that you can run yourself; each is
-printed first.
+Two starting points, one table. A raw language model: SmolLM2-135M untrained, fitted to the text,
+and trained on it (preset pairs: docstrings are the queries). An embedder: MiniLM as it is, and
+adapted to the text (preset gated). The test: docstrings search functions of packages that were held
+out, by vectors alone, fused with BM25, and re-ranked by tokens. The best model is indexed and
+answers three questions. Each step is a `revela` command, printed before it runs.
 """
 
 from __future__ import annotations
@@ -29,27 +27,12 @@ from revela.types import Document
 
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
 HELD_OUT = {
-    "asyncio",
-    "email",
-    "http",
-    "json",
-    "logging",
-    "zipfile",
-    "statistics",
-    "tarfile",
-    "rich",
-    "requests",
+    *("asyncio", "email", "http", "json", "logging", "zipfile", "statistics", "tarfile"),
+    *("rich", "requests"),
 }
 SKIPPED = {
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "site-packages",
-    "_vendor",
-    "__pycache__",
-    "pydoc_data",
-    "turtledemo",
+    *("test", "tests", "idlelib", "lib2to3", "site-packages", "_vendor", "__pycache__"),
+    *("pydoc_data", "turtledemo"),
 }
 QUESTIONS = [
     "add a file to a zip archive",
@@ -107,56 +90,51 @@ def run(*command: str) -> None:
     subprocess.run([str(Path(sys.executable).with_name("revela")), *command], check=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("demo"))
-    parser.add_argument("--minutes", type=float, default=1, help="of each of the two trainings")
-    parser.add_argument("--files", type=int, default=300, help="source files to train on")
-    parser.add_argument(
-        "--held-out-files", type=int, default=40, help="source files held out, indexed and searched"
-    )
-    parser.add_argument("--functions", type=int, default=150, help="functions searched")
-    arguments = parser.parse_args()
-    out, began = arguments.out, time.monotonic()
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    trained, held = write_corpora(
-        out, arguments.files, arguments.held_out_files, arguments.functions
-    )
-    print(
-        f"{trained:,} source files to train on; {held:,} files of {len(HELD_OUT)} packages held out"
-    )
-    save_untrained(UNTRAINED["mean, 6 layers"], out / "train.jsonl", out / "untrained")
-    save_untrained(UNTRAINED["mean, 6 layers, fitted"], out / "train.jsonl", out / "fitted")
-    brief = [
-        "--lm",
-        SMOL,
-        "--max-minutes",
-        f"{arguments.minutes:g}",
-        "--check-every",
-        "0",
-        "--check-passages",
-        "300",
-    ]
-    run(
-        "train",
-        f"{out}/train.jsonl",
-        "--preset",
-        "pairs",
-        "--model",
-        SMOL,
-        *brief,
-        "--out",
-        f"{out}/trained",
-    )
-    run("train", f"{out}/train.jsonl", "--model", MINILM, *brief, "--out", f"{out}/adapted")
-    models = {
+def train_models(out: Path, minutes: float) -> dict[str, str]:
+    """Make the four models below ``out``; label -> model of these and MiniLM."""
+    text = out / "train.jsonl"
+    save_untrained(UNTRAINED["mean, 6 layers"], text, out / "untrained")
+    save_untrained(UNTRAINED["mean, 6 layers, fitted"], text, out / "fitted")
+    brief = f"--lm {SMOL} --max-minutes {minutes:g} --check-every 0 --check-passages 300".split()
+    smol = ["--preset", "pairs", "--model", SMOL]
+    run("train", str(text), *smol, *brief, "--out", f"{out}/trained")
+    run("train", str(text), "--model", MINILM, *brief, "--out", f"{out}/adapted")
+    return {
         "SmolLM2-135M, untrained": f"{out}/untrained",
         "SmolLM2-135M, fitted": f"{out}/fitted",
         "SmolLM2-135M, fitted and trained": f"{out}/trained",
         "MiniLM": MINILM,
         "MiniLM, adapted": f"{out}/adapted",
     }
+
+
+def print_table(bm25: float, found: dict[str, list[float]], winner: str) -> None:
+    print("\nA docstring finds its function, in packages that were never trained on (nDCG@10):\n")
+    print("| | vectors alone | + BM25 | + BM25, re-ranked by tokens | + BM25 by rank (RRF) |")
+    print("|---|---|---|---|---|")
+    print(f"| BM25 | {bm25:.3f} | | | |")
+    for label, row in found.items():
+        name = f"**{label}**" if label == winner else label
+        print(f"| {name} | {' | '.join(f'{score:.3f}' for score in row)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("demo"))
+    add("--minutes", type=float, default=1, help="of each of the two trainings")
+    add("--files", type=int, default=300, help="source files to train on")
+    add("--held-out-files", type=int, default=40, help="source files to index and search")
+    add("--functions", type=int, default=150, help="functions searched")
+    arguments = parser.parse_args()
+    out, began = arguments.out, time.monotonic()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    sizes = arguments.files, arguments.held_out_files, arguments.functions
+    trained, held = write_corpora(out, *sizes)
+    packages = f"{held:,} files of {len(HELD_OUT)} packages held out"
+    print(f"{trained:,} source files to train on; {packages}")
+    models = train_models(out, arguments.minutes)
     judged = ["--on", f"{out}/docstrings", "--rerank", "tokens", "--json", f"{out}/scores.json"]
     run("eval", *models.values(), *judged)
     scores = json.loads((out / "scores.json").read_text())["docstrings"]
@@ -168,29 +146,15 @@ def main() -> None:
         for label, model in models.items()
     }
     winner = max(found, key=lambda label: found[label][2])
-    run(
-        "index",
-        f"{out}/held_out.jsonl",
-        "--model",
-        models[winner],
-        "--out",
-        f"{out}/index",
-        "--keep-tokens",
-    )
+    index = f"{out}/index"
+    best = ["--model", models[winner], "--out", index]
+    run("index", f"{out}/held_out.jsonl", *best, "--keep-tokens")
     for question in QUESTIONS:
-        run("search", f"{out}/index", question, "--top", "3", "--rerank", "tokens")
-    print("\nA docstring finds its function, in packages that were never trained on (nDCG@10):\n")
-    print(
-        "| | vectors alone | + BM25 | + BM25, ordered again by tokens | + BM25 by rank (RRF) |\n|---|---|---|---|---|"
-    )
-    print(f"| BM25 | {scores['BM25']['ndcg@10']:.3f} | | | |")
-    for label, row in found.items():
-        name = f"**{label}**" if label == winner else label
-        print(f"| {name} | {' | '.join(f'{score:.3f}' for score in row)} |")
+        run("search", index, question, "--top", "3", "--rerank", "tokens")
+    print_table(scores["BM25"]["ndcg@10"], found, winner)
     minutes = (time.monotonic() - began) / 60
-    print(
-        f"\n{minutes:.1f} minutes in all. Now type this, and open the page that it names:\n\n  revela serve {out}/index"
-    )
+    print(f"\n{minutes:.1f} minutes in all. Now run this and open the page that it names:\n")
+    print(f"  revela serve {index}")
 
 
 if __name__ == "__main__":

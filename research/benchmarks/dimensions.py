@@ -1,11 +1,10 @@
-"""How much of a fitted retriever is left in the first numbers of its vectors, with and without the
-rotation to principal axes?
+"""nDCG@10 of a fitted retriever's vectors cut to their first numbers, with and without rotation.
 
     taskset -c 1 python -m research.benchmarks.dimensions --data COLLECTIONS --only med cranfield
 
 The start of a run (SmolLM2-135M's lower layers, fitted to the collection's raw text, not trained)
-in fp32, texts cut to 256 tokens. The rotation is orthogonal, so that it is undone by its transpose.
-"bits": signs of all numbers, compared with the query's, as a binary index does.
+in fp32, texts cut to 256 tokens. The rotation to principal axes is orthogonal, so its transpose
+undoes it. "bits": signs of all numbers, compared with the query's, as a binary index does.
 """
 
 from __future__ import annotations

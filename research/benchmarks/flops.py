@@ -1,15 +1,14 @@
-"""How much arithmetic a training step needs, from shapes alone, and how much a device could do:
-model FLOP utilisation.
+"""FLOP of a training step, from shapes alone, and of a device: model FLOP utilisation.
 
 A multiply-add is two FLOP. Counted are matrix products: projections, MLPs, attention, LoRA, the
-LM's head. Not counted: norms, rotary positions, soft-maxes and other work by the element,
-embeddings looked up, pooling, and whatever is computed twice to save memory. Causal attention
-counts what lies below the diagonal, as a fused kernel computes it.
+LM's head. Not counted: norms, rotary positions, softmaxes and other elementwise work, embedding
+look-ups, pooling, and what is computed twice to save memory. Causal attention counts what lies
+below the diagonal, as a fused kernel computes it.
 
-What backward needs: gradients to activations through every frozen weight, but not past the first
-thing that is trained (or mixed in), and gradients to weights for LoRA only. See ``retriever_flops``
-and ``lm_flops``. Document attention is counted apart (``document_flops``): the bound does without
-it.
+The backward pass needs gradients to activations through every frozen weight, but not past the
+first thing that is trained (or mixed in), and gradients to weights for LoRA only: see
+``retriever_flops`` and ``lm_flops``. Document attention is counted apart (``document_flops``),
+because the bound has none.
 
 Shapes: texts of L tokens, T in all; D width of the model, H query heads and G key-value heads of
 width d, F of the MLP, V vocabulary.

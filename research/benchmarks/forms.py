@@ -1,15 +1,15 @@
-"""The forms of a training step that the benchmarks time, over the same models and on any device.
+"""Forms of a training step that the benchmarks time, over the same models and on any device.
 
 - ours; "ours, triton" is the same with document attention as a Triton kernel;
-- naive (naive_step.py): two whole passes, all pairs at once in every layer and head, all logits,
+- naive (naive_step.py): two full passes, all pairs at once in every layer and head, all logits,
   padded batches;
 - naive, open layers: the same, but in-batch attention only in layers where a gate is open;
-- bound: the same models' forward and backward with no in-batch attention: the retriever on the same
-  tokens, the LM as often and as deep as the preset needs, on our packed rows and with our blockwise
-  loss;
+- bound: forward and backward of the same models without in-batch attention: the retriever on the
+  same tokens, the LM as often and as deep as the preset needs, on packed rows and with the
+  blockwise loss;
 - plain: the same with stock padded modules and all logits.
 
-Forms are timed in turn in one process, so that whatever else the machine does meets all of them.
+Forms are timed in turn in one process, so that other work on the machine affects all of them.
 """
 
 from __future__ import annotations

@@ -1,25 +1,22 @@
-"""Tokens a second, model FLOP utilisation and memory of a training step on a GPU: the part of `make
-bench` that needs one.
+"""Tokens per second, model FLOP utilisation and memory of a training step on a GPU.
 
-    python -m research.benchmarks.gpu                                                           # all of it; some
-    minutes on a large GPU python -m research.benchmarks.gpu --gpu-models 135M --gpu-presets gated --gpu-groups 16
-    # one cell
+    python -m research.benchmarks.gpu    # all of it; some minutes on a large GPU
+    python -m research.benchmarks.gpu --gpu-models 135M --gpu-presets gated --gpu-groups 16
 
-Models of random weights, built here in the shapes of SmolLM2-135M, Qwen2.5-0.5B and Llama-3.2-1B,
-as retriever and as LM; random tokens, the same number in every chunk. Each preset with several
-groups a device batch. Forms in turn (forms.py): ours with document attention in torch, ours with
-the Triton kernel, and the bound without it, whose time is what the others' is divided by. A step is
-forward and backward: what tokenizes and what updates the weights is not in it.
+Models have random weights in the shapes of SmolLM2-135M, Qwen2.5-0.5B and Llama-3.2-1B, as
+retriever and as LM; tokens are random, the same number in every chunk. Each preset runs with
+several groups per device batch. Forms (forms.py) in turn: ours with document attention in torch,
+ours with the Triton kernel, and the bound without it, whose time the others' is divided by. A step
+is forward and backward, without tokenization and the optimizer.
 
-- tokens_per_second: the chunks' tokens, each counted once.
+- tokens_per_second: tokens of the chunks, each counted once.
 - mfu: FLOP that the step needs without document attention (flops.py), over time and the device's
-  peak; mfu_with_documents counts that too, and documents_share is its share of all.
+  peak; mfu_with_documents counts it too, and documents_share is its share of all.
 - peak_gb: what a step allocates beside the models (model_gb).
-- loss: from the same weights and random numbers, so that a form that computes something else is
-  seen.
+- loss: from the same weights and random numbers, so a form that computes something else shows.
 
 Then the loss of the LM's head alone, in blocks of different sizes (lm/cross_entropy.py) and with
-all logits at once.
+all logits at once. `make bench` runs this where there is a GPU.
 """
 
 from __future__ import annotations
@@ -333,11 +330,8 @@ def rows(
             for groups in sorted(arguments.gpu_groups):
                 if time.monotonic() - begun > 60 * arguments.gpu_minutes:
                     what = f"GPU step, {preset}, {model}, {groups} groups"
-                    yield {
-                        "what": what,
-                        "form": "all",
-                        "note": f"left out: {arguments.gpu_minutes:g} minutes were over (--gpu-minutes)",
-                    }
+                    limit = f"{arguments.gpu_minutes:g} minutes were over (--gpu-minutes)"
+                    yield {"what": what, "form": "all", "note": f"left out: {limit}"}
                     continue
                 models = models or build(configs[model], preset, device)
                 yield from step_rows(

@@ -1,14 +1,13 @@
-"""How long do groups take, and how much memory? Each build is a command of its own, whose processor
-time and peak memory are taken.
+"""Processor time and peak memory of building groups; each build is a process of its own.
 
     taskset -c 1 python -m research.benchmarks.groups --text TEXT --what documents
     taskset -c 1 python -m research.benchmarks.groups --text TEXT --what clusters --chunks 100000
 
 ``documents``: 1 GB of text to stored groups by document, once with any short documents together,
-once with similar ones. TEXT is a folder of JSONL files; where it is smaller it is read again, each
-copy with ids and a last sentence of its own, and near-duplicates are kept (how fast those are found
-is another figure). ``clusters``: that many chunks, embedded by MiniLM on their first 64 tokens,
-clustered and stored. What is made is kept in research/out/groups until the next run.
+once with similar ones. TEXT is a folder of JSONL files; a smaller one is read several times, each
+copy with ids and a last sentence of its own, and near-duplicates are kept (finding them is measured
+elsewhere). ``clusters``: that many chunks, embedded by MiniLM on their first 64 tokens, clustered
+and stored. Results stay in research/out/groups until the next run.
 """
 
 from __future__ import annotations
@@ -78,10 +77,8 @@ def measured(name: str, command: Sequence[str]) -> None:
     if os.waitstatus_to_exitcode(status):
         raise SystemExit(f"it ended with exit code {os.waitstatus_to_exitcode(status)}")
     cpu, wall = usage.ru_utime + usage.ru_stime, time.monotonic() - began
-    print(
-        f"{name}: {cpu:.0f} processor seconds, {wall:.0f} s by the clock, at most {usage.ru_maxrss / 2**20:.2f} GB resident",
-        flush=True,
-    )
+    took = f"{cpu:.0f} processor seconds, {wall:.0f} s by the clock"
+    print(f"{name}: {took}, at most {usage.ru_maxrss / 2**20:.2f} GB resident", flush=True)
 
 
 def main() -> None:

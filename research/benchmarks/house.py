@@ -3,7 +3,7 @@
     python -m research.benchmarks.house
     python -m research.benchmarks.house --limits longest-function=60 wide-lines=0
 
-With limits it exits 1 if a figure is above its own.
+With limits it exits 1 if a figure is above its limit.
 """
 
 from __future__ import annotations

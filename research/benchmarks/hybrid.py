@@ -1,13 +1,12 @@
-"""Dense, BM25, their fusions and the re-ranking by tokens, or by the heads of an LM: nDCG@10 of a
-model on each collection.
+"""nDCG@10 of dense, BM25, both fusions and re-ranking by tokens or by the heads of an LM.
 
-    python -m research.benchmarks.hybrid --data COLLECTIONS --model embedded:minilm-l6 python -m research.benchmarks.hybrid
-    --data COLLECTIONS --model fitted          # SmolLM2-135M's lower layers, fitted to each
-    collection's raw text python -m research.benchmarks.hybrid --data COLLECTIONS --heads 60              # of
-    each collection's first 60 queries: an LM takes seconds for each
+    python -m research.benchmarks.hybrid --data COLLECTIONS --model embedded:minilm-l6
+    python -m research.benchmarks.hybrid --data COLLECTIONS --model fitted
+    python -m research.benchmarks.hybrid --data COLLECTIONS --heads 60
 
-Texts are cut to 256 tokens. With --cache the vectors, and the signs of the token vectors, are kept,
-and made only once.
+``--model fitted``: SmolLM2-135M's lower layers, fitted to each collection's raw text. ``--heads``:
+on each collection's first queries only, as an LM takes seconds per query. Texts are cut to 256
+tokens. Vectors, and the signs of the token vectors, are kept in ``--cache`` and computed once.
 """
 
 from __future__ import annotations
@@ -144,30 +143,38 @@ def by_heads(
     return [*(mean_scores(qrels, run)["ndcg@10"] for run in runs), float(np.median(seconds))]
 
 
-def main() -> None:
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder of BEIR-layout collections"
-    )
-    parser.add_argument(
-        "--model", default="embedded:minilm-l6", help='as for revela eval, or "fitted"'
-    )
-    parser.add_argument("--only", nargs="*", default=COLLECTIONS, help="collections")
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=Path(__file__).parents[1] / "out" / "hybrid",
-        help="where vectors are kept",
-    )
-    parser.add_argument("--no-tokens", action="store_true", help="do not re-rank")
-    parser.add_argument(
-        "--heads",
-        type=int,
-        default=0,
-        help="re-rank by the heads of an LM, this many queries of each collection",
-    )
-    parser.add_argument("--lm", default=Recipe.offline_model, help="that LM")
-    arguments = parser.parse_args()
+    add = parser.add_argument
+    cache = Path(__file__).parents[1] / "out" / "hybrid"
+    add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
+    add("--model", default="embedded:minilm-l6", help='as for revela eval, or "fitted"')
+    add("--only", nargs="*", default=COLLECTIONS, help="collections")
+    add("--cache", type=Path, default=cache, help="where vectors are kept")
+    add("--no-tokens", action="store_true", help="do not re-rank")
+    heads = "re-rank by the heads of an LM, this many queries of each collection"
+    add("--heads", type=int, default=0, help=heads)
+    add("--lm", default=Recipe.offline_model, help="that LM")
+    return parser.parse_args()
+
+
+def kept_of(name: str, collection: Collection, arguments: argparse.Namespace) -> Kept:
+    """The vectors of one collection, from the cache or computed now."""
+    folder = arguments.cache / name
+    if arguments.model == "fitted":
+        model, corpus = folder / "fitted", corpus_of(arguments.data / name)
+        if not model.exists():
+            save_untrained(next(iter(UNTRAINED.values())), corpus, model)
+    else:
+        model = resolve(arguments.model)
+    encoder = load_encoder(model, "auto", MAX_TOKENS)
+    file = folder / f"{arguments.model.split(':')[-1].replace('/', '-')}.npz"
+    texts = collection.documents, collection.queries
+    return Kept(encoder, file, *texts, tokens=not arguments.no_tokens)
+
+
+def main() -> None:
+    arguments = options()
     columns = {"dense": "it", "RRF": "it + BM25 (RRF)", "by score": "it + BM25"}
     if not arguments.no_tokens:
         columns["+ tokens"] = "it + BM25 + tokens"
@@ -178,32 +185,15 @@ def main() -> None:
     rows, heads = [], None
     for name in arguments.only:
         collection = load_collection(arguments.data / name)
-        folder = arguments.cache / name
-        if arguments.model == "fitted" and not (folder / "fitted").exists():
-            save_untrained(
-                next(iter(UNTRAINED.values())), corpus_of(arguments.data / name), folder / "fitted"
-            )
-        encoder = load_encoder(
-            folder / "fitted" if arguments.model == "fitted" else resolve(arguments.model),
-            "auto",
-            MAX_TOKENS,
-        )
-        file = folder / f"{arguments.model.split(':')[-1].replace('/', '-')}.npz"
-        kept = Kept(
-            encoder, file, collection.documents, collection.queries, tokens=not arguments.no_tokens
-        )
-        if arguments.heads:
-            some = replace(
-                collection,
-                query_ids=collection.query_ids[: arguments.heads],
-                queries=collection.queries[: arguments.heads],
-            )
+        kept = kept_of(name, collection, arguments)
+        if n := arguments.heads:
+            ids, queries = collection.query_ids[:n], collection.queries[:n]
+            some = replace(collection, query_ids=ids, queries=queries)
             heads = heads or load_query_heads(arguments.lm, partial(sample, collection))
-            rows.append(by_heads(some, kept.queries[: arguments.heads], kept.passages, heads))
+            rows.append(by_heads(some, kept.queries[:n], kept.passages, heads))
         else:
-            found = outcomes(
-                collection, {"it": kept}, rerank=None if arguments.no_tokens else "tokens"
-            )
+            rerank = None if arguments.no_tokens else "tokens"
+            found = outcomes(collection, {"it": kept}, rerank=rerank)
             bm25 = found["BM25"].means()["ndcg@10"]
             scores = [found[system].means()["ndcg@10"] for system in columns.values()]
             dense, by_rank, by_score, *_ = scores

@@ -1,9 +1,8 @@
-"""The step as its equations say it, for comparison: two whole passes, every pair of chunks at once,
-all logits.
+"""The training step as its equations say it, for comparison.
 
-Padded batches; stream e runs to the end, its logits computed and thrown away; keys and values of
-every layer are kept; in each mixed layer the scores of all B x B pairs of chunks and all heads
-stand in memory; the soft-max runs over all logits at once.
+Two full passes over padded batches: stream e runs to the end, its logits computed and thrown away;
+keys and values of every layer are kept; in each mixed layer the scores of all B x B pairs of chunks
+and all heads stand in memory; the softmax runs over all logits at once.
 
 Shapes: B chunks of L tokens, H query heads, G key-value heads, D head width; i reads j.
 """

@@ -1,11 +1,10 @@
-"""The table of position bias in docs/results.md: where do retrievers look, before and after
-training without labels?
+"""The position-bias tables of docs/results.md: before and after training without labels.
 
     taskset -c 1 python -m research.benchmarks.position --data DATA
 
-DATA has text/openstax.jsonl.gz, collections/scifact (trained on, its corpus) and
+DATA has text/openstax.jsonl.gz, collections/scifact (its corpus is trained on) and
 collections/squad_dev (its answers are moved). Models are kept in research/out/position, numbers in
-research/results/position; what is there is not made again.
+research/results/position; existing ones are not made again.
 """
 
 from __future__ import annotations
@@ -91,25 +90,20 @@ def probed(name: str, tokens: int, arguments: argparse.Namespace) -> dict[str, A
         )
         model = SMOL if name == LM else made(name, arguments.data)
         flags = [] if name == LM or tokens < 256 else ["--move", str(squad), "--join-titles"]
-        flags += [
-            "--max-tokens",
-            str(tokens),
-            "--documents",
-            str(arguments.documents),
-            "--json",
-            str(path),
-        ]
+        flags += ["--max-tokens", str(tokens), "--documents", str(arguments.documents)]
+        flags += ["--json", str(path)]
         print(f"== probing {name}", flush=True)
         subprocess.run(["revela", "probe", model, str(text), *flags], check=True)
     return json.loads(path.read_text())
 
 
 def cell(interval: dict[str, float], digits: int) -> str:
-    return f"{interval['value']:.{digits}f} [{interval['low']:.{digits}f}, {interval['high']:.{digits}f}]"
+    value, low, high = (f"{interval[k]:.{digits}f}" for k in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def profile_of(found: dict[str, Any]) -> Any:
-    """A profile as the package has it, of what was written down."""
+    """A row's profile as the package's dataclass."""
     from revela.evaluation.probe.profile import Interval, Profile
 
     single = {k: Interval(**found[k]) for k in ("slope", "drop", "first_wins")}
@@ -118,22 +112,38 @@ def profile_of(found: dict[str, Any]) -> Any:
     )
 
 
+def print_tables(rows: dict[str, Any], tokens: int) -> None:
+    """A table per test, and one of the geometry of the vectors."""
+    for test in dict.fromkeys(test for found in rows.values() for test in found["profiles"]):
+        print(f"\n{test}, {tokens} tokens\n")
+        print("| model | first | last | slope per tenth | first - last | first > last |")
+        print("|---|---|---|---|---|---|")
+        for name, found in rows.items():
+            if p := found["profiles"].get(test):
+                ends = [f"{p['places'][i]['value']:.3f}" for i in (0, -1)]
+                digits = {"slope": 4, "drop": 3, "first_wins": 2}
+                cells = [name, *ends, *(cell(p[k], n) for k, n in digits.items())]
+                print(f"| {' | '.join(cells)} |")
+    print(
+        "\n| model | alignment | uniformity | anisotropy | effective rank |\n|---|---|---|---|---|"
+    )
+    for name, found in rows.items():
+        if g := found["geometry"]:
+            numbers = [f"{g[k]:.3f}" for k in ("alignment", "uniformity", "anisotropy")]
+            rank = f"{g['effective_rank']:.1f} of {min(g['pairs'], g['width'])}"
+            print(f"| {' | '.join([name, *numbers, rank])} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder with text/ and collections/"
-    )
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        nargs="*",
-        default=[256],
-        help="lengths to probe; answers are moved from 256 on",
-    )
-    parser.add_argument("--documents", type=int, default=60, help="documents, answers and pairs")
-    parser.add_argument("--only", nargs="*", default=[*MODELS, LM], help="models")
-    parser.add_argument("--make", action="store_true", help="make the models, probe none")
-    parser.add_argument("--show", action="store_true", help="make nothing, show what there is")
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder with text/ and collections/")
+    lengths = "lengths to probe; answers are moved from 256 on"
+    add("--tokens", type=int, nargs="*", default=[256], help=lengths)
+    add("--documents", type=int, default=60, help="documents, answers and pairs")
+    add("--only", nargs="*", default=[*MODELS, LM], help="models")
+    add("--make", action="store_true", help="make the models, probe none")
+    add("--show", action="store_true", help="make nothing, show existing rows")
     arguments = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if arguments.make:
@@ -143,36 +153,11 @@ def main() -> None:
     from revela.evaluation.probe.plot import plot_profiles
 
     for tokens in arguments.tokens:
-        names = [
-            n
-            for n in arguments.only
-            if not arguments.show or (RESULTS / f"{slug(n)}-{tokens}.json").exists()
-        ]
+        names = arguments.only
+        if arguments.show:
+            names = [n for n in names if (RESULTS / f"{slug(n)}-{tokens}.json").exists()]
         rows = {name: probed(name, tokens, arguments) for name in names}
-        tests = list(dict.fromkeys(test for found in rows.values() for test in found["profiles"]))
-        for test in tests:
-            print(
-                f"\n{test}, {tokens} tokens\n\n| model | first | last | slope a tenth | first - last | first > last |"
-            )
-            print("|---|---|---|---|---|---|")
-            for name, found in rows.items():
-                if test in found["profiles"]:
-                    p = found["profiles"][test]
-                    ends = " | ".join(f"{p['places'][i]['value']:.3f}" for i in (0, -1))
-                    print(
-                        f"| {name} | {ends} | {cell(p['slope'], 4)} | {cell(p['drop'], 3)} | {cell(p['first_wins'], 2)} |"
-                    )
-        print(
-            "\n| model | alignment | uniformity | anisotropy | effective rank |\n|---|---|---|---|---|"
-        )
-        for name, found in rows.items():
-            if g := found["geometry"]:
-                numbers = " | ".join(
-                    f"{g[k]:.3f}" for k in ("alignment", "uniformity", "anisotropy")
-                )
-                print(
-                    f"| {name} | {numbers} | {g['effective_rank']:.1f} of {min(g['pairs'], g['width'])} |"
-                )
+        print_tables(rows, tokens)
         drawn = {
             n: {t: profile_of(p) for t, p in found["profiles"].items()}
             for n, found in rows.items()

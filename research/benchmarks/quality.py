@@ -1,18 +1,17 @@
-"""The table of docs/results.md: how good is a retriever after some minutes on a laptop, beside all
-that it must beat?
+"""The quality tables of docs/results.md: retrievers after minutes on a laptop, and baselines.
 
     python -m research.benchmarks.quality --data COLLECTIONS --minutes 20 --other-minutes 10
     python -m research.benchmarks.quality --data COLLECTIONS --what objectives --minutes 8
     python -m research.benchmarks.quality --data COLLECTIONS --what groups
 
-For each collection, trained on its own raw text: BM25, the backbone untrained with several
-poolings, with the label-free fit (token weights and whitening), the gated preset, MiniLM, and every
-hybrid; on SciFact also a second seed and the paper preset for the same time. ``--what objectives``:
-every objective from the same start for the same minutes of one core's time, on SciFact and cosqa,
-its last state, beside that start. ``--what groups``: the gated preset's first updates with groups
-by document, at random, by clusters and iterative, on conala too, from a start that knows nothing
-(the EOS vector), so that what is learned is the groups' doing. Each row is kept in
-research/results/quality and made only once; delete a row to make it again.
+Per collection, trained on its own raw text: BM25, the backbone untrained with several poolings,
+with the label-free fit (token weights and whitening), the gated preset, MiniLM, and every hybrid;
+on SciFact also a second seed and the paper preset for the same time. ``--what objectives``: every
+objective from the same start for the same minutes of one core, on SciFact and cosqa, its last
+state, beside that start. ``--what groups``: the gated preset's first updates with groups by
+document, at random, by clusters and iterative, on conala too, from an uninformed start (the EOS
+vector), so that the difference is the groups'. Each row is kept in research/results/quality and
+made only once; delete a row to make it again.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "quality"
 COLLECTIONS = ["scifact", "cosqa", "cranfield", "med", "npl_vaswani"]
 MAX_TOKENS = "256"  # what MiniLM reads; the same for all
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
+BOTH = ["--model", SMOL, "--lm", SMOL]
 PLAIN = {"query_prompt": "", "passage_prompt": ""}  # without a fit, prompts only do harm
 UNTRAINED = {
     "mean, 6 layers, fitted": dict(fit=True),
@@ -46,11 +47,25 @@ UNTRAINED = {
     "EOS, 6 layers": dict(layers=6, pooling="eos", **PLAIN),
 }
 
+VARIANTS = {  # of the presets, for --what objectives
+    "gated with siblings": "--siblings 1",
+    "dream, rate 3e-4": "--preset dream --learning-rate 3e-4",
+    "dream, tau .05": "--preset dream --tau 0.05",
+    "replug, tau .1 and 1": "--preset replug --tau-lm 0.1 --tau 1 --learning-rate 1e-4",
+    "attention, written questions": "--preset attention --queries lm",
+    "attention, authors words": "--preset attention --queries authors-words",
+    "gains, no prior": "--preset gains --prior 0",
+    "gains, by document": "--preset gains --groups document",
+    "pairs, clusters": "--preset pairs --groups cluster",
+    "pairs, iterative": "--preset pairs --groups iterative --regroup-every 100",
+    "gated, iterative": "--groups iterative --regroup-every 50",
+    "attention, iterative": "--preset attention --groups iterative --regroup-every 75",
+}
+ASKED = ("dream, rate 3e-4", "dream, tau .05", "attention, written questions")
+
 
 def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
-    """The backbone with a pooling, and, if asked, the label-free fit to the corpus; saved as any
-    retriever is.
-    """
+    """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``."""
     import dataclasses
 
     from revela.corpus.read import read_corpus
@@ -66,12 +81,11 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     fit = settings.get("fit", False)
     recipe = dataclasses.replace(Recipe(), **{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])
-    model = untrained_retriever(recipe, resolve(SMOL), documents, print)
+    model = untrained_retriever(recipe, resolve(SMOL), documents)
     if fit:
         model.max_seq_length = recipe.lm_tokens
-        fit_to_chunks(
-            recipe, model, training_chunks(recipe, documents), has_fast_bf16(model.device), print
-        )
+        chunks = training_chunks(recipe, documents)
+        fit_to_chunks(recipe, model, chunks, has_fast_bf16(model.device))
         model.max_seq_length = recipe.max_tokens
     save_retriever(model, out, "untrained")
 
@@ -100,48 +114,37 @@ def row(
     with tempfile.TemporaryDirectory(dir=OUT) as scratch:
         target = model or f"{scratch}/model"
         if train is not None:
-            if "--heads" in train:
-                find_heads(folder)
-            began = time.time()
-            peak = run_and_weigh(
-                ["revela", "train", str(corpus_of(folder)), "--out", target, *train]
-            )
-            rows = [
-                json.loads(line) for line in Path(target, "metrics.jsonl").read_text().splitlines()
-            ]
-            result |= {
-                "steps": rows[-1]["step"],
-                "minutes": rows[-1]["minutes"],
-                "wall_minutes": (time.time() - began) / 60,
-                "peak_gb": peak,
-            }
-            shutil.copy(Path(target, "metrics.jsonl"), path.with_suffix(".jsonl"))
-            (OUT / folder.name).mkdir(parents=True, exist_ok=True)
-            shutil.copy(Path(target, "training.png"), OUT / folder.name / f"{path.stem}.png")
+            result |= trained_in(folder, target, train, path)
         if untrained is not None:
             save_untrained(untrained, corpus_of(folder), Path(target))
-        subprocess.run(
-            [
-                "revela",
-                "eval",
-                target,
-                "--on",
-                str(folder),
-                "--max-tokens",
-                MAX_TOKENS,
-                "--json",
-                f"{scratch}/scores.json",
-            ],
-            check=True,
-        )
+        judged = ["--on", str(folder), "--max-tokens", MAX_TOKENS]
+        command = ["revela", "eval", target, *judged, "--json", f"{scratch}/scores.json"]
+        subprocess.run(command, check=True)
         scores = json.loads(Path(scratch, "scores.json").read_text())[folder.name]
-        system = next(s for s in scores if s != "BM25" and not s.endswith("+ BM25"))
-        kinds = {"scores": system, "hybrid": f"{system} + BM25", "bm25": "BM25"}
-        result |= {
-            kind: {metric: scores[it][metric] for metric in METRICS} for kind, it in kinds.items()
-        }
+    system = next(s for s in scores if s != "BM25" and not s.endswith("+ BM25"))
+    kinds = {"scores": system, "hybrid": f"{system} + BM25", "bm25": "BM25"}
+    result |= {kind: {m: scores[it][m] for m in METRICS} for kind, it in kinds.items()}
     path.write_text(json.dumps(result, indent=1))
     return result
+
+
+def trained_in(folder: Path, target: str, flags: list[str], path: Path) -> dict[str, Any]:
+    """Train on a collection into ``target``; metrics go beside ``path``. Updates, time, memory."""
+    if "--heads" in flags:
+        find_heads(folder)
+    began = time.time()
+    command = ["revela", "train", str(corpus_of(folder)), "--out", target, *flags]
+    peak = run_and_weigh(command)
+    last = json.loads(Path(target, "metrics.jsonl").read_text().splitlines()[-1])
+    shutil.copy(Path(target, "metrics.jsonl"), path.with_suffix(".jsonl"))
+    (OUT / folder.name).mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(target, "training.png"), OUT / folder.name / f"{path.stem}.png")
+    return {
+        "steps": last["step"],
+        "minutes": last["minutes"],
+        "wall_minutes": (time.time() - began) / 60,
+        "peak_gb": peak,
+    }
 
 
 def run_and_weigh(command: list[str]) -> float:
@@ -163,17 +166,7 @@ def plan(minutes: float, other_minutes: float) -> Iterator[tuple[str, str, dict[
     budget = {name: minutes if name == "scifact" else other_minutes for name in COLLECTIONS}
 
     def trained(name: str, seed: int, *flags: str) -> list[str]:
-        return [
-            "--model",
-            SMOL,
-            "--lm",
-            SMOL,
-            "--max-minutes",
-            f"{budget[name]:g}",
-            "--seed",
-            str(seed),
-            *flags,
-        ]
+        return [*BOTH, *f"--max-minutes {budget[name]:g} --seed {seed}".split(), *flags]
 
     fitted, *others = UNTRAINED
     for name in COLLECTIONS:
@@ -194,103 +187,25 @@ def plan(minutes: float, other_minutes: float) -> Iterator[tuple[str, str, dict[
 def plan_objectives(
     minutes: float, seeds: Sequence[int]
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The same for every objective: one core, one seed after another, what is quick to learn from
-    first.
-    """
-    for seed in seeds:
-        for name in ("cosqa", "scifact"):
-            common = [
-                "--model",
-                SMOL,
-                "--lm",
-                SMOL,
-                "--threads",
-                "1",
-                "--clock",
-                "cpu",
-                "--seed",
-                str(seed),
-                "--keep",
-                "last",
-            ]
-            asked = [
-                "--max-queries",
-                "1000",
-                "--queries-file",
-                str(OUT / "written" / f"{name}.jsonl"),
-            ]
-            still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
-            for words in (48, 80):
-                yield (
-                    name,
-                    f"start, chunks of {words} words, seed {seed}",
-                    {"train": [*common, *still, "--chunk-words", str(words)]},
-                )
-            for preset in (
-                "pairs",
-                "gains",
-                "infonce",
-                "crop",
-                "dream",
-                "attention",
-                "replug",
-                "gated",
-            ):
-                flags = [
-                    *common,
-                    "--preset",
-                    preset,
-                    "--max-minutes",
-                    f"{minutes:g}",
-                    *(asked if preset in ("infonce", "dream") else []),
-                ]
-                yield name, f"{preset}, {minutes:g} min of one core, seed {seed}", {"train": flags}
-            for title, more in {
-                "gated with siblings": ["--siblings", "1"],
-                "gated, query-focused heads": ["--heads", str(OUT / "heads" / f"{name}.json")],
-                "dream, rate 3e-4": ["--preset", "dream", "--learning-rate", "3e-4", *asked],
-                "dream, tau .05": ["--preset", "dream", "--tau", "0.05", *asked],
-                "replug, tau .1 and 1": [
-                    "--preset",
-                    "replug",
-                    "--tau-lm",
-                    "0.1",
-                    "--tau",
-                    "1",
-                    "--learning-rate",
-                    "1e-4",
-                ],
-                "attention, written questions": [
-                    "--preset",
-                    "attention",
-                    "--queries",
-                    "lm",
-                    *asked,
-                ],
-                "attention, authors words": ["--preset", "attention", "--queries", "authors-words"],
-                "gains, no prior": ["--preset", "gains", "--prior", "0"],
-                "gains, by document": ["--preset", "gains", "--groups", "document"],
-                "pairs, clusters": ["--preset", "pairs", "--groups", "cluster"],
-                "pairs, iterative": [
-                    "--preset",
-                    "pairs",
-                    "--groups",
-                    "iterative",
-                    "--regroup-every",
-                    "100",
-                ],
-                "gated, iterative": ["--groups", "iterative", "--regroup-every", "50"],
-                "attention, iterative": [
-                    "--preset",
-                    "attention",
-                    "--groups",
-                    "iterative",
-                    "--regroup-every",
-                    "75",
-                ],
-            }.items():
-                flags = [*common, *more, "--max-minutes", f"{minutes:g}"]
-                yield name, f"{title}, {minutes:g} min of one core, seed {seed}", {"train": flags}
+    """The same for every objective: one core, seed after seed, the most instructive first."""
+    presets = ["pairs", "gains", "infonce", "crop", "dream", "attention", "replug", "gated"]
+    for seed, name in product(seeds, ("cosqa", "scifact")):
+        common = [*BOTH, *f"--threads 1 --clock cpu --seed {seed} --keep last".split()]
+        asked = ["--max-queries", "1000", "--queries-file", str(OUT / "written" / f"{name}.jsonl")]
+        still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
+        for words in (48, 80):
+            flags = [*common, *still, "--chunk-words", str(words)]
+            yield name, f"start, chunks of {words} words, seed {seed}", {"train": flags}
+        variants = {preset: ["--preset", preset] for preset in presets}
+        for preset in ("infonce", "dream"):
+            variants[preset] += asked
+        variants["gated, query-focused heads"] = ["--heads", str(OUT / "heads" / f"{name}.json")]
+        variants |= {title: more.split() for title, more in VARIANTS.items()}
+        for title in ASKED:
+            variants[title] += asked
+        for title, more in variants.items():
+            flags = [*common, *more, "--max-minutes", f"{minutes:g}"]
+            yield name, f"{title}, {minutes:g} min of one core, seed {seed}", {"train": flags}
 
 
 def find_heads(folder: Path) -> None:
@@ -304,69 +219,27 @@ def find_heads(folder: Path) -> None:
 
 def plan_groups(steps: int, seeds: Sequence[int]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The same updates on groups of four kinds; the rate is what a start without a fit needs."""
-    blank = [
-        "--pooling",
-        "eos",
-        "--token-weighting",
-        "0",
-        "--whitening",
-        "0",
-        "--lexical",
-        "0",
-        "--learning-rate",
-        "5e-4",
-    ]
-    common = [
-        "--model",
-        SMOL,
-        "--lm",
-        SMOL,
-        "--threads",
-        "1",
-        "--keep",
-        "last",
-        "--max-minutes",
-        "0",
-        "--max-steps",
-        str(steps),
-        *blank,
-    ]
-    for seed in seeds:
-        for name in ("cosqa", "conala", "scifact"):
-            for groups in ("random", "document", "cluster", "iterative"):
-                flags = [
-                    *common,
-                    "--seed",
-                    str(seed),
-                    "--groups",
-                    groups,
-                    "--regroup-every",
-                    str(steps // 3),
-                ]
-                yield name, f"groups {groups}, {steps} updates, seed {seed}", {"train": flags}
+    blank = "--pooling eos --token-weighting 0 --whitening 0 --lexical 0 --learning-rate 5e-4"
+    limits = f"--threads 1 --keep last --max-minutes 0 --max-steps {steps}"
+    kinds = ("random", "document", "cluster", "iterative")
+    for seed, name, groups in product(seeds, ("cosqa", "conala", "scifact"), kinds):
+        chosen = f"--seed {seed} --groups {groups} --regroup-every {steps // 3}"
+        flags = [*BOTH, *f"{limits} {blank} {chosen}".split()]
+        yield name, f"groups {groups}, {steps} updates, seed {seed}", {"train": flags}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder of BEIR-layout collections"
-    )
-    parser.add_argument("--minutes", type=float, default=20, help="training on SciFact")
-    parser.add_argument(
-        "--other-minutes", type=float, default=10, help="training on the other collections"
-    )
-    parser.add_argument("--what", choices=["systems", "objectives", "groups"], default="systems")
-    parser.add_argument(
-        "--seeds", type=int, nargs="*", default=[0], help="of objectives and groups"
-    )
-    parser.add_argument("--steps", type=int, default=60, help="updates, of groups")
-    parser.add_argument("--only", nargs="*", help="collections to run")
-    parser.add_argument(
-        "--rows", default="", help="regular expression: make or show only rows of such a name"
-    )
-    parser.add_argument(
-        "--show", action="store_true", help="make nothing, print the rows that there are"
-    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
+    add("--minutes", type=float, default=20, help="training on SciFact")
+    add("--other-minutes", type=float, default=10, help="training on the other collections")
+    add("--what", choices=["systems", "objectives", "groups"], default="systems")
+    add("--seeds", type=int, nargs="*", default=[0], help="of objectives and groups")
+    add("--steps", type=int, default=60, help="updates, of groups")
+    add("--only", nargs="*", help="collections to run")
+    add("--rows", default="", help="regular expression: only rows of such a name")
+    add("--show", action="store_true", help="make nothing, print existing rows")
     arguments = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     (OUT / "written").mkdir(parents=True, exist_ok=True)
@@ -381,18 +254,16 @@ def main() -> None:
             continue
         if not arguments.show or row_file(label, name).exists():
             table.append((name, label, row(label, arguments.data / name, **how)))
-    print(
-        "\n| collection | system | nDCG@10 | recall@100 | MRR@10 | MAP | with BM25 (RRF) | BM25 alone | updates | peak GB |"
-    )
+    scores = "nDCG@10 | recall@100 | MRR@10 | MAP | with BM25 (RRF) | BM25 alone"
+    print(f"\n| collection | system | {scores} | updates | peak GB |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     collections = list(dict.fromkeys(name for name, *_ in table))
     for name, label, result in sorted(table, key=lambda r: collections.index(r[0])):
-        numbers = " | ".join(f"{result['scores'][m]:.3f}" for m in METRICS)
+        numbers = [result["scores"][m] for m in METRICS]
+        numbers += [result["hybrid"]["ndcg@10"], result["bm25"]["ndcg@10"]]
         peak = f"{result['peak_gb']:.1f}" if "peak_gb" in result else ""
-        hybrid, bm25 = result["hybrid"]["ndcg@10"], result["bm25"]["ndcg@10"]
-        print(
-            f"| {name} | {label} | {numbers} | {hybrid:.3f} | {bm25:.3f} | {result.get('steps', '')} | {peak} |"
-        )
+        cells = [name, label, *(f"{n:.3f}" for n in numbers), str(result.get("steps", "")), peak]
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

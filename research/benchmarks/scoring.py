@@ -1,9 +1,8 @@
-"""What scoring costs beside encoding: `revela eval MODEL --on FOLDER` less the time its encoder
-took.
+"""Cost of scoring beside encoding: `revela eval MODEL --on FOLDER` less its encoder's time.
 
     python -m research.benchmarks.scoring --data COLLECTIONS/scifact --max-tokens 128
 
-Processor seconds of one thread, so that other work on the machine does not count.
+Processor seconds of one thread, so other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from revela.weights import resolve
 
 
 class Timed:
-    """An encoder that knows how long it worked."""
+    """An encoder that counts the processor seconds it takes."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder, self.seconds = encoder, 0.0
@@ -56,17 +55,13 @@ def main() -> None:
     begun = time.process_time()
     rows = standings(outcomes(collection, {"model": encoder}), ["BM25"])
     seconds = time.process_time() - begun
-    print(
-        f"{len(collection.documents):,} documents, {len(collection.queries):,} queries, at most {arguments.max_tokens} tokens"
-    )
-    print(
-        f"encoding {encoder.seconds:.1f} s, with BM25, fusion, metrics and tests {seconds:.1f} s: {seconds / encoder.seconds:.3f} times"
-    )
+    sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
+    print(f"{sizes}, at most {arguments.max_tokens} tokens")
+    share = f"{seconds:.1f} s: {seconds / encoder.seconds:.3f} times"
+    print(f"encoding {encoder.seconds:.1f} s, with BM25, fusion, metrics and tests {share}")
     for row in rows:
-        print(
-            f"{row.system}: "
-            + ", ".join(f"{metric} {value:.5f}" for metric, value in row.means.items())
-        )
+        scores = (f"{metric} {value:.5f}" for metric, value in row.means.items())
+        print(f"{row.system}: {', '.join(scores)}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""The index beside its oracle on judged queries, and at a million chunks beside plain LanceDB and
-bm25s + numpy; and killed at random.
+"""The index beside an exact search, plain LanceDB, and bm25s with numpy; and killed at random.
 
     python -m research.benchmarks.search quality --collection COLLECTIONS/scifact --cache CACHE
     python -m research.benchmarks.search scale --text TEXT/*.jsonl.gz --cache CACHE --out FOLDER
     python -m research.benchmarks.search kill --out FOLDER
     python -m research.benchmarks.search rerank --collection COLLECTIONS/scifact
 
-At scale the chunks are real text, and the vectors are made: MiniLM's of some thousand real chunks,
+``scale``: a million chunks of real text with made vectors: MiniLM's of some thousand real chunks,
 each moved many times towards the difference of two others (.3 to .7 of it, cosine about .9), so
 that they keep that model's clusters and directions. They do not belong to the text beside them.
-Queries are real chunks that were held out: their own vectors, and their first words. Each part is a
-process.
+Queries are held-out real chunks: their own vectors, and their first words. Each part is a process.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ class Known:
 
 
 def quality(arguments: argparse.Namespace) -> None:
-    """nDCG@10 of each mode, whole documents, by the index and by numpy + bm25s on the same vectors."""
+    """nDCG@10 per mode, whole documents: the index, and numpy + bm25s on the same vectors."""
     folder = load_collection(arguments.collection)
     name, ids, texts, queries = (
         folder.name,
@@ -106,9 +104,8 @@ def quality(arguments: argparse.Namespace) -> None:
             query: {hit.id: hit.score for hit in index.search(text, known, 100, mode)}
             for query, text in queries.items()
         }
-        print(
-            f"| {mode} | {mean_scores(folder.qrels, run)['ndcg@10']:.4f} | {oracle[system].means()['ndcg@10']:.4f} |"
-        )
+        scores = mean_scores(folder.qrels, run), oracle[system].means()
+        print(f"| {mode} | " + " | ".join(f"{score['ndcg@10']:.4f}" for score in scores) + " |")
 
 
 def rerank(arguments: argparse.Namespace) -> None:
@@ -142,9 +139,8 @@ def rerank(arguments: argparse.Namespace) -> None:
         row["tokens"] is not None and len(row["tokens"])
         for row in index._table.search().limit(10**6).to_list()
     ) / len(index)
-    print(
-        f"{len(index):,} chunks, {size:,.0f} bytes of tokens a chunk\n\n| | p50, ms | p99, ms |\n|---|---|---|"
-    )
+    print(f"{len(index):,} chunks, {size:,.0f} bytes of tokens per chunk\n")
+    print("| | p50, ms | p99, ms |\n|---|---|---|")
     for name, row in rows.items():
         print(f"| {name} | {np.percentile(row[5:], 50):.1f} | {np.percentile(row[5:], 99):.1f} |")
 
@@ -254,7 +250,7 @@ def latencies(search: Callable[[int], object]) -> dict[str, float]:
     }
 
 
-def told(**facts: object) -> None:
+def print_facts(**facts: object) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(json.dumps(facts | {"peak_gb": round(peak, 2)}))
 
@@ -327,7 +323,7 @@ def ours(arguments: argparse.Namespace) -> None:
             )
         )
 
-    told(
+    print_facts(
         chunks=len(index),
         folder_gb=size_of(out),
         recall_hybrid=recall(near),
@@ -380,7 +376,9 @@ def plain(arguments: argparse.Namespace) -> None:
         (rows @ vector >= best[-1] - 1e-6).sum() / 10
         for rows, vector, best in zip(found, vectors, exact, strict=True)
     ]
-    told(build=built, hybrid=latencies(search), recall=float(np.mean(hits)), folder_gb=size_of(out))
+    print_facts(
+        build=built, hybrid=latencies(search), recall=float(np.mean(hits)), folder_gb=size_of(out)
+    )
 
 
 def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
@@ -407,7 +405,7 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
         worded, _ = lexical.top_k([words[row]], DEPTH)
         return reciprocal_rank_fusion([near[0].tolist(), worded[0].tolist()])
 
-    told(build=built, hybrid=latencies(search), recall=1.0)
+    print_facts(build=built, hybrid=latencies(search), recall=1.0)
 
 
 # Kill

@@ -1,17 +1,16 @@
-"""What the service costs beside the model: clients at saturation against direct encoding, on the
-same cores.
+r"""Cost of the service beside the model: clients at saturation against direct encoding.
 
-    taskset -c 1 python -m research.benchmarks.serve --data COLLECTIONS/scifact/corpus.jsonl.gz --threads 1
-    --seconds 60
+    taskset -c 1 python -m research.benchmarks.serve --data COLLECTIONS/scifact/corpus.jsonl.gz \
+        --threads 1 --seconds 60
 
 Direct encoding is the encoder's own, of all texts at once, before and after. The service is `revela
-serve` as a process of its own; the clients share its cores. They are raw sockets that send ready
-bodies and read no more than status and length, so that what is measured is the server. A refused
-client (429) comes back when the answer says so.
+serve` as a process of its own; the clients share its cores. Clients are raw sockets that send
+prepared bodies and read status and length only, so the server is what is measured. A refused client
+(429) comes back when the answer says so.
 
-On a machine that does other work wall clocks tell little, so texts are also counted a processor
-second: of the encoding process, and of server and clients together. Where nothing else runs, the
-two ratios are one.
+Wall clocks tell little on a machine that does other work, so texts are also counted per processor
+second: of the encoding process, and of server and clients together. On a quiet machine the two
+ratios are one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,33 +48,43 @@ NAME = "model"
 
 @dataclass
 class Load:
-    """What the clients met."""
+    """Answers that the clients got."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
     texts: int = 0
 
 
+@dataclass
+class Measured:
+    """A load, and what it took: seconds of the wall clock, and of the processor by process."""
+
+    load: Load
+    wall: float
+    server: float
+    clients: float
+    texts: float  # that the server's model encoded, also of requests not answered in time
+    model: float  # seconds of the server's busiest thread
+
+
 async def client(
     port: int, bodies: list[bytes], texts: int, first: int, end: float, load: Load
 ) -> None:
-    """Ask until the time is over, one request after another on one connection."""
+    """Send one request after another on one connection until the time is over."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     turn = first
     while time.monotonic() < end:
         body = bodies[turn % len(bodies)]
         turn += 1
         begun = time.monotonic()
-        writer.write(
-            b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        )
+        writer.write(b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\n")
+        writer.write(b"Content-Type: application/json\r\n")
         writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         status = int(head.split()[1])
         await reader.readexactly(int(re.search(r"content-length: (\d+)", head)[1]))
         now = time.monotonic()
-        if now > end:
-            # an answer after the end would count for texts that were encoded within and without
+        if now > end:  # some of its texts were encoded after the end
             break
         load.statuses[status] += 1
         if status == 200:
@@ -102,31 +113,20 @@ def processor_seconds(folder: str) -> float:
 
 
 def by_thread(pid: int) -> Counter[str]:
-    """The same of each thread; the model's is the busiest, and with --threads 1 the only one that
-    computes.
-    """
-    return Counter(
-        {
-            str(thread): processor_seconds(str(thread))
-            for thread in Path(f"/proc/{pid}/task").iterdir()
-        }
-    )
+    """The same per thread. The model's is the busiest; with --threads 1 no other computes."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return Counter({str(thread): processor_seconds(str(thread)) for thread in threads})
 
 
 def encoded(port: int) -> float:
-    """Texts that the server's model has encoded so far, also those of requests that are not yet
-    answered.
-    """
+    """Texts that the server's model has encoded so far, answered or not."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        return float(
-            re.search(r'revela_batch_texts_sum\{role="passage"\} (\S+)', answer.read().decode())[1]
-        )
+        metrics = answer.read().decode()
+    return float(re.search(r'revela_batch_texts_sum\{role="passage"\} (\S+)', metrics)[1])
 
 
 def direct(encoder: Encoder, texts: list[str], seconds: float) -> tuple[float, float]:
-    """Texts a second and a processor second when the encoder is given all of them at once, again
-    and again.
-    """
+    """Texts per second and per processor second, the encoder given all at once, repeatedly."""
     encoder.encode_passages(texts[:64])
     done, wall, processor = 0, time.monotonic(), time.process_time()
     while time.monotonic() - wall < seconds:
@@ -135,107 +135,87 @@ def direct(encoder: Encoder, texts: list[str], seconds: float) -> tuple[float, f
     return done / (time.monotonic() - wall), done / (time.process_time() - processor)
 
 
+def options() -> argparse.Namespace:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="a corpus, as for revela train")
+    add("--model", default="embedded:minilm-l6")
+    add("--clients", type=int, default=32)
+    add("--texts", type=int, default=8, help="texts per request")
+    add("--words", type=int, default=100, help="most words of a text")
+    add("--seconds", type=float, default=60)
+    add("--threads", type=int, default=os.cpu_count())
+    flags = "of revela serve, without their dashes: batch-tokens=8192"
+    add("--flags", nargs="*", default=[], help=flags)
+    return parser.parse_args()
+
+
+def index_of(texts: Sequence[str], folder: Path, encoder: Encoder, index: Path) -> None:
+    """A small index, for `revela serve` to open."""
+    few = arrow_list(Document, [Document(str(i), text) for i, text in enumerate(texts[:8])])
+    about = dict(model=str(folder), fingerprint=fingerprint(folder), settings=Indexing())
+    build(index, few, encoder, **about)
+
+
+def measured(index: Path, bodies: list[bytes], a: argparse.Namespace) -> Measured:
+    """Serve the index in a process of its own, and put it under load."""
+    command = [sys.executable, "-m", "revela", "serve", str(index), "--port", "0", "--name", NAME]
+    command += [f"--{f}" for f in a.flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(re.search(r":(\d+)/", server.stdout.readline())[1])
+        used = partial(processor_seconds, f"/proc/{server.pid}")
+        try:
+            asyncio.run(saturate(port, bodies, a.texts, 4, 2))  # warm
+            texts, models = encoded(port), by_thread(server.pid)
+            begun, theirs, ours = time.monotonic(), used(), time.process_time()
+            load = asyncio.run(saturate(port, bodies, a.texts, a.clients, a.seconds))
+            return Measured(
+                load,
+                wall=time.monotonic() - begun,
+                server=used() - theirs,
+                clients=time.process_time() - ours,
+                texts=encoded(port) - texts,
+                model=max((by_thread(server.pid) - models).values()),
+            )
+        finally:
+            server.terminate()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="a corpus, as for revela train")
-    parser.add_argument("--model", default="embedded:minilm-l6")
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--texts", type=int, default=8, help="texts a request")
-    parser.add_argument("--words", type=int, default=100, help="most words of a text")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument(
-        "--flags",
-        nargs="*",
-        default=[],
-        help="of revela serve, without their dashes: batch-tokens=8192",
-    )
-    a = parser.parse_args()
+    a = options()
     os.environ["OMP_NUM_THREADS"] = str(a.threads)
     torch.set_num_threads(a.threads)
-    documents, _ = read_corpus(
-        [a.data],
-        text_field="text",
-        title_field="title",
-        max_bad_share=0,
-        distinct=False,
-        min_words=5,
-    )
+    documents, _ = read_corpus([a.data], max_bad_share=0, distinct=False, min_words=5)
     texts = [" ".join(document.full_text.split()[: a.words]) for document in documents[:512]]
     folder = resolve(a.model)
     encoder = load_encoder(folder, "auto")
     groups = [texts[i : i + a.texts] for i in range(0, len(texts) - a.texts + 1, a.texts)]
-    bodies = [
-        json.dumps(
-            {"model": NAME, "input": g, "encoding_format": "base64", "truncate": True}
-        ).encode()
-        for g in groups
-    ]
+    request = {"model": NAME, "encoding_format": "base64", "truncate": True}
+    bodies = [json.dumps({**request, "input": g}).encode() for g in groups]
     with tempfile.TemporaryDirectory() as temporary:
         index = Path(temporary) / "index"
-        few = arrow_list(Document, [Document(str(i), text) for i, text in enumerate(texts[:8])])
-        build(
-            index,
-            few,
-            encoder,
-            model=str(folder),
-            fingerprint=fingerprint(folder),
-            settings=Indexing(),
-        )
+        index_of(texts, folder, encoder, index)
         before = direct(encoder, texts, a.seconds / 3)
-        command = [
-            sys.executable,
-            "-m",
-            "revela",
-            "serve",
-            str(index),
-            "--port",
-            "0",
-            "--name",
-            NAME,
-            *(f"--{f}" for f in a.flags),
-        ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            port = int(re.search(r":(\d+)/", server.stdout.readline())[1])
-            try:
-                asyncio.run(saturate(port, bodies, a.texts, 4, 2))
-                before_load, models = encoded(port), by_thread(server.pid)
-                begun, theirs, ours = (
-                    time.monotonic(),
-                    processor_seconds(f"/proc/{server.pid}"),
-                    time.process_time(),
-                )
-                load = asyncio.run(saturate(port, bodies, a.texts, a.clients, a.seconds))
-                wall, theirs, ours = (
-                    time.monotonic() - begun,
-                    processor_seconds(f"/proc/{server.pid}") - theirs,
-                    time.process_time() - ours,
-                )
-                texts_encoded, models = (
-                    encoded(port) - before_load,
-                    max((by_thread(server.pid) - models).values()),
-                )
-            finally:
-                server.terminate()
+        found = measured(index, bodies, a)
         after = direct(encoder, texts, a.seconds / 3)
     by_wall, by_processor = ((x + y) / 2 for x, y in zip(before, after, strict=True))
-    cuts = statistics.quantiles(load.seconds, n=100)
+    cuts = statistics.quantiles(found.load.seconds, n=100)
+    both = found.server + found.clients
     row = {
         "clients": a.clients,
-        "texts a request": a.texts,
-        "answers": dict(load.statuses),
-        "texts/s": round(load.texts / a.seconds, 1),
+        "texts per request": a.texts,
+        "answers": dict(found.load.statuses),
+        "texts/s": round(found.load.texts / a.seconds, 1),
         "direct texts/s": round(by_wall, 1),
-        "ratio": round(load.texts / a.seconds / by_wall, 3),
-        "texts encoded a processor second": round(texts_encoded / (theirs + ours), 1),
-        "direct texts a processor second": round(by_processor, 1),
-        "ratio by processor": round(texts_encoded / (theirs + ours) / by_processor, 3),
-        "model's share of the processor": round(models / (theirs + ours), 3),
-        "clients' share of the processor": round(ours / (theirs + ours), 4),
-        "share of the wall clock that server and clients had": round((theirs + ours) / wall, 3),
+        "ratio": round(found.load.texts / a.seconds / by_wall, 3),
+        "texts per processor second": round(found.texts / both, 1),
+        "direct texts per processor second": round(by_processor, 1),
+        "ratio by processor": round(found.texts / both / by_processor, 3),
+        "model's share of the processor": round(found.model / both, 3),
+        "clients' share of the processor": round(found.clients / both, 4),
+        "share of the wall clock that server and clients had": round(both / found.wall, 3),
         "p50 s": round(cuts[49], 3),
         "p99 s": round(cuts[98], 3),
     }

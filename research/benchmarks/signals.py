@@ -1,19 +1,17 @@
-"""What is Revela's signal worth, pair by pair?
+"""How well Revela's training signal separates chunks of one document from others, per pair.
 
     python -m research.benchmarks.signals --text TEXT/wikipedia_small.jsonl.gz --what siblings
     python -m research.benchmarks.signals --text TEXT/wikipedia_small.jsonl.gz --what duplicates
 
 Groups of 16 chunks, four each of four documents. The signal on a pair is minus the derivative of
-the LM's loss by the pair's score, before the soft-max that makes Sim of it: what the retriever is
-told about them. Taken at two places: where all scores are equal, and where the fitted retriever has
-them. A signal is as good as it tells siblings, chunks of one document, from strangers (AUC, mean
-over rows).
+the LM's loss by the pair's score, before the softmax that makes Sim of it. It is taken where all
+scores are equal, and where the fitted retriever has them. Its quality is how well it separates
+siblings, chunks of one document, from other chunks (AUC, mean over rows).
 
-``siblings``: documents that the fitted retriever finds alike; beside the signal at either place,
-the retriever's own cosines. ``duplicates``: documents at random, and one chunk of another document
-replaced by a near-copy of a chunk (the same words but for one in twenty); of the row of the chunk
-that has a copy, the part of the signal that is on the copy, and how good the rest is, with and
-without the copy.
+``siblings``: documents that the fitted retriever finds alike; the retriever's own cosines beside
+both signals. ``duplicates``: random documents, and one chunk of another document replaced by a
+near-copy of a chunk (one word in twenty changed); for the row of the chunk that has a copy, the
+part of the signal on the copy, and the quality of the rest, with and without the copy.
 
 Intervals (95 %) are Student's t over groups.
 """
@@ -64,12 +62,12 @@ def near_copy(text: str, rng: random.Random) -> str:
 
 
 def auc(signal_B: np.ndarray, keep_B: np.ndarray, row: int) -> float:
-    """Chance that a sibling of the row's chunk has more signal than a stranger, among those that
+    """Chance that a sibling of the row's chunk has more signal than another chunk, among those that
     are kept.
     """
     sibling_B = np.isin(OWNER, OWNER[row])
-    siblings, strangers = signal_B[keep_B & sibling_B], signal_B[keep_B & ~sibling_B]
-    return above(siblings, strangers)
+    siblings, others = signal_B[keep_B & sibling_B], signal_B[keep_B & ~sibling_B]
+    return above(siblings, others)
 
 
 def above(some: np.ndarray, others: np.ndarray) -> float:
@@ -84,7 +82,7 @@ def mean_auc(signal_BB: np.ndarray) -> float:
     )
 
 
-def told(values: Sequence[float]) -> str:
+def interval(values: Sequence[float]) -> str:
     margin = student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
     return f"{np.mean(values):.3f} ± {margin:.3f}"
 
@@ -222,7 +220,7 @@ def like_documents(
 def siblings(
     signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random
 ) -> Iterator[dict[str, float]]:
-    """Of each group, how well the retriever and its teachers tell siblings from strangers."""
+    """Of each group, how well the retriever and its teachers separate siblings from other chunks."""
     for documents in like_documents(signal, pieces, groups, rng):
         texts = [text for i in documents for text in pieces[i]]
         fitted = signal.fitted(texts)
@@ -257,7 +255,7 @@ def main() -> None:
     pieces = some_pieces(cut, arguments.groups, rng)
     found = list(measure(signal, pieces, arguments.groups, rng))
     for name in sorted(found[0]):
-        print(f"{name}: {told([row[name] for row in found])}")
+        print(f"{name}: {interval([row[name] for row in found])}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""What training, encoding and chunking cost, each beside what it should be measured against: `make
-bench`.
+"""Cost of training, encoding and chunking, each beside a baseline: `make bench`.
 
-    python -m research.benchmarks.speed --data COLLECTIONS/scifact python -m research.benchmarks.speed --what steps --forms ours
-    bound --chunks 8 16 32 64 128     # against the size of a group python -m research.benchmarks.speed --what
-    steps --forms ours bound naive --lm-layers 6 12 20 30  # against the LM's depth
+    python -m research.benchmarks.speed --data COLLECTIONS/scifact
+    # against the size of a group, and against the LM's depth
+    python -m research.benchmarks.speed --what steps --forms ours bound --chunks 8 16 32 64 128
+    python -m research.benchmarks.speed --what steps --forms ours bound naive --lm-layers 6 12 30
 
-A training step in the forms of forms.py, on the CPU (medians of times and ratios; peak memory of
-each in its own process). A form that does not fit into the memory that is free is left out, and so
-are the naive ones where they are known not to (--naive-up-to). Encoding: our encoder beside
-SentenceTransformer.encode on texts of mixed lengths. Chunking: MB/s, by one and more processes. On
-a GPU, where there is one: the step at the size of larger models (gpu.py).
+A training step in the forms of forms.py, on the CPU: medians of times and ratios; peak memory of
+each form in a process of its own. A form that does not fit into free memory is left out, and so are
+naive forms above --naive-up-to chunks. Encoding: revela's encoder beside SentenceTransformer.encode
+on texts of mixed lengths. Chunking: MB/s, by one and more processes. On a GPU, where there is one:
+the step at the size of larger models (gpu.py).
 
-Without --data the text is the Python source installed on this machine. Everything goes to
+Without --data the text is the Python source installed on this machine. Results go to
 research/out/bench.json and research/out/bench.png.
 """
 
@@ -200,10 +200,8 @@ def steps(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
             ]:
                 forms = [f for f in arguments.forms if f != LEAN or models.gates_LH is not None]
                 if chunks > arguments.naive_up_to:
-                    too_big |= {
-                        f: "left out: its memory grows with the square of the chunks (--naive-up-to)"
-                        for f in (NAIVE, LEAN)
-                    }
+                    why = "its memory grows with the square of the chunks (--naive-up-to)"
+                    too_big |= dict.fromkeys((NAIVE, LEAN), f"left out: {why}")
                 peaks: dict[str, float | None] = {}
                 for form in (f for f in forms if f not in too_big and not arguments.no_memory):
                     peaks[form] = peak(preset, form, chunks, lm_layers, arguments)
@@ -212,7 +210,8 @@ def steps(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
                 runs = {f: partial(seconds, models, f, features) for f in forms if f not in too_big}
                 times = in_turn(runs, arguments.repeats, arguments.limit)
                 for form in forms:
-                    what = f"step, {preset}, {models.lm.n_layers} layers, {chunks} x {arguments.tokens} tokens"
+                    size = f"{chunks} x {arguments.tokens} tokens"
+                    what = f"step, {preset}, {models.lm.n_layers} layers, {size}"
                     row: Row = {
                         "what": what,
                         "form": form,
@@ -277,11 +276,16 @@ def encoding(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     )
     rows = []
     for form in forms:
-        rows.append({
-            "what": f"encoding {len(cut)} texts of 5 to 250 words", "form": form, "seconds": statistics.median(times[form]),
-            "to_ours": ratio(times[form], times["ours"]),
-            "cosine_distance": float(1 - (vectors[form] * vectors["sentence-transformers"]).sum(1).min()),
-        })  # fmt: skip
+        cosines = (vectors[form] * vectors["sentence-transformers"]).sum(1)
+        rows.append(
+            {
+                "what": f"encoding {len(cut)} texts of 5 to 250 words",
+                "form": form,
+                "seconds": statistics.median(times[form]),
+                "to_ours": ratio(times[form], times["ours"]),
+                "cosine_distance": float(1 - cosines.min()),
+            }
+        )
         print_row(rows[-1])
     return rows
 

@@ -47,16 +47,16 @@ def drawn(found, path, monkeypatch):
 @pytest.mark.parametrize(
     ("chunks", "depths", "labels"),
     [
-        ((8, 16, 32), (30,), ["chunks a group"]),
+        ((8, 16, 32), (30,), ["chunks per group"]),
         ((16,), (6, 12, 30), ["layers of the LM"]),
-        ((8, 16, 32, 64, 128), (6, 12, 20, 30), ["chunks a group", "layers of the LM"]),
-        ((16,), (30,), ["chunks a group"]),
+        ((8, 16, 32, 64, 128), (6, 12, 20, 30), ["chunks per group", "layers of the LM"]),
+        ((16,), (30,), ["chunks per group"]),
     ],
 )
 def test_what_varies_gets_a_row_of_axes(tmp_path, monkeypatch, chunks, depths, labels):
     axes, legends = drawn(made_up(chunks, depths), tmp_path / "steps.png", monkeypatch)
     assert [a.get_xlabel() for a in axes] == [label for label in labels for _ in range(2)]
-    assert [a.get_ylabel() for a in axes[:2]] == ["seconds a step", "peak memory of a step, GB"]
+    assert [a.get_ylabel() for a in axes[:2]] == ["seconds per step", "peak memory of a step, GB"]
     assert len(legends) == 1 and len(legends[0].get_texts()) == 2 * len(FACTORS) - 1
     for axis in axes:
         assert len(axis.lines) == 2 * len(FACTORS) - 1
@@ -64,7 +64,7 @@ def test_what_varies_gets_a_row_of_axes(tmp_path, monkeypatch, chunks, depths, l
 
 def test_without_memory_there_is_only_time_and_without_steps_nothing(tmp_path, monkeypatch):
     axes, _ = drawn(made_up((8, 16), memory=False), tmp_path / "steps.png", monkeypatch)
-    assert [a.get_ylabel() for a in axes] == ["seconds a step"]
+    assert [a.get_ylabel() for a in axes] == ["seconds per step"]
     rows.plot([{"what": "encoding", "form": "ours", "seconds": 1.0}], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
 
