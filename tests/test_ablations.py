@@ -1,6 +1,4 @@
-"""research/recipes: every variant is a recipe, the commands at their heads are right, and one runs
-to its table at tiny scale.
-"""
+"""research/recipes: variants are recipes, the commands at their heads parse, and one runs."""
 
 from __future__ import annotations
 
@@ -84,10 +82,10 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
         "query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
     )
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
-    code, out, err = run(
-        monkeypatch, capsys, "compare", corpus_file, "--on", judged, "--recipe", ABLATIONS / "v-norm.toml", "--out", tmp_path / "v-norm",
-        "--presets", "paper", "--points", 1, *models, *TINY, "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0,
-    )  # fmt: skip
+    small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
+    flags = ("--on", judged, "--recipe", ABLATIONS / "v-norm.toml", "--out", tmp_path / "v-norm")
+    trained = ("--presets", "paper", *models, *TINY, *small)
+    code, out, err = run(monkeypatch, capsys, "compare", corpus_file, *flags, *trained)
     assert code == 0, err
     runs = {
         name: json.loads((tmp_path / "v-norm" / f"{name}-0" / "run.json").read_text())

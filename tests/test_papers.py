@@ -1,4 +1,4 @@
-"""What docs/papers.md and docs/how-it-works.md name is there: files, functions, classes, methods."""
+"""Files, functions, classes and methods named in docs/papers.md and how-it-works.md exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOURCES = [ROOT / "src" / "revela", ROOT]
 
 
 def file_of(path: str) -> Path | None:
-    """The file below src/revela or the root; if only its name is given, the one that is called so."""
+    """The file below src/revela or the root; a bare name means the only file of that name."""
     if "/" in path:
         return next((base / path for base in SOURCES if (base / path).is_file()), None)
     found = [file for base in ("src", "tests") for file in (ROOT / base).rglob(path)]

@@ -220,7 +220,7 @@ def like_documents(
 def siblings(
     signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random
 ) -> Iterator[dict[str, float]]:
-    """Of each group, how well the retriever and its teachers separate siblings from other chunks."""
+    """Per group, how well the retriever and its teachers separate siblings from other chunks."""
     for documents in like_documents(signal, pieces, groups, rng):
         texts = [text for i in documents for text in pieces[i]]
         fitted = signal.fitted(texts)

@@ -1,10 +1,8 @@
-"""The same on the CPU and on a device that is not there (pretend_gpu.py); prints what came of it as
-JSON.
+"""Run steps, probes and the fit on the CPU and on a pretended GPU; print the results as JSON.
 
     python -m tests.research.on_a_pretend_gpu FOLDER-OF-A-TINY-LM
 
-Models are built before the pretence begins: transformers does not load them right under a dispatch
-mode.
+Models are built before ``pretending()``: transformers cannot load them under a dispatch mode.
 """
 
 from __future__ import annotations
@@ -86,9 +84,7 @@ def probes(device: torch.device) -> list[Any]:
 
 
 def fit(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Where the retriever is after the fit, and cosines of what it gives (axes of like strength are
-    anyone's choice).
-    """
+    """The retriever's devices after the fit, and cosines of its vectors (equal up to rotation)."""
     settings = dict(
         layers=2,
         pooling="mean",

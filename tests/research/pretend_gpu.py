@@ -1,4 +1,4 @@
-"""A device that is not there: its tensors lie in the CPU's memory, but are no CPU tensors.
+"""A pretended GPU: its tensors lie in the CPU's memory, but are not CPU tensors.
 
 What would fail on a GPU fails here, too: an operation on tensors of both devices. What would make
 the host wait for a GPU is counted: a number or a list asked of a tensor, a result whose size
@@ -28,12 +28,8 @@ from torch.utils.backend_registration import (
     _setup_privateuseone_for_python_backend,
 )
 
-PLACES = (
-    "/revela/",
-    "/transformers/",
-    "/sentence_transformers/",
-    "/research/benchmarks/",
-)  # whose line is blamed for a wait
+# A wait is attributed to the innermost line of these.
+PLACES = ("/revela/", "/transformers/", "/sentence_transformers/", "/research/benchmarks/")
 SIZE_BY_VALUE = ("nonzero", "masked_select", "bincount", "_unique2", "repeat_interleave")
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 

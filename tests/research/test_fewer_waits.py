@@ -1,6 +1,4 @@
-"""What is written so that the host seldom waits for a GPU gives, bit for bit, what the plain way
-gives.
-"""
+"""Code written to avoid waits of the host for a GPU is bit-identical to the plain form."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The GPU's part of the benchmark, on the CPU with tiny models; and, without a GPU, that its
-kernels compile for one.
-"""
+"""The GPU benchmark on the CPU with tiny models; its kernels compile for a GPU without one."""
 
 from __future__ import annotations
 
@@ -167,13 +165,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from revela.lm import document_attention_triton as kernels
 
-sizes = dict(SHARED=3, WIDTH=64, WIDE=64, ROWS=kernels.ROWS, KEYS=kernels.KEYS, V_NORM=True, EXACT=tl.float32)
+sizes = dict(SHARED=3, WIDTH=64, WIDE=64, ROWS=kernels.ROWS, KEYS=kernels.KEYS, V_NORM=True)
+sizes["EXACT"] = tl.float32
+indices = "owner_pointer", "bound_pointer", "block_document_pointer", "block_start_pointer"
 for kernel in (kernels._forward, kernels._backward_rows, kernels._backward_keys):
     types = {}
     for name in kernel.arg_names:
         if name in sizes:
             types[name] = "constexpr"
-        elif name in ("owner_pointer", "bound_pointer", "block_document_pointer", "block_start_pointer"):
+        elif name in indices:
             types[name] = "*i64"
         elif name.endswith("_pointer"):
             types[name] = "*fp32" if "weight" in name else "*bf16"

@@ -1,6 +1,4 @@
-"""Everything of a step is on one device, the host seldom waits for it, and results are the CPU's:
-on a device that is not there.
-"""
+"""On a pretended GPU: a step stays on one device, rarely waits, and gives the CPU's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sizes and forms of a step are timed on the CPU, with tiny models in the place of SmolLM2."""
+"""Which sizes and forms of a step are timed on the CPU, with tiny models in place of SmolLM2."""
 
 from __future__ import annotations
 
@@ -107,11 +107,9 @@ def test_a_text_too_short_for_the_largest_group_is_refused_at_once(measure):
 
 
 def test_memory_that_is_not_free_is_not_taken():
-    code = "import torch; from research.benchmarks import speed; speed.limit_memory(1.0); torch.ones(2**26); print('some', flush=True); torch.ones(2**29); print('more')"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(speed.__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
+    take = "torch.ones(2**26); print('some', flush=True); torch.ones(2**29); print('more')"
+    code = f"import torch; from research.benchmarks.speed import *; limit_memory(1.0); {take}"
+    root = Path(speed.__file__).parents[2]
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert run.stdout == "some\n" and run.returncode != 0
