@@ -59,17 +59,14 @@ from revela.settings import PRESETS, Recipe
 from revela.types import Chunk
 
 TAUS, GATES, HEADS = (0.05, 0.2, 1.0), (0.2, 0.5, 0.9), (4, 48)
-REPLUG = (
-    (0.001, 0.001),
-    (0.1, 0.05),
-    (0.1, 1.0),
-)  # temperatures of the likelihoods and of the cosines
+# Temperatures of the likelihoods and of the cosines.
+REPLUG = ((0.001, 0.001), (0.1, 0.05), (0.1, 1.0))
 FEW = 8  # words of an answer
 Measures = dict[str, dict[str, float]]
 
 
 class Teachers:
-    """What each objective says of one group's pairs, for a recipe of DREAM."""
+    """The signal of each objective on the pairs of one group, for a recipe of DREAM."""
 
     def __init__(self, signal: Signal, recipe: Recipe, rows: ArrowList[Chunk]) -> None:
         self.signal, self.recipe, self.make = signal, recipe, PromptMaker(signal.tokenizer, recipe)
@@ -88,7 +85,7 @@ class Teachers:
         words: int | None,
         cosine_QB: Tensor,
     ) -> Tensor:
-        """Its signal; of the loss on the first ``words`` of an answer."""
+        """DREAM's signal; of the loss on the first ``words`` of an answer."""
         prompt, _ = self.make.with_answers(passages, questions)
         _, tail = self.make.with_answers(
             [" ".join(passage.split()[:words]) for passage in passages], questions
@@ -117,7 +114,7 @@ class Teachers:
         heads: int,
         cosine_QB: Tensor | None = None,
     ) -> Tensor:
-        """What the heads say; with cosines, both together as in its target."""
+        """The heads' scores; with cosines, both together as in its target."""
         texts = of_group(*self.make.with_nothing_asked(passages, questions), 0)
         with autocast(self.signal.device, self.signal.bf16):
             said_QB = attended(self.signal.lm, *texts, self.heads[:heads])
@@ -198,9 +195,7 @@ def minus_gradient(loss: Callable[[Tensor], Tensor], cosine: Tensor) -> Tensor:
 
 
 def measures_of(signal_QB: Tensor, asked: Sequence[int]) -> dict[str, float]:
-    """What a signal tells of the answers and of their siblings, by the names at the head of this
-    file.
-    """
+    """Quality of a signal on answers and siblings, by the names in the module docstring."""
     rows = []
     for signal_B, i in zip(signal_QB.double().numpy(), asked, strict=True):
         others, siblings = np.arange(len(OWNER)) != i, np.isin(OWNER, OWNER[i])
@@ -218,11 +213,10 @@ def measures_of(signal_QB: Tensor, asked: Sequence[int]) -> dict[str, float]:
 def measure(
     recipe: Recipe, text: Path, queries_file: Path | None, groups: int, rows: str
 ) -> Iterator[Measures]:
-    """Of each group, what the losses tell whose names match ``rows``."""
+    """Per group, the measures of the losses whose names match ``rows``."""
     signal = Signal(recipe, text)
-    documents, _ = hold_out(
-        read_for(recipe, [text])[0], recipe
-    )  # as in training, so that questions which were written for it are the ones
+    # Held out as in training, so that its written questions fit.
+    documents, _ = hold_out(read_for(recipe, [text])[0], recipe)
     chunks = training_chunks(recipe, documents)
     asking = training_rows(recipe, documents, chunks, queries_file)
     teachers, rng = Teachers(signal, recipe, asking), random.Random(0)

@@ -42,9 +42,7 @@ QUESTIONS = [
 
 
 def sources() -> Iterator[tuple[str, Path, Path]]:
-    """(package, root, file) of every Python file of the standard library and of what is installed
-    beside it.
-    """
+    """(package, root, file) of the Python files of the standard library and site-packages."""
     for root in dict.fromkeys(Path(sysconfig.get_paths()[k]) for k in ("stdlib", "purelib")):
         for file in sorted(root.rglob("*.py")):
             parts = file.relative_to(root).parts
@@ -53,9 +51,7 @@ def sources() -> Iterator[tuple[str, Path, Path]]:
 
 
 def write_corpora(out: Path, max_files: int, max_held: int, max_functions: int) -> tuple[int, int]:
-    """train.jsonl and held_out.jsonl of source files, and docstrings/, a BEIR-layout folder of
-    docstring -> function.
-    """
+    """Write train.jsonl, held_out.jsonl, and docstrings/: docstring -> function in BEIR layout."""
     train, held = [], []
     for package, root, file in sources():
         try:

@@ -26,9 +26,7 @@ DIMENSIONS = (64, 128, 256, 576, 1152)
 
 
 class Changed:
-    """An encoder whose vectors are turned, cut short, or nothing but signs; each text is encoded
-    once for all.
-    """
+    """An encoder whose vectors are rotated, cut or reduced to signs; each text is encoded once."""
 
     def __init__(
         self,

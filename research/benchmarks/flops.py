@@ -24,11 +24,8 @@ import torch
 
 from research.benchmarks.forms import timed
 
-DENSE_BF16 = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-}  # FLOP/s, of the data sheets; Hopper's are of the SXM form
+# FLOP/s by data sheet; Hopper's in the SXM form.
+DENSE_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 SLOWER = ("PCIe", "NVL")  # forms of these chips that are measured instead
 
 

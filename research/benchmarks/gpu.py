@@ -170,7 +170,7 @@ def batch(models: Models, groups: int, tokens: int) -> Features:
 
 @torch.no_grad()
 def heavy_pairs(models: Models, features: Features) -> int:
-    """Pairs of chunks whose weight is enough to be computed."""
+    """Pairs of chunks whose weight is large enough to be computed."""
     with packed(models.retriever[0].model), autocast(models.device, models.bf16):
         query_BD, passage_BD = (embed(models.retriever, side, 0) for side in features[:2])
     return int((models.objective().weights(query_BD, passage_BD) > models.recipe.epsilon).sum())
@@ -195,7 +195,7 @@ def needed(models: Models, features: Features) -> tuple[float, float]:
 
 
 class Meter:
-    """Runs steps of a form and keeps what they say beside their time."""
+    """Runs steps of a form and keeps their loss and memory beside their time."""
 
     def __init__(self, models: Models, features: Features) -> None:
         self.models, self.features = models, features
@@ -225,7 +225,7 @@ def step_rows(
     forms: Sequence[str],
     peak: float,
 ) -> Iterator[Row]:
-    """A cell: one model, preset and size of a batch, in all forms."""
+    """One model, preset and batch size, in all forms."""
     features = batch(models, groups, tokens)
     what = f"GPU step, {preset}, {name}, {groups} x {models.group_size} x {tokens} tokens"
     meter = Meter(models, features)
@@ -313,7 +313,7 @@ def loss_rows(
 def rows(
     arguments: argparse.Namespace, configs: dict[str, Any], device: torch.device
 ) -> Iterator[Row]:
-    """Every row, as it is measured. Past the time that is given nothing new begins."""
+    """Every row, as it is measured; nothing new begins after --gpu-minutes."""
     begun = time.monotonic()
     peak, source = peak_flops(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
@@ -359,7 +359,7 @@ def free(device: torch.device) -> None:
 
 
 def the_gpu() -> torch.device:
-    """The GPU that is measured."""
+    """The GPU to measure."""
     if not torch.cuda.is_available():
         raise SystemExit(
             "no CUDA GPU is at hand: run this where there is one, or leave gpu out of --what"
@@ -368,7 +368,7 @@ def the_gpu() -> torch.device:
 
 
 def run(arguments: argparse.Namespace, device: torch.device, before: list[Row], path: Path) -> None:
-    """Measure, print, and write down after every row, behind the rows that there are."""
+    """Measure, print, and append each row to the file."""
     for row in rows(arguments, configurations(), device):
         print_row(row)
         before.append(row)

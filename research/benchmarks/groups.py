@@ -32,7 +32,7 @@ WORDS = 48  # of a chunk, as by default
 
 
 def copies(documents: Sequence[Document]) -> Iterator[Document]:
-    """The documents again and again; no copy is an exact duplicate."""
+    """The documents repeatedly; no copy is an exact duplicate."""
     for turn in count():
         for document in documents:
             last = f"\nThis is copy {turn} of it." if turn else ""
@@ -40,7 +40,7 @@ def copies(documents: Sequence[Document]) -> Iterator[Document]:
 
 
 def up_to(documents: Iterable[Document], size_in_bytes: float) -> Iterator[Document]:
-    """As many as have this much text."""
+    """As many documents as have this much text."""
     total = 0
     for document in documents:
         if total >= size_in_bytes:
@@ -50,7 +50,7 @@ def up_to(documents: Iterable[Document], size_in_bytes: float) -> Iterator[Docum
 
 
 def with_chunks(documents: Iterable[Document], wanted: int) -> Iterator[Document]:
-    """As many as have this many chunks."""
+    """As many documents as have this many chunks."""
     total = 0
     for document in documents:
         if total >= wanted:
@@ -69,7 +69,7 @@ def write_jsonl(documents: Iterable[Document], path: Path) -> None:
 
 
 def measured(name: str, command: Sequence[str]) -> None:
-    """Run ``revela`` to its end and print what it took."""
+    """Run ``revela`` to its end and print its time and memory."""
     print(f"== {name}: revela {' '.join(command)}", flush=True)
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", "revela", *command])

@@ -26,7 +26,7 @@ SETTING = re.compile(r"│ (?:[ *]  )?(?:[A-Z]+ )?--[a-z]")
 
 
 class Figure(NamedTuple):
-    """A number, and what to know about it."""
+    """A number with a remark."""
 
     value: int
     about: str = ""

@@ -48,9 +48,7 @@ COLLECTIONS = [
 
 
 class Kept:
-    """An encoder whose vectors of a collection are read from a file; that file is made if it is not
-    there.
-    """
+    """An encoder that keeps the vectors of a collection in a file."""
 
     def __init__(
         self,
@@ -111,7 +109,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Said:
-    """What a re-ranker has said of one query, for several weights."""
+    """The scores of a re-ranker for one query, kept to be mixed with several weights."""
 
     scores: NDArray[np.float64]
 
@@ -122,9 +120,7 @@ class Said:
 def by_heads(
     collection: Collection, queries: Vectors, passages: Vectors, heads: QueryHeads
 ) -> list[float]:
-    """nDCG@10 of the fusion, and of it with the heads' signal in each weight; p50 processor seconds
-    that a query's reading takes.
-    """
+    """nDCG@10 of the fusion, and with the heads in each weight; p50 processor seconds per query."""
     dense, _ = top_k(queries, passages, DEPTH)
     fused, _ = hybrid(collection, queries, passages, dense)
     runs: list[dict[str, dict[str, float]]] = [{} for _ in (0, *WEIGHTS)]

@@ -63,7 +63,7 @@ def slug(name: str) -> str:
 
 
 def made(name: str, data: Path) -> str:
-    """The model of this name, made now if it is not there."""
+    """The model of this name; made if missing."""
     how, out = MODELS[name], OUT / slug(name)
     if "model" in how:
         return str(how["model"])
@@ -81,7 +81,7 @@ def made(name: str, data: Path) -> str:
 
 
 def probed(name: str, tokens: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Numbers of a model, kept or made now."""
+    """The probe of a model, from its row or run now."""
     path = RESULTS / f"{slug(name)}-{tokens}.json"
     if not path.exists():
         text, squad = (

@@ -102,9 +102,7 @@ def row(
     train: list[str] | None = None,
     untrained: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One system on one collection, kept or made now: scores of the model, of its fusion with BM25,
-    and of BM25.
-    """
+    """Scores of one system on one collection, alone and fused with BM25; kept, or made now."""
     path = row_file(name, folder.name)
     if path.exists():
         return json.loads(path.read_text())
@@ -162,7 +160,7 @@ def corpus_of(folder: Path) -> Path:
 
 
 def plan(minutes: float, other_minutes: float) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(collection, system, how to make it): what matters most comes first."""
+    """(collection, system, how to make it), the most important first."""
     budget = {name: minutes if name == "scifact" else other_minutes for name in COLLECTIONS}
 
     def trained(name: str, seed: int, *flags: str) -> list[str]:
@@ -209,7 +207,7 @@ def plan_objectives(
 
 
 def find_heads(folder: Path) -> None:
-    """The ranking of the LM's heads by how they look from a question to its answer, for gates."""
+    """Rank the LM's query-focused heads, for gates."""
     out = OUT / "heads" / f"{folder.name}.json"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ SWEEPS = {"chunks": "chunks per group", "lm_layers": "layers of the LM"}
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """Median of the ratios of runs that took place in the same turn."""
+    """Median of the ratios of runs of the same turn."""
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
@@ -91,9 +91,7 @@ def _plot_sweep(axis: Any, rows: Sequence[Row], x: str, measure: str) -> dict[An
 
 
 def _sweep(rows: Sequence[Row], x: str) -> tuple[list[Row], int]:
-    """Of one preset's rows those along ``x``, at the value of the other quantity that has the most
-    points, the most forms, the greatest.
-    """
+    """Rows of one preset along ``x``, at the value of the other quantity with the most points."""
     (other,) = (s for s in SWEEPS if s != x)
 
     def along(value: int) -> list[Row]:
@@ -106,7 +104,7 @@ def _sweep(rows: Sequence[Row], x: str) -> tuple[list[Row], int]:
 
 
 def _title(x: str, fixed: dict[str, int]) -> str:
-    """What does not vary."""
+    """The quantity that does not vary."""
     what = "an LM of {} layers" if x == "chunks" else "{} chunks per group"
     if len(set(fixed.values())) == 1:
         return what.format(next(iter(fixed.values())))

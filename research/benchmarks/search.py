@@ -58,7 +58,7 @@ def encoder(max_tokens: int):
 
 
 class Known:
-    """Vectors that were made before, by text."""
+    """An encoder of precomputed vectors, by text."""
 
     def __init__(self, texts: Sequence[str], vectors: Vectors) -> None:
         self.vectors = dict(zip(texts, vectors, strict=True)) | {".": vectors[0]}
@@ -109,9 +109,7 @@ def quality(arguments: argparse.Namespace) -> None:
 
 
 def rerank(arguments: argparse.Namespace) -> None:
-    """Milliseconds of a search with its query read by the model, as found and ordered again, in an
-    index of real chunks of 120 words.
-    """
+    """Milliseconds of a search, query encoding included, with and without re-ranking by tokens."""
     folder, model = load_collection(arguments.collection), encoder(256)
     documents = [
         Document(i, text) for i, text in zip(folder.document_ids, folder.documents, strict=True)
@@ -181,7 +179,7 @@ class Made:
 
 
 def at_least(documents: Sequence[Document], chunks: int) -> Iterator[Document]:
-    """Documents in a random order until they have so many chunks."""
+    """Documents in random order until they have this many chunks."""
     order = np.random.default_rng(0).permutation(len(documents))
     count = 0
     for row in order:
@@ -334,7 +332,7 @@ def ours(arguments: argparse.Namespace) -> None:
 
 
 def plain(arguments: argparse.Namespace) -> None:
-    """LanceDB as it comes: default indices and hybrid search, on the rows of ours."""
+    """LanceDB with default indices and its own hybrid search, on the same rows."""
     import lancedb
     import pyarrow as pa
     from lancedb.index import FTS, IvfPq
@@ -382,7 +380,7 @@ def plain(arguments: argparse.Namespace) -> None:
 
 
 def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
-    """The small path: everything in memory, exact."""
+    """The exact baseline: everything in memory."""
     _, words, vectors = held_out(arguments)
     texts, parts = [], []
 

@@ -107,7 +107,7 @@ async def saturate(
 
 
 def processor_seconds(folder: str) -> float:
-    """User and system time so far of a process or a thread, by its folder in /proc (Linux)."""
+    """User and system time of a process or thread so far, by its folder in /proc (Linux)."""
     fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

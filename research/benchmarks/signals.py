@@ -45,16 +45,13 @@ from revela.weights import resolve
 
 DOCUMENTS, PIECES = 4, 4  # of a group
 OWNER = np.repeat(np.arange(DOCUMENTS), PIECES)
-COPIED, REPLACED = (
-    0,
-    DOCUMENTS * PIECES - 1,
-)  # the copy of the first chunk takes the last one's place
+COPIED, REPLACED = 0, DOCUMENTS * PIECES - 1  # a copy of the first chunk replaces the last
 CHANGED = 0.05  # of a copy's words
-SOME = 600  # documents that groups of like ones are taken from
+SOME = 600  # documents to choose similar ones from
 
 
 def near_copy(text: str, rng: random.Random) -> str:
-    """The same words, but some are other words of the text."""
+    """The same words, some replaced by other words of the text."""
     words = text.split(" ")
     for place in rng.sample(range(len(words)), max(1, int(CHANGED * len(words)))):
         words[place] = rng.choice(words)
@@ -62,16 +59,14 @@ def near_copy(text: str, rng: random.Random) -> str:
 
 
 def auc(signal_B: np.ndarray, keep_B: np.ndarray, row: int) -> float:
-    """Chance that a sibling of the row's chunk has more signal than another chunk, among those that
-    are kept.
-    """
+    """AUC of siblings against other chunks in the row of a chunk, among those kept."""
     sibling_B = np.isin(OWNER, OWNER[row])
     siblings, others = signal_B[keep_B & sibling_B], signal_B[keep_B & ~sibling_B]
     return above(siblings, others)
 
 
 def above(some: np.ndarray, others: np.ndarray) -> float:
-    """How often one of some is above one of the others; equal ones count half."""
+    """How often a value of the first is above one of the second (AUC); ties count half."""
     return float(((some[:, None] > others) + 0.5 * (some[:, None] == others)).mean())
 
 
@@ -88,7 +83,7 @@ def interval(values: Sequence[float]) -> str:
 
 
 class Signal:
-    """What an LM with gates says about each pair of a group."""
+    """The signal of an LM with gates on each pair of a group."""
 
     def __init__(self, recipe: Recipe, corpus: Path) -> None:
         documents, _ = read_corpus([corpus])
@@ -162,9 +157,7 @@ Piece = TypeVar("Piece")
 def some_pieces(
     cut: Iterable[Sequence[Piece]], groups: int, rng: random.Random
 ) -> list[Sequence[Piece]]:
-    """The first chunks of as many documents as so many groups may want, of those that have enough
-    of them.
-    """
+    """The first chunks of as many documents as the groups need, of those long enough."""
     long_enough = [pieces[:PIECES] for pieces in cut if len(pieces) >= PIECES]
     return rng.sample(long_enough, min(len(long_enough), max(SOME, DOCUMENTS * groups)))
 
@@ -172,7 +165,7 @@ def some_pieces(
 def duplicates(
     signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random
 ) -> Iterator[dict[str, float]]:
-    """Of each group, what a near-copy does."""
+    """Per group, the effect of a near-copy."""
     kept = np.isin(np.arange(len(OWNER)), (COPIED, REPLACED), invert=True)
     for start in range(0, DOCUMENTS * groups, DOCUMENTS):
         plain = [text for texts in pieces[start : start + DOCUMENTS] for text in texts]
@@ -208,9 +201,7 @@ def duplicates(
 def like_documents(
     signal: Signal, pieces: Sequence[Sequence[str]], groups: int, rng: random.Random
 ) -> Iterator[list[int]]:
-    """The documents of each group: one at random, and those that the fitted retriever finds most
-    like it.
-    """
+    """Documents of each group: a random one and those the fitted retriever finds most similar."""
     vectors = signal.encoder.encode_passages([" ".join(texts) for texts in pieces])
     for _ in range(groups):
         first = rng.randrange(len(pieces))

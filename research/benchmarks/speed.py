@@ -71,9 +71,7 @@ FORMS = [OURS, BOUND, PLAIN, NAIVE, LEAN]
 
 
 def group(texts: Sequence[str], tokenizer: Any, chunks: int, tokens: int) -> Features:
-    """A group of chunks of just so many tokens, as the retriever reads them twice and as the LM
-    does.
-    """
+    """A group of chunks of this many tokens: two sides for the retriever, one for the LM."""
     ids: list[int] = []
     for text in texts:
         ids += tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -130,9 +128,7 @@ def shallow(folder: Path, layers: int) -> Path:
 def peak(
     preset: str, form: str, chunks: int, lm_layers: int, arguments: argparse.Namespace
 ) -> float | None:
-    """GB that a step takes beside the models, in a process of its own; None if there is not so
-    much.
-    """
+    """GB that a step takes beside the models, in a process of its own; None if out of memory."""
     command = [
         sys.executable,
         "-m",
@@ -163,28 +159,23 @@ def child(arguments: argparse.Namespace) -> None:
     limit_memory(status("/proc/meminfo", "MemAvailable"))
     texts = [d.full_text for d in corpus(arguments.data)[:2000]]
     models, tokenizer = smollm(arguments.preset[0], arguments.layers, arguments.lm_layers[0])
-    one_step(
-        models, arguments.child, group(texts, tokenizer, 2, 16)
-    )  # what libraries allocate once
+    form = arguments.child
+    one_step(models, form, group(texts, tokenizer, 2, 16))  # what libraries allocate once
     gc.collect()
     before = status("/proc/self/status", "VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    one_step(
-        models, arguments.child, group(texts, tokenizer, arguments.chunks[0], arguments.tokens)
-    )
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
+    one_step(models, form, group(texts, tokenizer, arguments.chunks[0], arguments.tokens))
     print(status("/proc/self/status", "VmHWM") - before)
 
 
 def limit_memory(gigabytes: float) -> None:
-    """Past so much more this process fails by itself; otherwise, with no memory left, the kernel
-    would end one that it chooses.
-    """
+    """Limit the memory of this process, so that the kernel does not kill another one."""
     limit = int((status("/proc/self/status", "VmData") + gigabytes) * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def status(file: str, key: str) -> float:
-    """GB, of one of Linux's files of such numbers."""
+    """GB of an entry of a file in /proc."""
     line = next(s for s in Path(file).read_text().splitlines() if s.startswith(key))
     return int(line.split()[1]) / 2**20
 
@@ -239,9 +230,7 @@ def seconds(models: Models, form: str, features: Features) -> float:
 
 
 def encoding(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
-    """Texts of 5 to 250 words (log-uniform), by our encoder and by SentenceTransformer.encode in
-    fp32 and in bf16.
-    """
+    """Texts of 5 to 250 words (log-uniform): revela, SentenceTransformer.encode, fp32 and bf16."""
     rng = random.Random(0)
     cut = [
         " ".join(text.split()[: int(5 * 50 ** rng.random())]) for text in texts[: arguments.encode]
