@@ -18,14 +18,14 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/ready
-	$(VENV)/bin/python bench/demo.py $(DEMO)
+	$(VENV)/bin/python -m research.benchmarks.demo $(DEMO)
 
 test: $(VENV)/ready lint
 	$(VENV)/bin/python -m pytest
 
 lint: $(VENV)/ready
-	$(VENV)/bin/ruff check src tests bench
-	$(VENV)/bin/ruff format --check src tests bench
+	$(VENV)/bin/ruff check src tests research examples
+	$(VENV)/bin/ruff format --check src tests research examples
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
@@ -36,10 +36,10 @@ records: $(VENV)/ready
 
 # Size and shape of the code, e.g. make house HOUSE='--limits wide-lines=0'.
 house: $(VENV)/ready
-	$(VENV)/bin/python bench/house.py $(HOUSE)
+	$(VENV)/bin/python -m research.benchmarks.house $(HOUSE)
 
 bench: $(VENV)/ready
-	$(VENV)/bin/python bench/speed.py $(BENCH)
+	$(VENV)/bin/python -m research.benchmarks.speed $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,6 +1,4 @@
-"""recipes/ablations: every variant is a recipe, the commands at their heads are right, and one runs
-to its table at tiny scale.
-"""
+"""research/recipes: variants are recipes, the commands at their heads parse, and one runs."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from revela.errors import RevelaError
 from revela.settings import Recipe, read_recipe
 from test_cli import TINY, run
 
-ABLATIONS = Path(__file__).parents[1] / "recipes" / "ablations"
+ABLATIONS = Path(__file__).parents[1] / "research" / "recipes"
 FILES = sorted(ABLATIONS.glob("*.toml"))
 
 
@@ -48,7 +46,7 @@ def test_the_commands_at_the_head_parse(file):
         function, bound, _ = cli.app.parse_args(command, exit_on_error=False)
         verbs.append(function.__name__)
         if function.__name__ == "compare":
-            assert bound.arguments["recipe_file"] == Path("recipes/ablations") / file.name
+            assert bound.arguments["recipe_file"] == Path("research/recipes") / file.name
     assert verbs in (["compare", "report"], ["groups", "compare", "compare", "compare", "report"])
 
 
@@ -77,10 +75,10 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
         "query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
     )
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
-    code, out, err = run(
-        monkeypatch, capsys, "compare", corpus_file, "--on", judged, "--recipe", ABLATIONS / "v-norm.toml", "--out", tmp_path / "v-norm",
-        "--presets", "paper", "--points", 1, *models, *TINY, "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0,
-    )  # fmt: skip
+    small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
+    flags = ("--on", judged, "--recipe", ABLATIONS / "v-norm.toml", "--out", tmp_path / "v-norm")
+    trained = ("--presets", "paper", *models, *TINY, *small)
+    code, out, err = run(monkeypatch, capsys, "compare", corpus_file, *flags, *trained)
     assert code == 0, err
     runs = {
         name: json.loads((tmp_path / "v-norm" / f"{name}-0" / "run.json").read_text())

@@ -1,4 +1,4 @@
-"""What docs/papers.md names is there: every file, and every function, class and method in it."""
+"""Files, functions, classes and methods named in docs/papers.md and how-it-works.md exist."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "papers.md").read_text()
-# `path.py`, `path.py: name`, and names of the same file after that: `path.py: name`, `another`,
-# `.method`
+TEXT = "".join((ROOT / "docs" / page).read_text() for page in ("papers.md", "how-it-works.md"))
+# `path.py`, or `path.py: name`, then more of its names: `path.py: name`, `another`, `.method`
 NAMED = [
     (path, name)
     for path, first, more in re.findall(
@@ -30,7 +29,7 @@ SOURCES = [ROOT / "src" / "revela", ROOT]
 
 
 def file_of(path: str) -> Path | None:
-    """The file below src/revela or the root; if only its name is given, the one that is called so."""
+    """The file below src/revela or the root; a bare name means the only file of that name."""
     if "/" in path:
         return next((base / path for base in SOURCES if (base / path).is_file()), None)
     found = [file for base in ("src", "tests") for file in (ROOT / base).rglob(path)]

@@ -1,6 +1,4 @@
-"""What the README tells a user to type is there: the make targets, and every revela command with
-its flags.
-"""
+"""The README is right: its make targets exist, its commands parse, its Python runs."""
 
 from __future__ import annotations
 
@@ -44,6 +42,10 @@ def test_python_runs(tmp_path, monkeypatch, capsys, saved_retriever):
         exec(block, found)
     assert found["scores"].shape == (1, 2)
     assert len(capsys.readouterr().out.splitlines()) == 2 and (tmp_path / "my-notes").is_dir()
+
+
+def test_it_has_at_most_90_lines():
+    assert len(README.splitlines()) <= 90
 
 
 def test_both_kinds_of_command_were_found():

@@ -21,6 +21,7 @@ from revela.index.store import Index
 from revela.types import Document
 
 NAMES = 60
+ROOT = Path(__file__).parents[2]
 
 
 def versioned(name: str, version: int) -> Document:
@@ -62,9 +63,8 @@ def kill_while_appending(folder: Path, kills: int, seed: int) -> dict[str, int]:
     safe: dict[str, int] = {}
     acknowledged = while_packing = 0
     for turn in range(1, kills + 1):
-        writer = subprocess.Popen(
-            [sys.executable, __file__, str(folder), str(turn)], stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "tests.index.killing", str(folder.resolve()), str(turn)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
         time.sleep(rng.uniform(0, 1.5))
         writer.kill()
@@ -117,8 +117,6 @@ def newer(version: int, than: int, turn: int) -> bool:
 
 
 def wanted_of(name: str, version: int) -> list[tuple[str, int, str]]:
-    from letters import wanted_rows
-
     return wanted_rows([versioned(name, version)])
 
 

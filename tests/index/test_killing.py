@@ -1,8 +1,8 @@
-"""A writer that is killed at random. bench/search.py kill does it twenty times."""
+"""A writer killed at random; `python -m research.benchmarks.search kill` kills it 20 times."""
 
 from __future__ import annotations
 
-from killing import kill_while_appending
+from tests.index.killing import kill_while_appending
 
 
 def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(tmp_path):

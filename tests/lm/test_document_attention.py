@@ -28,7 +28,7 @@ def tensors(n_heads: int, n_groups: int, seed: int = 0):
     return [t.requires_grad_() for t in (query, key, value, weights / weights.sum(1, keepdim=True))]
 
 
-# Where there is a GPU, tests/bench/test_gpu.py tests the compiled kernels.
+# Where there is a GPU, tests/research/test_gpu.py tests the compiled kernels.
 NO_INTERPRETER = find_spec("triton") is None or torch.cuda.is_available()
 INTERPRETED = pytest.mark.skipif(NO_INTERPRETER, reason="Triton does not interpret here")
 TRITON = pytest.param("triton", marks=INTERPRETED)

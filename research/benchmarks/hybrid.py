@@ -1,0 +1,203 @@
+"""nDCG@10 of dense, BM25, both fusions and re-ranking by tokens or by the heads of an LM.
+
+    python -m research.benchmarks.hybrid --data COLLECTIONS --model embedded:minilm-l6
+    python -m research.benchmarks.hybrid --data COLLECTIONS --model fitted
+    python -m research.benchmarks.hybrid --data COLLECTIONS --heads 60
+
+``--model fitted``: SmolLM2-135M's lower layers, fitted to each collection's raw text. ``--heads``:
+on each collection's first queries only, as an LM takes seconds per query. Texts are cut to 256
+tokens. Vectors, and the signs of the token vectors, are kept in ``--cache`` and computed once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from research.benchmarks.quality import UNTRAINED, corpus_of, save_untrained
+from revela.evaluation.beir import DEPTH, Collection, hybrid, load_collection, outcomes, sample
+from revela.evaluation.metrics import mean_scores, top_k
+from revela.index.listwise import QueryHeads, load_query_heads
+from revela.index.rerank import READ, encode_packed, with_reranker
+from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.settings import Recipe
+from revela.types import Vectors
+from revela.weights import resolve
+
+MAX_TOKENS = 256
+WEIGHTS = 0.1, 0.25, 0.5  # of the heads' signal
+COLLECTIONS = [
+    "scifact",
+    "cranfield",
+    "med",
+    "npl_vaswani",
+    "cosqa",
+    "mbpp",
+    "conala",
+    "squad_dev",
+    "pubmedqa_l",
+    "coderag_libdocs",
+]
+
+
+class Kept:
+    """An encoder that keeps the vectors of a collection in a file."""
+
+    def __init__(
+        self,
+        encoder: RetrieverEncoder,
+        file: Path,
+        documents: Sequence[str],
+        queries: Sequence[str],
+        tokens: bool,
+    ) -> None:
+        self.encoder = encoder
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            passages, packed = (
+                encode_packed(encoder, documents)
+                if tokens
+                else (encoder.encode_passages(documents), [])
+            )
+            ends = np.cumsum([0, *map(len, packed)])
+            bits = np.frombuffer(b"".join(packed), np.uint8)
+            np.savez(
+                file,
+                passages=passages,
+                queries=encoder.encode_queries(queries),
+                ends=ends,
+                bits=bits,
+            )
+        found = np.load(file)
+        self.passages, self.queries, self.ends, self.bits = (
+            found[name] for name in ("passages", "queries", "ends", "bits")
+        )
+        self.given = 0
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        return self.queries
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        return self.passages
+
+    def encode_with_tokens(
+        self, texts: Sequence[str], progress: bool = False
+    ) -> tuple[Vectors, list[Vectors]]:
+        """The next of the collection's documents, as they are asked for in order; tokens are signs,
+        whose signs they are again.
+        """
+        part = slice(self.given, self.given + len(texts))
+        self.given = part.stop
+        width = 8 * -(-self.encoder.query_tokens("a")[0].shape[1] // 8)
+        packed = [
+            self.bits[first:past]
+            for first, past in zip(self.ends[part], self.ends[1:][part], strict=True)
+        ]
+        signs = [np.unpackbits(bits).reshape(-1, width) * np.float32(2) - 1 for bits in packed]
+        return self.passages[part], signs
+
+    def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]:
+        return self.encoder.query_tokens(query)
+
+
+@dataclass(frozen=True)
+class Said:
+    """The scores of a re-ranker for one query, kept to be mixed with several weights."""
+
+    scores: NDArray[np.float64]
+
+    def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]:
+        return self.scores
+
+
+def by_heads(
+    collection: Collection, queries: Vectors, passages: Vectors, heads: QueryHeads
+) -> list[float]:
+    """nDCG@10 of the fusion, and with the heads in each weight; p50 processor seconds per query."""
+    dense, _ = top_k(queries, passages, DEPTH)
+    fused, _ = hybrid(collection, queries, passages, dense)
+    runs: list[dict[str, dict[str, float]]] = [{} for _ in (0, *WEIGHTS)]
+    seconds = []
+    for name, query, ranking in zip(collection.query_ids, collection.queries, fused, strict=True):
+        texts = [collection.documents[document] for document in list(ranking)[:READ]]
+        begun = time.process_time()
+        said = Said(heads.score(query, texts))
+        seconds.append(time.process_time() - begun)
+        for weight, run in zip((0, *WEIGHTS), runs, strict=True):
+            run[name] = {
+                collection.document_ids[i]: score
+                for i, score in with_reranker(query, ranking, texts, said, weight).items()
+            }
+    qrels = {name: collection.qrels[name] for name in collection.query_ids}
+    return [*(mean_scores(qrels, run)["ndcg@10"] for run in runs), float(np.median(seconds))]
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add = parser.add_argument
+    cache = Path(__file__).parents[1] / "out" / "hybrid"
+    add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
+    add("--model", default="embedded:minilm-l6", help='as for revela eval, or "fitted"')
+    add("--only", nargs="*", default=COLLECTIONS, help="collections")
+    add("--cache", type=Path, default=cache, help="where vectors are kept")
+    add("--no-tokens", action="store_true", help="do not re-rank")
+    heads = "re-rank by the heads of an LM, this many queries of each collection"
+    add("--heads", type=int, default=0, help=heads)
+    add("--lm", default=Recipe.of().retriever.offline_model, help="that LM")
+    return parser.parse_args()
+
+
+def kept_of(name: str, collection: Collection, arguments: argparse.Namespace) -> Kept:
+    """The vectors of one collection, from the cache or computed now."""
+    folder = arguments.cache / name
+    if arguments.model == "fitted":
+        model, corpus = folder / "fitted", corpus_of(arguments.data / name)
+        if not model.exists():
+            save_untrained(next(iter(UNTRAINED.values())), corpus, model)
+    else:
+        model = resolve(arguments.model)
+    encoder = load_encoder(model, "auto", MAX_TOKENS)
+    file = folder / f"{arguments.model.split(':')[-1].replace('/', '-')}.npz"
+    texts = collection.documents, collection.queries
+    return Kept(encoder, file, *texts, tokens=not arguments.no_tokens)
+
+
+def main() -> None:
+    arguments = options()
+    columns = {"dense": "it", "RRF": "it + BM25 (RRF)", "by score": "it + BM25"}
+    if not arguments.no_tokens:
+        columns["+ tokens"] = "it + BM25 + tokens"
+    titles = ["BM25", *columns, "by score over RRF", "over the better side"]
+    if arguments.heads:
+        titles = ["by score", *(f"+ heads, w {weight}" for weight in WEIGHTS), "p50, processor s"]
+    print(f"| collection | {' | '.join(titles)} |\n" + "|---" * (1 + len(titles)) + "|")
+    rows, heads = [], None
+    for name in arguments.only:
+        collection = load_collection(arguments.data / name)
+        kept = kept_of(name, collection, arguments)
+        if n := arguments.heads:
+            ids, queries = collection.query_ids[:n], collection.queries[:n]
+            some = replace(collection, query_ids=ids, queries=queries)
+            heads = heads or load_query_heads(arguments.lm, partial(sample, collection))
+            rows.append(by_heads(some, kept.queries[:n], kept.passages, heads))
+        else:
+            rerank = None if arguments.no_tokens else "tokens"
+            found = outcomes(collection, {"it": kept}, rerank=rerank)
+            bm25 = found["BM25"].means()["ndcg@10"]
+            scores = [found[system].means()["ndcg@10"] for system in columns.values()]
+            dense, by_rank, by_score, *_ = scores
+            rows.append([bm25, *scores, by_score - by_rank, by_score - max(bm25, dense)])
+        print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in rows[-1]) + " |", flush=True)
+    print("| mean | " + " | ".join(f"{value:.4f}" for value in np.mean(rows, axis=0)) + " |")
+    print("| least | " + " | ".join(f"{value:.3f}" for value in np.min(rows, axis=0)) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""The quality tables of docs/results.md: retrievers after minutes on a laptop, and baselines.
+
+    python -m research.benchmarks.quality --data COLLECTIONS --minutes 20 --other-minutes 10
+    python -m research.benchmarks.quality --data COLLECTIONS --what objectives --minutes 8
+    python -m research.benchmarks.quality --data COLLECTIONS --what groups
+
+Per collection, trained on its own raw text: BM25, the backbone untrained with several poolings,
+with the label-free fit (token weights and whitening), the gated preset, MiniLM, and every hybrid;
+on SciFact also a second seed and the paper preset for the same time. ``--what objectives``: every
+objective from the same start for the same minutes of one core, on SciFact and cosqa, its last
+state, beside that start. ``--what groups``: the gated preset's first updates with groups by
+document, at random, by clusters and iterative, on conala too, from an uninformed start (the EOS
+vector), so that the difference is the groups'. Each row is kept in research/results/quality and
+made only once; delete a row to make it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from revela.evaluation.metrics import METRICS
+
+OUT = Path(__file__).parents[1] / "out" / "quality"  # plots, and models while they are scored
+RESULTS = Path(__file__).parents[1] / "results" / "quality"
+COLLECTIONS = ["scifact", "cosqa", "cranfield", "med", "npl_vaswani"]
+MAX_TOKENS = "256"  # what MiniLM reads; the same for all
+SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
+BOTH = ["--model", SMOL, "--lm", SMOL]
+PLAIN = {"query_prompt": "", "passage_prompt": ""}  # without a fit, prompts only do harm
+UNTRAINED = {
+    "mean, 6 layers, fitted": dict(fit=True),
+    "mean, 8 layers": dict(layers=8, pooling="mean", **PLAIN),
+    "mean, 6 layers": dict(layers=6, pooling="mean", **PLAIN),
+    "weighted mean, 6 layers": dict(layers=6, pooling="weighted-mean", **PLAIN),
+    "EOS, 6 layers": dict(layers=6, pooling="eos", **PLAIN),
+}
+
+VARIANTS = {  # of the presets, for --what objectives
+    "gated with siblings": "--siblings 1",
+    "dream, rate 3e-4": "--preset dream --learning-rate 3e-4",
+    "dream, tau .05": "--preset dream --tau 0.05",
+    "replug, tau .1 and 1": "--preset replug --tau-lm 0.1 --tau 1 --learning-rate 1e-4",
+    "attention, written questions": "--preset attention --queries lm",
+    "attention, authors words": "--preset attention --queries authors-words",
+    "gains, no prior": "--preset gains --prior 0",
+    "gains, by document": "--preset gains --groups document",
+    "pairs, clusters": "--preset pairs --groups cluster",
+    "pairs, iterative": "--preset pairs --groups iterative --regroup-every 100",
+    "gated, iterative": "--groups iterative --regroup-every 50",
+    "attention, iterative": "--preset attention --groups iterative --regroup-every 75",
+}
+ASKED = ("dream, rate 3e-4", "dream, tau .05", "attention, written questions")
+
+
+def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
+    """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``."""
+    import dataclasses
+
+    from revela.corpus.read import read_corpus
+    from revela.device import has_fast_bf16
+    from revela.groups.training_set import training_chunks
+    from revela.retriever.save import save_retriever
+    from revela.settings import Recipe
+    from revela.silence import silence_libraries
+    from revela.training.run import fit_to_chunks, untrained_retriever
+    from revela.weights import resolve
+
+    silence_libraries()
+    fit = settings.get("fit", False)
+    recipe = dataclasses.replace(Recipe.of(), **{k: v for k, v in settings.items() if k != "fit"})
+    documents, _ = read_corpus([corpus])
+    model = untrained_retriever(recipe, resolve(SMOL), documents)
+    if fit:
+        model.max_seq_length = recipe.lm.lm_tokens
+        chunks = training_chunks(recipe, documents)
+        fit_to_chunks(recipe, model, chunks, has_fast_bf16(model.device))
+        model.max_seq_length = recipe.retriever.max_tokens
+    save_retriever(model, out, "untrained")
+
+
+def row_file(name: str, collection: str) -> Path:
+    """Where a row is kept."""
+    return RESULTS / collection / f"{name.replace(' ', '_').replace(',', '')}.json"
+
+
+def row(
+    name: str,
+    folder: Path,
+    model: str | None = None,
+    train: list[str] | None = None,
+    untrained: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Scores of one system on one collection, alone and fused with BM25; kept, or made now."""
+    path = row_file(name, folder.name)
+    if path.exists():
+        return json.loads(path.read_text())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    print(f"== {folder.name}: {name}", flush=True)
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=OUT) as scratch:
+        target = model or f"{scratch}/model"
+        if train is not None:
+            result |= trained_in(folder, target, train, path)
+        if untrained is not None:
+            save_untrained(untrained, corpus_of(folder), Path(target))
+        judged = ["--on", str(folder), "--max-tokens", MAX_TOKENS]
+        command = ["revela", "eval", target, *judged, "--json", f"{scratch}/scores.json"]
+        subprocess.run(command, check=True)
+        scores = json.loads(Path(scratch, "scores.json").read_text())[folder.name]
+    system = next(s for s in scores if s != "BM25" and not s.endswith("+ BM25"))
+    kinds = {"scores": system, "hybrid": f"{system} + BM25", "bm25": "BM25"}
+    result |= {kind: {m: scores[it][m] for m in METRICS} for kind, it in kinds.items()}
+    path.write_text(json.dumps(result, indent=1))
+    return result
+
+
+def trained_in(folder: Path, target: str, flags: list[str], path: Path) -> dict[str, Any]:
+    """Train on a collection into ``target``; metrics go beside ``path``. Updates, time, memory."""
+    if "--heads" in flags:
+        find_heads(folder)
+    began = time.time()
+    command = ["revela", "train", str(corpus_of(folder)), "--out", target, *flags]
+    peak = run_and_weigh(command)
+    last = json.loads(Path(target, "metrics.jsonl").read_text().splitlines()[-1])
+    shutil.copy(Path(target, "metrics.jsonl"), path.with_suffix(".jsonl"))
+    (OUT / folder.name).mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(target, "training.png"), OUT / folder.name / f"{path.stem}.png")
+    return {
+        "steps": last["step"],
+        "minutes": last["minutes"],
+        "wall_minutes": (time.time() - began) / 60,
+        "peak_gb": peak,
+    }
+
+
+def run_and_weigh(command: list[str]) -> float:
+    """Run a command to its end; its peak memory in GB."""
+    process = subprocess.Popen(command)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return usage.ru_maxrss / 2**20
+
+
+def corpus_of(folder: Path) -> Path:
+    return next(p for p in (folder / "corpus.jsonl.gz", folder / "corpus.jsonl") if p.is_file())
+
+
+def plan(minutes: float, other_minutes: float) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(collection, system, how to make it), the most important first."""
+    budget = {name: minutes if name == "scifact" else other_minutes for name in COLLECTIONS}
+
+    def trained(name: str, seed: int, *flags: str) -> list[str]:
+        return [*BOTH, *f"--max-minutes {budget[name]:g} --seed {seed}".split(), *flags]
+
+    fitted, *others = UNTRAINED
+    for name in COLLECTIONS:
+        yield name, f"gated, {budget[name]:g} min, seed 0", {"train": trained(name, 0)}
+        yield name, f"untrained, {fitted}", {"untrained": UNTRAINED[fitted]}
+        yield name, "MiniLM-L6 (supervised)", {"model": MINILM}
+    yield "scifact", f"gated, {minutes:g} min, seed 1", {"train": trained("scifact", 1)}
+    # One group an update and 8 layers: with 32 groups and all layers the time would end after a
+    # handful of updates.
+    paper = ("--preset", "paper", "--groups-per-step", "1", "--warmup-steps", "10", "--layers", "8")
+    yield "scifact", f"paper, {minutes:g} min", {"train": trained("scifact", 0, *paper)}
+    for label in others:
+        yield "scifact", f"untrained, {label}", {"untrained": UNTRAINED[label]}
+    for name in COLLECTIONS[1:]:
+        yield name, f"untrained, {others[0]}", {"untrained": UNTRAINED[others[0]]}
+
+
+def plan_objectives(
+    minutes: float, seeds: Sequence[int]
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The same for every objective: one core, seed after seed, the most instructive first."""
+    presets = ["pairs", "gains", "infonce", "crop", "dream", "attention", "replug", "gated"]
+    for seed, name in product(seeds, ("cosqa", "scifact")):
+        common = [*BOTH, *f"--threads 1 --clock cpu --seed {seed} --keep last".split()]
+        asked = ["--max-queries", "1000", "--queries-file", str(OUT / "written" / f"{name}.jsonl")]
+        still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
+        for words in (48, 80):
+            flags = [*common, *still, "--chunk-words", str(words)]
+            yield name, f"start, chunks of {words} words, seed {seed}", {"train": flags}
+        variants = {preset: ["--preset", preset] for preset in presets}
+        for preset in ("infonce", "dream"):
+            variants[preset] += asked
+        variants["gated, query-focused heads"] = ["--heads", str(OUT / "heads" / f"{name}.json")]
+        variants |= {title: more.split() for title, more in VARIANTS.items()}
+        for title in ASKED:
+            variants[title] += asked
+        for title, more in variants.items():
+            flags = [*common, *more, "--max-minutes", f"{minutes:g}"]
+            yield name, f"{title}, {minutes:g} min of one core, seed {seed}", {"train": flags}
+
+
+def find_heads(folder: Path) -> None:
+    """Rank the LM's query-focused heads, for gates."""
+    out = OUT / "heads" / f"{folder.name}.json"
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        flags = ["--preset", "attention", "--lm", SMOL, "--threads", "1", "--out", str(out)]
+        subprocess.run(["revela", "heads", str(corpus_of(folder)), *flags], check=True)
+
+
+def plan_groups(steps: int, seeds: Sequence[int]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The same updates on groups of four kinds; the rate is what a start without a fit needs."""
+    blank = "--pooling eos --token-weighting 0 --whitening 0 --lexical 0 --learning-rate 5e-4"
+    limits = f"--threads 1 --keep last --max-minutes 0 --max-steps {steps}"
+    kinds = ("random", "document", "cluster", "iterative")
+    for seed, name, groups in product(seeds, ("cosqa", "conala", "scifact"), kinds):
+        chosen = f"--seed {seed} --groups {groups} --regroup-every {steps // 3}"
+        flags = [*BOTH, *f"{limits} {blank} {chosen}".split()]
+        yield name, f"groups {groups}, {steps} updates, seed {seed}", {"train": flags}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
+    add("--minutes", type=float, default=20, help="training on SciFact")
+    add("--other-minutes", type=float, default=10, help="training on the other collections")
+    add("--what", choices=["systems", "objectives", "groups"], default="systems")
+    add("--seeds", type=int, nargs="*", default=[0], help="of objectives and groups")
+    add("--steps", type=int, default=60, help="updates, of groups")
+    add("--only", nargs="*", help="collections to run")
+    add("--rows", default="", help="regular expression: only rows of such a name")
+    add("--show", action="store_true", help="make nothing, print existing rows")
+    arguments = parser.parse_args()
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    (OUT / "written").mkdir(parents=True, exist_ok=True)
+    table = []
+    rows = {
+        "systems": plan(arguments.minutes, arguments.other_minutes),
+        "objectives": plan_objectives(arguments.minutes, arguments.seeds),
+        "groups": plan_groups(arguments.steps, arguments.seeds),
+    }[arguments.what]
+    for name, label, how in rows:
+        if (arguments.only and name not in arguments.only) or not re.search(arguments.rows, label):
+            continue
+        if not arguments.show or row_file(label, name).exists():
+            table.append((name, label, row(label, arguments.data / name, **how)))
+    scores = "nDCG@10 | recall@100 | MRR@10 | MAP | with BM25 (RRF) | BM25 alone"
+    print(f"\n| collection | system | {scores} | updates | peak GB |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    collections = list(dict.fromkeys(name for name, *_ in table))
+    for name, label, result in sorted(table, key=lambda r: collections.index(r[0])):
+        numbers = [result["scores"][m] for m in METRICS]
+        numbers += [result["hybrid"]["ndcg@10"], result["bm25"]["ndcg@10"]]
+        peak = f"{result['peak_gb']:.1f}" if "peak_gb" in result else ""
+        cells = [name, label, *(f"{n:.3f}" for n in numbers), str(result.get("steps", "")), peak]
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

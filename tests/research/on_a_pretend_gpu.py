@@ -1,0 +1,151 @@
+"""Run steps, probes and the fit on the CPU and on a pretended GPU; print the results as JSON.
+
+    python -m tests.research.on_a_pretend_gpu FOLDER-OF-A-TINY-LM
+
+Models are built before ``pretending()``: transformers cannot load them under a dispatch mode.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from research.benchmarks import forms, gpu
+from revela import packing as packed_attention
+from revela.device import autocast
+from revela.lm.head_ranking import probe_heads
+from revela.lm.language_model import LanguageModel
+from revela.lm.query_heads import score_query_heads
+from revela.packing import packed
+from revela.retriever.build import build_retriever
+from revela.retriever.fit import fit_to_corpus
+from tests.conftest import tiny_config
+from tests.research.pretend_gpu import DEVICE, pretending, waits
+
+CPU = torch.device("cpu")
+
+
+def numbers(tensor: Tensor) -> list[Any]:
+    return getattr(tensor, "on_host", tensor).flatten().tolist()
+
+
+def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> dict[str, Any]:
+    """Loss and gradients of a step whose chunks differ in length, and the host's waits."""
+    torch.manual_seed(0)
+    gpu.has_fast_bf16 = lambda _device: bf16
+    models = gpu.build(tiny_config("llama"), preset, CPU)
+    for name, p in models.retriever.named_parameters():
+        if "lora_B" in name:  # zero at first, and then LoRA's other factor gets no gradient
+            p.data.normal_(std=0.1)
+    models.device, models.group_size = device, 4
+    with pretending():
+        models.retriever.to(device).eval()
+        models.lm.to(device).eval()
+        features = gpu.batch(models, groups, 6)
+        for side in features:
+            side["attention_mask"][::4, 2:] = 0
+        objective = models.step(forms.OURS)
+        with packed(models.retriever[0].model):
+            waits.clear()
+            with autocast(device, bf16):
+                loss = objective(features)
+            loss.backward()
+        counted = dict(waits)
+        gradients = [numbers(p.grad) for p in models.retriever.parameters() if p.requires_grad]
+        return {"loss": float(loss), "gradients": gradients, "waits": counted}
+
+
+def probes(device: torch.device) -> list[Any]:
+    """Scores of both searches for heads; what they read comes from the CPU."""
+    torch.manual_seed(0)
+    lm = LanguageModel(LlamaForCausalLM(tiny_config("llama")).eval().requires_grad_(False))
+    generator = torch.Generator().manual_seed(0)
+    chunk, text, tail = (
+        torch.randint(3, 400, size, generator=generator) for size in ((4, 6), (1, 8), (3, 5))
+    )
+    document, role = torch.tensor([[0, 0, 1, 1, 2, 2, -1, -1]]), torch.tensor([[1, 1, 2, 2, 0]] * 3)
+    prompt = {"input_ids": text, "attention_mask": torch.ones_like(text), "document": document}
+    questions = {"input_ids": tail, "attention_mask": torch.ones_like(tail), "role": role}
+    with pretending():
+        lm.to(device)
+        siblings = probe_heads(
+            lm, [(lm.pack(chunk, torch.ones_like(chunk)), torch.tensor([0, 0, 1, 1]))]
+        )
+        return [
+            numbers(siblings),
+            numbers(score_query_heads(lm, [(prompt, questions, torch.tensor([0, 2]))])),
+        ]
+
+
+def fit(folder: Path, device: torch.device) -> dict[str, Any]:
+    """The retriever's devices after the fit, and cosines of its vectors (equal up to rotation)."""
+    settings = dict(
+        layers=2,
+        pooling="mean",
+        max_tokens=32,
+        lower_case=False,
+        query_prompt="query: ",
+        passage_prompt="passage: ",
+    )
+    model = build_retriever(folder, **settings).eval()
+    texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
+    with pretending(), torch.no_grad():
+        model.to(device)
+        fit_to_corpus(model, texts, token_weighting=1e-2, whitening=0.4, lexical=1.0, bf16=False)
+        features = {
+            k: v.to(device) if isinstance(v, Tensor) else v
+            for k, v in model.preprocess(texts[:5]).items()
+        }
+        vectors_ND = model(features)["sentence_embedding"]
+        cosines = numbers(vectors_ND @ vectors_ND.T)
+    return {"devices": sorted({p.device.type for p in model.parameters()}), "cosines": cosines}
+
+
+def bench(device: torch.device) -> list[str]:
+    """Forms that the GPU's part of the benchmark gets through."""
+    found = []
+    gpu.has_fast_bf16 = lambda _device: False
+    for preset in ("gated", "paper"):
+        models = gpu.build(tiny_config("qwen2"), preset, CPU)
+        models.device, models.group_size = device, 3
+        with pretending():
+            models.retriever.to(device)
+            models.lm.to(device)
+            rows = [
+                *gpu.step_rows("tiny", preset, models, 2, 6, 1, [forms.OURS, forms.BOUND], 1e12)
+            ]
+            rows += gpu.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device, 1e12)
+        found += [row.get("note", row["form"]) for row in rows]
+    return found
+
+
+def main() -> None:
+    packed_attention.EXPLICIT_SCORES = 0  # as on a GPU, the fused form
+    cases = [(preset, groups) for preset in ("gated", "paper") for groups in (1, 3)]
+    found = {
+        device.type: {
+            **{
+                f"{preset}, {groups} groups": step(preset, groups, device)
+                for preset, groups in cases
+            },
+            **{
+                f"{preset}, bf16": step(preset, 2, device, bf16=True)
+                for preset in ("gated", "paper")
+            },
+            "probes": probes(device),
+            "fit": fit(Path(sys.argv[1]), device),
+            "bench": bench(device),
+        }
+        for device in (CPU, DEVICE)
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""A pretended GPU: its tensors lie in the CPU's memory, but are not CPU tensors.
+
+What would fail on a GPU fails here, too: an operation on tensors of both devices. What would make
+the host wait for a GPU is counted: a number or a list asked of a tensor, a result whose size
+depends on values (nonzero, boolean masks), a copy from one device to the other without
+``non_blocking``. Autocast casts as on CUDA, which is not as on the CPU. Values are computed by the
+CPU.
+
+PyTorch calls its way to declare such a device experimental, and cannot undo it: use this in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+# A wait is attributed to the innermost line of these.
+PLACES = ("/revela/", "/transformers/", "/sentence_transformers/", "/research/benchmarks/")
+SIZE_BY_VALUE = ("nonzero", "masked_select", "bincount", "_unique2", "repeat_interleave")
+INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
+
+# What CUDA's autocast does (ATen/autocast_mode.h), as far as it concerns us: cast to bf16, cast to
+# fp32, give a result in fp32.
+LOWER = (
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "einsum",
+    "scaled_dot_product_attention",
+)
+SINGLE = (
+    "exp",
+    "log",
+    "reciprocal",
+    "rsqrt",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "layer_norm",
+    "nll_loss",
+    "logsumexp",
+    "kl_div",
+)
+WIDE = (
+    "softmax.int",
+    "log_softmax.int",
+    "cumsum",
+    "linalg_vector_norm",
+    "sum",
+    "sum.dim_IntList",
+    "prod",
+)
+AUTOCAST = "AutocastPrivateUse1"
+
+
+class _Module(_DummyBackendModule):
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+_setup_privateuseone_for_python_backend("pretend", backend_module=_Module())
+DEVICE = torch.device("pretend", 0)
+waits: Counter[str] = Counter()
+
+_everything_else = torch.library.Library("_", "IMPL", AUTOCAST)
+_everything_else.fallback(torch.library.fallthrough_kernel, AUTOCAST)
+_casts = torch.library.Library("aten", "IMPL", AUTOCAST)
+
+
+def _casting(name: str, dtype: torch.dtype | None, wide: bool = False) -> None:
+    """Let autocast cast this operation's tensors, or ask it for a result in fp32."""
+    packet, _, overload = name.partition(".")
+    operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    def cast(t: Any) -> Any:
+        if not isinstance(t, OnDevice) or not t.is_floating_point() or t.dtype == torch.float64:
+            return t
+        return t.to(dtype or torch.get_autocast_dtype(DEVICE.type))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST))
+        ):
+            if not wide:
+                args, kwargs = tree_map(cast, (args, kwargs))
+            elif args[0].dtype in (torch.bfloat16, torch.float16) and kwargs.get("dtype") is None:
+                kwargs["dtype"] = torch.float32
+            return operation(*args, **kwargs)
+
+    _casts.impl(name, run)
+
+
+for _name in LOWER:
+    _casting(_name, None)
+for _name in SINGLE:
+    _casting(_name, torch.float32)
+for _name in WIDE:
+    _casting(_name, torch.float32, wide=True)
+
+
+class OnDevice(Tensor):
+    """A tensor of the device."""
+
+    @staticmethod
+    def __new__(cls, data: Tensor) -> OnDevice:
+        layout = dict(
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            layout=data.layout,
+        )
+        return Tensor._make_wrapper_subclass(cls, data.size(), device=DEVICE, **layout)
+
+    def __init__(self, data: Tensor) -> None:
+        self.on_host = data
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _run(function, args, dict(kwargs or {}))
+
+    def tolist(self) -> Any:
+        _wait("tolist")
+        return self.on_host.tolist()
+
+    def __repr__(self) -> str:
+        return f"OnDevice({self.on_host})"
+
+
+class _Everywhere(TorchDispatchMode):
+    """Also sees what is made on the device from nothing."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _run(function, args, dict(kwargs or {}))
+
+
+_tensor = torch.tensor
+
+
+def _made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+    made = _tensor(*args, **kwargs)
+    return made if device is None else made.to(device)
+
+
+@contextmanager
+def pretending() -> Iterator[None]:
+    """While open, the device is there."""
+    with _Everywhere(), mock.patch.object(torch, "tensor", _made):
+        yield
+
+
+def _wait(kind: str) -> None:
+    frames = [
+        f
+        for f in reversed(traceback.extract_stack())
+        if any(p in f.filename for p in PLACES) and f.filename != __file__
+    ]
+    place = (
+        f"{'/'.join(frames[0].filename.split('/')[-2:])}: {frames[0].line}"
+        if frames
+        else "the backward pass"
+    )
+    waits[f"{kind} in {place}"] += 1
+
+
+def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = function.overloadpacket.__name__
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    ours = [t for t in tensors if isinstance(t, OnDevice)]
+    others = [t for t in tensors if not isinstance(t, OnDevice)]
+    target = kwargs.get("device")
+    on_device = bool(ours) if target is None else torch.device(target).type == DEVICE.type
+    by_value = name in SIZE_BY_VALUE or (
+        name in INDEXING
+        and any(getattr(t, "dtype", None) == torch.bool for t in tree_leaves(args[1]))
+    )
+    if name == "copy_":
+        on_device = isinstance(args[0], OnDevice)
+    if (ours and (name == "_local_scalar_dense" or by_value)) or (
+        ours and others and name == "copy_"
+    ):
+        _wait(name)
+    elif name == "_to_copy" and on_device != bool(ours) and not kwargs.get("non_blocking"):
+        _wait("copy")
+    elif (
+        ours and others and name in INDEXING and isinstance(args[0], OnDevice)
+    ):  # a GPU fetches indices from the host
+        _wait("indices from the host")
+    elif ours and name not in ("_to_copy", "copy_") and any(t.dim() for t in others):
+        raise RuntimeError(f"{function} of tensors on two devices")
+    if target is not None:
+        kwargs["device"] = torch.device("cpu")
+    args_on_host, kwargs_on_host = tree_map(
+        lambda t: t.on_host if isinstance(t, OnDevice) else t, (args, kwargs)
+    )
+    out = function(*args_on_host, **kwargs_on_host)
+    if not on_device:
+        return out
+    wrapped = tree_map(
+        lambda t: OnDevice(t) if isinstance(t, Tensor) and not isinstance(t, OnDevice) else t, out
+    )
+    return (
+        return_and_correct_aliasing(function, args, kwargs, wrapped)
+        if function._schema.is_mutable
+        else wrapped
+    )
