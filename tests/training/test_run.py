@@ -165,9 +165,7 @@ class Scripted:
         ("best", [0, 0.5, 0.504, 0.504], 0),  # by chance, for all we know
     ],
 )
-def test_the_state_with_the_best_check_is_saved(
-    recipe, documents, tmp_path, keep, scores, kept
-):
+def test_the_state_with_the_best_check_is_saved(recipe, documents, tmp_path, keep, scores, kept):
     recipe = dataclasses.replace(recipe, check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
     outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores))
     assert (outcome.kept, outcome.steps) == (kept, 6)

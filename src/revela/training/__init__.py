@@ -1,3 +1,4 @@
 """Training: run.py opens, starts, optimises and finishes a run; loop.py takes the steps;
-checkpoint.py saves and resumes; progress.py has clock, metrics, checks and plot; record.py run.json.
+checkpoint.py saves and resumes; progress.py has clock, metrics, checks and plot; record.py writes
+run.json.
 """
