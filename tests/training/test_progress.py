@@ -7,10 +7,11 @@ import time
 from itertools import islice, pairwise
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from revela.retriever.tokens import first_half
-from revela.training.loop import row_batches, sides
+from revela.training.loop import bf16_forward, row_batches, sides
 from revela.training.progress import Clock, Metrics, plot
 
 
@@ -84,6 +85,15 @@ def test_batches_go_on_into_the_next_epoch():
 def test_a_batch_is_split_into_its_sides():
     batch = {"query_input_ids": 1, "query_target": 2, "passage_input_ids": 3, "passage_mask": 4}
     assert sides(batch) == [{"input_ids": 1, "target": 2}, {"input_ids": 3, "mask": 4}]
+
+
+def test_a_forward_pass_in_bf16_is_one_while_it_is_open():
+    model = torch.nn.Linear(4, 4)
+    model.device, forward = torch.device("cpu"), model.forward
+    for bf16, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        with bf16_forward(model, bf16):
+            assert model(torch.ones(1, 4)).dtype == dtype
+    assert model.forward == forward and model(torch.ones(1, 4)).dtype == torch.float32
 
 
 def test_first_half_is_half_of_the_tokens(tiny_tokenizer):

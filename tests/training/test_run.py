@@ -29,8 +29,9 @@ from revela.training.run import train
 from revela.types import Document
 
 TINY = Recipe.of(
-    layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6, log_every=1, save_every=3, check_every=0,
-    gate_heads=4, gate_first_layer=0.3, precision="fp32", threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2,
+    layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6,
+    log_every=1, save_every=3, check_every=0, gate_heads=4, gate_first_layer=0.3, precision="fp32",
+    threads=1, lm_tokens=64, max_tokens=64, warmup_steps=2,
 )  # fmt: skip
 
 
@@ -55,9 +56,11 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, r
     nothing changes.
     """
     documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
-    recipe = TINY.but(model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30, learning_rate=rate, group_size=16, chunk_words=9, gate=0.5,
-        gate_heads=0, gate_first_layer=0.0, tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0, pooling="eos", lora_rank=8,
-        query_side="whole",
+    recipe = TINY.but(
+        model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30,
+        learning_rate=rate, group_size=16, chunk_words=9, gate=0.5, gate_heads=0,
+        gate_first_layer=0.0, tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0,
+        pooling="eos", lora_rank=8, query_side="whole",
     )  # fmt: skip
     train(recipe, documents, tmp_path / "out")
     first, *_, last = losses(tmp_path / "out").values()
@@ -169,9 +172,7 @@ class Scripted:
         ("best", [0, 0.5, 0.504, 0.504], 0),  # by chance, for all we know
     ],
 )
-def test_the_state_that_the_check_liked_best_is_saved(
-    recipe, documents, tmp_path, keep, scores, kept
-):
+def test_the_state_with_the_best_check_is_saved(recipe, documents, tmp_path, keep, scores, kept):
     recipe = recipe.but(check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
     outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores))
     assert (outcome.kept, outcome.steps) == (kept, 6)
@@ -381,7 +382,7 @@ def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path)
         (dict(model="embedded:nothing"), "there are embedded:"),
         (
             dict(max_steps=0),
-            "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read",
+            "without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read",
         ),
         (
             dict(matryoshka=(8, 64)),
@@ -539,8 +540,8 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
 
 
 @pytest.mark.parametrize("name", ["infonce", "crop"])
-def test_false_negatives_are_told_by_another_model(recipe, documents, tmp_path, name):
-    """The tiny decoder as its own surrogate, once it is a folder that Sentence Transformers opens."""
+def test_another_model_finds_false_negatives(recipe, documents, tmp_path, name):
+    """The tiny decoder is its own surrogate, once Sentence Transformers can open its folder."""
     train(recipe.but(max_steps=1), documents, tmp_path / "surrogate")
     settings = {
         **presets()[name],
