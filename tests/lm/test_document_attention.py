@@ -159,7 +159,7 @@ def test_the_default_epsilon_costs_less_than_a_thousandth():
     scores = torch.randn(16, 16, dtype=torch.float64, generator=generator).requires_grad_()
     direction = torch.randn(4, 192, 8, dtype=torch.float64, generator=generator)
     found = {}
-    for epsilon in (0.0, Recipe.of().epsilon):
+    for epsilon in (0.0, Recipe.of().objective.epsilon):
         weights = (scores * 6).masked_fill(torch.eye(16, dtype=torch.bool), -torch.inf).softmax(-1)
         mixed = document_attention(query, key, value, weights, lengths, epsilon=epsilon)
         found[epsilon] = mixed.detach(), torch.autograd.grad((mixed * direction).sum(), scores)[0]
