@@ -270,8 +270,8 @@ def _inverse_power(covariance_DD: Tensor, power: float) -> Tensor:
 
 
 def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tensor) -> Tensor:
-    """(V, D): each token's input embedding, whitened over the corpus's tokens, of unit length, times
-    its weight.
+    """(V, D): each token's input embedding, whitened over the corpus's tokens and of unit length,
+    times its weight.
     """
     embeddings_VD = model[0].model.get_input_embeddings().weight.float().cpu()
     unit_VD = F.normalize(embeddings_VD[: len(counts_V)], dim=1).double()
