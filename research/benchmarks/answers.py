@@ -115,7 +115,7 @@ class Teachers:
         cosine_QB: Tensor | None = None,
     ) -> Tensor:
         """The heads' scores; with cosines, both together as in its target."""
-        texts = of_group(*self.make.with_nothing_asked(passages, questions), 0)
+        texts = of_group(*self.make.with_null_question(passages, questions), 0)
         with autocast(self.signal.device, self.signal.bf16):
             said_QB = attended(self.signal.lm, *texts, self.heads[:heads])
         return said_QB if cosine_QB is None else standard(said_QB) + standard(cosine_QB)

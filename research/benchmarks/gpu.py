@@ -277,11 +277,11 @@ def loss_rows(
     peaks: dict[str, float] = {}
 
     def in_blocks(logits: int) -> Tensor:
-        default, blockwise.LOGITS_A_BLOCK = blockwise.LOGITS_A_BLOCK, logits
+        default, blockwise.LOGITS_PER_BLOCK = blockwise.LOGITS_PER_BLOCK, logits
         try:
             return blockwise.linear_cross_entropy(hidden_RD, weight_VD, targets_R).mean()
         finally:
-            blockwise.LOGITS_A_BLOCK = default
+            blockwise.LOGITS_PER_BLOCK = default
 
     def at_once() -> Tensor:
         return F.cross_entropy((hidden_RD @ weight_VD.T).float(), targets_R)

@@ -14,11 +14,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.index.letters import build, reopen, rows_of, wanted_rows
-
 from revela.index.manifest import writing
 from revela.index.store import Index
 from revela.types import Document
+from tests.index.letters import build, reopen, rows_of, wanted_rows
 
 NAMES = 60
 ROOT = Path(__file__).parents[2]
