@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from revela.errors import RevelaError
+from revela.index.filters import where_sql
 from revela.index.fusion import (
     DEPTH,
     Fusion,
@@ -55,7 +56,6 @@ CELLS, CANDIDATES = (
 )  # of the approximate index: cells that a query reads, candidates that it keeps at the least
 COUNTED = 2**14  # chunks whose words are counted at a time, when all of a table's are
 KEPT = timedelta(days=1)  # how long what a change replaced stays, for readers that had opened it
-FILTER_LIMIT = 10_000  # characters
 
 
 class Index:
@@ -134,7 +134,7 @@ class Index:
         encoder: TokenEncoder | None,
         k: int = 10,
         mode: Mode = "hybrid",
-        where: str | None = None,
+        where: str | Mapping[str, object] | None = None,
         fusion: Fusion = "score",
         rerank: Reranking | None = None,
     ) -> list[Hit]:
@@ -148,7 +148,8 @@ class Index:
             encoder: that of the index's own model; lexical search needs none.
             k: how many.
             mode: by meaning, by words, or both.
-            where: only rows that this holds for, as SQL: "year > 2020 and lang = 'en'".
+            where: only rows that this holds for, as SQL: "year > 2020 and lang = 'en'"; or as JSON
+                (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: of both, by score or by rank.
             rerank: order the first 50 again by their "tokens" (rerank.py); where the index keeps
                 none, the model reads their chunks now. Or the first 20 by what reads them, such as
@@ -160,11 +161,8 @@ class Index:
         """
         if not query.strip():
             raise RevelaError("the query is empty: give some words to search for")
-        if where and len(where) > FILTER_LIMIT:
-            raise RevelaError(
-                f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one"
-            )
-        if any("\ud800" <= letter <= "\udfff" for letter in query + (where or "")):
+        where = where_sql(where or "", self.info.columns)
+        if any("\ud800" <= letter <= "\udfff" for letter in query + where):
             raise RevelaError(
                 "the query or its filter is not Unicode (half of a surrogate pair): mend it"
             )
