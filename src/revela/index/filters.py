@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from revela.errors import RevelaError
 
@@ -42,10 +42,17 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
         "`year` >= 2019 and `year` < 2021 and `id` = 'a'"
     """
     sql = where if isinstance(where, str) else _all_of(where, {**OWN_COLUMNS, **columns}, 1)
-    if len(sql) > FILTER_LIMIT:
-        raise RevelaError(
-            f"the filter is longer than {FILTER_LIMIT:,} characters of SQL: give a shorter one"
-        )
+    return _join("", [sql])
+
+
+def _join(separator: str, parts: Iterable[str]) -> str:
+    """The joined parts; stops at the first that makes them too long, so that no filter is slow."""
+    sql = ""
+    for part in parts:
+        sql += separator + part if sql else part
+        if len(sql) > FILTER_LIMIT:
+            message = f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one"
+            raise RevelaError(message)
     return sql
 
 
@@ -55,7 +62,7 @@ def _all_of(where: object, columns: Mapping[str, str], depth: int) -> str:
         raise _error("and, or and not take objects", where)
     if depth > MAX_DEPTH:
         raise _error(f"it has more than {MAX_DEPTH} levels")
-    return " and ".join(_entry(name, value, columns, depth) for name, value in where.items())
+    return _join(" and ", (_entry(*entry, columns, depth) for entry in where.items()))
 
 
 def _entry(name: object, value: object, columns: Mapping[str, str], depth: int) -> str:
@@ -64,14 +71,15 @@ def _entry(name: object, value: object, columns: Mapping[str, str], depth: int) 
     if name in ("and", "or"):
         if not isinstance(value, list | tuple) or not value:
             raise _error(f"{name} takes a list of filters", value)
-        parts = [_all_of(part, columns, depth + 1) or "true" for part in value]
-        return "({})".format(f" {name} ".join(f"({part})" for part in parts))
+        parts = (f"({_all_of(part, columns, depth + 1) or 'true'})" for part in value)
+        return f"({_join(f' {name} ', parts)})"
     if name not in columns:
         raise _error(f"there is no column {str(name)[:40]}, only {', '.join(columns)}")
     tests = value if isinstance(value, Mapping) else {"eq": value}
     if not tests:
         raise _error(f"{name} has no condition")
-    return " and ".join(_condition(str(name), *test, columns[str(name)]) for test in tests.items())
+    kind = columns[str(name)]
+    return _join(" and ", (_condition(str(name), *test, kind) for test in tests.items()))
 
 
 def _condition(name: str, operator: object, value: object, kind: str) -> str:
@@ -79,7 +87,7 @@ def _condition(name: str, operator: object, value: object, kind: str) -> str:
     if operator in MEMBERSHIP:
         if not isinstance(value, list | tuple) or not value:
             raise _error(f"{operator} takes a list of values", value)
-        values = ", ".join(_literal(item, name, kind) for item in value)
+        values = _join(", ", (_literal(item, name, kind) for item in value))
         return f"{column} {MEMBERSHIP[str(operator)]} ({values})"
     if operator not in COMPARISONS:
         known = ", ".join([*COMPARISONS, *MEMBERSHIP])
@@ -105,7 +113,7 @@ def _literal(value: object, name: str, kind: str) -> str:
 
 
 def _error(reason: str, found: object = ...) -> RevelaError:
-    not_this = "" if found is ... else f", not {reprlib.repr(found)}"
+    not_this = "" if found is ... else f", not {reprlib.repr(found)[:60]}"
     return RevelaError(
         f"the filter cannot be used ({reason}{not_this}): send one such as {EXAMPLE}"
     )
