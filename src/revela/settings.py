@@ -578,25 +578,3 @@ class Indexing:
     "How a large index holds the vectors that it scans; what it finds is scored again by the full ones."
     keep_tokens: bool = False
     "Keep each token's vector too, at one bit per number, so that search --rerank tokens takes milliseconds: about 8 kB more per chunk."
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What ``revela serve`` takes, and for how long it waits; past these a request is refused, never queued without end."""
-
-    max_body_bytes: int = 8 * 2**20
-    "Longest body of a request, in bytes (413 past it)."
-    max_texts: int = 2048
-    "Most texts in a request for embeddings (400)."
-    max_characters: int = 200_000
-    "Longest text, in characters (400), also where the request lets the model cut it."
-    max_tokens: int = 300_000
-    "Most tokens in a request (400), and most that wait for the model at a time, queries and passages apart (429)."
-    batch_tokens: int = 4096
-    "Tokens that the model reads at a time, from as many requests as it takes; a search waits for one such batch at most."
-    max_searches: int = 128
-    "Searches under way or waiting (429)."
-    client_seconds: float = 10
-    "A client that takes longer than this to send its request, or to read an answer that waits for it, is left."
-    shutdown_seconds: int = 60
-    "After the first signal to stop, requests that were taken have this long to finish."

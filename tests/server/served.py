@@ -1,5 +1,6 @@
-"""Fixtures: a served index of tiny models, by a real server on a free port in a thread. (A second
-conftest would hide the first.)
+"""Fixtures: an index of tiny models behind a real server on a free port, in a thread.
+
+They are not in a conftest.py, which would hide tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from revela.index.store import Index
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import TokenCounter
+from revela.server import Limits
 from revela.server.app import Service
 from revela.server.lifecycle import listen, server_of
-from revela.settings import Indexing, Limits
+from revela.settings import Indexing
 from revela.types import Document
 
 
@@ -124,7 +126,7 @@ def server(make_service) -> Iterator[Running]:
 
 
 class Backwards:
-    """A re-ranker that likes best what was found last; stops before each query until it may go on."""
+    """A re-ranker that reverses the order; it stops before each query until ``open`` is set."""
 
     def __init__(self) -> None:
         self.open, self.begun = threading.Event(), threading.Event()
@@ -139,9 +141,7 @@ class Backwards:
 
 
 class Slow:
-    """An encoder that notes what it is given at a time and stops before each batch until it may go
-    on.
-    """
+    """An encoder that records its batches and stops before each one until ``open`` is set."""
 
     def __init__(self, encoder: RetrieverEncoder) -> None:
         self.model, self.encoder = encoder.model, encoder

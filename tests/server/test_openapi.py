@@ -63,9 +63,9 @@ def test_the_document_tells_this_servers_limits(server):
     assert (
         document["openapi"] == "3.1.0" and "security" not in document["paths"]["/v1/search"]["post"]
     )
-    asked = document["paths"]["/v1/embeddings"]["post"]["requestBody"]["content"][
-        "application/json"
-    ]["schema"]["properties"]
+    operation = document["paths"]["/v1/embeddings"]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    asked = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
     assert asked["model"]["enum"] == ["tiny", "tiny:query", "tiny:passage"] and asked["dimensions"][
         "enum"
     ] == [None, 32]

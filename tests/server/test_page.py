@@ -16,8 +16,8 @@ from revela.types import Document
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
-    "--disable-sync --window-size=1100,900"
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --window-size=1100,900"
 )
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver"
@@ -237,7 +237,8 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_refused_by_the_policy(page,
         entry for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]
     ] == []
     page.execute_script(
-        "const s = document.createElement('script'); s.textContent = 'window.injected = 1'; document.body.append(s)"
+        "const s = document.createElement('script'); s.textContent = 'window.injected = 1'; "
+        "document.body.append(s)"
     )
     assert page.execute_script("return window.injected") is None
 
@@ -252,7 +253,8 @@ def test_no_width_scrolls_sideways_and_every_field_has_a_name(page, width):
     wait(page, lambda: titles(page))
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
     names = page.execute_script(
-        "return [...document.querySelectorAll('input')].map((i) => i.labels.length && i.labels[0].textContent.trim())"
+        "return [...document.querySelectorAll('input')]"
+        ".map((i) => i.labels.length && i.labels[0].textContent.trim())"
     )
     assert all(names)
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

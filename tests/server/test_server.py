@@ -21,7 +21,7 @@ from revela.cli.serve import name_of, token_of
 from revela.errors import RevelaError
 from revela.lm.head_ranking import save_heads
 from revela.retriever.encode import load_encoder
-from revela.server.lifecycle import Impatient
+from revela.server.lifecycle import TimeoutProtocol
 from revela.types import Document
 from revela.weights import fingerprint
 
@@ -42,14 +42,14 @@ class Connection:
 @pytest.mark.parametrize(("unread", "waits"), [([0], 1), ([80, 80], 2), ([80, 60, 10, 0], 4)])
 def test_a_client_is_waited_for_as_long_as_it_reads(unread, waits):
     async def run():
-        protocol = Impatient.__new__(Impatient)
+        protocol = TimeoutProtocol.__new__(TimeoutProtocol)
         protocol.transport, protocol.loop, protocol.timeout_keep_alive = (
             Connection(list(unread)),
             asyncio.get_running_loop(),
             0.02,
         )
         protocol.unread = 100
-        protocol._wait()
+        protocol._start_timer()
         while not protocol.transport.left:
             await asyncio.sleep(0.005)
         return protocol.transport.unread

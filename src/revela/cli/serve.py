@@ -1,4 +1,4 @@
-"""The verb that answers over HTTP: serve."""
+"""revela serve: an index over HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cyclopts import Parameter
 
 from revela.cli.main import Flat, app
 from revela.errors import RevelaError
-from revela.settings import Limits, Precision
+from revela.server import Limits
+from revela.settings import Precision
 
 LIMITS = Limits()
 
@@ -30,39 +31,38 @@ def serve(
     precision: Precision = "auto",
     limits: Annotated[Limits, Flat] = LIMITS,
 ) -> None:
-    """Serve an index over HTTP: embeddings in OpenAI's shape, search, and a page to try it on.
+    """Serve an index over HTTP: embeddings in OpenAI's format, search, and a web page.
 
     Parameters
     ----------
     index_folder:
-        Made by revela index.
+        Folder made by revela index.
     host:
-        Address to listen on. Without a token, a server on this machine's own address answers to
-        localhost only.
+        Address to listen on. On a loopback address without a token, only requests for localhost
+        are answered.
     port:
-        Port to listen on; 0: any that is free.
+        Port to listen on; 0 takes any free port.
     token_env:
-        Environment variable that holds the token which clients must send (Authorization: Bearer
-        TOKEN).
+        Environment variable with the token that clients must send (Authorization: Bearer TOKEN).
     token_file:
-        File that holds it.
+        File with that token.
     name:
-        What clients call the model; by default its folder's name, or its hub id.
+        Name of the model for clients; default: its hub id or the name of its folder.
     model:
         The retriever, if it has moved since the index was made.
     lm:
-        Language model for searches that ask for "rerank": "heads": a hub id, a local folder or
-        embedded:smollm2-135m. Without it they are refused; each takes the machine for seconds.
+        Language model for searches with "rerank": "heads": a hub id, a local folder or
+        embedded:smollm2-135m. Such a search takes seconds; without --lm it is refused.
     precision:
-        Arithmetic; auto is bf16 where the hardware has it.
+        Arithmetic; auto is bf16 where the hardware supports it.
     """
     token = token_of(token_env, token_file)
     if min(astuple(limits)) <= 0:
-        raise RevelaError("a limit of revela serve is 0 or less: give numbers above 0")
+        raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
     try:
         from revela.server.app import Service
-        from revela.server.guard import is_loopback
         from revela.server.lifecycle import listen, server_of
+        from revela.server.middleware import is_loopback
     except ImportError as error:
         raise RevelaError(f"serving needs {error.name}: run pip install 'revela[serve]'") from error
     listening = listen(host, port)
@@ -93,50 +93,46 @@ def serve(
         reranker=reranker,
     )
     server = server_of(service, limits)
-    # from here on clients are kept waiting for some moments, and no longer refused
-    listening.listen()
-    shown = f"[{host}]" if ":" in host else host
-    print(
-        f"serving {index_folder} at http://{shown}:{listening.getsockname()[1]}/ as {service.name}; stop with Ctrl-C",
-        flush=True,
-    )
+    listening.listen()  # clients wait from here on, instead of being refused
+    shown_host = f"[{host}]" if ":" in host else host
+    url = f"http://{shown_host}:{listening.getsockname()[1]}/"
+    print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
     if token is None and not local:
-        print(
-            "anybody who reaches this address may ask: give --token-env or --token-file to prevent that",
-            flush=True,
-        )
+        message = "anyone who reaches this address can use it: give --token-env or --token-file"
+        print(message, flush=True)
     server.run(sockets=[listening])
 
 
 def token_of(variable: str | None, file: Path | None) -> str | None:
-    """The token that clients must send, from wherever it is kept; None if none is asked for.
+    """The token that clients must send, from a variable or a file; None without either.
 
     Raises:
-        RevelaError: it is not there, or is empty.
+        RevelaError: both are given, or the token is missing or empty.
     """
     if variable is not None and file is not None:
         raise RevelaError("--token-env and --token-file are both given: give one")
     if variable is not None:
         if not os.environ.get(variable, "").strip():
-            raise RevelaError(
-                f"the environment variable {variable} is empty or not set: put the token into it"
+            message = (
+                f"the environment variable {variable} is empty or not set: set it to the token"
             )
+            raise RevelaError(message)
         return os.environ[variable].strip()
     if file is not None:
         try:
             token = file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise RevelaError(
-                f"{file} cannot be read as a token ({type(error).__name__}): give a text file as --token-file"
-            ) from error
+            reason = type(error).__name__
+            message = f"{file} cannot be read ({reason}): give a text file as --token-file"
+            raise RevelaError(message) from error
         if not token:
-            raise RevelaError(f"{file} is empty: put the token into it")
+            raise RevelaError(f"{file} is empty: write the token into it")
         return token
     return None
 
 
 def name_of(folder: Path) -> str:
-    """What a model is called: its hub id, or the name of its folder."""
+    """A model's name: its hub id, or the name of its folder."""
     for part in reversed(folder.resolve().parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/", 1)

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
 from revela.index.encode_corpus import Added, commits, digest_of, refuse_repeated, table_rows
+from revela.index.filters import where_sql
 from revela.index.fusion import (
     DEPTH,
     Fusion,
@@ -45,7 +46,6 @@ from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_miss
 from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
 
 Mode = Literal["dense", "lexical", "hybrid"]
-FILTER_LIMIT = 10_000  # characters
 
 
 class Index:
@@ -213,7 +213,7 @@ class Index:
         query: str,
         k: int = 10,
         mode: Mode = "hybrid",
-        where: str | None = None,
+        where: str | Mapping[str, object] | None = None,
         fusion: Fusion = "score",
         rerank: Rerank | Reranker | None = None,
         vector: Vectors | None = None,
@@ -227,7 +227,8 @@ class Index:
             query: what to look for.
             k: number of documents.
             mode: by vectors ("dense"), by words ("lexical") or by both.
-            where: filter in SQL over metadata, id and title: "year > 2020 and lang = 'en'".
+            where: filter over metadata, id and title, as SQL: "year > 2020 and lang = 'en'"; or
+                as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: join both rankings by score, or by rank.
             rerank: order the first documents again: 50 by the vectors of their "tokens"
                 (rerank.py), which the model reads now unless the index keeps them; or 20 by the
@@ -238,6 +239,7 @@ class Index:
             RevelaError: the query is empty, the filter is wrong, two options exclude each other,
                 the retriever or the language model cannot be loaded, or the folder is damaged.
         """
+        where = where_sql(where or "", self.info.columns)
         _refuse(query, mode, where, fusion, rerank)
         if mode == "lexical":
             vector = None
@@ -485,18 +487,14 @@ class Index:
 def _refuse(
     query: str,
     mode: Mode,
-    where: str | None,
+    where: str,
     fusion: Fusion,
     rerank: Rerank | Reranker | None,
 ) -> None:
     """Refuse a search that cannot be made."""
     if not query.strip():
         raise RevelaError("the query is empty: give some words to search for")
-    if where and len(where) > FILTER_LIMIT:
-        raise RevelaError(
-            f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one"
-        )
-    if any("\ud800" <= letter <= "\udfff" for letter in query + (where or "")):
+    if any("\ud800" <= letter <= "\udfff" for letter in query + where):
         raise RevelaError(
             "the query or its filter is not Unicode (half of a surrogate pair): mend it"
         )

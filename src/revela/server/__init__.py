@@ -1,3 +1,33 @@
-"""HTTP: embeddings in OpenAI's shape, search, and a page to try it on. Nothing else knows
-starlette, uvicorn or the metrics' library.
+"""HTTP server of one index: embeddings in OpenAI's format, search, and a web page.
+
+Only this package imports FastAPI, uvicorn and the Prometheus client; importing the package itself
+loads none of them.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of ``revela serve``. A request over a limit is refused; nothing queues without end."""
+
+    max_body_bytes: int = 8 * 2**20
+    "Maximum size of a request body, in bytes (413 above it)."
+    max_texts: int = 2048
+    "Maximum number of texts per embeddings request (400)."
+    max_characters: int = 200_000
+    "Maximum length of a text, in characters (400), even with truncate."
+    max_tokens: int = 300_000
+    """Maximum number of tokens per request (400), and of tokens that wait for the model, separately
+    for queries and passages (429)."""
+    batch_tokens: int = 4096
+    """Tokens per model batch, from as many requests as fit. A search waits for at most one batch of
+    passages."""
+    max_searches: int = 128
+    "Maximum number of searches running or waiting (429)."
+    client_seconds: float = 10
+    "Disconnect a client that takes longer than this to send its request or to read the answer."
+    shutdown_seconds: int = 60
+    "Time for accepted requests to finish after the first signal to stop."

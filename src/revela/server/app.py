@@ -1,78 +1,82 @@
-"""The routes: OpenAI's embeddings and models, search, health, metrics, the OpenAPI document, and
-the page.
+"""The routes: OpenAI's embeddings and models, search, index, health, metrics and the web page.
 
-Requests are parsed in requests.py, refused in errors.py, guarded in guard.py, encoded in
-batching.py.
+Requests are validated by schemas.py, limited and measured by middleware.py, encoded by batching.py
+and run on uvicorn by lifecycle.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Protocol, TypeVar
+from importlib.metadata import version
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from revela.errors import RevelaError
+from revela.index.filters import OWN_COLUMNS, where_sql
 from revela.index.store import Index
+from revela.server import Limits, schemas
 from revela.server.batching import ROLES, Batcher, QueueFull, Role
-from revela.server.filters import refuse_wild
-from revela.server.guard import Guard
-from revela.server.openapi import describe
-from revela.server.page import page_response
-from revela.server.problems import HANDLERS, Refused
-from revela.server.requests import EmbeddingRequest, SearchRequest, read_body
-from revela.server.telemetry import Measured, Metrics
-from revela.settings import Limits
+from revela.server.middleware import PUBLIC_PATHS, Guard, JSONRoute, Measured, Metrics
+from revela.server.schemas import (
+    CLIENT_LEFT,
+    ERROR_HANDLERS,
+    EmbeddingRequest,
+    Refused,
+    SearchRequest,
+)
 from revela.types import Hit, Reranker, TokenEncoder, Vectors
+
+if TYPE_CHECKING:
+    from revela.retriever.tokens import TokenCounter
 
 T = TypeVar("T")
 SEARCH_THREADS = 4
-
-
-class Counts(Protocol):
-    """What counts tokens (``models.token_counter``)."""
-
-    limit: int | None
-
-    def count_queries(self, texts: Sequence[str]) -> list[int]: ...
-
-    def count_passages(self, texts: Sequence[str]) -> list[int]: ...
+RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
+BODY_ERRORS = {
+    400: "The body does not match the schema",
+    408: "The body arrived too slowly",
+    413: "The body is too long",
+    415: "Not JSON",
+    429: "The queue is full; Retry-After says for how long",
+}
 
 
 class Service:
-    """One index and its model behind HTTP.
+    """An index and its retriever, and the routes that answer for them.
 
     Args:
-        index: what is searched.
-        encoder: the index's own; the batcher's thread uses it, and searches that re-rank do.
-        counter: of the same model.
-        name: what clients call the model.
-        limits: past which requests are refused.
-        dimensions: that the model's vectors may be cut to.
-        token: clients must send it, if given.
-        local_only: answer to loopback names only.
-        reranker: for searches that ask for it; one at a time.
+        index: the index to search.
+        encoder: the index's retriever; used by the batcher's thread, and by searches that re-rank.
+        counter: the token counter of the same retriever.
+        name: the model's name for clients.
+        limits: see ``Limits``.
+        dimensions: shorter widths that the retriever was trained for.
+        token: required from clients, if given.
+        local_only: answer requests for loopback names only.
+        reranker: for searches with "rerank": "heads", which run one at a time.
     """
 
     def __init__(
         self,
         index: Index,
         encoder: TokenEncoder,
-        counter: Counts,
+        counter: TokenCounter,
         name: str,
         limits: Limits,
         dimensions: Sequence[int] = (),
@@ -80,323 +84,342 @@ class Service:
         local_only: bool = False,
         reranker: Reranker | None = None,
     ) -> None:
-        self.reranker = reranker
-        self.index, self.name, self.limits, self.token, self.local_only = (
-            index,
-            name,
-            limits,
-            token,
-            local_only,
-        )
+        self.index, self.reranker = index, reranker
+        self.name, self.limits, self.token, self.local_only = name, limits, token, local_only
         self.created = int(time.time())
         self.width = encoder.encode_passages(["warm"]).shape[1]
-        self.dimensions = [
-            *(wanted for wanted in sorted(dimensions) if wanted < self.width),
-            self.width,
-        ]
-        self.cut_at = counter.limit
+        self.dimensions = [*sorted(d for d in dimensions if d < self.width), self.width]
+        self.max_text_tokens = counter.limit
         self.count: dict[Role, Callable[[Sequence[str]], list[int]]] = {
             "query": counter.count_queries,
             "passage": counter.count_passages,
         }
         self.metrics = Metrics()
-        self.batcher = Batcher(
-            encoder, limits.batch_tokens, limits.max_tokens, self.metrics.observe_batch
-        )
-        self.metrics.watch(self.batcher)
+        observe = self.metrics.observe_batch
+        self.batcher = Batcher(encoder, limits.batch_tokens, limits.max_tokens, observe)
+        self.metrics.observe_queue(self.batcher)
         self.searching = 0
-        self.search_threads, self.reading_threads = (
-            CapacityLimiter(SEARCH_THREADS),
-            CapacityLimiter(1),
-        )
-        self.document = describe(name, self.dimensions, limits, token is not None)
+        self.search_threads, self.heads_thread = CapacityLimiter(SEARCH_THREADS), CapacityLimiter(1)
+        self.page_html = files("revela.server").joinpath("page.html").read_text(encoding="utf-8")
+        self.page_headers = page_headers(self.page_html)
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that filters may name, and their Arrow types."""
-        return {"id": "string", "title": "string", **self.index.info.columns}
+        """The columns for filters, and their Arrow types."""
+        return {**OWN_COLUMNS, **self.index.info.columns}
 
     @property
     def names(self) -> list[str]:
-        """The model's names: plain (passages), and one a role."""
+        """The model's names: the plain one (passages), and one per role."""
         return [self.name, *(f"{self.name}:{role}" for role in ROLES)]
 
-    def app(self) -> Starlette:
-        """The ASGI application; it closes the batcher when it is shut down."""
-        routes = [
-            Route("/", page_response(), methods=["GET"]),
-            Route("/healthz", self.healthz, methods=["GET"]),
-            Route("/metrics", self.prometheus, methods=["GET"]),
-            Route("/openapi.json", self.openapi, methods=["GET"]),
-            Route("/v1/index", self.index_info, methods=["GET"]),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
-            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
-            Route("/v1/search", self.search, methods=["POST"]),
-        ]
-        middleware = [
-            Middleware(Measured, metrics=self.metrics),
-            Middleware(Guard, token=self.token, local_only=self.local_only),
-        ]
-        app = Starlette(
-            routes=routes,
-            middleware=middleware,
-            exception_handlers=HANDLERS,
+    def app(self) -> FastAPI:
+        """The ASGI application; its shutdown closes the batcher."""
+        app = FastAPI(
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            exception_handlers=ERROR_HANDLERS,
+            middleware=[
+                Middleware(Measured, metrics=self.metrics),
+                Middleware(Guard, token=self.token, local_only=self.local_only),
+            ],
             lifespan=self._lifespan,
         )
-        app.router.redirect_slashes = False
+        app.state.limits = self.limits
+        app.router.route_class = JSONRoute
+        unknown = {404: "No such model"}
+        app.get("/", **answers({}, "The page", "text/html"))(self.page)
+        app.get("/healthz", **answers({503: "The server is stopping"}))(self.healthz)
+        app.get("/metrics", **answers({}, "Metrics", "text/plain"))(self.prometheus)
+        app.get("/v1/index", **answers({}))(self.index_info)
+        app.get("/v1/models", **answers({}))(self.models)
+        app.get("/v1/models/{name:path}", **answers(unknown))(self.model)
+        app.post(
+            "/v1/embeddings",
+            response_model=schemas.Embeddings,
+            **answers({**BODY_ERRORS, **unknown}),
+        )(self.embeddings)
+        app.post("/v1/search", **answers(BODY_ERRORS))(self.search)
+        app.openapi = partial(self.openapi, app)  # type: ignore[method-assign]
         return app
 
     @asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         yield
         await to_thread.run_sync(self.batcher.close)
 
-    async def embeddings(self, request: Request) -> Response:
-        """OpenAI's POST /v1/embeddings."""
-        asked = await read_body(request, EmbeddingRequest, self.limits)
+    async def embeddings(self, asked: EmbeddingRequest, request: Request) -> Response:
+        """Vectors of texts, in OpenAI's format."""
         if asked.model not in self.names:
-            sentence = f"this server has no such model: ask for one of {', '.join(self.names)}"
-            raise Refused(404, sentence, "model", "model_not_found")
+            raise self._no_such_model()
         if asked.dimensions not in (None, *self.dimensions):
             trained = ", ".join(map(str, self.dimensions))
-            raise Refused(
-                400,
-                f"this model was trained for other dimensions: leave them away, or give one of {trained}",
-                "dimensions",
-            )
+            message = f"this model was not trained for that: leave it out, or give one of {trained}"
+            raise Refused(400, message, "dimensions")
+        if (count := len(asked.input)) > self.limits.max_texts:
+            most = self.limits.max_texts
+            message = f"{count:,} texts in a request: send at most {most:,} at a time"
+            raise Refused(400, message, "input")
         role: Role = asked.input_type or ("query" if asked.model.endswith(":query") else "passage")
-        vectors, tokens = await unless_left(
-            request, self.encode(asked.input, role, bool(asked.truncate), "input")
-        )
-        vectors = cut(vectors, asked.dimensions or self.width)
-        body = await to_thread.run_sync(
-            partial(
-                embeddings_json, vectors, asked.encoding_format or "float", self.name, sum(tokens)
-            )
-        )
+        work = self.encode(asked.input, role, bool(asked.truncate), "input")
+        vectors, tokens = await while_connected(request, work)
+        vectors = truncated(vectors, asked.dimensions or self.width)
+        form = asked.encoding_format or "float"
+        body = await to_thread.run_sync(embeddings_json, vectors, form, self.name, sum(tokens))
         return Response(body, media_type="application/json")
 
-    async def search(self, request: Request) -> Response:
-        """POST /v1/search: the best documents, each with its best chunk."""
-        asked = await read_body(request, SearchRequest, self.limits)
+    async def search(self, asked: SearchRequest, request: Request) -> schemas.SearchResults:
+        """The best documents, each with its best passage."""
         if self.searching >= self.limits.max_searches:
-            raise full("searches", 1)
+            raise queue_full("searches", 1)
         begun = time.perf_counter()
         self.searching += 1
         try:
-            hits = await unless_left(request, self._search(asked))
+            hits = await while_connected(request, self._search(asked))
         except RevelaError as error:
             if str(self.index.folder) in str(error):
-                raise  # the index's fault, and it names a path
+                raise  # the index's fault, and the message has a path
             raise Refused(400, str(error)) from error
         finally:
             self.searching -= 1
-        data = [
-            {"object": "search.result", "rank": rank, **asdict(hit)}
-            for rank, hit in enumerate(hits, 1)
-        ]
-        milliseconds = round(1000 * (time.perf_counter() - begun), 1)
-        return JSONResponse(
-            {
-                "object": "list",
-                "model": self.name,
-                "mode": asked.mode,
-                "milliseconds": milliseconds,
-                "data": data,
-            }
+        return schemas.SearchResults(
+            model=self.name,
+            mode=asked.mode,
+            milliseconds=round(1000 * (time.perf_counter() - begun), 1),
+            data=[schemas.SearchResult(rank=i, **asdict(hit)) for i, hit in enumerate(hits, 1)],
         )
 
     async def _search(self, asked: SearchRequest) -> list[Hit]:
         self._refuse_long([asked.query], "query")
-        if asked.where:
-            refuse_wild(asked.where, self.columns)
+        try:
+            where = where_sql(asked.where or {}, self.index.info.columns)
+        except RevelaError as error:
+            raise Refused(400, str(error), "where") from error
         if asked.rerank == "tokens" and not self.index.info.settings.keep_tokens:
-            raise Refused(
-                400,
-                "this index keeps no token vectors: make it with revela index --keep-tokens, or send no rerank",
-                "rerank",
+            message = (
+                "this index keeps no token vectors: make it with revela index --keep-tokens, or "
+                "send no rerank"
             )
+            raise Refused(400, message, "rerank")
         if asked.rerank == "heads" and self.reranker is None:
-            raise Refused(
-                400,
-                "this server has no language model: start revela serve with --lm, or send no rerank",
-                "rerank",
+            message = (
+                "this server has no language model: start revela serve with --lm, or send no rerank"
             )
+            raise Refused(400, message, "rerank")
         vector = None
         if asked.mode != "lexical":
             vector = (await self.encode([asked.query], "query", False, "query"))[0][0]
         rerank = self.reranker if asked.rerank == "heads" else asked.rerank
-        run = partial(
-            self.index.search,
-            asked.query,
-            asked.k,
-            asked.mode,
-            asked.where,
-            asked.fusion,
-            rerank,
-            vector,
-        )
-        if (
-            asked.rerank == "heads"
-        ):  # takes seconds: nothing else waits for it, and those whose client has left are not begun
-            return await to_thread.run_sync(run, limiter=self.reading_threads)
+        search = self.index.search
+        run = partial(search, asked.query, asked.k, asked.mode, where, asked.fusion, rerank, vector)
+        if asked.rerank == "heads":
+            # It takes seconds: other searches use other threads, and a search whose client leaves
+            # while it waits is never started.
+            return await to_thread.run_sync(run, limiter=self.heads_thread)
         return await to_thread.run_sync(run, limiter=self.search_threads, abandon_on_cancel=True)
 
     async def encode(
         self, texts: Sequence[str], role: Role, truncate: bool, param: str
     ) -> tuple[Vectors, list[int]]:
-        """Vectors, and the tokens that the model read of each text.
+        """(N, D) vectors of N texts, and the number of tokens that the model read of each.
 
         Raises:
             Refused: too many tokens, or a text that is too long (400); the queue is full (429).
         """
-        limits = self.limits
         self._refuse_long(texts, param)
         tokens = await to_thread.run_sync(self.count[role], texts)
-        cut_at = self.cut_at or max(tokens)
+        longest = self.max_text_tokens or max(tokens)
         for i, count in enumerate(tokens):
-            if count > cut_at and not truncate:
-                sentence = f"text {i} has {count:,} tokens and the model reads {cut_at:,}: cut it, or send truncate: true with embeddings"
-                raise Refused(400, sentence, param, "context_length_exceeded")
-        tokens = [min(count, cut_at) for count in tokens]
-        if sum(tokens) > limits.max_tokens:
-            raise Refused(
-                400,
-                f"{sum(tokens):,} tokens in a request: send at most {limits.max_tokens:,} at a time",
-                param,
-            )
+            if count > longest and not truncate:
+                message = (
+                    f"text {i} has {count:,} tokens and the model reads {longest:,}: shorten it, "
+                    "or send truncate: true with embeddings"
+                )
+                raise Refused(400, message, param, "context_length_exceeded")
+        tokens = [min(count, longest) for count in tokens]
+        if (total := sum(tokens)) > (most := self.limits.max_tokens):
+            message = f"{total:,} tokens in a request: send at most {most:,} at a time"
+            raise Refused(400, message, param)
         try:
             return await self.batcher.encode(texts, tokens, role), tokens
         except QueueFull as error:
-            raise full("texts", error.seconds) from error
+            raise queue_full("texts", error.seconds) from error
         except RevelaError as error:  # the model's fault, and it names a path
             raise RuntimeError("the model gives no vectors") from error
 
     def _refuse_long(self, texts: Sequence[str], param: str) -> None:
-        """Before anything is done with them."""
+        most = self.limits.max_characters
         for i, text in enumerate(texts):
-            if len(text) > self.limits.max_characters:
-                raise Refused(
-                    400,
-                    f"text {i} has {len(text):,} characters: send at most {self.limits.max_characters:,}",
-                    param,
-                )
+            if len(text) > most:
+                message = f"text {i} has {len(text):,} characters: send at most {most:,}"
+                raise Refused(400, message, param)
 
-    async def index_info(self, _: Request) -> Response:
-        """GET /v1/index: what is searched, the columns that filters may name, and how it can be
-        ordered again.
-        """
-        passages = await to_thread.run_sync(self.index.__len__)
-        return JSONResponse(
-            {
-                "object": "index",
-                "model": self.name,
-                "passages": passages,
-                "columns": self.columns,
-                "tokens": self.index.info.settings.keep_tokens,
-                "heads": self.reranker is not None,
-            }
+    async def index_info(self) -> schemas.IndexInfo:
+        """The index: its size, the columns for filters, and the ways to re-rank."""
+        return schemas.IndexInfo(
+            model=self.name,
+            passages=await to_thread.run_sync(self.index.__len__),
+            columns=self.columns,
+            tokens=self.index.info.settings.keep_tokens,
+            heads=self.reranker is not None,
         )
 
-    async def models(self, _: Request) -> Response:
-        """OpenAI's GET /v1/models."""
-        return JSONResponse(
-            {"object": "list", "data": [self._described(name) for name in self.names]}
-        )
+    async def models(self) -> schemas.Models:
+        """The model's names: the plain one (passages), and one per role."""
+        return schemas.Models(data=[self._model(name) for name in self.names])
 
-    async def model(self, request: Request) -> Response:
-        """OpenAI's GET /v1/models/NAME."""
-        name = request.path_params["name"]
+    async def model(self, name: str) -> schemas.Model:
+        """One of the model's names."""
         if name not in self.names:
-            raise Refused(
-                404,
-                f"this server has no such model: ask for one of {', '.join(self.names)}",
-                "model",
-                "model_not_found",
-            )
-        return JSONResponse(self._described(name))
+            raise self._no_such_model()
+        return self._model(name)
 
-    def _described(self, name: str) -> dict[str, object]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "revela",
-            "dimensions": self.width,
-        }
+    def _model(self, name: str) -> schemas.Model:
+        return schemas.Model(id=name, created=self.created, dimensions=self.width)
 
-    async def healthz(self, _: Request) -> Response:
-        """Whether texts would be encoded."""
+    def _no_such_model(self) -> Refused:
+        message = f"this server has no such model: ask for one of {', '.join(self.names)}"
+        return Refused(404, message, "model", "model_not_found")
+
+    async def healthz(self) -> schemas.Health:
+        """Whether the server encodes texts."""
         if not self.batcher.alive:
             raise Refused(503, "the server is stopping: ask another")
-        return JSONResponse({"status": "ok"})
+        return schemas.Health()
 
-    async def prometheus(self, _: Request) -> Response:
-        """GET /metrics."""
+    async def prometheus(self) -> Response:
+        """Prometheus's text format."""
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def openapi(self, _: Request) -> Response:
-        """GET /openapi.json."""
-        return JSONResponse(self.document)
+    async def page(self) -> Response:
+        """The web page for searching."""
+        return Response(self.page_html, media_type="text/html", headers=self.page_headers)
+
+    def openapi(self, app: FastAPI) -> dict[str, Any]:
+        """FastAPI's OpenAPI document, with this server's model names, dimensions and limits."""
+        document = get_openapi(
+            title="revela",
+            version=version("revela"),
+            openapi_version="3.1.0",
+            description="Embeddings and search of one retriever and its index.",
+            routes=app.routes,
+        )
+        paths, shapes = document["paths"], document["components"]["schemas"]
+        asked, query = (shapes[f"{name}Request"]["properties"] for name in ("Embedding", "Search"))
+        asked["model"]["enum"] = self.names
+        asked["dimensions"] = {
+            "enum": [None, *self.dimensions],
+            "description": asked["dimensions"]["description"],
+        }
+        text, texts = asked["input"]["anyOf"]
+        texts["maxItems"] = self.limits.max_texts
+        for string in (text, texts["items"], query["query"]):
+            string["maxLength"] = self.limits.max_characters
+        paths["/v1/models/{name}"]["get"]["parameters"][0]["schema"]["enum"] = self.names
+        error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        for path, operation in ((p, o) for p, item in paths.items() for o in item.values()):
+            operation["responses"].pop("422", None)  # FastAPI's own; here it is a 400
+            if self.token is not None and path not in PUBLIC_PATHS:
+                operation["security"] = [{"bearer": []}]
+                refusal = {"description": "The token is missing or wrong", "content": error}
+                operation["responses"]["401"] = refusal
+        if self.token is not None:
+            document["components"]["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer"}
+            }
+        return document
 
 
-def cut(vectors: Vectors, dimensions: int) -> Vectors:
-    """The first dimensions of unit vectors, of length one again."""
+def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dict[str, Any]:
+    """A route's answers for the OpenAPI document: errors, and a 200 that is text."""
+    responses: dict[int, dict[str, Any]] = {
+        status: {"description": description, "model": schemas.Error}
+        for status, description in errors.items()
+    }
+    if 429 in errors:
+        responses[429]["headers"] = RETRY_AFTER
+    if not text:
+        return {"responses": responses}
+    content = {media_type: {"schema": {"type": "string"}}}
+    responses[200] = {"description": text, "content": content}
+    return {"responses": responses, "response_class": Response}
+
+
+def page_headers(html: str) -> dict[str, str]:
+    """Headers of the page. Its Content-Security-Policy allows its own style and script only."""
+
+    def hashes(tag: str) -> str:
+        blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.S)
+        digests = (hashlib.sha256(block.encode()).digest() for block in blocks)
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    policy = [
+        "default-src 'none'",
+        f"style-src {hashes('style')}",
+        f"script-src {hashes('script')}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+    return {
+        "content-security-policy": "; ".join(policy),
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+
+
+def truncated(vectors: Vectors, dimensions: int) -> Vectors:
+    """The first dimensions of (N, D) unit vectors, scaled to length one."""
     if vectors.shape[1] == dimensions:
         return vectors
-    shorter = vectors[:, :dimensions]
-    cut_vectors: Vectors = shorter / np.maximum(
-        np.linalg.norm(shorter, axis=1, keepdims=True), 1e-12
-    )
-    return cut_vectors
+    short = vectors[:, :dimensions]
+    unit: Vectors = short / np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12)
+    return unit
 
 
-def full(what: str, seconds: int) -> Refused:
+def queue_full(what: str, seconds: int) -> Refused:
     """The 429 of a full queue."""
-    return Refused(
-        429,
-        f"too many {what} wait: try again in {seconds} s",
-        code="queue_full",
-        headers={"retry-after": str(seconds)},
-    )
+    message = f"too many {what} are waiting: try again in {seconds} s"
+    return Refused(429, message, code="queue_full", headers={"retry-after": str(seconds)})
 
 
-async def unless_left(request: Request, work: Coroutine[object, object, T]) -> T:
-    """The result of ``work``; if the client leaves first, work is cancelled.
+async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
+    """The result of ``work``, which is cancelled if the client leaves.
 
     Raises:
-        ClientDisconnect: it left.
+        Refused: the client has left.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(request))
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        done, _ = await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
-        raise ClientDisconnect
+        raise Refused(CLIENT_LEFT, "the client has left")
     finally:
         task.cancel()
-        gone.cancel()
+        left.cancel()
 
 
-async def _until_gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def embeddings_json(vectors: Vectors, encoding_format: str, model: str, tokens: int) -> bytes:
-    """OpenAI's answer. Row by row, so that a long one does not keep the interpreter to itself."""
+    """OpenAI's answer as JSON, written row by row: a model's serializer would hold the interpreter
+    for all rows of a long answer.
+    """
     rows = []
     for i, vector in enumerate(vectors):
-        written = (
-            vector.tolist()
-            if encoding_format == "float"
-            else base64.b64encode(vector.astype(np.dtype("<f4")).tobytes()).decode()
-        )
-        rows.append(
-            json.dumps(
-                {"object": "embedding", "index": i, "embedding": written}, separators=(",", ":")
-            )
-        )
+        if encoding_format == "float":
+            value = vector.tolist()
+        else:
+            value = base64.b64encode(vector.astype(np.dtype("<f4")).tobytes()).decode()
+        row = {"object": "embedding", "index": i, "embedding": value}
+        rows.append(json.dumps(row, separators=(",", ":")))
     usage = json.dumps({"prompt_tokens": tokens, "total_tokens": tokens})
-    return f'{{"object":"list","data":[{",".join(rows)}],"model":{json.dumps(model)},"usage":{usage}}}'.encode()
+    data = f'{{"object":"list","data":[{",".join(rows)}],"model":{json.dumps(model)}'
+    return f'{data},"usage":{usage}}}'.encode()

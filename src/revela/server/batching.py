@@ -1,10 +1,9 @@
-"""Micro-batches: one thread owns the model, and encodes together what waits, from as many requests
-as a batch holds.
+"""Dynamic batching: one thread owns the model and encodes the texts of several requests at once.
 
-It never waits for a batch to fill: whatever is there when the model is free goes next. Of a long
-queue some batches are cut at a time, so that texts of like length go together, which costs the
-model less. Queries and passages take turns, so that a search waits for one batch of somebody's
-passages at most; a request that is too large to be cut at once lets the others go before its rest.
+It does not wait for a batch to fill: when the model is free, the texts in the queue are next. From
+a long queue several batches are formed at once and sorted by length, which saves padding. Batches
+of queries and of passages alternate, so that a search waits for at most one batch of passages. A
+request that is too large for this lets other requests pass before each further part.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from revela.types import Encoder, Vectors
 
 Role = Literal["query", "passage"]
 ROLES: tuple[Role, ...] = ("query", "passage")
-CUT_AHEAD = 4  # batches that are cut at a time
+BATCHES_AHEAD = 4  # batches formed at once
 
 
 class QueueFull(Exception):
-    """Too many tokens wait; ``seconds`` from now there should be room."""
+    """Too many tokens are waiting; in ``seconds`` there should be room."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"full for another {seconds} s")
@@ -38,21 +37,21 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class _Job:
-    """The texts of one request; those before ``cut`` are in a batch, and ``left`` of them all have
+    """The texts of one request: the first ``batched`` are in a batch or done, ``left`` of all have
     no vector yet.
     """
 
     texts: Sequence[str]
     tokens: Sequence[int]
     left: int
-    cut: int = 0
+    batched: int = 0
     vectors: Vectors | None = None
     future: Future[Vectors] = field(default_factory=Future)
 
-    def receive(self, place: int, vector: Vectors) -> None:
+    def receive(self, i: int, vector: Vectors) -> None:
         if self.vectors is None:
             self.vectors = np.empty((len(self.texts), len(vector)), dtype=np.float32)
-        self.vectors[place] = vector
+        self.vectors[i] = vector
         self.left -= 1
         if not self.left and self.future.set_running_or_notify_cancel():
             self.future.set_result(self.vectors)
@@ -62,17 +61,17 @@ class _Job:
             self.future.set_exception(error)
 
 
-_Batch = list[tuple[_Job, int]]  # texts, as places in requests
+_Batch = list[tuple[_Job, int]]  # texts, as requests and indices into them
 
 
 class Batcher:
-    """Encodes for many requests at a time.
+    """Encodes the texts of many requests in batches, in a thread of its own.
 
     Args:
-        encoder: used by the batcher's own thread only.
-        batch_tokens: most tokens in a batch (one longer text makes a batch of its own).
-        max_tokens: most tokens that wait, of queries and of passages each.
-        observe: told of each batch: role, texts, tokens, seconds.
+        encoder: used by the batcher's thread only.
+        batch_tokens: maximum number of tokens per batch; a longer text is a batch of its own.
+        max_tokens: maximum number of waiting tokens, separately for queries and passages.
+        observe: called after each batch with role, texts, tokens and seconds.
     """
 
     def __init__(
@@ -95,15 +94,15 @@ class Batcher:
         self._thread.start()
 
     async def encode(self, texts: Sequence[str], tokens: Sequence[int], role: Role) -> Vectors:
-        """(N, D) float32 vectors, the encoder's own. A cancelled call gives its place up.
+        """(N, D) float32 vectors, as the encoder gives them. A cancelled call leaves the queue.
 
         Args:
-            texts: at least one.
-            tokens: how many tokens the model reads of each.
-            role: which prompt they get.
+            texts: N texts, at least one.
+            tokens: the number of tokens that the model reads of each.
+            role: selects the prompt.
 
         Raises:
-            QueueFull: nothing was queued.
+            QueueFull: no text was queued.
         """
         job = _Job(texts, tokens, left=len(texts))
         with self._change:
@@ -118,37 +117,35 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether texts would be encoded."""
+        """Whether the batcher encodes texts."""
         return self._thread.is_alive() and not self._closing
 
     def close(self) -> None:
-        """Finish what was taken, take no more, and end the thread."""
+        """Refuse new texts, encode those in the queue, and end the thread."""
         with self._change:
             self._closing = True
             self._change.notify()
         self._thread.join()
 
     def _seconds_until(self, tokens: int) -> int:
-        """How long so many tokens of the queue will take, by the speed so far; a whole second at
-        least.
-        """
+        """Seconds to encode this many tokens at the speed so far, rounded up; at least 1."""
         speed = self._tokens_done / self._seconds_busy if self._seconds_busy else math.inf
         return max(1, math.ceil(tokens / speed))
 
     def _work(self) -> None:
         while found := self._next_batch():
             role, batch = found
-            tokens = sum(job.tokens[place] for job, place in batch)
+            tokens = sum(job.tokens[i] for job, i in batch)
             begun = time.perf_counter()
             try:
-                vectors = self._encode[role]([job.texts[place] for job, place in batch])
+                vectors = self._encode[role]([job.texts[i] for job, i in batch])
             except Exception as error:  # the requests of this batch fail; the next may not
                 for job, _ in batch:
                     job.fail(error)
                 continue
             seconds = time.perf_counter() - begun
-            for (job, place), vector in zip(batch, vectors, strict=True):
-                job.receive(place, vector)
+            for (job, i), vector in zip(batch, vectors, strict=True):
+                job.receive(i, vector)
             self._tokens_done, self._seconds_busy = (
                 self._tokens_done + tokens,
                 self._seconds_busy + seconds,
@@ -156,7 +153,7 @@ class Batcher:
             self._observe(role, len(batch), tokens, seconds)
 
     def _next_batch(self) -> tuple[Role, _Batch] | None:
-        """Wait for texts; None once the batcher closes and nothing is left."""
+        """Wait for texts; None when the batcher closes and the queue is empty."""
         with self._change:
             while True:
                 for role in sorted(ROLES, key=lambda role: role == self._last):
@@ -170,22 +167,22 @@ class Batcher:
     def _take(self, role: Role) -> _Batch:
         self._drop_done(role)
         if not self._batches[role]:
-            self._cut(role)
+            self._form_batches(role)
         batch = self._batches[role].popleft() if self._batches[role] else []
-        self.waiting_tokens[role] -= sum(job.tokens[place] for job, place in batch)
+        self.waiting_tokens[role] -= sum(job.tokens[i] for job, i in batch)
         return batch
 
-    def _cut(self, role: Role) -> None:
-        """The first texts of the queue into batches, by length."""
-        jobs, room = self._jobs[role], CUT_AHEAD * self._batch_tokens
+    def _form_batches(self, role: Role) -> None:
+        """Form batches of similar length from the first texts of the queue."""
+        jobs, room = self._jobs[role], BATCHES_AHEAD * self._batch_tokens
         texts: _Batch = []
         while jobs and (not texts or room > 0):
             job = jobs.popleft()
-            while job.cut < len(job.texts) and (not texts or job.tokens[job.cut] <= room):
-                room -= job.tokens[job.cut]
-                texts.append((job, job.cut))
-                job.cut += 1
-            if job.cut < len(job.texts):
+            while job.batched < len(job.texts) and (not texts or job.tokens[job.batched] <= room):
+                room -= job.tokens[job.batched]
+                texts.append((job, job.batched))
+                job.batched += 1
+            if job.batched < len(job.texts):
                 alone = texts[0][0] is job
                 if alone:
                     jobs.append(job)
@@ -195,25 +192,23 @@ class Batcher:
         texts.sort(key=lambda text: text[0].tokens[text[1]])
         batch: _Batch = []
         used = 0
-        for job, place in texts:
-            if batch and used + job.tokens[place] > self._batch_tokens:
+        for job, i in texts:
+            if batch and used + job.tokens[i] > self._batch_tokens:
                 self._batches[role].append(batch)
                 batch, used = [], 0
-            batch.append((job, place))
-            used += job.tokens[place]
+            batch.append((job, i))
+            used += job.tokens[i]
         if batch:
             self._batches[role].append(batch)
 
     def _drop_done(self, role: Role) -> None:
-        """Forget texts of requests that were cancelled, or failed in an earlier batch."""
+        """Drop the texts of requests that were cancelled or failed in an earlier batch."""
         for job in [job for job in self._jobs[role] if job.future.done()]:
             self._jobs[role].remove(job)
-            self.waiting_tokens[role] -= sum(job.tokens[job.cut :])
+            self.waiting_tokens[role] -= sum(job.tokens[job.batched :])
         kept: deque[_Batch] = deque()
         for batch in self._batches[role]:
-            self.waiting_tokens[role] -= sum(
-                job.tokens[place] for job, place in batch if job.future.done()
-            )
-            if still := [(job, place) for job, place in batch if not job.future.done()]:
+            self.waiting_tokens[role] -= sum(job.tokens[i] for job, i in batch if job.future.done())
+            if still := [(job, i) for job, i in batch if not job.future.done()]:
                 kept.append(still)
         self._batches[role] = kept

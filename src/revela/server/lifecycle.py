@@ -1,6 +1,4 @@
-"""Running the app on uvicorn: clients that dawdle are left, and what was taken is finished before
-the server stops.
-"""
+"""The app on uvicorn: slow clients are disconnected; accepted requests finish before it stops."""
 
 from __future__ import annotations
 
@@ -12,76 +10,75 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from revela.errors import RevelaError
+from revela.server import Limits
 from revela.server.app import Service
-from revela.settings import Limits
 
 
-class Impatient(H11Protocol):
-    """uvicorn's protocol, which only waits for a client between two requests as long as it sends
-    nothing at all.
+class TimeoutProtocol(H11Protocol):
+    """uvicorn's HTTP protocol, with time-outs for slow clients.
 
-    This one also leaves a client whose headers do not end, and one that has stopped to read its
-    answer, after ``timeout_keep_alive`` seconds. (A body that does not end is requests.py's
-    matter.)
+    uvicorn's own time-out covers a connection that sends nothing between two requests. This
+    protocol also disconnects, after ``timeout_keep_alive`` seconds, a client that does not finish
+    its headers, and one that does not read its answer. (``JSONRequest`` times the body.)
     """
 
-    patience: asyncio.TimerHandle | None = None
-    unread = 0
+    timer: asyncio.TimerHandle | None = None
+    unread = 0  # bytes of the answer when the timer was started
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_waiting()
+            self._stop_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # else the next request of a pipeline has taken its place
+        if self.cycle.response_complete:  # else the next pipelined request is already running
             self.unread = self.transport.get_write_buffer_size()
-            self._wait()
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
-        self._stop_waiting()
-        self.patience = self.loop.call_later(self.timeout_keep_alive, self._leave_unless_it_reads)
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self.timer = self.loop.call_later(self.timeout_keep_alive, self._disconnect_unless_reading)
 
-    def _stop_waiting(self) -> None:
-        if self.patience is not None:
-            self.patience.cancel()
-            self.patience = None
+    def _stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
-    def _leave_unless_it_reads(self) -> None:
+    def _disconnect_unless_reading(self) -> None:
         before, self.unread = self.unread, self.transport.get_write_buffer_size()
         if 0 < self.unread < before:
-            self._wait()
+            self._start_timer()
         else:
             self.transport.abort()
 
 
 def server_of(service: Service, limits: Limits, **settings: Any) -> uvicorn.Server:
-    """A uvicorn server of this service, not yet started.
+    """A uvicorn server for this service, not yet started.
 
     Args:
-        service: what answers.
-        limits: how long it waits for clients, and for what is under way when it stops.
-        settings: more of uvicorn's.
+        service: the application.
+        limits: time-outs for clients and for shutdown.
+        settings: further settings of uvicorn.
     """
     config = uvicorn.Config(
         service.app(),
-        http=Impatient,
+        http=TimeoutProtocol,
         ws="none",
         lifespan="on",
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=limits.client_seconds,  # type: ignore[arg-type]  # handed to call_later, which takes fractions
+        timeout_keep_alive=limits.client_seconds,  # type: ignore[arg-type]  # passed to call_later
         timeout_graceful_shutdown=limits.shutdown_seconds,
         **settings,
     )
@@ -89,15 +86,13 @@ def server_of(service: Service, limits: Limits, **settings: Any) -> uvicorn.Serv
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket of this address; port 0 is any free one.
+    """A socket bound to this address; port 0 means any free port.
 
     Raises:
-        RevelaError: it cannot be had.
+        RevelaError: the port is out of range, or the address is taken or unknown.
     """
     if not 0 <= port < 2**16:
-        raise RevelaError(
-            f"--port {port} is no port: give one between 0 (any that is free) and 65535"
-        )
+        raise RevelaError(f"--port {port} is no port: give one from 0 (any free port) to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -106,7 +101,6 @@ def listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except (OSError, UnicodeError) as error:
-        raise RevelaError(
-            f"{host}:{port} cannot be listened on ({error}): choose another --host or --port"
-        ) from error
+        message = f"cannot listen on {host}:{port} ({error}): choose another --host or --port"
+        raise RevelaError(message) from error
     return listening

@@ -1,0 +1,119 @@
+"""Filters as JSON: ``{"year": {"gt": 2020}, "lang": "en"}``, translated into the table's SQL.
+
+SQL itself is for callers who may run any expression: a function can ask for gigabytes
+(``repeat('a', 2000000000)``), and a long sum overflows the parser's stack, which ends the process.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable, Mapping
+
+from revela.errors import RevelaError
+
+FILTER_LIMIT = 10_000  # characters of SQL
+MAX_DEPTH = 20
+OWN_COLUMNS = {"id": "string", "title": "string"}  # of every index
+COMPARISONS = {"eq": "=", "ne": "!=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+MEMBERSHIP = {"in": "in", "not_in": "not in"}
+EXAMPLE = '{"year": {"gt": 2020}, "lang": "en"}'
+
+
+def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> str:
+    """A filter as SQL; a string is SQL already and stays as it is.
+
+    A column maps to a value, or to operators and their values: eq, ne, gt, gte, lt, lte, in,
+    not_in. ``"and"`` and ``"or"`` map to a list of filters, ``"not"`` to a filter. All entries of
+    an object must hold. As in SQL, a row without a value fails every comparison but
+    ``{"column": null}``.
+
+    Args:
+        where: the filter.
+        columns: the index's metadata and their Arrow types: string, int64, double, bool. JSON may
+            name these, id and title.
+
+    Raises:
+        RevelaError: an unknown column or operator, a value of another type than its column's, more
+            than 20 levels, or more than 10,000 characters of SQL.
+
+    Example:
+        >>> where_sql({"year": {"gte": 2019, "lt": 2021}, "id": "a"}, {"year": "int64"})
+        "`year` >= 2019 and `year` < 2021 and `id` = 'a'"
+    """
+    sql = where if isinstance(where, str) else _all_of(where, {**OWN_COLUMNS, **columns}, 1)
+    return _join("", [sql])
+
+
+def _join(separator: str, parts: Iterable[str]) -> str:
+    """The joined parts; stops at the first that makes them too long, so that no filter is slow."""
+    sql = ""
+    for part in parts:
+        sql += separator + part if sql else part
+        if len(sql) > FILTER_LIMIT:
+            message = f"the filter is longer than {FILTER_LIMIT:,} characters: give a shorter one"
+            raise RevelaError(message)
+    return sql
+
+
+def _all_of(where: object, columns: Mapping[str, str], depth: int) -> str:
+    """The entries of a filter, joined by and; "" if there are none."""
+    if not isinstance(where, Mapping):
+        raise _error("and, or and not take objects", where)
+    if depth > MAX_DEPTH:
+        raise _error(f"it has more than {MAX_DEPTH} levels")
+    return _join(" and ", (_entry(*entry, columns, depth) for entry in where.items()))
+
+
+def _entry(name: object, value: object, columns: Mapping[str, str], depth: int) -> str:
+    if name == "not":
+        return f"not ({_all_of(value, columns, depth + 1) or 'true'})"
+    if name in ("and", "or"):
+        if not isinstance(value, list | tuple) or not value:
+            raise _error(f"{name} takes a list of filters", value)
+        parts = (f"({_all_of(part, columns, depth + 1) or 'true'})" for part in value)
+        return f"({_join(f' {name} ', parts)})"
+    if name not in columns:
+        raise _error(f"there is no column {str(name)[:40]}, only {', '.join(columns)}")
+    tests = value if isinstance(value, Mapping) else {"eq": value}
+    if not tests:
+        raise _error(f"{name} has no condition")
+    kind = columns[str(name)]
+    return _join(" and ", (_condition(str(name), *test, kind) for test in tests.items()))
+
+
+def _condition(name: str, operator: object, value: object, kind: str) -> str:
+    column = "`{}`".format(name.replace("`", "``"))
+    if operator in MEMBERSHIP:
+        if not isinstance(value, list | tuple) or not value:
+            raise _error(f"{operator} takes a list of values", value)
+        values = _join(", ", (_literal(item, name, kind) for item in value))
+        return f"{column} {MEMBERSHIP[str(operator)]} ({values})"
+    if operator not in COMPARISONS:
+        known = ", ".join([*COMPARISONS, *MEMBERSHIP])
+        raise _error(f"there is no operator {str(operator)[:40]}, only {known}")
+    if value is None and operator in ("eq", "ne"):
+        return f"{column} is {'not ' if operator == 'ne' else ''}null"
+    return f"{column} {COMPARISONS[str(operator)]} {_literal(value, name, kind)}"
+
+
+def _literal(value: object, name: str, kind: str) -> str:
+    """A value as SQL writes it, if its column can hold it."""
+    if kind == "string" and isinstance(value, str):
+        return "'{}'".format(value.replace("'", "''"))
+    if kind == "bool" and isinstance(value, bool):
+        return str(value).lower()
+    if kind in ("int64", "double") and type(value) in (int, float):
+        integer = int(value) if isinstance(value, float) and value.is_integer() else value
+        if isinstance(integer, int) and abs(integer) < 2**63:
+            return str(integer)  # the table takes no 2020.0 for an int64
+        if kind == "double" and isinstance(value, float) and math.isfinite(value):
+            return repr(value)
+    raise _error(f"{name} holds {kind}", value)
+
+
+def _error(reason: str, found: object = ...) -> RevelaError:
+    not_this = "" if found is ... else f", not {reprlib.repr(found)[:60]}"
+    return RevelaError(
+        f"the filter cannot be used ({reason}{not_this}): send one such as {EXAMPLE}"
+    )

@@ -1,0 +1,241 @@
+"""Around the routes: access control, JSON bodies within limits, and Prometheus metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic_core import from_json
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from revela.server import Limits
+from revela.server.batching import ROLES, Batcher, Role
+from revela.server.schemas import CLIENT_LEFT, Refused
+
+PUBLIC_PATHS = ("/", "/healthz", "/openapi.json")
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SIZES = tuple(2.0**i for i in range(0, 17))
+
+
+class Guard:
+    """Refuse clients without access before their body is read; add ``nosniff`` to every answer.
+
+    Args:
+        app: the guarded application.
+        token: if given, every path but the page, ``/healthz`` and ``/openapi.json`` requires
+            ``Authorization: Bearer TOKEN``.
+        local_only: the Host header must be a loopback name, so that no web page can reach a server
+            without a token through a DNS name that resolves to 127.0.0.1 (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, local_only: bool) -> None:
+        self.app, self.token, self.local_only = app, token, local_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def send_nosniff(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-content-type-options"] = "nosniff"
+            await send(message)
+
+        refused = self._refusal(Headers(scope=scope), scope["path"])
+        app = refused.response() if refused else self.app
+        await app(scope, receive, send_nosniff)
+
+    def _refusal(self, headers: Headers, path: str) -> Refused | None:
+        if self.local_only and not is_loopback(_host_of(headers.get("host", ""))):
+            message = (
+                "this server answers requests for localhost only: start it with --token-env or "
+                "--token-file to reach it by other names"
+            )
+            return Refused(421, message)
+        if self.token is None or path in PUBLIC_PATHS:
+            return None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # Clients send headers as bytes; Starlette decodes them as latin-1.
+        equal = hmac.compare_digest(given.strip().encode("latin-1"), self.token.encode())
+        if scheme.lower() == "bearer" and equal:
+            return None
+        message = "the token is missing or wrong: send it as Authorization: Bearer TOKEN"
+        challenge = {"www-authenticate": "Bearer"}
+        return Refused(401, message, code="invalid_api_key", headers=challenge)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is ``localhost`` or a loopback address."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_of(header: str) -> str:
+    """The host of a Host header, without port and brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
+
+
+class JSONRequest(Request):
+    """A request whose body must be JSON and arrive within the limits (``app.state.limits``).
+
+    pydantic's parser accepts UTF-8 only and refuses half surrogate pairs. It reads 1 MB of texts in
+    0.4 ms, Python's json in 1.0 ms.
+    """
+
+    _read: bytes | None = None
+
+    async def body(self) -> bytes:
+        """The body.
+
+        Raises:
+            Refused: 408, 413, 415, or 499 where the client has left.
+        """
+        if self._read is None:
+            limits: Limits = self.app.state.limits
+            content_type = self.headers.get("content-type", "").split(";")[0].strip().lower()
+            if content_type != "application/json":
+                message = "the body must be JSON: send it with content-type application/json"
+                raise Refused(415, message)
+            try:
+                async with asyncio.timeout(limits.client_seconds):
+                    self._read = await self._body_of(limits.max_body_bytes)
+            except TimeoutError:
+                message = (
+                    f"the body took longer than {limits.client_seconds:g} s to arrive: send it "
+                    "faster, or less of it"
+                )
+                raise Refused(408, message, headers={"connection": "close"}) from None
+            except ClientDisconnect:
+                raise Refused(CLIENT_LEFT, "the client has left") from None
+        return self._read
+
+    async def json(self) -> Any:
+        """The parsed body.
+
+        Raises:
+            Refused: 400.
+        """
+        try:
+            return from_json(await self.body())
+        except ValueError as error:
+            raise Refused(400, f"the body is not JSON in UTF-8: {error}"[:300]) from None
+
+    async def _body_of(self, limit: int) -> bytes:
+        body, size = bytearray(), 0
+        async for part in self.stream():
+            size += len(part)
+            if size <= limit:
+                body += part
+            elif size > 2 * limit:
+                break  # up to here it is read on: many clients only listen after they have sent all
+        if size > limit:
+            message = f"the body is longer than {limit:,} bytes: send less at a time"
+            raise Refused(413, message, headers={"connection": "close"})
+        return bytes(body)
+
+
+class JSONRoute(APIRoute):
+    """A route that reads its body as a ``JSONRequest``."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(JSONRequest(request.scope, request.receive))
+
+        return handle
+
+
+class Metrics:
+    """Prometheus metrics of one server: requests and latency per route, batches per role, queues.
+
+    They live in a registry of their own, so several servers fit into one process.
+    """
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "revela_requests", "Answers", ["route", "status"], registry=registry
+        )
+        self.seconds = self._histogram(
+            "revela_request_seconds", "Time from first byte to answer", "route", SECONDS
+        )
+        self.under_way = Gauge(
+            "revela_requests_under_way", "Requests without an answer yet", registry=registry
+        )
+        self.batch_texts = self._histogram("revela_batch_texts", "Texts per batch", "role", SIZES)
+        self.batch_tokens = self._histogram(
+            "revela_batch_tokens", "Tokens per batch", "role", SIZES
+        )
+        self.batch_seconds = self._histogram(
+            "revela_batch_seconds", "Model time per batch", "role", SECONDS
+        )
+        self.queue = Gauge(
+            "revela_queue_tokens", "Tokens waiting for the model", ["role"], registry=registry
+        )
+
+    def _histogram(self, name: str, text: str, label: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, [label], buckets=buckets, registry=self.registry)
+
+    def observe_batch(self, role: Role, texts: int, tokens: int, seconds: float) -> None:
+        """The ``observe`` callback of a Batcher."""
+        self.batch_texts.labels(role).observe(texts)
+        self.batch_tokens.labels(role).observe(tokens)
+        self.batch_seconds.labels(role).observe(seconds)
+
+    def observe_queue(self, batcher: Batcher) -> None:
+        """Report the queue lengths of this batcher."""
+        for role in ROLES:
+            self.queue.labels(role).set_function(_queue_length(batcher, role))
+
+    def text(self) -> bytes:
+        """The metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+def _queue_length(batcher: Batcher, role: Role) -> Callable[[], float]:
+    return lambda: batcher.waiting_tokens[role]
+
+
+class Measured:
+    """Count and time requests per route; unknown paths count as one route, "other".
+
+    HEAD is routed as GET, as FastAPI's routes do not; uvicorn drops the body.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        status, begun = 500, time.perf_counter()
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            with self.metrics.under_way.track_inprogress():
+                await self.app(scope, receive, send_and_note)
+        finally:
+            endpoint = scope.get("endpoint")
+            route = endpoint.__name__ if endpoint else "other"
+            self.metrics.requests.labels(route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - begun)
