@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import subprocess
 import sys
 
@@ -37,16 +35,6 @@ def test_import_brings_nothing_heavy():
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.strip().endswith(" []")
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".api", ".index.store", ".index.fusion", ".index.bm25", ".index.encode_corpus"]
-)
-def test_examples_of_docstrings(saved_retriever, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my-retriever").symlink_to(saved_retriever)
-    found = doctest.testmod(importlib.import_module(f"revela{name}"), verbose=False)
-    assert found.attempted >= 2 and not found.failed
 
 
 def test_vectors_have_length_one_and_prompts(retriever):
