@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from revela.api import Retriever
     from revela.errors import RevelaError
+    from revela.evaluation.beir import evaluate
     from revela.index.store import Index
     from revela.types import Document, Hit
 
-__all__ = ["Document", "Hit", "Index", "Retriever", "RevelaError", "__version__"]
+__all__ = ["Document", "Hit", "Index", "Retriever", "RevelaError", "__version__", "evaluate"]
 
 _HOMES = {
     "Retriever": "api",
     "Index": "index.store",
     "RevelaError": "errors",
+    "evaluate": "evaluation.beir",
     "Document": "types",
     "Hit": "types",
 }

@@ -9,9 +9,9 @@ import json
 import numpy as np
 import pytest
 
+from revela import evaluate
 from revela.errors import RevelaError
 from revela.evaluation.beir import (
-    evaluate,
     labelled,
     load_collection,
     mean_outcomes,
