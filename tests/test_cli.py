@@ -139,7 +139,8 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     assert (
         code == 2
         and err
-        == f"revela: {tmp_path / 'none'} does not exist: give folders of revela train or compare, or JSON files of revela eval or probe\n"
+        == (f"revela: {tmp_path / 'none'} does not exist: give folders of revela train or compare, "
+            "or JSON files of revela eval or probe\n")
     )
     assert (tmp_path / "page.html").read_text() == page
     code, out, err = run(
@@ -543,7 +544,8 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
     (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
     code, _, err = run(
         monkeypatch, capsys, "compare", corpus_file, "--on", tmp_path, "--out", tmp_path / "o", "--presets", "gated", "crop", "paper",
-        "--recipe", tmp_path / "r.toml", "--lora-rank", 9, "--group-size", Recipe.of().groups.group_size, "--no-lm-lora",
+        "--recipe", tmp_path / "r.toml", "--lora-rank", 9, "--group-size", "
+        "Recipe.of().groups.group_size, "--no-lm-lora",
     )  # fmt: skip
     assert code == 2 and "stop" in err
     assert list(seen) == ["gated", "crop", "paper"]
@@ -569,7 +571,8 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         ),
         (
             ("train", "--recipe", "{tmp}/r.toml"),
-            "--sharpness has no effect on --objective revela: leave it out, or train gains or attention",
+            "--sharpness has no effect on --objective revela: leave it out, or train gains or "
+            "attention",
         ),
         (
             ("train", "--preset", "paper", "--crop-window", "99"),
@@ -713,7 +716,8 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
     )
     command = (
         "train", corpus, "--preset", "crop", "--group-size", 8, "--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--layers", 2,
-        "--lora-rank", 4, "--precision", "fp32", "--threads", 1, "--max-steps", 2, "--max-minutes", 0, "--held-out", 0.2, "--out",
+        "--lora-rank", 4, "--precision", "fp32", "--threads", 1, "--max-steps", 2, "
+        ""--max-minutes", 0, "--held-out", 0.2, "--out",
     )  # fmt: skip
     code, out, err = run(monkeypatch, capsys, *command, tmp_path / "unguarded")
     assert (
@@ -819,7 +823,8 @@ def test_one_of_several_processes_is_refused(monkeypatch, capsys, corpus_file, t
     code, _, err = run(monkeypatch, capsys, verb, corpus_file, "--out", tmp_path / "out", *more)
     assert (
         code == 2
-        and "revela: a run takes one process and 2 were started (WORLD_SIZE): start revela without torchrun"
+        and ("revela: a run takes one process and 2 were started (WORLD_SIZE): start revela "
+            "without torchrun")
         in err
     )
     assert len(err.strip().splitlines()) == 1 and not (tmp_path / "out").exists()

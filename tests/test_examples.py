@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from examples import adapt_an_embedder, train_on_a_folder
+from examples import adapt_an_embedder, own_objective, train_on_a_folder
+from revela import Retriever
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = {
@@ -46,3 +47,11 @@ def test_adapt_an_embedder(corpus_file, saved_retriever, tiny_lm_folder, tmp_pat
     assert before.keys() == after.keys() and {"title", "sibling"} & before.keys()
     assert changed or settings != {"keep": "last"}
     assert SentenceTransformer(str(tmp_path / "out")).prompts["query"] == "query: "
+
+
+def test_own_objective(corpus_file, tiny_lm_folder, tmp_path):
+    settings = {**TINY, "layers": 2, "model": str(tiny_lm_folder)}
+    del settings["gate_heads"]  # of another objective
+    objective = own_objective.Neighbours(tau=0.05)
+    retriever = Retriever.train(corpus_file, tmp_path / "out", objective=objective, **settings)
+    assert retriever.encode_queries(["ocean01"]).shape[0] == 1

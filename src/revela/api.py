@@ -71,15 +71,15 @@ class Retriever:
     ) -> Retriever:
         """Train a retriever on raw text, save it and load it.
 
-        >>> Retriever.train("docs/", "my-retriever", preset="pairs", max_minutes=5)  # doctest: +SKIP
+        >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
 
         Args:
             corpus: folders, files or datasets of the hub (hub:owner/name), or a folder of groups.
             out: folder for the retriever, which does not exist yet.
             preset: settings to start from; empty: those of ``objective``, else "gated".
             resume: continue the run in ``out`` from its last checkpoint.
-            settings: any setting by its flag's name (docs/settings.md); ``objective`` may also be an
-                instance of an objective of your own (docs/objectives.md).
+            settings: any setting by its flag's name (docs/settings.md); ``objective`` may also be
+                an objective of your own (docs/objectives.md).
 
         Raises:
             RevelaError: the corpus, a model or a setting cannot be used, or ``out`` is in the way.

@@ -1,10 +1,12 @@
 """Every setting of a training run, in sections; each default and its bounds stand at the field.
 
-A recipe is merged once, from three layers: a preset (``presets/*.toml``), a recipe file, and what is
+A recipe is merged once, from three layers: a preset (``presets/*.toml``), a recipe file, and what
+    is
 given by hand (flags, or keyword arguments). A setting has one name everywhere: the field, the flag
-(``--chunk-words``) and the key of a recipe file (``[corpus] chunk_words``). The three fields that are
-called ``kind``, ``source`` and ``model`` in the sections groups, queries and lm have the section's
-name as flag: ``--groups``, ``--queries``, ``--lm``. Those of the objective stand in its own file.
+(``--chunk-words``) and the key of a recipe file (``[corpus] chunk_words``). The three fields that
+are called ``kind``, ``source`` and ``model`` in the sections groups, queries and lm have the
+section's name as flag: ``--groups``, ``--queries``, ``--lm``. Those of the objective stand in its
+own file.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ OBJECTIVES = {
     "infonce": "revela.objectives.contrastive:InfoNCE",
     "crop": "revela.objectives.contrastive:Crop",
 }
-"Where each objective's settings are; they are imported when they are needed, as torch is with them."
+"""Where each objective's settings are; they are imported when they are needed, as torch is with
+them."""
 
 
 def setting(
@@ -96,11 +99,13 @@ class Corpus(Section):
     join_titles: bool = False
     "Join neighbouring rows with the same title: a file of passages becomes articles again."
     near_duplicates: float = share(0.8)
-    "Drop documents that share this much of their wording with an earlier one (Jaccard of runs of five words). 0: keep them."
+    """Drop documents that share this much of their wording with an earlier one (Jaccard of runs of
+    five words). 0: keep them."""
     max_bad_share: float = share(0.01, rare=True)
     "Share of unreadable rows and files above which the run stops."
     chunk_words: int = setting(48, least=1)
-    "Maximum words per chunk; a chunk is made of whole sentences, or of whole functions and blocks of code."
+    """Maximum words per chunk; a chunk is made of whole sentences, or of whole functions and blocks
+    of code."""
     held_out: float = share(0.05)
     "Share of the documents that is never trained on, for the label-free check."
     held_out_at_most: int = setting(300, rare=True)
@@ -112,7 +117,8 @@ class Groups(Section):
     """Which chunks are compared with one another."""
 
     kind: Literal["document", "random", "cluster", "iterative"] = "document"
-    "Chunks per group: of one document, any, or similar ones, as --surrogate or (iterative) the retriever in training finds them."
+    """Chunks per group: of one document, any, or similar ones, as --surrogate or (iterative) the
+    retriever in training finds them."""
     group_size: int = setting(16, least=2)
     "Chunks per group."
     surrogate: str = ""
@@ -129,14 +135,18 @@ class Groups(Section):
 
 @dataclass(frozen=True)
 class Queries(Section):
-    """Where queries come from, for the objectives that learn from queries and for --check-questions."""
+    """Where queries come from, for the objectives that learn from queries and for
+    --check-questions.
+    """
 
     source: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
-    "Written by a language model (lm), or taken from the text (authors-words: docstrings, titles, else a sentence)."
+    """Written by a language model (lm), or taken from the text (authors-words: docstrings, titles,
+    else a sentence)."""
     query_lm: str = ""
     "Language model that writes queries. Empty: --lm."
     query_prompting: Literal["examples", "instruction"] = setting("examples", rare=True)
-    "Prompt by three examples, or by an instruction in the chat template, which takes a larger model."
+    """Prompt by three examples, or by an instruction in the chat template, which takes a larger
+    model."""
     queries_file: str = setting("", rare=True)
     "JSONL file that keeps written queries. Empty: CORPUS.queries.jsonl beside the first corpus."
     max_queries: int = 4000
@@ -148,11 +158,14 @@ class Retriever(Section):
     """The model that is trained."""
 
     model: str = "HuggingFaceTB/SmolLM2-135M"
-    "Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6."
+    """Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m (instruct,
+    4 bits) or embedded:minilm-l6."""
     offline_model: str = setting(OFFLINE_MODEL, rare=True)
-    "Replaces the default --model and --lm when the hub cannot be reached and they are not cached. Empty: stop instead."
+    """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
+    Empty: stop instead."""
     layers: int = 6
-    "Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models stay complete."
+    """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models stay
+    complete."""
     pooling: Pooling = "mean"
     "How a decoder's token vectors become one vector."
     lower_case: Literal["auto", "yes", "no"] = setting("auto", rare=True)
@@ -170,7 +183,8 @@ class Retriever(Section):
     lora_dropout: float = share(0.0, rare=True)
     "Dropout inside LoRA."
     matryoshka: tuple[int, ...] = ()
-    "Train vectors that may be truncated to these widths, 64 128 256 for example; each batch trains one width."
+    """Train vectors that may be truncated to these widths, 64 128 256 for example; each batch
+    trains one width."""
 
 
 @dataclass(frozen=True)
@@ -178,11 +192,14 @@ class Fit(Section):
     """The label-free fit of a decoder's pooling to the corpus, before training."""
 
     token_weighting: float = setting(3e-3)
-    "SIF: weight each token in the mean by a / (a + its share of the corpus's tokens), this being a; punctuation by 0. 0: equal weights."
+    """SIF: weight each token in the mean by a / (a + its share of the corpus's tokens), this being
+    a; punctuation by 0. 0: equal weights."""
     whitening: float = setting(0.4)
-    "Whiten pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a linear layer. 0: off, 0.5: fully."
+    """Whiten pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a
+    linear layer. 0: off, 0.5: fully."""
     lexical: float = setting(1.0)
-    "Append the mean of the tokens' own whitened embeddings at this weight, which doubles the width. 0: off."
+    """Append the mean of the tokens' own whitened embeddings at this weight, which doubles the
+    width. 0: off."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +207,8 @@ class LM(Section):
     """The language model that gives the signal."""
 
     model: str = "HuggingFaceTB/SmolLM2-135M"
-    "Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m (the instruct model in 4 bits)."
+    """Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m (the
+    instruct model in 4 bits)."""
     lm_tokens: int = setting(156, least=2)
     "Longest chunk that the LM, and the retriever in training, read, in tokens."
 
@@ -208,11 +226,13 @@ class Training(Section):
     groups_per_batch: int = setting(1, least=1, rare=True)
     "Groups per forward pass; more fill a GPU and take more memory."
     retriever_batch: int = setting(0, rare=True)
-    "Texts per forward pass of the retriever, repeated in the backward pass: less memory, one more forward pass. 0: all at once."
+    """Texts per forward pass of the retriever, repeated in the backward pass: less memory, one more
+    forward pass. 0: all at once."""
     max_steps: int = 0
     "Stop after this many steps. 0: no limit."
     max_minutes: float = 20.0
-    "Stop after this much training time. 0: no limit. The learning rate falls to 0 over whichever limit is nearer."
+    """Stop after this much training time. 0: no limit. The learning rate falls to 0 over whichever
+    limit is nearer."""
     clock: Literal["wall", "cpu"] = setting("wall", rare=True)
     "Wall time, or processor time of all threads: comparable between runs of a shared machine."
     max_tokens_read: float = setting(0.0, rare=True)
@@ -226,7 +246,8 @@ class Training(Section):
     check_passages: int = setting(600, least=1, rare=True)
     "Passages per task of the label-free check."
     check_questions: int = 0
-    "Let a language model write questions about this many of these passages, which the check then asks."
+    """Let a language model write questions about this many of these passages, which the check then
+    asks."""
     keep: Literal["best", "last"] = "best"
     "Save the state with the best label-free check, or the last one."
     save_every: int = setting(50, least=1, rare=True)
@@ -247,9 +268,9 @@ class Training(Section):
 class Objective(Section):
     """Settings of a method, and all that the rest of the package has to know about it.
 
-    To add one, subclass it with the settings of its own, and write ``build`` (docs/objectives.md). An
-    instance can be given to ``Recipe(objective=...)`` and ``Retriever.train(objective=...)``; a line
-    in ``OBJECTIVES`` makes it known by name.
+    To add one, subclass it with the settings of its own, and write ``build`` (docs/objectives.md).
+    An instance can be given to ``Recipe(objective=...)`` and ``Retriever.train(objective=...)``; a
+    line in ``OBJECTIVES`` makes it known by name.
     """
 
     name: ClassVar[str] = ""
@@ -375,7 +396,8 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def merged(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
-    """The recipe of a preset, a recipe file's settings over it, and what is given by hand over both.
+    """The recipe of a preset, a recipe file's settings over it, and what is given by hand over
+    both.
 
     Args:
         preset: its name; empty: that of the objective which is given, or which the file has.
@@ -457,7 +479,8 @@ def _flattened(
         log.info(f"{where} has the form of earlier versions: docs/settings.md shows the sections")
     if odd := next((n for n in variants if not n.replace("-", "").replace("_", "").isalnum()), ""):
         raise RevelaError(
-            f"{where}: a variant is called {odd!r}, but names a folder: use letters, digits, - and _"
+            f"{where}: a variant is called {odd!r}, but names a folder: use letters, digits, - "
+            "and _"
         )
     return flat, variants
 
@@ -575,6 +598,8 @@ class Indexing:
     dimensions: int = 0
     "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
     vectors: VectorForm = "binary"
-    "How a large index holds the vectors that it scans; what it finds is scored again by the full ones."
+    """How a large index holds the vectors that it scans; what it finds is scored again by the full
+    ones."""
     keep_tokens: bool = False
-    "Keep each token's vector too, at one bit per number, so that search --rerank tokens takes milliseconds: about 8 kB more per chunk."
+    """Keep each token's vector too, at one bit per number, so that search --rerank tokens takes
+    milliseconds: about 8 kB more per chunk."""

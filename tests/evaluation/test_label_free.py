@@ -10,7 +10,7 @@ from conftest import make_rows
 from revela.corpus.arrow_list import arrow_list
 from revela.corpus.written_queries import Answer
 from revela.evaluation.label_free import HeldOutCheck, docstring_task, tasks
-from revela.groups.held_out import split_held_out
+from revela.groups.training_set import split_held_out
 from revela.index.bm25 import BM25
 from revela.index.fusion import Geometry, fuse_scores
 from revela.types import Document

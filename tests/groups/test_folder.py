@@ -1,5 +1,5 @@
-"""ArrowList groups are what was given, in an order that the seed alone decides; a folder that is not
-whole is refused.
+"""ArrowList groups are what was given, in an order that the seed alone decides; a folder that is
+not whole is refused.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
         return dict(zip(order, found, strict=True))
 
     first, is_random = queries(), side == "random-span"
-    # The same row in the same epoch, whatever shares its batch; another epoch and seed, another half.
+    # The same row in the same epoch, whatever shares its batch; another epoch and seed, another
+    # half.
     assert first == queries() == queries(order=(2, 0, 1))
     assert queries(order=(0,))[0] == first[0]
     assert any(first != queries(seed=seed) for seed in range(1, 5)) == is_random

@@ -40,7 +40,7 @@ class Neighbours(Objective):
 
 
 class NeighboursLoss(RetrieverLoss):
-    def forward(self, features, labels=None):
+    def forward(self, features):
         query, passage = ({**side} for side in features)
         losses = []
         documents = self.groups(query.pop("document"))

@@ -1,4 +1,6 @@
-"""A token window excludes prompts and special tokens, and is never larger than what the model reads."""
+"""A token window excludes prompts and special tokens, and is never larger than what the model
+reads.
+"""
 
 from __future__ import annotations
 

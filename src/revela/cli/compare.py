@@ -27,8 +27,8 @@ def compare(
     """Train several objectives, or variants of one, from the same start for the same time, and plot
     nDCG@10 against it.
 
-    Limited by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here hold
-    for every run. Finished runs are kept: run it again to add presets or seeds.
+    Limited by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here
+    hold for every run. Finished runs are kept: run it again to add presets or seeds.
 
     Parameters
     ----------

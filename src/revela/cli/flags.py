@@ -1,4 +1,4 @@
-"""Settings as flags: one flag per field of every section and objective, and the recipe they make."""
+"""Settings as flags: one per field of each section and objective; and the recipe they make."""
 
 from __future__ import annotations
 

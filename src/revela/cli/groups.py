@@ -28,8 +28,8 @@ def groups(
     Parameters
     ----------
     corpus:
-        As for train; or rows that are groups already, lists of texts or {"src": ..., "text": [...]},
-        in JSONL or hub:owner/name; or a folder of groups, to look at.
+        As for train; or rows that are groups already, lists of texts or {"src": ..., "text":
+        [...]}, in JSONL or hub:owner/name; or a folder of groups, to look at.
     out:
         Folder for the groups.
     show:

@@ -19,8 +19,8 @@ def heads(
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Rank the heads of a language model that look to a related document or, with --objective dream,
-    from a question to its answer.
+    """Rank the heads of a language model that look to a related document or, with --objective
+    dream, from a question to its answer.
 
     Found without labels; cached per model.
 

@@ -1,4 +1,4 @@
-"""The command line's entry: parses, calls a verb, prints; an error is one sentence and exit code 2."""
+"""The entry of the command line. An error is one sentence, with exit code 2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from revela.settings import Indexing
 
 app = App(
     name="revela",
-    help="Turns raw text into a dense retriever: trained without labels, measured beside BM25, ready to search.",
+    help="Train a dense retriever on raw text, measure it beside BM25, search and serve with it.",
     version_flags=["--version"],
 )
 Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())

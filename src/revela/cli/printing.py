@@ -124,7 +124,8 @@ def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> N
     """
     owners = list(dict.fromkeys(sorted(member.document for member in members)))
     print(
-        f"\n{title}: {len(members)} chunks of {len(owners)} document{'s' if len(owners) > 1 else ''}"
+        f"\n{title}: {len(members)} chunks of {len(owners)} "
+        f"document{'s' if len(owners) > 1 else ''}"
     )
     for owner in owners:
         title = next(

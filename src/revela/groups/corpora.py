@@ -19,10 +19,9 @@ from revela.corpus.read import read_for
 from revela.errors import RevelaError
 from revela.groups.documents import mixed_groups
 from revela.groups.folder import GroupFolder, save_groups
-from revela.groups.held_out import split_held_out
 from revela.groups.order import similar_groups
 from revela.groups.ready import group_documents, group_rows, holds_groups
-from revela.groups.training_set import training_chunks, training_rows
+from revela.groups.training_set import split_held_out, training_chunks, training_rows
 from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
 from revela.silence import silence_libraries
@@ -70,11 +69,13 @@ def build_groups(
         raise RevelaError(f"{out} exists: choose another --out")
     if recipe.groups.kind == "iterative":
         raise RevelaError(
-            "iterative groups are built while a retriever trains: give --groups iterative to revela train"
+            "iterative groups are built while a retriever trains: give --groups iterative to "
+            "revela train"
         )
     if shares and (len(shares) != len(sources) or min(shares) <= 0):
         raise RevelaError(
-            f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one above 0"
+            f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one "
+            "above 0"
         )
     ready = [source for source in sources if holds_groups(source)]
     apart = bool(
@@ -138,7 +139,8 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) 
     if first is None:
         names = ", ".join(map(str, sources))
         raise RevelaError(
-            f"{names}: {len(rows):,} chunks give no group of {recipe.groups.group_size}: add text, or lower --chunk-words or --group-size"
+            f"{names}: {len(rows):,} chunks give no group of {recipe.groups.group_size}: add "
+            "text, or lower --chunk-words or --group-size"
         )
     return Domain(documents, held, rows, chain([first], groups))
 

@@ -85,11 +85,13 @@ class GroupFolder:
             self.held_out = read(Document, [folder / HELD_OUT])
         except (OSError, ValueError) as error:
             raise RevelaError(
-                f"{folder} is damaged ({str(error).splitlines()[0]}): build the groups again with revela groups"
+                f"{folder} is damaged ({str(error).splitlines()[0]}): build the groups again with "
+                "revela groups"
             ) from error
         if len(self.rows) != len(self) * self.size:
             raise RevelaError(
-                f"{folder} holds {len(self.rows):,} chunks, and {MANIFEST} says otherwise: build the groups again"
+                f"{folder} holds {len(self.rows):,} chunks, and {MANIFEST} says otherwise: build "
+                "the groups again"
             )
 
     def __len__(self) -> int:
@@ -179,7 +181,8 @@ def save_groups(
             writer.close()
         if not dealt:
             raise RevelaError(
-                f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower --chunk-words or --group-size"
+                f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower "
+                "--chunk-words or --group-size"
             )
         write(Document, documents.chosen(sample), folder / SAMPLE)
         write(Document, held_out, folder / HELD_OUT)
@@ -224,13 +227,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         raise RevelaError(
-            f"{folder} is no whole group folder, it has no {MANIFEST}: build the groups again with revela groups --out"
+            f"{folder} is no whole group folder, it has no {MANIFEST}: build the groups again "
+            "with revela groups --out"
         )
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise RevelaError(
-                f"{folder} was written by another version of revela: build the groups again with revela groups --out"
+                f"{folder} was written by another version of revela: build the groups again with "
+                "revela groups --out"
             )
         _ = (
             manifest["size"],

@@ -145,7 +145,8 @@ def chunk_tour(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[
         *vectors, recipe.groups.cluster_size or recipe.groups.group_size, recipe.training.seed
     )
     log.info(
-        f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in {time.monotonic() - embedded:.0f} s"
+        f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in "
+        f"{time.monotonic() - embedded:.0f} s"
     )
     return tour_N
 

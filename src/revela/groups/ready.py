@@ -53,7 +53,8 @@ def read_groups(source: Path, size: int) -> Iterator[tuple[str, list[str]]]:
             raise _no_group(source, number)
         if len(texts) < size:
             raise RevelaError(
-                f"{source}:{number} has {len(texts)} texts, fewer than a group of {size}: lower --group-size"
+                f"{source}:{number} has {len(texts)} texts, fewer than a group of {size}: lower "
+                "--group-size"
             )
         yield f"{origin}:{number}", texts[:size]
 
@@ -79,7 +80,8 @@ def _rows(source: Path) -> Iterator[tuple[int, Any]]:
 
 def _no_group(source: Path, number: int) -> RevelaError:
     return RevelaError(
-        f'{source}:{number} is neither a list of texts nor {{"src": ..., "text": [...]}}: mend that line'
+        f'{source}:{number} is neither a list of texts nor {{"src": ..., "text": [...]}}: mend '
+        "that line"
     )
 
 

@@ -1,4 +1,5 @@
-"""What is trained on: documents -> chunks -> rows -> the groups of each epoch, and what is held out.
+"""What is trained on: documents -> chunks -> rows -> the groups of each epoch, and what is held
+out.
 
 Rows are what groups are made of: the chunks; chunks with queries, for objectives that read queries;
 or several chunks joined, to crop from.
@@ -41,7 +42,6 @@ from revela.corpus.written_queries import (
 from revela.errors import RevelaError
 from revela.groups.documents import Groups
 from revela.groups.folder import GroupFolder, is_group_folder
-from revela.groups.held_out import split_held_out
 from revela.groups.order import IterativeGroups, order_of_groups, similar_groups, stored_order
 from revela.groups.ready import holds_groups
 from revela.settings import Recipe
@@ -63,7 +63,8 @@ class TrainingSet:
         queries_file: keeps the queries that a language model writes.
 
     Attributes:
-        documents: what the heads' probe and the test for capitals read; a sample if groups are stored.
+        documents: what the heads' probe and the test for capitals read; a sample if groups are
+            stored.
         n_documents: how many the chunks come from.
         fingerprint: of titles and texts, or of the stored groups.
         groups_per_epoch: set by ``groups``.
@@ -166,7 +167,10 @@ class TrainingSet:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
         reads = self.recipe.objective.reads
         if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
-            return f"no chunk has a query: try another --queries than {queries.source}, or another --query-lm"
+            return (
+                f"no chunk has a query: try another --queries than {queries.source}, "
+                "or another --query-lm"
+            )
         return (
             f"{len(self.rows)} chunks are fewer than a group of {size}: "
             "add text, or lower --chunk-words or --group-size"
@@ -239,7 +243,7 @@ def training_rows(
 
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
-    """Neighbouring chunks of a document joined, up to this many words: what crops are taken from."""
+    """Neighbouring chunks of a document joined, up to this many words, to crop from."""
     document, parts, total = -1, list[str](), 0
     for chunk in chunks:
         size = len(chunk.text.split())
@@ -307,3 +311,22 @@ def written_answers(
         + (f"; rejected: {why}" if why else "")
     )
     return answers
+
+
+def split_held_out(
+    documents: ArrowList[Document], share: float, at_most: int
+) -> tuple[ArrowList[Document], list[Document]]:
+    """Training documents and held-out documents, chosen by a hash of title and text.
+
+    The choice does not depend on the order of the documents, the run or the seed.
+
+    Args:
+        documents: all documents.
+        share: fraction to hold out, 0 to 0.5.
+        at_most: maximum number of held-out documents.
+    """
+    digests = [hashlib.blake2b(d.full_text.encode(), digest_size=8).digest() for d in documents]
+    ranked = sorted(range(len(digests)), key=digests.__getitem__)
+    held = sorted(ranked[: min(at_most, int(share * len(digests)))])
+    rest = sorted(ranked[len(held) :])
+    return documents.chosen(rest), list(documents.chosen(held))

@@ -2,8 +2,8 @@
 
 The LM reads candidates and a question. The attention of its query-focused heads (query_heads.py)
 ranks the candidates better than a fitted retriever does, and best together with it; so that is the
-target, in the manner of Izacard & Grave (ICLR 2021), whose reader was trained on answers, where this
-LM is trained on nothing:
+target, in the manner of Izacard & Grave (ICLR 2021), whose reader was trained on answers, where
+this LM is trained on nothing:
 
     t_i = z( z(sum_k z(a_ki)) + prior * z(cos_0(q, d_i)) )
     L   = KL( softmax(sharpness * t) || softmax_i(cos(q, d_i) / tau) )
@@ -11,7 +11,8 @@ LM is trained on nothing:
 a_ki is head k's score of candidate i, cos_0 the retriever's cosine before training, and z standard
 scores over the candidates of a question.
 
-Cost: the LM reads the candidates and questions once, without a graph, up to the highest of its heads.
+Cost: the LM reads the candidates and questions once, without a graph, up to the highest of its
+    heads.
 When to use it: on queries taken from the text (preset ``attention``); no query has to be written.
 
 Shapes: Q questions, B candidates, K heads, D width of a vector.
@@ -96,7 +97,7 @@ class AttentionLoss(RetrieverLoss):
         self.lm, self.heads, self.at_start = lm, list(heads), at_start
         self.sharpness, self.prior = sharpness, prior
 
-    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
+    def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per question; ``features`` as for ``DreamLoss``, but no answers, and each
         group's last question is "N/A".
         """

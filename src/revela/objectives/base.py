@@ -1,5 +1,5 @@
-"""What objectives share: the parts they are built from, the retriever's two sides of a batch, cosines
-per group with a temperature, GradCache, and the KL of two rankings.
+"""What objectives share: the parts they are built from, the retriever's two sides of a batch,
+cosines per group with a temperature, GradCache, and the KL of two rankings.
 
 An objective is one file: its settings (a frozen dataclass, ``settings.Objective``), its batches and
 its loss. docs/objectives.md shows how to write one.
@@ -202,8 +202,8 @@ def language_model(parts: Parts, trained: bool = False) -> tuple[Any, Any, Path]
 class ChunkBatches:
     """A group's chunks as queries, as passages, and as the LM reads them (revela, gains, replug).
 
-    A query is the first half of the chunk's tokens (Revela, section 4), as many of them from a random
-    place on ("random-span"), or the whole chunk.
+    A query is the first half of the chunk's tokens (Revela, section 4), as many of them from a
+    random place on ("random-span"), or the whole chunk.
     """
 
     parts: Parts

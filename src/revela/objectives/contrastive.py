@@ -228,8 +228,8 @@ class ContrastiveLoss(RetrieverLoss):
 
     Args:
         model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
-        group_size: passages per group: a query is compared with those of its own group only. 0: with
-            all, of all processes.
+        group_size: passages per group: a query is compared with those of its own group only. 0:
+            with all, of all processes.
         margin: of ``true_negatives``, where the sides have vectors of a ``surrogate``.
         tau, learn_tau, retriever_batch: see RetrieverLoss.
     """
@@ -238,7 +238,7 @@ class ContrastiveLoss(RetrieverLoss):
         super().__init__(model, **shared)
         self.margin = margin
 
-    def forward(self, features: Sequence[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+    def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
         """Loss in nats per query; ``features`` are queries, with the ``target`` index of each, and
         passages.
         """

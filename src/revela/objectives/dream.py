@@ -1,8 +1,8 @@
 """DREAM: a retriever's scores replace an LM's own attention where the LM looks for an answer.
 
-A frozen LM reads candidate chunks, then a question, then the chunk that answers it; the loss is that
-of the answer's tokens. In some heads, those that look from a question to its answer (query_heads.py),
-and in the question's rows only, the attention A becomes
+A frozen LM reads candidate chunks, then a question, then the chunk that answers it; the loss is
+that of the answer's tokens. In some heads, those that look from a question to its answer
+(query_heads.py), and in the question's rows only, the attention A becomes
 
     A' = (1 - g) A + g A~
     A~ = w_i * (A within D_i, made to sum to 1) over the tokens of D_i, 0 outside the candidates
@@ -11,7 +11,8 @@ and in the question's rows only, the attention A becomes
 so a retriever that gives the answer more weight lowers the loss. A~ times the values is document
 attention.
 
-Ours: the candidates are read once, without a graph, for the questions to all of them, which continue
+Ours: the candidates are read once, without a graph, for the questions to all of them, which
+    continue
 that one reading; nothing before a question depends on w. What the paper leaves open and we chose
 stands in presets/dream.toml and docs/papers.md.
 
@@ -73,7 +74,8 @@ class QueryFocused(Objective):
     heads: str = setting("", rare=True)
     "JSON file of such heads, from revela heads --objective dream --out. Empty: find them."
     drop_outliers: bool = setting(False, rare=True)
-    "Rank heads without a candidate's tokens that get far less attention than its mean, as QRHead does."
+    """Rank heads without a candidate's tokens that get far less attention than its mean, as QRHead
+    does."""
     lm_prompt: Literal["plain", "chat"] = setting("plain", rare=True)
     "What the LM reads around passages and questions; chat: its own chat template."
 
@@ -266,7 +268,7 @@ class DreamLoss(RetrieverLoss):
         logit = torch.tensor(math.log(gate / (1 - gate)))
         self.gate_logit = nn.Parameter(logit, requires_grad=learn_gate)
 
-    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
+    def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per token of an answer. ``features``:
 
         questions and candidates as the retriever reads them; ``prompt``: each group's candidates as

@@ -91,7 +91,7 @@ class GainsLoss(RevelaLoss):
         super().__init__(model, lm, **arguments)
         self.at_start, self.sharpness, self.prior = at_start, sharpness, prior
 
-    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
+    def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per chunk; ``features`` as for ``RevelaLoss``."""
         query, passage, chunk = features
         cosines = self.cosines(query, passage)

@@ -31,13 +31,13 @@ class Matryoshka(nn.Module):
         self.objective, self.widths = objective, list(widths)
         objective.model = _Cut(objective.model)  # type: ignore[arg-type]
 
-    def forward(self, features: Sequence[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+    def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
         """The objective's loss of this batch at one width."""
         model: Any = self.objective.model
         model.width = self.widths[
             int(torch.randint(len(self.widths), ()))
         ]  # until the next batch: a backward pass may read again
-        loss: Tensor = self.objective(features, labels)
+        loss: Tensor = self.objective(features)
         return loss
 
 

@@ -7,7 +7,8 @@ likelihood does.
 
 A chunk in front of itself would win trivially, so j = i is left out.
 
-Cost: the frozen LM reads every D_i after every D_j: B^2 readings, where Revela needs two. D_j is read
+Cost: the frozen LM reads every D_i after every D_j: B^2 readings, where Revela needs two. D_j is
+    read
 once, and what it leaves is continued by all D_i, some at a time.
 When to use it: as a reference; ``gains`` gives nearly the same signal for two readings.
 
@@ -121,9 +122,9 @@ class ReplugLoss(RetrieverLoss):
         self.lm, self.tau_lm, self.by_token = lm, tau_lm, by_token
         self.lead, self.lm_batch = lead, lm_batch
 
-    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
-        """Loss in nats per chunk; ``features`` are the chunks as queries, as passages, and as the LM
-        reads them.
+    def forward(self, features: Sequence[Side]) -> Tensor:
+        """Loss in nats per chunk; ``features`` are the chunks as queries, as passages, and as the
+        LM reads them.
         """
         query, passage, chunk = features
         losses = []
@@ -141,7 +142,7 @@ class ReplugLoss(RetrieverLoss):
 
 
 def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
-    """Mean over rows of KL(softmax(teacher) || softmax(student)), both over j != i (Revela, A.3)."""
+    """Mean over rows of KL(softmax(teacher) || softmax(student)) over j != i (Revela, A.3)."""
     student, teacher = (others(scores).log_softmax(dim=-1) for scores in (student_BB, teacher_BB))
     return F.kl_div(student, teacher.to(student.dtype), reduction="batchmean", log_target=True)
 

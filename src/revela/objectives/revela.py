@@ -5,13 +5,13 @@ The retriever gives the similarity of chunk i (as query) to each other chunk j (
 group. An LM predicts chunk i while its attention also reads the other chunks, weighted by it:
 
     Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )                                        (eq. 4)
-    b_i    = sum_j Sim_ij * attention(Q_i, K_j, V_j)                                        (eqs. 5-7)
-    h_i    = (1 - g) s_i + g b_i           gated: per head, the LM frozen (ours)
-    h_i    = s_i + b_i                     sum: V-normalised b, all heads, the LM trained by LoRA
-    L      = mean over tokens of -log p(token | what precedes it)                           (eq. 8)
+    b_i    = sum_j Sim_ij * attention(Q_i, K_j, V_j)                                        (eqs.
+    5-7) h_i    = (1 - g) s_i + g b_i           gated: per head, the LM frozen (ours) h_i    = s_i +
+    b_i                     sum: V-normalised b, all heads, the LM trained by LoRA L      = mean
+    over tokens of -log p(token | what precedes it)                           (eq. 8)
 
-s is the LM's own attention output in its document. A chunk that helps lowers the loss, so its weight
-grows. A frozen LM survives the gated form, and gives a signal from the first step.
+s is the LM's own attention output in its document. A chunk that helps lowers the loss, so its
+weight grows. A frozen LM survives the gated form, and gives a signal from the first step.
 
 Cost: the LM reads each chunk once below the first gated layer and twice above it. With a frozen LM
 only d L / d Sim (B x B numbers) leaves the LM; it is computed at once (gradcache.py), so memory is
@@ -133,7 +133,8 @@ class Revela(InBatch):
     learn_gates: bool = setting(False, rare=True)
     "Train the gates."
     standardise: bool = setting(True, rare=True)
-    "Divide each row's cosines by their standard deviation, so that the loss cannot fall by vectors that only collapse."
+    """Divide each row's cosines by their standard deviation, so that the loss cannot fall by
+    vectors that only collapse."""
     sim_dtype: Literal["fp32", "bf16"] = setting("fp32", rare=True)
     "Precision of the similarities; the published run's was bf16."
     siblings: float = setting(0.0, rare=True)
@@ -194,9 +195,9 @@ class RevelaLoss(RetrieverLoss):
         )
         self.layers = gated_layers(gates_LH, lm.n_layers)
 
-    def forward(self, features: Sequence[Side], labels: Tensor | None = None) -> Tensor:
-        """Loss in nats per token. ``features`` are the chunks as queries, as passages, and as the LM
-        reads them (with the ``document`` of each, where siblings count).
+    def forward(self, features: Sequence[Side]) -> Tensor:
+        """Loss in nats per token. ``features`` are the chunks as queries, as passages, and as the
+        LM reads them (with the ``document`` of each, where siblings count).
         """
         query, passage, chunk = features
         weights_BB = self.weights(self.embed(query), self.embed(passage))

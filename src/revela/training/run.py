@@ -291,7 +291,8 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
     _refuse_missing_tracker(recipe.training.track)
     if recipe.training.groups_per_step % recipe.training.groups_per_batch:
         raise RevelaError(
-            f"--groups-per-step {recipe.training.groups_per_step} is no multiple of --groups-per-batch "
+            f"--groups-per-step {recipe.training.groups_per_step} is no multiple of "
+            "--groups-per-batch "
             f"{recipe.training.groups_per_batch}"
         )
     if not (
