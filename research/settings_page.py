@@ -14,7 +14,7 @@ from revela.settings import OBJECTIVES, SECTIONS, documented, flag_of, objective
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 HEAD = """# Settings
 
-Generated from `src/revela/settings.py` and `src/revela/objectives/` by `make settings`; do not edit.
+Generated from the package by `make settings`; do not edit.
 
 A setting has one name everywhere: `--chunk-words 30` on the command line, `chunk_words=30` in
 `Retriever.train(...)` and `Recipe.of(...)`, and in a recipe file
@@ -34,7 +34,7 @@ tau = 0.1
 layers = 4
 ```
 
-A flag wins over a recipe file, and a file over a preset. `--help` leaves out the settings marked with ·.
+A flag wins over a recipe file, and a file over a preset. `--help` leaves out settings with a ·.
 """
 
 
@@ -65,7 +65,8 @@ def table(section: str, kind: Any) -> list[str]:
         )
         text = texts[item.name].replace("|", "\\|")
         if get_origin(hints[item.name]) is Literal:
-            text += f" One of {', '.join(choice or '(empty)' for choice in get_args(hints[item.name]))}."
+            choices = (choice or "(empty)" for choice in get_args(hints[item.name]))
+            text += f" One of {', '.join(choices)}."
         shown = f"`{default}`" if default != "" else ""
         rows.append(f"| `--{flag}`{key}{mark} | {shown} | {text} |")
     return rows

@@ -16,7 +16,7 @@ import torch
 import revela.cli as cli
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.groups.training_set import default_queries_file
+from revela.groups.training_set import TrainingSet, default_queries_file
 from revela.settings import (
     OBJECTIVES,
     Recipe,
@@ -139,8 +139,8 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     assert (
         code == 2
         and err
-        == (f"revela: {tmp_path / 'none'} does not exist: give folders of revela train or compare, "
-            "or JSON files of revela eval or probe\n")
+        == f"revela: {tmp_path / 'none'} does not exist: "
+        "give folders of revela train or compare, or JSON files of revela eval or probe\n"
     )
     assert (tmp_path / "page.html").read_text() == page
     code, out, err = run(
@@ -543,9 +543,10 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
     monkeypatch.setattr("revela.evaluation.comparison.compare", stop)
     (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
     code, _, err = run(
-        monkeypatch, capsys, "compare", corpus_file, "--on", tmp_path, "--out", tmp_path / "o", "--presets", "gated", "crop", "paper",
-        "--recipe", tmp_path / "r.toml", "--lora-rank", 9, "--group-size", "
-        "Recipe.of().groups.group_size, "--no-lm-lora",
+        monkeypatch, capsys, "compare", corpus_file, "--on", tmp_path, "--out", tmp_path / "o",
+        "--presets", "gated", "crop", "paper",
+        "--recipe", tmp_path / "r.toml", "--lora-rank", 9, "--no-lm-lora",
+        "--group-size", Recipe.of().groups.group_size,
     )  # fmt: skip
     assert code == 2 and "stop" in err
     assert list(seen) == ["gated", "crop", "paper"]
@@ -571,8 +572,8 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         ),
         (
             ("train", "--recipe", "{tmp}/r.toml"),
-            "--sharpness has no effect on --objective revela: leave it out, or train gains or "
-            "attention",
+            "--sharpness has no effect on --objective revela: "
+            "leave it out, or train gains or attention",
         ),
         (
             ("train", "--preset", "paper", "--crop-window", "99"),
@@ -689,7 +690,8 @@ def test_objectives_from_the_command_line(
     assert code == 0, err
     assert len(json.loads((tmp_path / "heads.json").read_text())["ranking"]) == 16
     code, out, err = run(
-        monkeypatch, capsys, "train", corpus, "--out", tmp_path / "dream", *models, *small, *dream, "--max-steps", 2, "--max-minutes", 0,
+        monkeypatch, capsys, "train", corpus, "--out", tmp_path / "dream", *models, *small, *dream,
+        "--max-steps", 2, "--max-minutes", 0,
         "--heads", tmp_path / "heads.json",
     )  # fmt: skip
     assert code == 0, err
@@ -715,9 +717,10 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
         "".join(json.dumps({"text": row["text"]}) + "\n" for row in make_rows(60, sentences=1))
     )
     command = (
-        "train", corpus, "--preset", "crop", "--group-size", 8, "--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--layers", 2,
-        "--lora-rank", 4, "--precision", "fp32", "--threads", 1, "--max-steps", 2, "
-        ""--max-minutes", 0, "--held-out", 0.2, "--out",
+        "train", corpus, "--preset", "crop", "--group-size", 8, "--model", tiny_lm_folder, "--lm", tiny_lm_folder,
+        "--layers", 2,
+        "--lora-rank", 4, "--precision", "fp32", "--threads", 1, "--max-steps", 2, "--max-minutes", 0,
+        "--held-out", 0.2, "--out",
     )  # fmt: skip
     code, out, err = run(monkeypatch, capsys, *command, tmp_path / "unguarded")
     assert (
@@ -785,7 +788,8 @@ def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_fo
         "query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
     )
     command = (
-        "compare", corpus_file, "--on", folder, "--out", tmp_path / "out", "--presets", "gated", "crop", "--points", 2,
+        "compare", corpus_file, "--on", folder, "--out", tmp_path / "out", "--presets", "gated", "crop",
+        "--points", 2,
         "--model", tiny_lm_folder, "--lm", tiny_lm_folder, *TINY, "--group-size", 4,
     )  # fmt: skip
     code, out, err = run(monkeypatch, capsys, *command)
@@ -823,8 +827,8 @@ def test_one_of_several_processes_is_refused(monkeypatch, capsys, corpus_file, t
     code, _, err = run(monkeypatch, capsys, verb, corpus_file, "--out", tmp_path / "out", *more)
     assert (
         code == 2
-        and ("revela: a run takes one process and 2 were started (WORLD_SIZE): start revela "
-            "without torchrun")
+        and "revela: a run takes one process and 2 were started (WORLD_SIZE): "
+        "start revela without torchrun"
         in err
     )
     assert len(err.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
@@ -836,16 +840,16 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     mine = tmp_path / "gated-0" / "notes.md"
     mine.parent.mkdir()
     mine.write_text("mine")
-    told = dict(check=None, bm25={}, corpus="", command="", queries_file=tmp_path / "q")
+    about = dict(check=None, bm25={}, corpus="", command="")
     with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
         compare(
             {"gated": Recipe.of()},
-            [Document("d", "text")],
+            TrainingSet(Recipe.of(), [Document("d", "text")]),
             [],
             tmp_path,
             seeds=[0],
             points=1,
-            **told,
+            **about,
         )
     assert mine.read_text() == "mine"
 

@@ -36,7 +36,8 @@ DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_row
 TEXTS = ["ocean01 ocean02 ocean03", "Violin15 engine10.", DOCUMENTS[7].text]
 TINY = dict(
     layers=2, chunk_words=12, group_size=8, groups_per_step=1, lora_rank=4, lora_alpha=8,
-    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=8, warmup_steps=2, log_every=1, check_every=0, seed=0, threads=1,
+    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=8, warmup_steps=2,
+    log_every=1, check_every=0, seed=0, threads=1,
     precision="fp32",
 )  # fmt: skip
 ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_heads=3)

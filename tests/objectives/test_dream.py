@@ -243,7 +243,8 @@ def planted():
 
     torch.manual_seed(0)
     config = t.GPTNeoXConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4, rotary_pct=0.25,
+        vocab_size=64, hidden_size=64, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, rotary_pct=0.25,
         max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     model = t.GPTNeoXForCausalLM(config).eval().requires_grad_(False)

@@ -13,7 +13,7 @@ from revela.settings import Recipe, presets
 
 
 def test_heads_are_probed_on_the_device_that_there_is(tiny_lm_folder, corpus_file, monkeypatch):
-    """The device is one that holds no numbers, so nothing is computed: the model has to get there."""
+    """The device holds no numbers, so nothing is computed: the model has to get there."""
     found = []
 
     def probing(_recipe, lm, *_):

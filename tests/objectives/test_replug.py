@@ -1,4 +1,4 @@
-"""REPLUG's likelihoods against one pair at a time, its loss by hand, its gradient to the retriever."""
+"""REPLUG: likelihoods against one pair at a time, loss by hand, gradient to the retriever."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_standardised_weights_cannot_be_sharpened_by_spreading_the_cosines():
     query, passage = (v / v.norm(dim=1, keepdim=True) for v in (query, passage))
 
     def weights(share, standardise):
-        """Cosines times ``share``: the rest of each vector's length goes into a number of its own."""
+        """Cosines times ``share``: the rest of each vector's length is a number of its own."""
         rest = (1 - share) ** 0.5
         pad_q, pad_p = (torch.zeros(9, 18).double() for _ in range(2))
         pad_q[:, :9], pad_p[:, 9:] = rest * torch.eye(9), rest * torch.eye(9)
