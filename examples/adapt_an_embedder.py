@@ -11,15 +11,10 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.read import read_corpus
-from revela.evaluation.label_free import hold_out
-from revela.groups.training_set import written_answers
-from revela.settings import Recipe
-from revela.training.run import train
+from revela import Retriever
 
 
 def main(
@@ -36,17 +31,13 @@ def main(
         out: folder for the retriever; must not exist.
         model: the embedder: a Sentence-Transformers folder, a hub id or embedded:NAME.
         lm: language model that gives the signal and writes the questions.
-        settings: fields of ``Recipe``, e.g. ``max_minutes``.
+        settings: settings of ``revela train``, e.g. ``max_minutes``.
 
     Returns:
         nDCG@10 by task before and after training, and whether a trained state was saved.
     """
-    defaults = {"model": str(model), "lm": str(lm), "max_minutes": 6, "check_questions": 100}
-    recipe = Recipe.of(**{**defaults, **settings})
-    documents, _ = read_corpus([corpus])
-    ask = partial(written_answers, recipe, path=Path(f"{out}-questions.jsonl"))
-    rest, check = hold_out(documents, recipe, ask)
-    train(recipe, rest, Path(out), check=check, bm25=check.bm25())
+    chosen = {"model": str(model), "lm": str(lm), "max_minutes": 6, "check_questions": 100}
+    Retriever.train(corpus, out, preset="gated", **{**chosen, **settings})
 
     rows = [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
     first, *_, last = [row["check"] for row in rows if "check" in row]

@@ -14,9 +14,6 @@ from typing import Any
 
 from revela import Hit, Retriever
 from revela.corpus.read import read_corpus
-from revela.evaluation.label_free import hold_out
-from revela.settings import Recipe
-from revela.training.run import train
 
 SMOLLM2 = "embedded:smollm2-135m"
 
@@ -37,16 +34,12 @@ def main(
         question: what to search for.
         model: decoder that the retriever starts from: a folder, a hub id or embedded:NAME.
         lm: language model that gives the training signal.
-        settings: fields of ``Recipe``, e.g. ``max_minutes``.
+        settings: settings of ``revela train``, e.g. ``max_minutes``.
     """
-    documents, report = read_corpus([corpus])
-    print(*report.lines(), sep="\n")
-
-    recipe = Recipe.of(**{"model": str(model), "lm": str(lm), "max_minutes": 5, **settings})
-    rest, check = hold_out(documents, recipe)  # the check decides which state is saved
-    train(recipe, rest, Path(out), check=check, bm25=check.bm25())
-
-    index = Retriever(out).index(documents, f"{out}-index", keep_tokens=True)
+    chosen = {"model": str(model), "lm": str(lm), "max_minutes": 5, **settings}
+    retriever = Retriever.train(corpus, out, preset="gated", **chosen)
+    documents, _ = read_corpus([corpus])
+    index = retriever.index(documents, f"{out}-index", keep_tokens=True)
     return index.search(question, k=5, rerank="tokens")
 
 
