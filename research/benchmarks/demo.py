@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from research.benchmarks.quality import UNTRAINED, save_untrained
-from revela.groups.held_out import docstring_task
+from revela.evaluation.label_free import docstring_task
 from revela.types import Document
 
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
