@@ -31,13 +31,14 @@ def main(
         out: folder for the retriever; must not exist.
         model: the embedder: a Sentence-Transformers folder, a hub id or embedded:NAME.
         lm: language model that gives the signal and writes the questions.
-        settings: any setting by its flag's name (docs/settings.md).
+        settings: settings of ``revela train``, e.g. ``max_minutes``.
 
     Returns:
         nDCG@10 by task before and after training, and whether a trained state was saved.
     """
-    defaults = {"model": str(model), "lm": str(lm), "max_minutes": 6, "check_questions": 100}
-    Retriever.train(corpus, out, **{**defaults, **settings})
+    chosen = {"model": str(model), "lm": str(lm), "max_minutes": 6, "check_questions": 100}
+    Retriever.train(corpus, out, preset="gated", **{**chosen, **settings})
+
     rows = [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
     first, *_, last = [row["check"] for row in rows if "check" in row]
     return first, last, rows[-1]["kept"] > 0

@@ -34,11 +34,10 @@ def main(
         question: what to search for.
         model: decoder that the retriever starts from: a folder, a hub id or embedded:NAME.
         lm: language model that gives the training signal.
-        settings: any setting by its flag's name (docs/settings.md).
+        settings: settings of ``revela train``, e.g. ``max_minutes``.
     """
-    defaults = {"model": str(model), "lm": str(lm), "max_minutes": 5}
-    retriever = Retriever.train(corpus, out, **{**defaults, **settings})
-
+    chosen = {"model": str(model), "lm": str(lm), "max_minutes": 5, **settings}
+    retriever = Retriever.train(corpus, out, preset="gated", **chosen)
     documents, _ = read_corpus([corpus])
     index = retriever.index(documents, f"{out}-index", keep_tokens=True)
     return index.search(question, k=5, rerank="tokens")

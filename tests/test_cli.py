@@ -717,10 +717,9 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
         "".join(json.dumps({"text": row["text"]}) + "\n" for row in make_rows(60, sentences=1))
     )
     command = (
-        "train", corpus, "--preset", "crop", "--group-size", 8, "--model", tiny_lm_folder, "--lm", tiny_lm_folder,
-        "--layers", 2,
-        "--lora-rank", 4, "--precision", "fp32", "--threads", 1, "--max-steps", 2, "--max-minutes", 0,
-        "--held-out", 0.2, "--out",
+        "train", corpus, "--preset", "crop", "--group-size", 8, "--model", tiny_lm_folder,
+        "--lm", tiny_lm_folder, "--layers", 2, "--lora-rank", 4, "--precision", "fp32",
+        "--threads", 1, "--max-steps", 2, "--max-minutes", 0, "--held-out", 0.2, "--out",
     )  # fmt: skip
     code, out, err = run(monkeypatch, capsys, *command, tmp_path / "unguarded")
     assert (
@@ -788,8 +787,8 @@ def test_compare_keeps_what_is_done(monkeypatch, capsys, corpus_file, tiny_lm_fo
         "query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
     )
     command = (
-        "compare", corpus_file, "--on", folder, "--out", tmp_path / "out", "--presets", "gated", "crop",
-        "--points", 2,
+        "compare", corpus_file, "--on", folder, "--out", tmp_path / "out",
+        "--presets", "gated", "crop", "--points", 2,
         "--model", tiny_lm_folder, "--lm", tiny_lm_folder, *TINY, "--group-size", 4,
     )  # fmt: skip
     code, out, err = run(monkeypatch, capsys, *command)

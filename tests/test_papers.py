@@ -73,4 +73,4 @@ def test_names_were_found():
         "lm/language_model.py",
         "LanguageModel.predict",
     ) in NAMED
-    assert "Dream.answer_loss" in METHODS
+    assert "DreamLoss.answer_loss" in METHODS

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from revela.cli import app
+from revela.cli.main import add_settings
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -26,7 +27,9 @@ def test_make_targets_exist(command):
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("revela ")])
 def test_commands_parse(command):
-    function, bound, _ = app.parse_args(shlex.split(command)[1:], exit_on_error=False)
+    tokens = shlex.split(command)[1:]
+    add_settings(tokens)
+    function, bound, _ = app.parse_args(tokens, exit_on_error=False)
     assert (
         function.__name__
         in {"train", "evaluate", "probe", "index", "search", "serve", "compare", "report"}

@@ -21,9 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from revela.groups.held_out import docstring_task
-
 from research.benchmarks.quality import UNTRAINED, save_untrained
+from revela.evaluation.label_free import docstring_task
 from revela.types import Document
 
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"

@@ -11,6 +11,7 @@ import pytest
 
 from research.benchmarks import demo, quality
 from revela.cli import app
+from revela.cli.main import add_settings
 
 PLANS = {
     "systems": lambda: quality.plan(20, 10),
@@ -20,6 +21,7 @@ PLANS = {
 
 
 def parse(*command: str):
+    add_settings(list(command))
     function, bound, _ = app.parse_args(command, exit_on_error=False)
     return function.__name__, bound.arguments
 

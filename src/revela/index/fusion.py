@@ -21,7 +21,7 @@ The weight w of the words is set for each query, without labels:
 - spread: the standard deviation of the cosine of two passages. Where a model's cosines lie close
   together, a small difference says more, and w is smaller in proportion.
 
-The constants were chosen on nine collections and two models (docs/log.md, which has what else was
+The constants were chosen on nine collections and two models (research/notebook.md, which has what else was
 tried).
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum

@@ -12,7 +12,7 @@
 - rotation of the whole vector to its principal axes over the corpus, so that the first numbers
   carry most and a vector can be truncated. It changes no cosine of whole vectors.
 
-Together they gain more than most training (docs/log.md), and give the retriever a start from which
+Together they gain more than most training (research/notebook.md), and give the retriever a start from which
 cosines already mean something.
 
 Shapes: N texts, T tokens, D numbers of the contextual vectors, W of the whole ones, V vocabulary.
@@ -217,7 +217,7 @@ def _to_unit_spread(vectors_ND: Tensor) -> float:
 
     The cosine sums the two halves of a vector like two noisy scores, so their noise has to be
     equal. Equal norms would not do: training brings contextual vectors closer together at the same
-    norm (docs/log.md).
+    norm (research/notebook.md).
     """
     return float(torch.cov(vectors_ND.T).norm().clamp(min=1e-12) ** -0.5)
 

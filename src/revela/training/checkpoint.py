@@ -24,7 +24,7 @@ from revela.training.progress import Clock
 
 TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
 RANDOM, CLOCK = "random.safetensors", "clock.json"
-MARGIN = 0.005  # nDCG@10: what checks of equally good states differ by (docs/log.md)
+MARGIN = 0.005  # nDCG@10: what checks of equally good states differ by (research/notebook.md)
 
 
 def save_checkpoint(

@@ -292,8 +292,7 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
     if recipe.training.groups_per_step % recipe.training.groups_per_batch:
         raise RevelaError(
             f"--groups-per-step {recipe.training.groups_per_step} is no multiple of "
-            "--groups-per-batch "
-            f"{recipe.training.groups_per_batch}"
+            f"--groups-per-batch {recipe.training.groups_per_batch}"
         )
     if not (
         recipe.training.max_steps or recipe.training.max_minutes or recipe.training.max_tokens_read
