@@ -45,10 +45,8 @@ from research.benchmarks.signals import (
     some_pieces,
 )
 from revela.corpus.arrow_list import ArrowList
-from revela.corpus.read import read_for
 from revela.device import autocast
-from revela.evaluation.label_free import hold_out
-from revela.groups.training_set import training_chunks, training_rows
+from revela.groups.training_set import TrainingSet
 from revela.lm.prompts import PromptMaker, of_group
 from revela.objectives.attention_distillation import attended, standard
 from revela.objectives.dream import DreamLoss
@@ -221,9 +219,8 @@ def measure(
     """Per group, the measures of the losses whose names match ``rows``."""
     signal = Signal(recipe, text)
     # Held out as in training, so that its written questions fit.
-    documents, _ = hold_out(read_for(recipe, [text])[0], recipe)
-    chunks = training_chunks(recipe, documents)
-    asking = training_rows(recipe, documents, chunks, queries_file)
+    read = TrainingSet.read(recipe.but(queries_file=str(queries_file or "")), [text])
+    chunks, asking = read.chunks, read.rows
     teachers, rng = Teachers(signal, recipe, asking), random.Random(0)
     whole: dict[int, list[Chunk]] = defaultdict(list)
     for chunk in chunks:

@@ -34,13 +34,11 @@ from pathlib import Path
 
 import torch
 
-from revela.corpus.arrow_list import arrow_list
 from revela.corpus.read import read_corpus
-from revela.index.encode_corpus import build
+from revela.index.store import Index
 from revela.retriever.encode import load_encoder
-from revela.settings import Indexing
 from revela.types import Document, Encoder
-from revela.weights import fingerprint, resolve
+from revela.weights import resolve
 
 OUT = Path(__file__).parents[1] / "out"
 NAME = "model"
@@ -153,9 +151,8 @@ def options() -> argparse.Namespace:
 
 def index_of(texts: Sequence[str], folder: Path, encoder: Encoder, index: Path) -> None:
     """A small index, for `revela serve` to open."""
-    few = arrow_list(Document, [Document(str(i), text) for i, text in enumerate(texts[:8])])
-    about = dict(model=str(folder), fingerprint=fingerprint(folder), settings=Indexing())
-    build(index, few, encoder, **about)
+    few = [Document(str(i), text) for i, text in enumerate(texts[:8])]
+    Index.create(index, folder, encoder=encoder).add(few)
 
 
 def measured(index: Path, bodies: list[bytes], a: argparse.Namespace) -> Measured:
