@@ -112,7 +112,7 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
         (
             "[a]\ntau = 1.0\n[b]\ntau = 2.0\n",
             ("--tau", "3"),
-            "a and b come out the same: leave away the flag",
+            "a and b are equal: leave out the flag",
         ),
         ('["a/b"]\ntau = 1.0\n', (), "a variant is called 'a/b', but names a folder"),
     ],

@@ -70,13 +70,18 @@ class Models:
 
     def __post_init__(self) -> None:
         r, lm = self.recipe, self.lm
-        first = int(r.gate_first_layer * lm.n_layers)
+        first = int(r.objective.gate_first_layer * lm.n_layers)
         # Which heads does not matter here: as many as the preset gates, spread over the layers that
         # it may gate.
         heads = {
-            (first + i % (lm.n_layers - first), 7 * i % lm.n_heads) for i in range(r.gate_heads)
+            (first + i % (lm.n_layers - first), 7 * i % lm.n_heads)
+            for i in range(r.objective.gate_heads)
         }
-        self.gates_LH = None if r.mix == "sum" else gates_on_heads(lm, r.gate, sorted(heads))
+        self.gates_LH = (
+            None
+            if r.objective.mix == "sum"
+            else gates_on_heads(lm, r.objective.gate, sorted(heads))
+        )
 
     @property
     def inner(self) -> Any:
@@ -92,11 +97,11 @@ class Models:
         return RevelaLoss(
             self.retriever,
             self.lm,
-            tau=r.tau,
+            tau=r.objective.tau,
             gates_LH=self.gates_LH,
-            v_norm=r.v_norm,
-            epsilon=r.epsilon,
-            standardise=r.standardise,
+            v_norm=r.objective.v_norm,
+            epsilon=r.objective.epsilon,
+            standardise=r.objective.standardise,
             sim_dtype=self.sim_dtype,
             group_size=self.group_size,
             kernel="triton" if form == TRITON else "torch",
@@ -110,8 +115,8 @@ class Models:
                 self.retriever,
                 self.lm.model,
                 self.gates_LH,
-                r.tau,
-                r.standardise,
+                r.objective.tau,
+                r.objective.standardise,
                 everywhere=form == NAIVE,
             )
         objective = self.objective(form)

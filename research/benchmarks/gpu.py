@@ -121,36 +121,38 @@ def build(config: Any, preset: str, device: torch.device) -> Models:
     r = Recipe.of(**presets()[preset])
     bf16 = has_fast_bf16(device)
     config, lower = copy.deepcopy(config), copy.deepcopy(config)
-    lower.num_hidden_layers = min(r.layers or config.num_hidden_layers, config.num_hidden_layers)
+    lower.num_hidden_layers = min(
+        r.retriever.layers or config.num_hidden_layers, config.num_hidden_layers
+    )
     if getattr(lower, "layer_types", None):
         lower.layer_types = lower.layer_types[: lower.num_hidden_layers]
     with device:  # where the weights are made
         body = AutoModel.from_config(lower, dtype=torch.float32)
         lm = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16 if bf16 and not r.lm_lora else torch.float32
+            config, dtype=torch.bfloat16 if bf16 and not r.objective.lm_lora else torch.float32
         )
-    pooling = modules.Pooling(config.hidden_size, pooling_mode=POOLING_MODES[r.pooling])
+    pooling = modules.Pooling(config.hidden_size, pooling_mode=POOLING_MODES[r.retriever.pooling])
     retriever = nn.Sequential(Reader(body), pooling, modules.Normalize())
-    add_lora(retriever, r.lora_rank, r.lora_alpha, r.lora_dropout)
+    add_lora(retriever, r.retriever.lora_rank, r.retriever.lora_alpha, r.retriever.lora_dropout)
     lm.requires_grad_(False).eval()
-    if r.lm_lora:
+    if r.objective.lm_lora:
         from peft import LoraConfig, get_peft_model
 
         lora = LoraConfig(
-            r=r.lora_rank,
-            lora_alpha=r.lora_alpha,
-            lora_dropout=r.lora_dropout,
+            r=r.retriever.lora_rank,
+            lora_alpha=r.retriever.lora_alpha,
+            lora_dropout=r.retriever.lora_dropout,
             target_modules="all-linear",
         )
         lm = get_peft_model(lm, lora).train()
-    sim_dtype = torch.bfloat16 if r.sim_dtype == "bf16" else None
+    sim_dtype = torch.bfloat16 if r.objective.sim_dtype == "bf16" else None
     return Models(
         r,
         retriever.train(),
-        LanguageModel(lm, bf16=bf16 and r.lm_lora).to(device),
+        LanguageModel(lm, bf16=bf16 and r.objective.lm_lora).to(device),
         device,
         bf16,
-        r.group_size,
+        r.groups.group_size,
         sim_dtype,
     )
 
@@ -184,15 +186,17 @@ def needed(models: Models, features: Features) -> tuple[float, float]:
     query, passage, chunk = (
         [side["input_ids"].shape[1]] * len(side["input_ids"]) for side in features
     )
-    lm = Shape.of(config, rank=r.lora_rank if r.lm_lora else 0)
+    lm = Shape.of(config, rank=r.retriever.lora_rank if r.objective.lm_lora else 0)
     if models.gates_LH is None:
         heads = dict.fromkeys(range(lm.layers), lm.heads)
     else:
         heads = {i: n for i, n in enumerate(models.gates_LH.count_nonzero(dim=1).tolist()) if n}
-    plain = retriever_flops(Shape.of(config, r.layers, r.lora_rank), [*query, *passage])
-    plain += lm_flops(lm, chunk, sorted(heads), r.lm_lora)
+    plain = retriever_flops(
+        Shape.of(config, r.retriever.layers, r.retriever.lora_rank), [*query, *passage]
+    )
+    plain += lm_flops(lm, chunk, sorted(heads), r.objective.lm_lora)
     return plain, document_flops(
-        lm, heads, heavy_pairs(models, features) * chunk[0] ** 2, r.lm_lora
+        lm, heads, heavy_pairs(models, features) * chunk[0] ** 2, r.objective.lm_lora
     )
 
 
@@ -349,7 +353,11 @@ def rows(
             del models
             free(device)
         if time.monotonic() - begun <= 60 * arguments.gpu_minutes:
-            n_rows = max(arguments.gpu_groups) * Recipe.of().group_size * (arguments.gpu_tokens - 1)
+            n_rows = (
+                max(arguments.gpu_groups)
+                * Recipe.of().groups.group_size
+                * (arguments.gpu_tokens - 1)
+            )
             yield from loss_rows(model, configs[model], n_rows, arguments.gpu_repeats, device, peak)
             free(device)
 

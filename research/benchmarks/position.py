@@ -104,7 +104,7 @@ def cell(interval: dict[str, float], digits: int) -> str:
 
 def profile_of(found: dict[str, Any]) -> Any:
     """A row's profile as the package's dataclass."""
-    from revela.evaluation.probe.profile import Interval, Profile
+    from revela.evaluation.results import Interval, Profile
 
     single = {k: Interval(**found[k]) for k in ("slope", "drop", "first_wins")}
     return Profile(
@@ -150,7 +150,7 @@ def main() -> None:
         for name in arguments.only:
             made(name, arguments.data)
         return
-    from revela.evaluation.probe.plot import plot_profiles
+    from revela.evaluation.position import plot_profiles
 
     for tokens in arguments.tokens:
         names = arguments.only

@@ -95,15 +95,19 @@ def smollm(preset: str, layers: int, lm_layers: int) -> tuple[Models, Any]:
     bf16 = has_fast_bf16(CPU)
     retriever = build_retriever(
         folder,
-        layers=r.layers,
-        pooling=r.pooling,
+        layers=r.retriever.layers,
+        pooling=r.retriever.pooling,
         max_tokens=512,
         lower_case=False,
         query_prompt="",
         passage_prompt="",
     ).to(CPU)
-    add_lora(retriever, r.lora_rank, r.lora_alpha, 0.0)
-    lora = dict(rank=r.lora_rank, alpha=r.lora_alpha, dropout=0.0) if r.lm_lora else None
+    add_lora(retriever, r.retriever.lora_rank, r.retriever.lora_alpha, 0.0)
+    lora = (
+        dict(rank=r.retriever.lora_rank, alpha=r.retriever.lora_alpha, dropout=0.0)
+        if r.objective.lm_lora
+        else None
+    )
     if lm_layers:
         folder = shallow(folder, lm_layers)
     return Models(

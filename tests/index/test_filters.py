@@ -9,7 +9,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from letters import Letters, build
+from letters import build
 
 from revela.errors import RevelaError
 from revela.index.filters import FILTER_LIMIT, where_sql
@@ -115,15 +115,13 @@ def compare(value, operator, other) -> bool | None:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(where=FILTERS)
 def test_filters_select_what_python_selects(index, where):
-    found = {hit.id for hit in index.search("ab", Letters(), 40, "dense", where)}
+    found = {hit.id for hit in index.search("ab", 40, "dense", where)}
     assert found == {str(i) for i, row in enumerate(rows()) if holds(where, row)}
 
 
 def test_an_empty_filter_selects_everything_and_ids_and_titles_are_columns(index):
-    assert (
-        where_sql({}, COLUMNS) == "" and len(index.search("ab", Letters(), 40, "dense", {})) == 35
-    )
-    found = index.search("ab", Letters(), 40, "dense", {"id": {"in": ["3", "4"]}, "title": ""})
+    assert where_sql({}, COLUMNS) == "" and len(index.search("ab", 40, "dense", {})) == 35
+    found = index.search("ab", 40, "dense", {"id": {"in": ["3", "4"]}, "title": ""})
     assert {hit.id for hit in found} == {"3", "4"}
     assert where_sql("any SQL", COLUMNS) == "any SQL"
 

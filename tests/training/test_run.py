@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -260,11 +259,11 @@ def dying_after(calls, method):
 
 def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, monkeypatch):
     """Temperature, gates and the LM's LoRA too; the norm that is logged is theirs as well."""
-    from revela.objectives.revela import Revela
+    from revela.objectives.revela import RevelaLoss
 
-    original, norms = Revela.forward, []
+    original, norms = RevelaLoss.forward, []
     monkeypatch.setattr(
-        Revela,
+        RevelaLoss,
         "forward",
         lambda self, *args: original(self, *args) + 1000 * self.log_tau + 500 * self.gates_LH.sum(),
     )
@@ -338,11 +337,9 @@ def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(
 
 def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path):
     out = tmp_path / "out"
-    flags = [
-        f"--{f.name.replace('_', '-')}={getattr(recipe, f.name)}"
-        for f in dataclasses.fields(recipe)
-        if f.type in ("str", "int", "float", "Pooling", "Precision")
-    ]
+    given = {k: v for k, v in recipe.flat().items() if v != "" and not isinstance(v, bool | list)}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    flags = [f for f in flags if not f.startswith(("--quer", "--max-quer"))]  # of other objectives
     flags = [f for f in flags if not f.startswith(("--max-steps", "--save-every"))]
     command = [
         sys.executable,
@@ -386,7 +383,8 @@ def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path)
         ),
         (
             dict(matryoshka=(8, 64)),
-            "--matryoshka 64: this retriever's vectors have 64 numbers, give from 1 to 63",
+            "--matryoshka 64: the vectors of this retriever have 64 numbers, give widths "
+            "from 1 to 63",
         ),
     ],
 )
@@ -589,7 +587,7 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     save_heads(tmp_path / "other.json", "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
     for file, message in (
         ("other.json", "ranks the heads of another"),
-        ("none.json", "is not a file of heads"),
+        ("none.json", "is not a ranking of heads"),
     ):
         with pytest.raises(RevelaError, match=message):
             train(

@@ -43,7 +43,9 @@ def show_settings(verb: Any, tokens: Sequence[str]) -> None:
     preset = presets().get(values.get("--preset", ""), {})
     objective = values.get("--objective", preset.get("objective", "revela"))
     flags = settings_flags(objective if objective in OBJECTIVES else "revela")
-    verb.__annotations__["given"] = Annotated[flags, Parameter(name="*", consume_multiple=True)]
+    verb.__annotations__["given"] = Annotated[
+        flags | None, Parameter(name="*", consume_multiple=True)
+    ]
 
 
 @functools.cache

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from revela.cli.flags import Corpus, Given, RecipeFile, recipe_of
+from revela.cli.flags import Corpus, Given, RecipeFile, given_settings, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import snippet
+from revela.errors import RevelaError
 
 
 @app.command
@@ -35,7 +36,13 @@ def queries(
     from revela.silence import silence_libraries
 
     silence_libraries()
-    recipe = recipe_of(preset or "infonce", recipe_file, given)
-    rows = [row for row in TrainingSet.read(recipe, corpus).rows if row.query]
+    named = preset or recipe_file or given_settings(given).get("objective")
+    recipe = recipe_of(preset if named else "infonce", recipe_file, given)
+    if recipe.objective.reads != "queries":
+        recipe = recipe.but(objective="infonce")
+    data = TrainingSet.read(recipe, corpus)
+    if data.folder is not None:
+        raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")
+    rows = [row for row in data.rows if row.query]
     for row in rows[:: max(1, len(rows) // max(1, show))][:show]:
         print(f"\n{row.query}\n   {snippet(row.text)}")

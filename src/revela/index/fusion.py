@@ -21,8 +21,8 @@ The weight w of the words is set for each query, without labels:
 - spread: the standard deviation of the cosine of two passages. Where a model's cosines lie close
   together, a small difference says more, and w is smaller in proportion.
 
-The constants were chosen on nine collections and two models (research/notebook.md, which has what else was
-tried).
+The constants were chosen on nine collections and two models (research/notebook.md, which has what
+else was tried).
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
 over rankings of 1 / (k + rank). It gives a weak side an equal weight (docs/results.md), and is kept

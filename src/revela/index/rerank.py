@@ -9,8 +9,8 @@ By late interaction between the retriever's own token vectors (``with_tokens``),
 over the tokens t of the query and j of the passage. One vector has to hold all of a passage; its
 tokens still know what each word of the query meets in it (MaxSim of ColBERT, Khattab & Zaharia,
 SIGIR 2020, which trains for it; here nothing is trained). One bit per number finds as much as whole
-numbers do (research/notebook.md), so an index can keep them: ``Indexing.keep_tokens``. A word's weight is
-its idf in BM25.
+numbers do (research/notebook.md), so an index can keep them: ``Indexing.keep_tokens``. A word's
+weight is its idf in BM25.
 
 By a listwise re-ranker (``with_reranker``) that gives scores s, such as the heads of an LM
 (listwise.py): in the order of

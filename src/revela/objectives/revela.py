@@ -256,8 +256,8 @@ def in_batch_weights(
     Standardised, a row's cosines are divided by their standard deviation first. Otherwise the
     cheapest way to a lower loss is a sharper softmax, and the way to that is vectors that run
     together along a few directions, where cosines differ most: the loss falls, and retrieval among
-    thousands falls with it (research/notebook.md). Standardised, only the order and the shape of a row
-    count.
+    thousands falls with it (research/notebook.md). Standardised, only the order and the shape of a
+    row count.
 
     Args:
         query_BD: chunk embeddings as queries; any norm.

@@ -12,8 +12,8 @@
 - rotation of the whole vector to its principal axes over the corpus, so that the first numbers
   carry most and a vector can be truncated. It changes no cosine of whole vectors.
 
-Together they gain more than most training (research/notebook.md), and give the retriever a start from which
-cosines already mean something.
+Together they gain more than most training (research/notebook.md), and give the retriever a start
+from which cosines already mean something.
 
 Shapes: N texts, T tokens, D numbers of the contextual vectors, W of the whole ones, V vocabulary.
 """
