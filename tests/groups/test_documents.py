@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from revela.groups.documents import (
     document_groups,
     mixed_groups,
+    ordered_groups,
     random_groups,
     spread_groups,
-    tour_groups,
     with_queries,
 )
 
@@ -143,28 +143,29 @@ def test_random_groups_leave_less_than_a_group(chunks, size, seed):
     st.integers(0, 3),
     st.integers(0, 3),
 )
-def test_tour_groups_are_runs_of_one_tour(lengths, size, seed, epoch):
+def test_ordered_groups_are_runs_of_one_order(lengths, size, seed, epoch):
     ends = np.cumsum([0, *lengths])
-    tours = [
+    orders = [
         np.random.default_rng(seed).permutation(n) + first
         for n, first in zip(lengths, ends, strict=False)
     ]
-    groups = list(tour_groups(tours, size, seed, epoch))
+    groups = list(ordered_groups(orders, size, seed, epoch))
     assert len(groups) == sum(n // size for n in lengths)
     used = [i for g in groups for i in g]
     assert len(set(used)) == len(used)
     for group in groups:
-        mine = next(t for t in tours if group[0] in t).tolist()
-        places = sorted(mine.index(i) for i in group)  # raises if one is of another tour
+        mine = next(t for t in orders if group[0] in t).tolist()
+        places = sorted(mine.index(i) for i in group)  # raises if one is of another order
         steps = [b - a for a, b in pairwise([*places, places[0] + len(mine)])]
         assert len(group) == size and sorted(steps)[:-1] == [1] * (
             size - 1
         )  # next to one another, around the end perhaps
 
 
-def test_each_epoch_cuts_a_tour_elsewhere():
+def test_each_epoch_cuts_an_order_elsewhere():
     cuts = {
-        frozenset(map(frozenset, tour_groups([np.arange(160)], 16, 0, epoch))) for epoch in range(8)
+        frozenset(map(frozenset, ordered_groups([np.arange(160)], 16, 0, epoch)))
+        for epoch in range(8)
     }
     assert len(cuts) > 3
 

@@ -14,7 +14,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from revela.groups import similar as cluster
-from revela.groups.similar import greedy_tour, paired, tour
+from revela.groups.similar import greedy_path, order_by_similarity, paired
 
 
 def points(count: int, width: int, seed: int) -> np.ndarray:
@@ -22,7 +22,7 @@ def points(count: int, width: int, seed: int) -> np.ndarray:
 
 
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(0, 9))
-def test_greedy_tour_goes_to_the_nearest_that_is_left(count, width, seed):
+def test_greedy_path_goes_to_the_nearest_that_is_left(count, width, seed):
     places = points(count, width, seed).astype(np.float64)
     start = seed % count
     here, left, naive = start, set(range(count)) - {start}, [start]
@@ -36,20 +36,20 @@ def test_greedy_tour_goes_to_the_nearest_that_is_left(count, width, seed):
         )
         left.remove(here)
         naive.append(here)
-    assert greedy_tour(places, start) == naive
+    assert greedy_path(places, start) == naive
 
 
 def test_of_equals_the_first_comes_first():
-    assert greedy_tour(np.zeros((4, 2), dtype=np.float32), 2) == [2, 0, 1, 3]
+    assert greedy_path(np.zeros((4, 2), dtype=np.float32), 2) == [2, 0, 1, 3]
 
 
 @limits(max_examples=25)
 @given(st.integers(0, 90), st.sampled_from([1, 3, 8]), st.integers(0, 3), st.booleans())
 def test_every_chunk_once_whatever_the_vectors(count, size, seed, alike):
     vectors = np.zeros((count, 4), dtype=np.float32) if alike else points(count, 4, seed)
-    order = tour(vectors, None, size, seed)
+    order = order_by_similarity(vectors, None, size, seed)
     assert sorted(order.tolist()) == list(range(count))
-    assert order.tolist() == tour(vectors, None, size, seed).tolist()
+    assert order.tolist() == order_by_similarity(vectors, None, size, seed).tolist()
 
 
 @pytest.mark.parametrize("branch", [4, 256])  # several levels, or one
@@ -64,7 +64,7 @@ def test_like_stands_beside_like(monkeypatch, branch, sample):
         return np.mean(kinds[order][1:] == kinds[order][:-1])
 
     assert (
-        same_neighbour(tour(vectors, None, 16, 0))
+        same_neighbour(order_by_similarity(vectors, None, 16, 0))
         > 0.85
         > 0.2
         > same_neighbour(np.arange(len(kinds)))
@@ -73,7 +73,7 @@ def test_like_stands_beside_like(monkeypatch, branch, sample):
 
 def test_a_cluster_of_one_and_a_large_one_both_find_their_place():
     vectors = np.concatenate([np.zeros((40, 2)), [[9.0, 0.0]], [[9.1, 0.0]]]).astype(np.float32)
-    order = tour(vectors, None, 8, 0).tolist()
+    order = order_by_similarity(vectors, None, 8, 0).tolist()
     assert sorted(order) == list(range(42)) and abs(order.index(40) - order.index(41)) == 1
 
 
@@ -94,7 +94,7 @@ def test_pairs_that_answer_each_other_the_other_way_round_are_near():
         np.stack([b, a])[kinds] + 0.01 * points(40, 2, 1),
     )
     own, swapped = paired(queries, passages)
-    assert sorted(tour(own, swapped, 10, 0).tolist()) == list(range(40))
+    assert sorted(order_by_similarity(own, swapped, 10, 0).tolist()) == list(range(40))
 
 
 def test_the_second_points_move_the_centroids():
@@ -111,8 +111,8 @@ def test_the_second_points_move_the_centroids():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fastkmeans, "FastKMeans", Spy)
-        tour(points(30, 4, 0), None, 15, 0)
-        tour(points(30, 4, 0), points(30, 4, 1), 15, 0)
+        order_by_similarity(points(30, 4, 0), None, 15, 0)
+        order_by_similarity(points(30, 4, 0), points(30, 4, 1), 15, 0)
     assert seen[0] == 30 and 60 in seen
 
 
@@ -124,7 +124,7 @@ def test_random_numbers_of_others_are_left_alone():
     torch.manual_seed(5)
     np.random.seed(5)
     random.seed(5)
-    tour(points(60, 4, 0), None, 5, 0)
+    order_by_similarity(points(60, 4, 0), None, 5, 0)
     assert (
         torch.equal(torch.rand(3), expected[0])
         and (np.random.rand(3) == expected[1]).all()

@@ -1,10 +1,10 @@
 """Chunks -> groups: the 16 chunks that an objective compares with one another.
 
-Group construction decides everything in Revela: random regrouping collapses its BEIR mean from 33.6
-to 3.9 (tables 8-9). By default a group is contiguous chunks of one or two documents, shuffled;
-short documents fill a group together, each beside its like: strangers picked at random are told
-apart at a glance, and teach nothing after the first steps. Groups by similarity are cut from a tour
-of the chunks (cluster.py).
+Group construction decides everything in Revela: random regrouping lowers its BEIR mean from 33.6 to
+3.9 (tables 8-9). By default a group is contiguous chunks of one or two documents, shuffled. Short
+documents fill a group together, each beside similar ones: chunks of random documents differ in
+their topic, and teach nothing after the first steps. Groups by similarity are cut from an order of
+the chunks (similar.py).
 
 Shapes: N documents, D width of a document's vector.
 """
@@ -81,21 +81,21 @@ def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator
         yield order[start : start + size].tolist()
 
 
-def tour_groups(
-    tours: Sequence[NDArray[np.int64]], size: int, seed: int, epoch: int = 0
+def ordered_groups(
+    orders: Sequence[NDArray[np.int64]], size: int, seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
-    """Groups of ``size`` along each tour, as many as there can be; each epoch begins to cut
+    """Groups of ``size`` along each order, as many as there can be; each epoch begins to cut
     elsewhere.
 
     Args:
-        tours: for each domain its chunks, like beside like (``cluster.tour``); no group has chunks
-            of two.
+        orders: each domain's chunks, similar ones together (``order_by_similarity``); no group has
+            chunks of two.
         size, seed, epoch: as for ``document_groups``.
     """
     rng = random.Random(f"{seed}/{epoch}")
     groups: list[Sequence[int]] = []
-    for tour in tours:
-        turned = np.roll(tour, -rng.randrange(size))
+    for order in orders:
+        turned = np.roll(order, -rng.randrange(size))
         groups += [
             turned[start : start + size].tolist()
             for start in range(0, len(turned) - size + 1, size)

@@ -23,13 +23,13 @@ from revela.files import atomic_write
 from revela.groups.documents import (
     Groups,
     document_groups,
+    ordered_groups,
     random_groups,
     spread_groups,
-    tour_groups,
     with_queries,
 )
 from revela.groups.folder import GroupFolder
-from revela.groups.similar import paired, tour
+from revela.groups.similar import order_by_similarity, paired
 from revela.retriever.encode import load_encoder
 from revela.retriever.fit import lexical_vectors
 from revela.settings import Recipe
@@ -54,7 +54,7 @@ def order_of_groups(
     recipe: Recipe,
     rows: ArrowList[Chunk],
     vectors_ND: Vectors | None = None,
-    tour_N: NDArray[np.int64] | None = None,
+    order_N: NDArray[np.int64] | None = None,
 ) -> Groups:
     """epoch -> the groups of that epoch, as the objective needs them.
 
@@ -62,8 +62,8 @@ def order_of_groups(
         recipe: says which kind of groups.
         rows: what they are made of.
         vectors_ND: a vector a document, for similar short documents to meet; None: any meet.
-        tour_N: the rows with like beside like, for groups of similar chunks; None: as they stand in
-            the corpus.
+        order_N: the rows with like beside like, for groups of similar chunks; None: as they stand
+            in the corpus.
     """
     groups: Groups
     reads = recipe.objective.reads
@@ -73,8 +73,8 @@ def order_of_groups(
         )
     elif recipe.groups.kind in ("cluster", "iterative"):
         groups = functools.partial(
-            tour_groups,
-            [np.arange(len(rows)) if tour_N is None else tour_N],
+            ordered_groups,
+            [np.arange(len(rows)) if order_N is None else order_N],
             recipe.groups.group_size,
             recipe.training.seed,
         )
@@ -101,7 +101,7 @@ def similar_groups(
         model: the untrained retriever; asked for only if its words are needed.
     """
     if recipe.groups.kind == "cluster":
-        return order_of_groups(recipe, rows, tour_N=chunk_tour(recipe, rows, model))
+        return order_of_groups(recipe, rows, order_N=similar_order(recipe, rows, model))
     if recipe.groups.kind == "document" and recipe.groups.neighbours == "similar":
         beginnings = Texts(documents, lambda document: document.full_text[:NEIGHBOUR_CHARACTERS])
         return order_of_groups(
@@ -121,7 +121,7 @@ def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
     )
 
 
-def chunk_tour(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
+def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
     """The rows in an order in which like stands beside like; pairs of query and chunk by both."""
     began = time.monotonic()
     if recipe.groups.surrogate:
@@ -141,14 +141,14 @@ def chunk_tour(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[
         sides = words, words
     vectors = _vectors(recipe, rows, *sides)
     embedded = time.monotonic()
-    tour_N = tour(
+    order_N = order_by_similarity(
         *vectors, recipe.groups.cluster_size or recipe.groups.group_size, recipe.training.seed
     )
     log.info(
         f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in "
         f"{time.monotonic() - embedded:.0f} s"
     )
-    return tour_N
+    return order_N
 
 
 class IterativeGroups:
@@ -195,9 +195,11 @@ class IterativeGroups:
             _in_parts(self.encoder.encode_queries),
             _in_parts(self.encoder.encode_passages),
         )
-        order = tour(*vectors, recipe.groups.cluster_size or size, int(rng.integers(2**31)))
+        order = order_by_similarity(
+            *vectors, recipe.groups.cluster_size or size, int(rng.integers(2**31))
+        )
         groups = _asking(
-            recipe, rows, functools.partial(tour_groups, [order], size, recipe.training.seed)
+            recipe, rows, functools.partial(ordered_groups, [order], size, recipe.training.seed)
         )(round_)
         return [some[group].tolist() for group in islice(groups, wanted)]
 
@@ -205,8 +207,8 @@ class IterativeGroups:
 def _vectors(
     recipe: Recipe, rows: ArrowList[Chunk], encode_queries: Encode, encode_passages: Encode
 ) -> tuple[Vectors, Vectors | None]:
-    """What ``tour`` reads: vectors of the chunks; for an objective that asks, of the pairs of query
-    and chunk.
+    """What ``order_by_similarity`` reads: vectors of the chunks; for an objective that asks, of the
+    pairs of query and chunk.
     """
     passages_ND = encode_passages(Texts(rows, lambda row: row.text))
     if recipe.objective.reads != "queries":

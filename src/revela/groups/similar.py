@@ -1,11 +1,10 @@
-"""Vectors of chunks -> an order in which like stands beside like: contextual batching (CDE; Morris
-& Rush, ICLR 2025, section 4.1).
+"""Vectors of chunks -> an order in which similar chunks are neighbours: contextual batching (CDE;
+Morris & Rush, ICLR 2025, section 4.1).
 
-k-means of a set cluster size, a greedy travelling salesman over the centroids, and the clusters
-written down along the tour. Cut into groups, that splits a large cluster, and merges a small one
-with the next on the tour. Both are done level by level, ``BRANCH`` clusters at a time: flat,
-k-means costs N * N / size products and the tour as many; so, N * BRANCH a level, and there are few
-levels.
+k-means with a given cluster size, a greedy travelling salesman over the centroids, and the clusters
+written down in its order. Cutting that into groups splits a large cluster, and merges a small one
+with the next. Both go level by level, ``BRANCH`` clusters at a time: a flat k-means costs
+N * N / size products, and the travelling salesman as many; this costs N * BRANCH per level.
 
 Shapes: N chunks, K centroids, D width of a vector.
 """
@@ -26,7 +25,7 @@ SAMPLE = BRANCH * 256  # vectors that k-means looks at, and that are read at a t
 ROWS, CENTROIDS = 4096, 1024  # of the matrix of distances that k-means holds at a time
 
 
-def tour(
+def order_by_similarity(
     vectors_ND: Vectors, swapped_ND: Vectors | None, size: int, seed: int
 ) -> NDArray[np.int64]:
     """All N indices in an order in which neighbours are similar; the same for the same vectors and
@@ -61,7 +60,7 @@ def tour(
             if near_D is None
             else int(((centroids_KD - near_D) ** 2).sum(axis=1).argmin())
         )
-        for i in greedy_tour(centroids_KD, start):
+        for i in greedy_path(centroids_KD, start):
             near_D = visit(parts[i], near_D)
         assert near_D is not None
         return near_D
@@ -71,7 +70,7 @@ def tour(
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
 
 
-def greedy_tour(points_KD: Vectors, start: int) -> list[int]:
+def greedy_path(points_KD: Vectors, start: int) -> list[int]:
     """Every point once: from ``start``, always on to the nearest one that is left (the first of
     equals).
     """
@@ -86,8 +85,8 @@ def greedy_tour(points_KD: Vectors, start: int) -> list[int]:
 
 
 def paired(queries_ND: Vectors, passages_ND: Vectors) -> tuple[Vectors, Vectors]:
-    """[q; d] and [d; q] of unit length, (N, 2D) each: a pair's own points for ``tour``, and those
-    that k-means sees beside them.
+    """[q; d] and [d; q] of unit length, (N, 2D) each: a pair's own points for
+    ``order_by_similarity``, and those that k-means sees beside them.
 
     So a pair whose query is near to another's passage is clustered with it (CDE, section 4.1).
     """

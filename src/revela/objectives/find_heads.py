@@ -100,7 +100,7 @@ def query_heads(
 def _probe_groups(
     documents: Sequence[Document], seed: int
 ) -> Iterator[tuple[list[str], list[int]]]:
-    """Groups of four documents cut in four, so that every piece has siblings and strangers; none if
+    """Groups of four documents cut in four, so that every piece has siblings and others; none if
     all documents are too short.
     """
     pieces: list[list[str]] = []
