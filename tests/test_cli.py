@@ -640,6 +640,9 @@ def test_a_setting_has_one_name():
     for name in OBJECTIVES:
         flags = [flag_of(section, item.name) for section, item in fields_of(objective_class(name))]
         assert len(set(flags)) == len(flags) and "objective" not in flags
+    for flag in ("groups", "lm", "lower_case"):  # as the error calls it, too
+        with pytest.raises(RevelaError, match=f"^--{flag.replace('_', '-')} 3: give "):
+            Recipe.of(**{flag: 3})
 
 
 def test_a_recipe_of_an_earlier_version_is_read_with_a_sentence(tmp_path, caplog):

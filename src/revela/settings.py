@@ -84,7 +84,8 @@ class Section:
 
     def __post_init__(self) -> None:
         for item, kind in _typed_fields(type(self)):  # type: ignore[arg-type]
-            value = _checked(item, kind, getattr(self, item.name))
+            flag = flag_of(type(self).__name__.lower(), item.name)
+            value = _checked(item, kind, getattr(self, item.name), flag)
             object.__setattr__(self, item.name, value)
 
 
@@ -332,7 +333,7 @@ class Recipe:
         elif isinstance(objective, str):
             objective = objective_class(objective)()
         recipe, unread = _with(dataclasses.replace(self, objective=objective), settings)
-        _refuse_unread([(recipe, unread)])
+        refuse_unread([(recipe, unread)])
         return recipe
 
     def flat(self) -> dict[str, Any]:
@@ -408,7 +409,7 @@ def merged(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Re
             does not have a setting that the file or the hand gives.
     """
     recipe, unread = merge(preset, file, given)
-    _refuse_unread([(recipe, unread)])
+    refuse_unread([(recipe, unread)])
     return recipe
 
 
@@ -428,15 +429,6 @@ def merge(
     own = {flag_of(section, item.name) for section, item in fields_of(objective)}
     layers = {k: v for k, v in base.items() if k in own} | by_hand
     return _with(Recipe(objective=objective), layers, frozenset(by_hand))
-
-
-def refuse_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
-    """Refuse a setting that was given and that none of these recipes, trained together, reads.
-
-    Raises:
-        RevelaError: there is one.
-    """
-    _refuse_unread(made)
 
 
 def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -520,7 +512,12 @@ def _with(
     return made, unread
 
 
-def _refuse_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
+def refuse_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
+    """Refuse a setting that was given and that none of these recipes, trained together, reads.
+
+    Raises:
+        RevelaError: there is one.
+    """
     names = set.intersection(*(unread for _, unread in made)) if made else set()
     if not names:
         return
@@ -539,9 +536,9 @@ def _typed_fields(kind: Any) -> list[tuple[Any, Any]]:
     return [(item, hints[item.name]) for item in dataclasses.fields(kind)]
 
 
-def _checked(item: Any, kind: Any, value: Any) -> Any:
+def _checked(item: Any, kind: Any, value: Any, name: str) -> Any:
     """The value as the field's kind."""
-    flag = f"--{item.name.replace('_', '-')}"
+    flag = f"--{name.replace('_', '-')}"
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise RevelaError(f"{flag} {value}: give one of {', '.join(get_args(kind))}")
