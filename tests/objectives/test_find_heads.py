@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -22,9 +20,8 @@ def test_heads_are_probed_on_the_device_that_there_is(tiny_lm_folder, corpus_fil
 
     monkeypatch.setattr(heads, "compute_device", lambda: torch.device("meta"))
     monkeypatch.setattr(heads, "sibling_heads", probing)
-    recipe = dataclasses.replace(
-        Recipe.of(), model=str(tiny_lm_folder), lm=str(tiny_lm_folder), precision="fp32"
-    )
+    folder = str(tiny_lm_folder)
+    recipe = Recipe.of(model=folder, lm=folder, precision="fp32")
     _, ranking = heads.rank_heads(recipe, read_corpus([corpus_file])[0], None)
     assert found == [{"meta"}] and ranking == [(0, 0, 1.0)]
 
