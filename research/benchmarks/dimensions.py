@@ -18,7 +18,7 @@ import numpy as np
 from sentence_transformers.sentence_transformer.modules import Dense
 
 from research.benchmarks.quality import UNTRAINED, corpus_of, save_untrained
-from revela.evaluation.beir import evaluate, load_collection
+from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.retriever.encode import load_encoder
 from revela.types import Encoder, Vectors
 
@@ -88,7 +88,7 @@ def main() -> None:
         for label, turn in (("no", rotation), ("yes", None)):
             systems = {str(n): Changed(encoder, known, turn, n) for n in DIMENSIONS}
             systems["bits"] = Changed(encoder, known, turn, DIMENSIONS[-1], signs=True)
-            scores = evaluate(load_collection(folder), systems)
+            scores = mean_outcomes(load_collection(folder), systems)
             print(
                 f"| {name} | {label} | "
                 + " | ".join(f"{scores[system]['ndcg@10']:.3f}" for system in systems)

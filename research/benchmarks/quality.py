@@ -66,20 +66,20 @@ ASKED = ("dream, rate 3e-4", "dream, tau .05", "attention, written questions")
 
 def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``."""
-    import dataclasses
 
     from revela.corpus.read import read_corpus
     from revela.device import has_fast_bf16
     from revela.groups.training_set import training_chunks
+    from revela.retriever.build import untrained_retriever
+    from revela.retriever.fit import fit_to_chunks
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
     from revela.silence import silence_libraries
-    from revela.training.run import fit_to_chunks, untrained_retriever
     from revela.weights import resolve
 
     silence_libraries()
     fit = settings.get("fit", False)
-    recipe = dataclasses.replace(Recipe.of(), **{k: v for k, v in settings.items() if k != "fit"})
+    recipe = Recipe.of(**{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])
     model = untrained_retriever(recipe, resolve(SMOL), documents)
     if fit:
