@@ -1,12 +1,10 @@
 """Every setting of a training run, in sections; each default and its bounds stand at the field.
 
 A recipe is merged once, from three layers: a preset (``presets/*.toml``), a recipe file, and what
-    is
-given by hand (flags, or keyword arguments). A setting has one name everywhere: the field, the flag
-(``--chunk-words``) and the key of a recipe file (``[corpus] chunk_words``). The three fields that
-are called ``kind``, ``source`` and ``model`` in the sections groups, queries and lm have the
-section's name as flag: ``--groups``, ``--queries``, ``--lm``. Those of the objective stand in its
-own file.
+is given by hand (flags, or keyword arguments). A setting has one name everywhere: the field, the
+flag (``--chunk-words``) and the key of a recipe file (``[corpus] chunk_words``). Only ``kind``,
+``source`` and ``model`` of the sections groups, queries and lm have the section's name as flag:
+``--groups``, ``--queries``, ``--lm``. An objective's settings stand in its own file.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from letters import build
 
@@ -84,36 +84,30 @@ FILTERS = st.recursive(
 )
 
 
-def holds(where: dict, row: dict) -> bool | None:
-    """SQL's three values, None for unknown, by a naive loop."""
+def holds(where: dict, row: dict) -> bool:
+    """What a filter means, by a naive loop: a missing value fails every comparison."""
     results = []
     for name, value in where.items():
         if name == "not":
-            inner = holds(value, row)
-            results.append(None if inner is None else not inner)
+            results.append(not holds(value, row))
         elif name in ("and", "or"):
-            results.append(joined(name, [holds(part, row) for part in value]))
+            results.append((any if name == "or" else all)(holds(part, row) for part in value))
         else:
             tests = value if isinstance(value, dict) else {"eq": value}
-            results.append(joined("and", [compare(row[name], *test) for test in tests.items()]))
-    return joined("and", results)
+            results.append(all(compare(row[name], *test) for test in tests.items()))
+    return all(results)
 
 
-def joined(word: str, results: list[bool | None]) -> bool | None:
-    decisive = word == "or"
-    if decisive in results:
-        return decisive
-    return None if None in results else not decisive
-
-
-def compare(value, operator, other) -> bool | None:
+def compare(value, operator, other) -> bool:
     if other is None:
         return (value is None) == (operator == "eq")
-    return None if value is None else OPERATORS[operator](value, other)
+    return value is not None and OPERATORS[operator](value, other)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(where=FILTERS)
+@example({"not": {"and": [{"year": {"in": [-5], "not_in": [-5]}}]}})  # the optimiser calls it true
+@example({"or": [{"year": {"in": [-5]}}, {"year": {"not_in": [-5]}}]})
 def test_filters_select_what_python_selects(index, where):
     found = {hit.id for hit in index.search("ab", 40, "dense", where)}
     assert found == {str(i) for i, row in enumerate(rows()) if holds(where, row)}
@@ -169,7 +163,7 @@ def test_depth_and_length_are_bounded():
     deep = {"year": 1}
     for _ in range(19):
         deep = {"not": deep}
-    assert where_sql(deep, COLUMNS).count("not") == 19
+    assert where_sql(deep, COLUMNS).count("not (") == 19
     with pytest.raises(RevelaError, match="more than 20 levels"):
         where_sql({"not": deep}, COLUMNS)
     for long in ({"year": {"in": [1] * FILTER_LIMIT}}, "a" * (FILTER_LIMIT + 1)):

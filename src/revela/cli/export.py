@@ -1,4 +1,4 @@
-"""The verb ``export``."""
+"""``revela export``: another form of a retriever."""
 
 from __future__ import annotations
 

@@ -24,12 +24,33 @@ from revela.settings import (
     read_recipe,
     refuse_unread,
 )
+from revela.settings import Corpus as corpus_settings
 
 Corpus = Annotated[list[Path], Parameter(negative=())]
 Several = Parameter(negative=(), consume_multiple=True)
+Preset = Annotated[str, Parameter(show_default=False)]
 RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
+Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
+"A dataclass whose fields are flags of their own."
 Given = Annotated[Any, Parameter(parse=False)]
 """What flags gave; ``show_settings`` puts the dataclass of all flags in its place."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a corpus is read, for verbs that take no settings of training."""
+
+    text_field: str = corpus_settings.text_field
+    "Field or column that holds the text."
+    title_field: str = corpus_settings.title_field
+    "Field or column that holds the title."
+    join_titles: bool = corpus_settings.join_titles
+    "Join neighbouring rows of one title: a file of passages becomes articles again."
+    max_bad_share: float = corpus_settings.max_bad_share
+    "Share of unreadable rows and files above which the run stops."
+
+
+READING = Reading()
 
 
 def show_settings(verb: Any, tokens: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from revela.cli.flags import Corpus, Given, RecipeFile, Several, recipe_of
+from revela.cli.flags import Corpus, Given, Preset, RecipeFile, Several, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import print_group
 from revela.errors import RevelaError
@@ -19,7 +19,7 @@ def groups(
     out: Path | None = None,
     show: int = 0,
     shares: Annotated[list[float], Several] = [],  # noqa: B006
-    preset: str = "",
+    preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:

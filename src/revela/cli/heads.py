@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from revela.cli.flags import Corpus, Given, RecipeFile, recipe_of
+from revela.cli.flags import Corpus, Given, Preset, RecipeFile, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import print_table
 
@@ -15,7 +15,7 @@ def heads(
     *,
     top: int = 32,
     out: Path | None = None,
-    preset: str = "",
+    preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The verb ``index``: make an index, add to it, delete from it."""
+"""``revela index``: make an index, add to it, delete from it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Several
-from revela.cli.main import DEFAULTS, INDEXING, Flat, app
+from revela.cli.flags import READING, Flat, Reading, Several
+from revela.cli.main import app
 from revela.errors import RevelaError
 from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:
     from revela.index.store import Index
+
+INDEXING = Indexing()
 
 
 @app.command
@@ -27,10 +29,7 @@ def index(
     delete: Annotated[list[str] | None, Several] = None,
     metadata: Annotated[list[str] | None, Several] = None,
     settings: Annotated[Indexing, Flat] = INDEXING,
-    text_field: str = DEFAULTS.text_field,
-    title_field: str = DEFAULTS.title_field,
-    join_titles: bool = DEFAULTS.join_titles,
-    max_bad_share: float = DEFAULTS.max_bad_share,
+    reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
 ) -> None:
     """Index a corpus for search; add to an index, or delete documents from it. The same command
@@ -51,14 +50,6 @@ def index(
         Ids of documents to delete.
     metadata:
         Fields or columns to keep with each document, for filters of revela search --where.
-    text_field:
-        Field or column that holds the text.
-    title_field:
-        Field or column that holds the title.
-    join_titles:
-        Join neighbouring rows of one title: a file of passages becomes articles again.
-    max_bad_share:
-        Share of unreadable rows and files past which indexing stops.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
@@ -74,12 +65,9 @@ def index(
     opened = _existing(out, append, model, settings, metadata or (), precision)
     documents, report = read_corpus(
         corpus,
-        text_field=text_field,
-        title_field=title_field,
-        max_bad_share=max_bad_share,
+        **vars(reading),
         distinct=False,
         min_words=1,
-        join_titles=join_titles,
         metadata=list(opened.info.columns) if opened else metadata or (),
     )
     for line in report.lines():

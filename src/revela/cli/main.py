@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError
 
 from revela.cli.printing import print_log
 from revela.errors import RevelaError
-from revela.settings import Corpus as CorpusSettings
-from revela.settings import Indexing
 
 app = App(
     name="revela",
     help="Train a dense retriever on raw text, measure it beside BM25, search and serve with it.",
     version_flags=["--version"],
 )
-Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
-INDEXING = Indexing()
-DEFAULTS = CorpusSettings()
 TRAINING_VERBS = ("train", "queries", "groups", "compare", "heads")
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus
-from revela.cli.main import DEFAULTS, app
+from revela.cli.flags import READING, Corpus, Flat, Reading
+from revela.cli.main import app
 from revela.cli.printing import print_table
 from revela.errors import RevelaError
 from revela.files import atomic_write
@@ -34,10 +34,7 @@ def probe(
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     plot: Path | None = None,
     seed: int = 0,
-    text_field: str = DEFAULTS.text_field,
-    title_field: str = DEFAULTS.title_field,
-    join_titles: bool = DEFAULTS.join_titles,
-    max_bad_share: float = DEFAULTS.max_bad_share,
+    reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
 ) -> None:
     """Measure the position bias of a model, and the geometry of its vectors.
@@ -71,14 +68,6 @@ def probe(
         Write a plot (PNG) to this file.
     seed:
         Seed of the samples.
-    text_field:
-        Field or column of the text.
-    title_field:
-        Field or column of the title.
-    join_titles:
-        Join neighbouring rows of one title, which turns passages into articles.
-    max_bad_share:
-        Stop reading when a larger share of rows and files than this is unreadable.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
@@ -95,26 +84,15 @@ def probe(
             f"{model} is a language model, of which only the loss is probed: omit --move and "
             "--pairs"
         )
-    read, report = read_corpus(
-        corpus,
-        text_field=text_field,
-        title_field=title_field,
-        max_bad_share=max_bad_share,
-        join_titles=join_titles,
-    )
+    read, report = read_corpus(corpus, **vars(reading))
     for line in report.lines():
         print(line)
-    settings: Any = {
-        "max_tokens": max_tokens,
-        "count": documents,
-        "seed": seed,
-        "precision": precision,
-    }
+    common: Any = dict(max_tokens=max_tokens, count=documents, seed=seed, precision=precision)
     if is_retriever:
-        settings |= {"move": move, "join_titles": join_titles, "unit": positions, "pairs": pairs}
-        found = probe_retriever(folder, model, read, **settings)
+        moving: Any = dict(move=move, join_titles=reading.join_titles, unit=positions, pairs=pairs)
+        found = probe_retriever(folder, model, read, **common, **moving)
     else:
-        found = probe_language_model(folder, model, read, **settings)
+        found = probe_language_model(folder, model, read, **common)
     _print_profiles(found.profiles)
     if found.geometry is not None:
         _print_geometry(found.geometry)

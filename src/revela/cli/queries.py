@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from revela.cli.flags import Corpus, Given, RecipeFile, given_settings, recipe_of
+from revela.cli.flags import Corpus, Given, Preset, RecipeFile, given_settings, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import snippet
 from revela.errors import RevelaError
@@ -13,7 +13,7 @@ def queries(
     corpus: Corpus,
     *,
     show: int = 5,
-    preset: str = "",
+    preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:

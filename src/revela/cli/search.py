@@ -1,4 +1,4 @@
-"""The verb ``search``."""
+"""``revela search``: search an index from the shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""revela serve: an index over HTTP."""
+"""``revela serve``: an index over HTTP."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.main import Flat, app
-from revela.errors import RevelaError
+from revela.cli.flags import Flat
+from revela.cli.main import app
+from revela.errors import RevelaError, extra
 from revela.server import Limits
 from revela.settings import Precision
 
@@ -59,12 +60,10 @@ def serve(
     token = token_of(token_env, token_file)
     if min(astuple(limits)) <= 0:
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
-    try:
+    with extra("serve", "serving"):
         from revela.server.app import Service
         from revela.server.lifecycle import listen, server_of
         from revela.server.middleware import is_loopback
-    except ImportError as error:
-        raise RevelaError(f"serving needs {error.name}: run pip install 'revela[serve]'") from error
     listening = listen(host, port)
 
     from revela.index.store import Index

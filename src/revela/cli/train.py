@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Given, RecipeFile, recipe_of
+from revela.cli.flags import Corpus, Given, Preset, RecipeFile, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import print_scores
 
@@ -19,7 +19,7 @@ def train(
     corpus: Corpus,
     *,
     out: Path,
-    preset: str = "",
+    preset: Preset = "",
     recipe_file: RecipeFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     given: Given = None,

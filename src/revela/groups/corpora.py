@@ -1,6 +1,4 @@
-"""Corpora -> a folder of groups: what a training run does before its first update, done once and
-kept.
-"""
+"""Corpora -> a folder of groups: what a training run does before its first step, done once."""
 
 from __future__ import annotations
 
@@ -15,13 +13,12 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
-from revela.corpus.read import read_for
 from revela.errors import RevelaError
 from revela.groups.documents import mixed_groups
 from revela.groups.folder import GroupFolder, save_groups
 from revela.groups.order import similar_groups
 from revela.groups.ready import group_documents, group_rows, holds_groups
-from revela.groups.training_set import split_held_out, training_chunks, training_rows
+from revela.groups.training_set import TrainingSet, split_held_out
 from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
 from revela.silence import silence_libraries
@@ -40,7 +37,7 @@ class Domain:
     """
 
     documents: ArrowList[Document]
-    held_out: list[Document]
+    held_out: Sequence[Document]
     rows: ArrowList[Chunk]
     groups: Iterator[list[int]]
 
@@ -64,7 +61,46 @@ def build_groups(
     Raises:
         RevelaError: a source cannot be read or gives no group, ``out`` is in the way.
     """
+    _refuse(recipe, sources, out, shares)
     silence_libraries()
+    ready = [source for source in sources if holds_groups(source)]
+    # No group has chunks of two corpora.
+    apart = bool(shares or ready or recipe.groups.kind == "cluster")
+    domains = [
+        _ready(recipe, some[0]) if some[0] in ready else _domain(recipe, some, queries_file)
+        for some in ([[s] for s in sources] if apart else [list(sources)])
+    ]
+    rows, documents = _joined(domains)
+    parts = [
+        _moved(domain.groups, sum(len(d.rows) for d in domains[:i]))
+        for i, domain in enumerate(domains)
+    ]
+    seed = recipe.training.seed
+    settings = {
+        "sources": [str(source) for source in sources],
+        "shares": list(shares),
+        "documents": len(documents),
+        "groups": ["ready" if source in ready else recipe.groups.kind for source in sources],
+        "objective": recipe.objective.name,
+        "chunk_words": recipe.corpus.chunk_words,
+        "neighbours": recipe.groups.neighbours,
+        "surrogate": recipe.groups.surrogate,
+        "seed": seed,
+    }
+    kept = random.Random(seed).sample(range(len(documents)), min(SAMPLE, len(documents)))
+    return save_groups(
+        out,
+        rows,
+        mixed_groups(parts, shares, seed) if shares else chain(*parts),
+        documents,
+        size=recipe.groups.group_size,
+        sample=sorted(kept),
+        held_out=[document for domain in domains for document in domain.held_out],
+        settings=settings,
+    )
+
+
+def _refuse(recipe: Recipe, sources: Sequence[Path], out: Path, shares: Sequence[float]) -> None:
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     if recipe.groups.kind == "iterative":
@@ -77,55 +113,15 @@ def build_groups(
             f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one "
             "above 0"
         )
-    ready = [source for source in sources if holds_groups(source)]
-    apart = bool(
-        shares or ready or recipe.groups.kind == "cluster"
-    )  # no group has chunks of two corpora
-    domains = [
-        _ready(recipe, some[0]) if some[0] in ready else _domain(recipe, some, queries_file)
-        for some in ([[s] for s in sources] if apart else [list(sources)])
-    ]
-    rows, documents = _joined(domains)
-    parts = [
-        _moved(domain.groups, sum(len(d.rows) for d in domains[:i]))
-        for i, domain in enumerate(domains)
-    ]
-    settings = {
-        "sources": [str(source) for source in sources],
-        "shares": list(shares),
-        "documents": len(documents),
-        "groups": ["ready" if source in ready else recipe.groups.kind for source in sources],
-        "objective": recipe.objective.name,
-        "chunk_words": recipe.corpus.chunk_words,
-        "neighbours": recipe.groups.neighbours,
-        "surrogate": recipe.groups.surrogate,
-        "seed": recipe.training.seed,
-    }
-    return save_groups(
-        out,
-        rows,
-        mixed_groups(parts, shares, recipe.training.seed) if shares else chain(*parts),
-        documents,
-        size=recipe.groups.group_size,
-        sample=sorted(
-            random.Random(recipe.training.seed).sample(
-                range(len(documents)), min(SAMPLE, len(documents))
-            )
-        ),
-        held_out=[document for domain in domains for document in domain.held_out],
-        settings=settings,
-    )
 
 
 def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> Domain:
-    read, report = read_for(recipe, sources)
-    for line in report.lines():
-        log.info(line)
-    documents, held = split_held_out(read, recipe.corpus.held_out, recipe.corpus.held_out_at_most)
-    chunks = training_chunks(recipe, documents)
-    rows = training_rows(recipe, documents, chunks, queries_file)
+    data = TrainingSet.read(recipe, sources, queries_file)
+    documents, rows, held = data.documents, data.rows, data.held_out
+    assert isinstance(documents, ArrowList)
     log.info(
-        f"{len(documents):,} documents -> {len(chunks):,} chunks; {len(held):,} documents held out"
+        f"{len(documents):,} documents -> {len(data.chunks):,} chunks; "
+        f"{len(held):,} documents held out"
     )
 
     @functools.cache

@@ -149,37 +149,15 @@ def save_groups(
         rows: the chunks.
         groups: indices of ``rows``, ``size`` each.
         documents: what the chunks' ``document`` refers to.
-        size: chunks a group, for whoever reads them.
-        sample: which documents to keep whole, for what a run asks of documents.
+        size: chunks per group.
+        sample: which documents to keep whole, for the heads' probe.
         held_out: documents kept for the label-free check.
         settings: what the groups were made by.
     """
-    import pyarrow as pa
-
-    stream = iter(groups)
     with atomic_write(out) as folder:
         folder.mkdir()
-        writers: list[Any] = []
-        counts: list[int] = []
-        dealt = 0
-        while some := list(islice(stream, max(1, BLOCK // size))):
-            table = _members(rows, np.sort(np.array(some, dtype=np.int64)).ravel(), documents)
-            if not writers:
-                number = max(1, min(SHARDS, len(some) // FEWEST))
-                writers = [
-                    pa.ipc.new_stream(folder / f"shard-{i:02}.arrow", table.schema)
-                    for i in range(number)
-                ]
-                counts = [0] * number
-            which = np.repeat((dealt + np.arange(len(some))) % len(writers), size)
-            for i, writer in enumerate(writers):
-                mine = table.take(np.flatnonzero(which == i))
-                writer.write_table(mine.combine_chunks())
-                counts[i] += len(mine) // size
-            dealt += len(some)
-        for writer in writers:
-            writer.close()
-        if not dealt:
+        counts = _write_shards(folder, rows, iter(groups), documents, size)
+        if not counts:
             raise RevelaError(
                 f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower "
                 "--chunk-words or --group-size"
@@ -191,15 +169,39 @@ def save_groups(
             {"file": f.name, "groups": n, "bytes": f.stat().st_size, "digest": _digest(f)}
             for f, n in zip(files, counts, strict=True)
         ]
-        manifest = {
-            "format": FORMAT,
-            "size": size,
-            "groups": dealt,
-            "settings": settings,
-            "shards": shards,
-        }
+        counted = {"format": FORMAT, "size": size, "groups": sum(counts)}
+        manifest = {**counted, "settings": settings, "shards": shards}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return GroupFolder(out)
+
+
+def _write_shards(
+    folder: Path,
+    rows: ArrowList[Chunk],
+    groups: Iterator[list[int]],
+    documents: ArrowList[Document],
+    size: int,
+) -> list[int]:
+    """Deal groups to the shards in turn, a block at a time; the number of groups of each shard."""
+    import pyarrow as pa
+
+    writers: list[Any] = []
+    counts: list[int] = []
+    while some := list(islice(groups, max(1, BLOCK // size))):
+        table = _members(rows, np.sort(np.array(some, dtype=np.int64)).ravel(), documents)
+        if not writers:
+            number = max(1, min(SHARDS, len(some) // FEWEST))
+            names = [folder / f"shard-{i:02}.arrow" for i in range(number)]
+            writers = [pa.ipc.new_stream(name, table.schema) for name in names]
+            counts = [0] * number
+        which = np.repeat((sum(counts) + np.arange(len(some))) % len(writers), size)
+        for i, writer in enumerate(writers):
+            mine = table.take(np.flatnonzero(which == i))
+            writer.write_table(mine.combine_chunks())
+            counts[i] += len(mine) // size
+    for writer in writers:
+        writer.close()
+    return counts
 
 
 def _digest(file: Path) -> str:

@@ -1,5 +1,5 @@
-"""Which rows meet in a group, and in what order groups come: by document, at random, or like beside
-like.
+"""Which rows share a group, and in what order groups come: rows of one document, random ones, or
+similar ones.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ from revela.weights import find_weights
 
 log = logging.getLogger(__name__)
 
-SHARED = (
-    "title",
-    "authors-words",
-)  # queries that all chunks of a document may have: two of them must not meet in a group
+# Queries that all chunks of a document may have: two of these chunks must not share a group.
+SHARED = ("title", "authors-words")
 ENCODING_BATCH = 2**14  # texts of a corpus that are encoded between two writes to disk
 POOL = 8  # chunks that iterative groups are chosen from, for each that a round needs
 NEIGHBOUR_CHARACTERS = 2000  # of a document, that say what it is about
@@ -61,9 +59,10 @@ def order_of_groups(
     Args:
         recipe: says which kind of groups.
         rows: what they are made of.
-        vectors_ND: a vector a document, for similar short documents to meet; None: any meet.
-        order_N: the rows with like beside like, for groups of similar chunks; None: as they stand
-            in the corpus.
+        vectors_ND: a vector per document, so that short documents share groups with similar ones;
+            None: with any.
+        order_N: the rows, similar ones next to each other, for groups of similar chunks; None: in
+            the order of the corpus.
     """
     groups: Groups
     reads = recipe.objective.reads
@@ -88,17 +87,17 @@ def order_of_groups(
             recipe.training.seed,
             vectors_ND=vectors_ND,
         )
-    return _asking(recipe, rows, groups)
+    return _only_with_queries(recipe, rows, groups)
 
 
 def similar_groups(
     recipe: Recipe, documents: Sequence[Document], rows: ArrowList[Chunk], model: Model
 ) -> Groups:
-    """``order_of_groups``, with what the recipe asks for in order to tell what is similar.
+    """``order_of_groups``, with vectors of documents or rows where the recipe groups similar ones.
 
     Args:
         recipe, documents, rows: as above.
-        model: the untrained retriever; asked for only if its words are needed.
+        model: gives the untrained retriever; called only if its token embeddings are needed.
     """
     if recipe.groups.kind == "cluster":
         return order_of_groups(recipe, rows, order_N=similar_order(recipe, rows, model))
@@ -116,13 +115,13 @@ def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
         raise RevelaError(
             f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
         )
-    return _asking(
+    return _only_with_queries(
         recipe, folder.rows, folder.order(recipe.training.seed, recipe.training.groups_per_batch)
     )
 
 
 def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
-    """The rows in an order in which like stands beside like; pairs of query and chunk by both."""
+    """The rows, similar ones next to each other; pairs of query and chunk by both texts."""
     began = time.monotonic()
     if recipe.groups.surrogate:
         encoder = load_encoder(
@@ -152,8 +151,8 @@ def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArr
 
 
 class IterativeGroups:
-    """Groups of what the retriever in training finds similar, built anew every so many updates from
-    a random part of the corpus.
+    """Groups of what the retriever in training finds similar, rebuilt every so many steps from a
+    random part of the corpus.
 
     Called with the number of a round, gives its groups. They are kept, so that a run that is
     resumed goes through the same ones.
@@ -198,7 +197,7 @@ class IterativeGroups:
         order = order_by_similarity(
             *vectors, recipe.groups.cluster_size or size, int(rng.integers(2**31))
         )
-        groups = _asking(
+        groups = _only_with_queries(
             recipe, rows, functools.partial(ordered_groups, [order], size, recipe.training.seed)
         )(round_)
         return [some[group].tolist() for group in islice(groups, wanted)]
@@ -232,7 +231,8 @@ def _in_parts(encode: Encode, progress: bool = False) -> Encode:
     return encode_all
 
 
-def _asking(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
+def _only_with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
+    """The groups in which a chunk has a query, for an objective that reads queries."""
     if recipe.objective.reads != "queries":
         return groups
     has_query = rows.column("query") != ""

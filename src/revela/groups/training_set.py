@@ -66,7 +66,6 @@ class TrainingSet:
         documents: what the heads' probe and the test for capitals read; a sample if groups are
             stored.
         n_documents: how many the chunks come from.
-        fingerprint: of titles and texts, or of the stored groups.
         groups_per_epoch: set by ``groups``.
     """
 
@@ -83,20 +82,25 @@ class TrainingSet:
             self.documents: Sequence[Document] = source.documents
             self.held_out: Sequence[Document] = source.held_out
             self.n_documents = int(source.settings["documents"])
-            self.fingerprint = source.fingerprint
         else:
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
-            self.fingerprint = _digest(source)
         self.groups_per_epoch = 0
 
     @classmethod
-    def read(cls, recipe: Recipe, sources: Sequence[Path]) -> TrainingSet:
+    def read(
+        cls, recipe: Recipe, sources: Sequence[Path], queries_file: Path | None = None
+    ) -> TrainingSet:
         """The training set of a corpus, or of one folder of groups.
+
+        Args:
+            recipe: how it is read.
+            sources: files and folders, or hub:owner/name.
+            queries_file: keeps written queries; default: a file beside the first source.
 
         Raises:
             RevelaError: a source cannot be read, or holds groups that are not stored.
         """
-        kept = default_queries_file(sources, recipe)
+        kept = queries_file or default_queries_file(sources, recipe)
         if len(sources) == 1 and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=kept)
         if ready := next((source for source in sources if holds_groups(source)), None):
@@ -113,8 +117,15 @@ class TrainingSet:
 
     def but(self, recipe: Recipe) -> TrainingSet:
         """The same documents for another recipe."""
+        if recipe == self.recipe:
+            return self
         source: Any = self.documents if self.folder is None else self.folder
         return TrainingSet(recipe, source, self.held_out, self.queries_file)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells one training set from another: of titles and texts, or of the stored groups."""
+        return self.folder.fingerprint if self.folder is not None else _digest(self.documents)
 
     @cached_property
     def chunks(self) -> ArrowList[Chunk]:
@@ -194,16 +205,10 @@ def _digest(documents: Iterable[Document]) -> str:
     return digest.hexdigest()
 
 
-def training_chunks(
-    recipe: Recipe, documents: Iterable[Document] | GroupFolder
-) -> ArrowList[Chunk]:
+def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
     """Chunks with a document's title as its first line: the LM predicts it too, and it says what
     the rest is about.
     """
-    if isinstance(documents, GroupFolder):
-        raise RevelaError(
-            f"{documents.folder} holds groups, cut and asked for already: give the text itself"
-        )
     titled = (
         dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d for d in documents
     )
@@ -263,7 +268,7 @@ def written_queries(recipe: Recipe, chunks: ArrowList[Chunk], path: Path) -> Arr
     owners = chunks.column("document")
     chosen = documents_with_chunks(
         owners.tolist(), recipe.queries.max_queries, seed=0
-    )  # whatever the run's seed: written once
+    )  # one seed for all runs: queries are written once
     mine = chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
     answers = written_answers(recipe, [c.text for c in mine], path)
     return arrow_list(

@@ -25,8 +25,8 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
 
     A column maps to a value, or to operators and their values: eq, ne, gt, gte, lt, lte, in,
     not_in. ``"and"`` and ``"or"`` map to a list of filters, ``"not"`` to a filter. All entries of
-    an object must hold. As in SQL, a row without a value fails every comparison but
-    ``{"column": null}``.
+    an object must hold. A row without a value fails every comparison but ``{"column": null}``, and
+    ``"not"`` selects every row that its filter does not.
 
     Args:
         where: the filter.
@@ -38,8 +38,8 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
             than 20 levels, or more than 10,000 characters of SQL.
 
     Example:
-        >>> where_sql({"year": {"gte": 2019, "lt": 2021}, "id": "a"}, {"year": "int64"})
-        "`year` >= 2019 and `year` < 2021 and `id` = 'a'"
+        >>> where_sql({"year": {"gte": 2019, "lt": 2021}}, {"year": "int64"})
+        "`year` is not null and `year` >= 2019 and `year` is not null and `year` < 2021"
     """
     sql = where if isinstance(where, str) else _all_of(where, {**OWN_COLUMNS, **columns}, 1)
     return _join("", [sql])
@@ -83,18 +83,22 @@ def _entry(name: object, value: object, columns: Mapping[str, str], depth: int) 
 
 
 def _condition(name: str, operator: object, value: object, kind: str) -> str:
+    """True or false of every row, never unknown: where a value is missing, the table's optimiser
+    takes ``not (x in (1) and x not in (1))`` for true and SQL for unknown."""
     column = "`{}`".format(name.replace("`", "``"))
+    if value is None and operator in ("eq", "ne"):
+        return f"{column} is {'not ' if operator == 'ne' else ''}null"
     if operator in MEMBERSHIP:
         if not isinstance(value, list | tuple) or not value:
             raise _error(f"{operator} takes a list of values", value)
         values = _join(", ", (_literal(item, name, kind) for item in value))
-        return f"{column} {MEMBERSHIP[str(operator)]} ({values})"
-    if operator not in COMPARISONS:
+        comparison = f"{MEMBERSHIP[str(operator)]} ({values})"
+    elif operator in COMPARISONS:
+        comparison = f"{COMPARISONS[str(operator)]} {_literal(value, name, kind)}"
+    else:
         known = ", ".join([*COMPARISONS, *MEMBERSHIP])
         raise _error(f"there is no operator {str(operator)[:40]}, only {known}")
-    if value is None and operator in ("eq", "ne"):
-        return f"{column} is {'not ' if operator == 'ne' else ''}null"
-    return f"{column} {COMPARISONS[str(operator)]} {_literal(value, name, kind)}"
+    return f"{column} is not null and {column} {comparison}"
 
 
 def _literal(value: object, name: str, kind: str) -> str:

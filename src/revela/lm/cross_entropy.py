@@ -41,7 +41,9 @@ def linear_cross_entropy(
         raise ValueError(
             "linear_cross_entropy gives the head no gradient: freeze it, or use F.cross_entropy"
         )
-    losses_R: Tensor = _LinearCrossEntropy.apply(hidden_RD, weight_VD, targets_R, bias_V)  # type: ignore[no-untyped-call]
+    losses_R: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden_RD, weight_VD, targets_R, bias_V
+    )
     return losses_R
 
 

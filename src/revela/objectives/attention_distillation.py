@@ -63,8 +63,7 @@ class Attention(QueryFocused):
             tau=self.tau,
             sharpness=self.sharpness,
             prior=self.prior,
-            group_size=parts.recipe.groups.group_size,
-            retriever_batch=parts.recipe.training.retriever_batch,
+            **parts.batching,
         )
         return loss, PromptBatches(parts, make.with_null_question)
 

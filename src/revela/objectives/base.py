@@ -48,6 +48,13 @@ class Parts:
     count: Callable[[int], None] = lambda tokens: None
     "Called with the number of tokens that the retriever reads, per side of a batch."
 
+    @property
+    def batching(self) -> dict[str, Any]:
+        """``group_size`` and ``retriever_batch``, as RetrieverLoss takes them."""
+        recipe = self.recipe
+        size, batch = recipe.groups.group_size, recipe.training.retriever_batch
+        return {"group_size": size, "retriever_batch": batch}
+
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
         """Both sides as the retriever reads them: query_input_ids, passage_input_ids and so on."""
         from revela.retriever.encode import passage_prompt_of, query_prompt_of

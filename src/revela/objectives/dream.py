@@ -147,8 +147,7 @@ class Dream(QueryFocused):
             learn_tau=self.learn_tau,
             gate=self.gate,
             learn_gate=self.learn_gates,
-            group_size=parts.recipe.groups.group_size,
-            retriever_batch=parts.recipe.training.retriever_batch,
+            **parts.batching,
             epsilon=self.epsilon,
             kernel=self.kernel,
         )

@@ -4,7 +4,7 @@ NeurIPS 2022), for any objective here.
 Each batch trains one width, drawn from those that are wanted and the whole one: the objective reads
 vectors that end there. Kusupati et al. add the losses at all widths. What is drawn has that sum's
 gradient on average, up to a factor, and costs nothing, where the sum would have the LM read
-everything once for each width. The price is a loss that jumps from line to line.
+everything once per width. The price is a loss that jumps from step to step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 
 class Matryoshka(nn.Module):
-    """An objective that sees its retriever's vectors cut to one of these widths, another with every
-    batch.
+    """An objective on vectors cut to one of these widths, drawn anew per batch.
 
     Args:
         objective: has a ``model`` that gives ``sentence_embedding``, and brings vectors to unit
@@ -29,20 +28,19 @@ class Matryoshka(nn.Module):
     def __init__(self, objective: nn.Module, widths: Sequence[int]) -> None:
         super().__init__()
         self.objective, self.widths = objective, list(widths)
-        objective.model = _Cut(objective.model)  # type: ignore[arg-type]
+        objective.model = Shortened(objective.model)  # type: ignore[arg-type]
 
     def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
         """The objective's loss of this batch at one width."""
         model: Any = self.objective.model
-        model.width = self.widths[
-            int(torch.randint(len(self.widths), ()))
-        ]  # until the next batch: a backward pass may read again
+        # Until the next batch: a backward pass may read again.
+        model.width = self.widths[int(torch.randint(len(self.widths), ()))]
         loss: Tensor = self.objective(features)
         return loss
 
 
-class _Cut(nn.Module):
-    """A retriever of which the first ``width`` numbers are taken."""
+class Shortened(nn.Module):
+    """A retriever whose vectors end after ``width`` numbers."""
 
     width: int
 

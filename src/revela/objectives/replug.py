@@ -74,8 +74,7 @@ class Replug(Objective):
             by_token=self.likelihood == "mean",
             lead=full.index(plain[0]),
             lm_batch=self.lm_batch,
-            group_size=parts.recipe.groups.group_size,
-            retriever_batch=parts.recipe.training.retriever_batch,
+            **parts.batching,
         )
         return loss, ChunkBatches(parts, tokenizer, self.query_side)
 

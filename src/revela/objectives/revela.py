@@ -92,8 +92,7 @@ class InBatch(Objective):
             v_norm=self.v_norm,
             epsilon=self.epsilon,
             kernel=self.kernel,
-            group_size=parts.recipe.groups.group_size,
-            retriever_batch=parts.recipe.training.retriever_batch,
+            **parts.batching,
         )
         return lm, arguments, ChunkBatches(parts, tokenizer, self.query_side)
 
