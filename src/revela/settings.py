@@ -2,9 +2,9 @@
 
 A recipe is merged once, from three layers: a preset (``presets/*.toml``), a recipe file, and what
 is given by hand (flags, or keyword arguments). A setting has one name everywhere: the field, the
-flag (``--chunk-words``) and the key of a recipe file (``[corpus] chunk_words``). Only ``kind``,
-``source`` and ``model`` of the sections groups, queries and lm have the section's name as flag:
-``--groups``, ``--queries``, ``--lm``. An objective's settings stand in its own file.
+flag (``--chunk-words``) and the key of a recipe file (``[corpus] chunk_words``). Only the first
+setting of groups, queries, context and lm has the section's name as flag: ``--groups``,
+``--queries``, ``--context``, ``--lm``. An objective's settings stand in its own file.
 """
 
 from __future__ import annotations
@@ -187,6 +187,26 @@ class Retriever(Section):
 
 
 @dataclass(frozen=True)
+class Context(Section):
+    """Documents of the corpus that the retriever reads before every text (CDE)."""
+
+    slots: int = 0
+    """Read this many documents of the corpus, a vector each, before every text, so that vectors say
+    what is special in this corpus (CDE). 0: none."""
+    context_from: Literal["batch", "neighbours", "corpus", "constant"] = setting("batch", rare=True)
+    """Which ones in training: texts of the batch, the chunks most like it (of --groups cluster),
+    any of its corpus, or constant: learned rows without documents, the control."""
+    context_layers: int = setting(1, rare=True)
+    "Lower layers that read them. 0: the mean of their token embeddings."
+    context_tokens: int = setting(64, least=1, rare=True)
+    "Longest text that is read of each, in tokens."
+    context_dropout: float = share(0.005, rare=True)
+    "Chance of each to be left out, for each text."
+    context_null: float = share(0.1, rare=True)
+    "Chance of a batch to have none of them, so that a retriever without a corpus still works."
+
+
+@dataclass(frozen=True)
 class Fit(Section):
     """The label-free fit of a decoder's pooling to the corpus, before training."""
 
@@ -305,6 +325,7 @@ class Recipe:
     groups: Groups = field(default_factory=Groups)
     queries: Queries = field(default_factory=Queries)
     retriever: Retriever = field(default_factory=Retriever)
+    context: Context = field(default_factory=Context)
     fit: Fit = field(default_factory=Fit)
     lm: LM = field(default_factory=LM)
     objective: Objective = field(default_factory=lambda: objective_class("revela")())
@@ -348,13 +369,19 @@ SECTIONS: dict[str, type[Section]] = {
     "groups": Groups,
     "queries": Queries,
     "retriever": Retriever,
+    "context": Context,
     "fit": Fit,
     "lm": LM,
     "training": Training,
 }
 WRITING = ("query_lm", "query_prompting", "queries_file")
 "Settings of written queries: every objective reads them where --check-questions is given."
-FLAGS = {("groups", "kind"): "groups", ("queries", "source"): "queries", ("lm", "model"): "lm"}
+FLAGS = {
+    ("groups", "kind"): "groups",
+    ("queries", "source"): "queries",
+    ("context", "slots"): "context",
+    ("lm", "model"): "lm",
+}
 
 
 def flag_of(section: str, name: str) -> str:

@@ -7,7 +7,7 @@ import functools
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -80,6 +80,7 @@ def build_groups(
         "sources": [str(source) for source in sources],
         "shares": list(shares),
         "documents": len(documents),
+        "corpora": list(accumulate(len(domain.documents) for domain in domains[:-1])),
         "groups": ["ready" if source in ready else recipe.groups.kind for source in sources],
         "objective": recipe.objective.name,
         "chunk_words": recipe.corpus.chunk_words,

@@ -18,7 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
@@ -42,7 +44,13 @@ from revela.corpus.written_queries import (
 from revela.errors import RevelaError
 from revela.groups.documents import Groups
 from revela.groups.folder import GroupFolder, is_group_folder
-from revela.groups.order import IterativeGroups, order_of_groups, similar_groups, stored_order
+from revela.groups.order import (
+    IterativeGroups,
+    order_of_groups,
+    similar_groups,
+    similar_order,
+    stored_order,
+)
 from revela.groups.ready import holds_groups
 from revela.settings import Recipe
 from revela.types import Chunk, Document, Encoder
@@ -66,7 +74,9 @@ class TrainingSet:
         documents: what the heads' probe and the test for capitals read; a sample if groups are
             stored.
         n_documents: how many the chunks come from.
+        corpora: where corpora that share no group begin, but the first: numbers of documents.
         groups_per_epoch: set by ``groups``.
+        tour: the rows, similar ones next to each other; set by ``groups`` for clusters of a corpus.
     """
 
     def __init__(
@@ -82,9 +92,12 @@ class TrainingSet:
             self.documents: Sequence[Document] = source.documents
             self.held_out: Sequence[Document] = source.held_out
             self.n_documents = int(source.settings["documents"])
+            self.corpora: list[int] = source.settings.get("corpora", [])
         else:
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
+            self.corpora = []
         self.groups_per_epoch = 0
+        self.tour: NDArray[np.int64] | None = None
 
     @classmethod
     def read(
@@ -159,6 +172,9 @@ class TrainingSet:
             build = stored_order(recipe, self.folder)
         elif recipe.groups.kind == "iterative":
             build = order_of_groups(recipe, rows)
+        elif recipe.groups.kind == "cluster":
+            self.tour = similar_order(recipe, rows, lambda: model)
+            build = order_of_groups(recipe, rows, order_N=self.tour)
         else:
             build = similar_groups(recipe, self.documents, rows, lambda: model)
         first = list(build(0))

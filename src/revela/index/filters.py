@@ -39,7 +39,7 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
 
     Example:
         >>> where_sql({"year": {"gte": 2019, "lt": 2021}}, {"year": "int64"})
-        "`year` is not null and `year` >= 2019 and `year` is not null and `year` < 2021"
+        '`year` is not null and `year` >= 2019 and `year` is not null and `year` < 2021'
     """
     sql = where if isinstance(where, str) else _all_of(where, {**OWN_COLUMNS, **columns}, 1)
     return _join("", [sql])

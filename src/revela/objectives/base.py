@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.corpus.arrow_list import ArrowList
-from revela.errors import RevelaError
 from revela.objectives.gradcache import embed
-from revela.objectives.matryoshka import Matryoshka
+from revela.retriever.context import FirstStage
 from revela.settings import Recipe
 from revela.types import Chunk, Document
 
@@ -47,6 +48,12 @@ class Parts:
     bf16: bool
     count: Callable[[int], None] = lambda tokens: None
     "Called with the number of tokens that the retriever reads, per side of a batch."
+    first_stage: FirstStage | None = None
+    "Of a retriever with slots for a context."
+    tour: NDArray[np.int64] | None = None
+    "The rows, similar ones next to each other, where groups are clusters."
+    corpora: Sequence[int] = ()
+    "Where corpora but the first begin: numbers of documents; a row's document counts on."
 
     @property
     def batching(self) -> dict[str, Any]:
@@ -69,22 +76,6 @@ class Parts:
             batch.update({f"{name}_{k}": v for k, v in tensors.items()})
             self.count(int(features["attention_mask"].sum()))
         return batch
-
-
-def build_objective(parts: Parts) -> tuple[nn.Module, Collate]:
-    """The loss of the recipe's objective, and what makes its batches.
-
-    Raises:
-        RevelaError: a model cannot be loaded, or a setting does not suit it.
-    """
-    widths, width = parts.recipe.retriever.matryoshka, parts.model.get_embedding_dimension()
-    if bad := [narrow for narrow in widths if not 0 < narrow < width]:
-        raise RevelaError(
-            f"--matryoshka {bad[0]}: the vectors of this retriever have {width} numbers, "
-            f"give widths from 1 to {width - 1}"
-        )
-    loss, collate = parts.recipe.objective.build(parts)
-    return (Matryoshka(loss, [*widths, width]) if widths else loss), collate
 
 
 class RetrieverLoss(nn.Module):

@@ -93,7 +93,8 @@ def build_retriever(
         raise RevelaError(
             f"{folder} cannot be opened as a model: {str(error).splitlines()[0]}"
         ) from error
-    _keep_lower_layers(transformer.model, layers)
+    if layers:
+        keep_lower_layers(transformer.model, layers)
     tokenizer = transformer.tokenizer
     tokenizer.padding_side = "right"
     tokenizer.chat_template = None
@@ -111,9 +112,10 @@ def build_retriever(
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
 
 
-def _keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
+def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
+    """Cut a transformer to its lower layers, in place; its final norm stays."""
     depth = int(model.config.num_hidden_layers)
-    if not layers or layers >= depth:
+    if layers >= depth:
         return
     for module in model.modules():
         for name, child in module.named_children():

@@ -8,8 +8,9 @@ token's.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ from revela.device import autocast, uses_bf16
 from revela.errors import RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
+from revela.retriever.context import (
+    FirstStage,
+    filled,
+    load_first_stage,
+    read_as_text,
+    slot_ids,
+)
 from revela.settings import Precision
 from revela.silence import silence_libraries
 from revela.types import Vectors
@@ -53,7 +61,8 @@ def load_encoder(
     silence_libraries()
     model = load_retriever(folder)
     bf16 = uses_bf16(precision, model.device)
-    return RetrieverEncoder(model, bf16, max_tokens, name=str(folder))
+    first_stage = load_first_stage(folder)
+    return RetrieverEncoder(model, bf16, max_tokens, name=str(folder), first_stage=first_stage)
 
 
 class RetrieverEncoder:
@@ -64,8 +73,12 @@ class RetrieverEncoder:
     Args:
         model: any Sentence-Transformers model; its own last module brings vectors to length one.
         bf16: run the transformer under bf16 autocast.
-        max_tokens: truncate texts here instead of at the model's own limit.
+        max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
         name: of the model, for messages.
+        first_stage: of a model with slots; makes contexts for it.
+
+    Attributes:
+        slots: how many documents the model reads as its context; 0: none.
     """
 
     def __init__(
@@ -74,9 +87,37 @@ class RetrieverEncoder:
         bf16: bool,
         max_tokens: int | None = None,
         name: str = "the model",
+        first_stage: FirstStage | None = None,
     ) -> None:
         self.model, self.bf16, self.max_tokens, self.name = model, bf16, max_tokens, name
+        self.first_stage, self.slots = first_stage, len(slot_ids(model))
+        self._rows: Callable[[], Tensor] | None = None
         self._lock = threading.Lock()  # encoding changes the model while it lasts
+
+    def with_context(self, rows: Tensor | Callable[[], Tensor]) -> RetrieverEncoder:
+        """The same encoder with another context in its slots; both may be used by turns.
+
+        Args:
+            rows: (J, D), or what gives them whenever texts are encoded.
+        """
+        other = copy.copy(self)  # shares the model, and its lock
+        other._rows = rows if callable(rows) else lambda: rows
+        return other
+
+    def with_context_of(self, texts: Sequence[str]) -> RetrieverEncoder:
+        """The same encoder with the context of these texts; a model without slots stays as it is.
+
+        Raises:
+            RevelaError: the model has slots, but no first stage to fill them.
+        """
+        if not self.slots:
+            return self
+        if self.first_stage is None:
+            raise RevelaError(
+                f"{self.name} has slots for a context, but no first stage (context/): copy the "
+                "whole folder of the retriever"
+            )
+        return self.with_context(self.first_stage.of_texts(texts))
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """Encode texts as queries: (N, D) float32.
@@ -151,6 +192,7 @@ class RetrieverEncoder:
             self._settings(),
             autocast(model.device, self.bf16),
             without_padding(model),
+            filled(model, self._rows()) if self._rows else contextlib.nullcontext(),
         ):
             if not isinstance(model[0], modules.Transformer):  # static embeddings, for one
                 if tokens is not None:
@@ -163,7 +205,8 @@ class RetrieverEncoder:
             width = model.get_embedding_dimension()
             vectors_ND = np.empty((len(texts), width), dtype=np.float32)
             with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
-                for indices, features in token_batches(model, texts, prompt):
+                read = read_as_text(texts) if self.slots else texts
+                for indices, features in token_batches(model, read, prompt):
                     transformer, *rest = model
                     features = transformer(features)
                     if tokens is not None:
@@ -182,7 +225,8 @@ class RetrieverEncoder:
         """While open, the model truncates texts at ``max_tokens`` and has no dropout."""
         model, training, limit = self.model, self.model.training, self.model.max_seq_length
         if self.max_tokens is not None:
-            model.max_seq_length = min(self.max_tokens, limit or self.max_tokens)
+            wanted = self.max_tokens + self.slots
+            model.max_seq_length = min(wanted, limit or wanted)
         model.eval()
         try:
             yield

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from revela.corpus.arrow_list import vectors_on_disk
 from revela.device import autocast
+from revela.retriever.context import slot_ids
 from revela.retriever.encode import (
     passage_prompt_of,
     token_batches,
@@ -62,7 +63,7 @@ def fit_to_corpus(
     """Fit token weights, whitening, lexical half and rotation to texts, and insert them, in place.
 
     Args:
-        model: of three modules: transformer, pooling, normalisation.
+        model: of transformer, pooling and normalisation, and weights of slots if it has some.
         texts: a sample of the corpus's chunks.
         token_weighting: a of a / (a + p); 0: none.
         whitening: power p of C^-p; 0.5 whitens fully, 0.25 halves every log-variance, 0: none.
@@ -70,13 +71,13 @@ def fit_to_corpus(
             dot products; 0: none.
         bf16: run the transformer under bf16 autocast.
     """
-    transformer, pooling, normalize = model
+    transformer, *_, pooling, normalize = model
     tokenizer = transformer.tokenizer
     counts_V = _token_counts(tokenizer, texts)
     weight_V = _token_weights(tokenizer, counts_V, token_weighting)
     weight_V[_prompt_ids(model)] = 0.0
     parts: list[nn.Module] = [transformer, pooling]
-    if token_weighting:
+    if token_weighting or slot_ids(model):
         vocabulary = tokenizer.convert_ids_to_tokens(range(len(counts_V)))
         weights = dict(zip(vocabulary, weight_V.tolist(), strict=True))
         parts.insert(1, modules.WordWeights(vocabulary, weights))

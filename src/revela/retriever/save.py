@@ -13,11 +13,17 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
+from revela.retriever.context import FOLDER as CONTEXT
+from revela.retriever.context import SavedContext, write_rows
 from revela.retriever.lora import merged
 
 
 def save_retriever(
-    model: SentenceTransformer, folder: Path, card: str, matryoshka: Sequence[int] = ()
+    model: SentenceTransformer,
+    folder: Path,
+    card: str,
+    matryoshka: Sequence[int] = (),
+    context: SavedContext | None = None,
 ) -> None:
     """Write the retriever into ``folder``, beside other files; modules.json, which makes it
     loadable, comes last.
@@ -28,6 +34,7 @@ def save_retriever(
         card: text of README.md.
         matryoshka: widths that its vectors were trained to be truncated to; with the full width
             they become "matryoshka_dims" of its configuration.
+        context: of a retriever with slots, which are saved with its rows.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden:
@@ -36,7 +43,11 @@ def save_retriever(
             # training truncates texts shorter than the model may read
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        merged(model).save_pretrained(hidden, create_model_card=False)
+        final = merged(model)
+        if context is not None:
+            write_rows(final, context.rows_JD)
+            context.save(temporary / CONTEXT)
+        final.save_pretrained(hidden, create_model_card=False)
         (temporary / "README.md").write_text(card)
         if matryoshka:
             configuration = temporary / "config_sentence_transformers.json"
@@ -63,6 +74,7 @@ def model_card(
     minutes: float,
     steps: int,
     matryoshka: Sequence[int] = (),
+    slots: int = 0,
 ) -> str:
     """The README.md of a retriever: what it was trained on, by which command, and its label-free
     scores.
@@ -77,6 +89,7 @@ def model_card(
         minutes: that training took.
         steps: of training.
         matryoshka: widths that its vectors were trained to be truncated to.
+        slots: how many documents it reads as its context; 0: none.
     """
     tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
     header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
@@ -104,7 +117,7 @@ passages = model.encode_document(["a passage", "another passage"])
 queries = model.encode_query(["a question"])
 scores = model.similarity(queries, passages)
 ```
-{truncation if matryoshka else ""}
+{truncation if matryoshka else ""}{_on_context(name, slots) if slots else ""}
 Trained on {corpus}, {steps:,} steps in {minutes:.1f} minutes:
 
     {command}
@@ -120,5 +133,27 @@ Settings:
 
 ```
 {settings}
+```
+"""
+
+
+def _on_context(name: str, slots: int) -> str:
+    """How to give a contextual retriever another corpus by stock sentence-transformers."""
+    return f"""
+It reads a context before every text: {slots} documents of a corpus, a vector each. It is saved with
+documents of the corpus it was trained on. `revela index` and `revela eval` give it documents of the
+corpus that is searched; by hand:
+
+```python
+import torch
+from safetensors.torch import load_file
+
+first = SentenceTransformer("{name}/context")
+documents = [...]  # {slots} texts, drawn at random from the corpus that is searched
+vectors = first.encode_document(documents, convert_to_tensor=True).cpu()
+rows = load_file("{name}/context/rows.safetensors")["anchors_JD"] + vectors
+ids = model.tokenizer.convert_tokens_to_ids([f"<|context-{{j}}|>" for j in range({slots})])
+with torch.no_grad():
+    model[0].model.get_input_embeddings().weight[ids] = rows
 ```
 """

@@ -70,6 +70,8 @@ def refuse_another(settings: dict[str, Any], digest: str, out: Path, free: Colle
         raise RevelaError(
             f"{out} was begun on another corpus: give that one, as it was, or another --out"
         )
+    # A setting that the record does not have is newer than the run.
+    begun = {**settings_of(Recipe()), **begun}
     changed = sorted(k for k in settings if k not in free and begun.get(k) != settings[k])
     if changed:
         raise RevelaError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,14 +17,17 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
+from torch import Tensor
 
 from revela.corpus.arrow_list import ArrowList
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
-from revela.objectives.base import Parts, build_objective
+from revela.objectives.assemble import build_objective
+from revela.objectives.base import Parts
 from revela.retriever.build import untrained_retriever
+from revela.retriever.context import SavedContext, add_context, train_first_stage
 from revela.retriever.encode import RetrieverEncoder, without_padding
 from revela.retriever.fit import fit_to_chunks
 from revela.retriever.lora import add_lora
@@ -144,13 +148,30 @@ class Run:
         self.device, self.bf16 = device, uses_bf16(recipe.training.precision, device)
         folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
         self.model = untrained_retriever(recipe, folder, self.data.documents)
+        self._open_context()
         # In training texts are cut at lm_tokens; the saved model reads this many.
         self.max_tokens = self.model.max_seq_length or recipe.retriever.max_tokens
-        self.model.max_seq_length = min(self.max_tokens, recipe.lm.lm_tokens)
+        limit = recipe.lm.lm_tokens + recipe.context.slots
+        self.model.max_seq_length = min(self.max_tokens, limit)
         # A Sentence-Transformers model has layers of its own, and is not fitted.
         self.is_decoder = not (folder / "modules.json").is_file()
-        self.encoder = RetrieverEncoder(self.model, self.bf16)
+        self.encoder = RetrieverEncoder(self.model, self.bf16, first_stage=self.first_stage)
+        if self.first_stage is not None:
+            self.encoder = self.encoder.with_context(self._context)
         self.groups = data.groups(self.model, self.encoder, self._checkpoints)
+
+    def _open_context(self) -> None:
+        """Add slots and a first stage to the retriever, if the recipe asks for a context."""
+        recipe, rows = self.recipe, self.data.rows if self.recipe.context.slots else []
+        draw = random.Random(recipe.training.seed)
+        some = draw.sample(range(len(rows)), min(len(rows), recipe.context.slots))
+        self.context_texts = [rows[i].text for i in some]
+        self.first_stage = add_context(recipe, self.model, next(iter(self.context_texts), "."))
+
+    def _context(self) -> Tensor:
+        """The context of the corpus by the first stage as it is now."""
+        assert self.first_stage is not None
+        return self.first_stage.of_texts(self.context_texts)
 
     def start(self) -> None:
         """Fit the retriever to the corpus, add LoRA, build objective and loop, write run.json."""
@@ -168,6 +189,9 @@ class Run:
             recipe.retriever.lora_alpha,
             recipe.retriever.lora_dropout,
         )
+        if self.first_stage is not None:
+            lora = recipe.retriever.lora_rank, recipe.retriever.lora_alpha
+            train_first_stage(self.first_stage, *lora, recipe.retriever.lora_dropout)
         limits = (
             recipe.training.max_steps,
             recipe.training.max_minutes,
@@ -175,7 +199,18 @@ class Run:
         )
         clock = Clock(*limits, cpu=recipe.training.clock == "cpu")
         objective, collate = build_objective(
-            Parts(recipe, model, data.documents, data.rows, self.device, self.bf16, clock.count)
+            Parts(
+                recipe,
+                model,
+                data.documents,
+                data.rows,
+                self.device,
+                self.bf16,
+                clock.count,
+                self.first_stage,
+                data.tour,
+                data.corpora,
+            )
         )
         out.mkdir(parents=True, exist_ok=True)
         write_record(settings_of(recipe), self._about(), out)
@@ -221,7 +256,11 @@ class Run:
         table = {"BM25": self.bm25, "untrained": self.untrained, "before training": self.before}
         self.model.max_seq_length = self.max_tokens
         card = self._card({**table, label: after} if self.check else {})
-        save_retriever(self.model, out, card, recipe.retriever.matryoshka)
+        context = None
+        if self.first_stage is not None:
+            drawn = f"{len(self.context_texts)} chunks of {self.corpus}"
+            context = SavedContext(self.first_stage, self._context(), {"drawn from": drawn})
+        save_retriever(self.model, out, card, recipe.retriever.matryoshka, context)
         plot(self.metrics, self.bm25, out / "training.png", recipe.objective.loss_is)
         self.accelerator.end_training()
         if not loop.interrupted:
@@ -274,6 +313,7 @@ class Run:
             self.loop.clock.minutes,
             self.loop.step,
             self.recipe.retriever.matryoshka,
+            self.recipe.context.slots,
         )
 
 

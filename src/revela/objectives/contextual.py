@@ -1,0 +1,168 @@
+"""Any objective with a retriever that reads a context (CDE; Morris & Rush, ICLR 2025, section 4.2).
+
+    c   = a + head(M1(y_1)), ..., a + head(M1(y_J))      of the batch; see FirstStage
+    L   = the objective's loss, with M2(c, text) in place of every vector
+
+Both stages learn from the same loss: d L / d c sums over all texts of the batch, queries and
+passages, and goes on to M1. Where ``embed`` computes texts in parts (GradCache), autograd sums over
+the parts before it comes to M1, so the two stages need no cache of their own; the context documents
+are embedded in parts as well.
+
+``--context-from`` says which documents a batch reads: texts of the batch itself (the paper),
+neighbours of the batch in the order of similar chunks, any of its corpus, or none (constant: the
+anchors alone are learned, the control for what more tokens of computation give).
+
+Cost: a text is read with J more tokens, and J documents per batch by the first stage.
+
+Shapes: J slots, N <= J documents, D width of the embedding table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from revela.device import autocast
+from revela.errors import RevelaError
+from revela.objectives.base import Batch, Collate, Parts, Row, Side, row_random
+from revela.objectives.gradcache import embed
+from revela.retriever.context import FirstStage, filled
+
+
+class Conditioned(nn.Module):
+    """A retriever that reads the context which ``Contextual`` puts into it.
+
+    Args:
+        model: with slots.
+        dropout: chance of each slot of a text to be null while it trains.
+    """
+
+    rows_JD: Tensor
+    null_JD: Tensor
+
+    def __init__(self, model: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.dropout = model, dropout
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        # Opened here, where a backward pass that computes the texts again comes by as well.
+        model: Any = self.model
+        with filled(model, self.rows_JD, self.null_JD, self.dropout if self.training else 0.0):
+            out: dict[str, Any] = model(features)
+        return out
+
+
+class Contextual(nn.Module):
+    """An objective whose retriever reads a context per batch.
+
+    Args:
+        objective: called with the sides of a batch; its ``model`` is ``retriever``.
+        retriever: the second stage.
+        first_stage: the first. Unless it is constant, the last side holds its documents.
+        null: chance of a batch to have the context of no documents.
+        retriever_batch: documents per forward pass, as in gradcache.embed.
+        bf16: run the first stage under bf16 autocast.
+    """
+
+    def __init__(
+        self,
+        objective: nn.Module,
+        retriever: Conditioned,
+        first_stage: FirstStage,
+        *,
+        null: float = 0.0,
+        retriever_batch: int = 0,
+        bf16: bool = False,
+    ) -> None:
+        super().__init__()
+        self.objective, self.first_stage = objective, first_stage
+        self.null, self.bf16 = null, bf16
+        self.retriever_batch = retriever_batch
+        self._retriever = [retriever]  # a part of the objective: its parameters count once
+
+    def forward(self, features: Sequence[Side]) -> Tensor:
+        """The objective's loss with the context of this batch."""
+        sides, first, retriever = list(features), self.first_stage, self._retriever[0]
+        if first.constant:
+            rows_JD = first.anchors_JD
+        else:
+            vectors_ND = self._read(sides.pop())
+            rows_JD = first.of_vectors(vectors_ND)
+            if self.training and self.null and torch.rand(()) < self.null:
+                rows_JD = first.null_JD
+        # Until the next batch: a backward pass may read them again.
+        retriever.rows_JD, retriever.null_JD = rows_JD, first.null_JD
+        loss: Tensor = self.objective(sides)
+        return loss
+
+    def _read(self, documents: Side) -> Tensor:
+        with autocast(documents["input_ids"].device, self.bf16):
+            return embed(self.first_stage.model, documents, self.retriever_batch)
+
+
+@dataclass(frozen=True)
+class ContextBatches:
+    """The batches of an objective, with the documents of their context as the last side."""
+
+    parts: Parts
+    collate: Collate
+    first_stage: FirstStage
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        batch = self.collate(rows)
+        texts = [self.parts.rows[i].text for i in self.choose(rows)]
+        features = self.first_stage.preprocess(texts)
+        self.parts.count(int(features["attention_mask"].sum()))
+        return {**batch, **{f"context_{name}": tensor for name, tensor in features.items()}}
+
+    def choose(self, rows: Sequence[Row]) -> list[int]:
+        """The rows of the corpus that are a batch's context, J or as many as there are."""
+        recipe, slots = self.parts.recipe, self.first_stage.slots
+        own = [int(row["row"]) for row in rows]
+        draw = row_random(rows[0], recipe.training.seed)
+        if recipe.context.context_from == "batch":
+            return draw.sample(own, min(slots, len(own)))
+        if recipe.context.context_from == "neighbours":
+            return self._neighbours(own)[:slots]
+        corpus = self._rows_by_corpus[self._corpus_of(int(rows[0]["document"]))]
+        drawn = draw.sample(range(len(corpus)), min(slots + len(own), len(corpus)))
+        others = [row for row in corpus[drawn].tolist() if row not in set(own)]
+        return (others or own)[:slots]
+
+    def _neighbours(self, own: Sequence[int]) -> list[int]:
+        """Rows that are not of the batch, those next to its first row in the tour first."""
+        tour_N, place_N = self._tour
+        size, start, taken = len(tour_N), int(place_N[own[0]]), set(own)
+        wanted = self.first_stage.slots + len(own)
+        steps = (sign * step for step in range(1, min(wanted, size // 2) + 1) for sign in (1, -1))
+        near = [int(tour_N[(start + step) % size]) for step in steps]
+        return [row for row in dict.fromkeys(near) if row not in taken]
+
+    @cached_property
+    def _tour(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        tour_N = self.parts.tour
+        if tour_N is None:
+            raise RevelaError(
+                "--context-from neighbours needs the order of similar chunks: give --groups "
+                "cluster and a corpus, or another --context-from"
+            )
+        place_N = np.empty(len(self.parts.rows), dtype=np.int64)
+        place_N[tour_N] = np.arange(len(tour_N))
+        return tour_N, place_N
+
+    def _corpus_of(self, document: int) -> int:
+        return int(np.searchsorted(self.parts.corpora, document, side="right"))
+
+    @cached_property
+    def _rows_by_corpus(self) -> list[NDArray[np.int64]]:
+        corpus_N = np.searchsorted(
+            self.parts.corpora, self.parts.rows.column("document"), side="right"
+        )
+        return [np.flatnonzero(corpus_N == i) for i in range(len(self.parts.corpora) + 1)]

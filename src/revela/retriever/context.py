@@ -1,0 +1,393 @@
+"""A context: documents of a corpus that a retriever reads, each as one vector, before every text,
+so that a text's vector says what is special in that corpus (CDE; Morris & Rush, ICLR 2025).
+
+    phi(d; D) = M2(c_1, ..., c_J, E(d_1), ..., E(d_T))    eq. 5; eq. 6 for queries
+    c_j       = a_j + head(M1(y_j))                       y_j: documents of the corpus
+
+The second stage M2 is the retriever. It reads c_j through a *slot*: an added token
+``<|context-j|>`` whose row in M2's own embedding table is c_j. The prompts of both roles hold all
+slots, and slots do not count in the pooling. So a retriever with the context of a corpus in its
+slots is a stock Sentence-Transformers folder.
+
+The first stage M1 is a copy of the lower layers, with a mean over tokens and a small head, in the
+folder ``context/`` of the retriever, a stock one as well. What differs from the paper: a_j, learned
+*anchors*, and a head that gives 0 at first, because a decoder whose slots hold vectors of documents
+before it is trained loses most of what it can do; no residual MLP after M2.
+
+Shapes: J slots, D width of the embedding table.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import Tensor, nn
+
+from revela.corpus.chunk import chunk
+from revela.errors import RevelaError
+from revela.retriever.build import keep_lower_layers, load_retriever
+from revela.retriever.lora import add_lora, merged
+from revela.settings import Recipe
+from revela.types import Document
+
+FOLDER, ROWS, ABOUT = "context", "rows.safetensors", "context.json"
+SLOT = "<|context-{}|>"
+STEM = SLOT.partition("{}")[0]
+
+
+def slot_ids(model: SentenceTransformer) -> range:
+    """The ids of a model's slots, in order; empty if it has none."""
+    tokenizer = model.tokenizer
+    added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
+    count = 0
+    while SLOT.format(count) in added:
+        count += 1
+    first = added[SLOT.format(0)] if count else 0
+    return range(first, first + count)
+
+
+def _refuse_slots(model: SentenceTransformer, count: int) -> None:
+    """Refuse a model that cannot read so many slots."""
+    if not isinstance(model[0], modules.Transformer):
+        raise RevelaError(
+            f"--context {count} needs a transformer, and this model reads each token by itself: "
+            "leave it out, or give another --model"
+        )
+    transformer, tokens = model[0].model, model.max_seq_length or 0
+    limit = getattr(transformer.config, "max_position_embeddings", None)
+    if _position_table(transformer) is None and limit and count + tokens > limit:
+        raise RevelaError(
+            f"--context {count}: the model reads {limit:,} tokens, of which --max-tokens {tokens} "
+            f"leaves {max(0, limit - tokens)}: lower one of them"
+        )
+
+
+def add_slots(model: SentenceTransformer, count: int) -> None:
+    """Add slots to a model's vocabulary and prompts, in place; their rows are 0.
+
+    Slots of a model with learned positions (BERT) get none, as in the paper: their order is of no
+    effect, and the text keeps the positions it was trained with. Other models read them as a prefix
+    after the prompt's words, for a decoder turns its first tokens into attention sinks.
+    """
+    from tokenizers import AddedToken
+
+    transformer, tokenizer = model[0].model, model.tokenizer
+    slots = "".join(SLOT.format(j) for j in range(count))
+    positions = _position_table(transformer)
+    names = [AddedToken(SLOT.format(j), special=True, normalized=False) for j in range(count)]
+    tokenizer.add_tokens(names, special_tokens=False)
+    table = transformer.get_input_embeddings()
+    if len(tokenizer) > table.num_embeddings:
+        transformer.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():
+        ids = slot_ids(model)
+        transformer.get_input_embeddings().weight[ids.start : ids.stop] = 0
+    if positions is not None:
+        _insert_positions(transformer, positions, count)
+    roles = {"query", "document", "passage"} | set(model.prompts)
+    for role in sorted(roles):
+        prompt = model.prompts.get(role) or ""
+        words = "" if positions is not None else prompt.rstrip()
+        model.prompts[role] = f"{words}{slots}{prompt[len(words) :]}"
+    model.max_seq_length = (model.max_seq_length or 512) + count
+    _weigh_slots_zero(model)
+
+
+def _position_table(transformer: Any) -> nn.Embedding | None:
+    """The table of learned positions; None if positions are computed in attention."""
+    table = getattr(getattr(transformer, "embeddings", None), "position_embeddings", None)
+    return table if isinstance(table, nn.Embedding) else None
+
+
+def _insert_positions(transformer: Any, table: nn.Embedding, count: int) -> None:
+    """Rows of 0 after the first position, so that what follows the slots keeps its positions."""
+    first = 1 if table.padding_idx is None else table.padding_idx + 2
+    old = table.weight.data
+    rows = torch.cat([old[:first], old.new_zeros(count, old.shape[1]), old[first:]])
+    longer = nn.Embedding(len(rows), rows.shape[1], table.padding_idx, _weight=rows)
+    embeddings = transformer.embeddings
+    embeddings.position_embeddings = longer
+    transformer.config.max_position_embeddings = len(rows)
+    for name, fill in (("position_ids", torch.arange), ("token_type_ids", torch.zeros)):
+        if isinstance(getattr(embeddings, name, None), Tensor):
+            values = fill(len(rows), dtype=torch.long, device=rows.device)[None]
+            embeddings.register_buffer(name, values, persistent=False)
+
+
+def _weigh_slots_zero(model: SentenceTransformer) -> None:
+    """Leave slots out of a mean over tokens; fit.py does it for the retrievers that it fits."""
+    parts = list(model)
+    ids = slot_ids(model)
+    weights = next((part for part in parts if isinstance(part, modules.WordWeights)), None)
+    vocabulary = model.tokenizer.convert_ids_to_tokens(range(len(model.tokenizer)))
+    known = {} if weights is None else weights.word_weights
+    weighed = {word: known.get(word, 1.0) for word in vocabulary}
+    weighed |= {SLOT.format(j): 0.0 for j in range(len(ids))}
+    new = modules.WordWeights(vocabulary, weighed).to(model.device)
+    place = parts.index(weights) if weights is not None else 1
+    parts[place : place + (weights is not None)] = [new]
+    model._modules.clear()
+    for i, part in enumerate(parts):
+        model.add_module(str(i), part)
+
+
+def write_rows(model: SentenceTransformer, rows_JD: Tensor) -> None:
+    """Put a context into a model's slots for good.
+
+    Raises:
+        RevelaError: it has another shape than the slots, or is not finite.
+    """
+    table, ids = model[0].model.get_input_embeddings().weight, slot_ids(model)
+    if rows_JD.shape != (len(ids), table.shape[1]) or not rows_JD.isfinite().all():
+        raise RevelaError(
+            f"a context of shape {tuple(rows_JD.shape)} does not fit {len(ids)} slots of "
+            f"{table.shape[1]} numbers, or is not finite: draw it again with this model"
+        )
+    with torch.no_grad():
+        table[ids.start : ids.stop] = rows_JD.to(table)
+
+
+@contextmanager
+def filled(
+    model: SentenceTransformer,
+    rows_JD: Tensor,
+    null_JD: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Iterator[None]:
+    """While open, a model's slots hold these rows, which may need a gradient.
+
+    Args:
+        model: with J slots.
+        rows_JD: the context.
+        null_JD: what a slot holds instead with probability ``dropout``, drawn per text and slot.
+        dropout: see there.
+    """
+    ids, table = slot_ids(model), model[0].model.get_input_embeddings()
+
+    def fill(_module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        place = inputs[0] - ids.start
+        is_slot = (place >= 0) & (place < len(ids))
+        place = place.clamp(0, len(ids) - 1)
+        rows = rows_JD[place]
+        if null_JD is not None and dropout:
+            is_null = torch.rand(place.shape, device=place.device) < dropout
+            rows = torch.where(is_null[..., None], null_JD[place], rows)
+        rows = (rows * getattr(table, "embed_scale", 1.0)).to(out.dtype)
+        return torch.where(is_slot[..., None], rows, out)
+
+    handle = table.register_forward_hook(fill)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class FirstStage(nn.Module):
+    """What fills the slots of a retriever.
+
+    Args:
+        model: head(M1(y)) as ``sentence_embedding``.
+        anchors_AD: a row per slot, or one that all share.
+        slots: J.
+        constant: the context is the anchors, whatever the documents.
+
+    Attributes:
+        null_D: added to the anchor of a slot without a document, in place of its vector.
+    """
+
+    def __init__(
+        self, model: SentenceTransformer, anchors_AD: Tensor, slots: int, constant: bool = False
+    ) -> None:
+        super().__init__()
+        self.model, self.slots, self.constant = model, slots, constant
+        self.anchors_AD = nn.Parameter(anchors_AD.clone())
+        self.null_D = nn.Parameter(torch.zeros_like(anchors_AD[0]))
+
+    @property
+    def anchors_JD(self) -> Tensor:
+        """The anchor of each slot."""
+        return self.anchors_AD.expand(self.slots, -1)
+
+    @property
+    def null_JD(self) -> Tensor:
+        """The context of no documents."""
+        return self.anchors_JD + self.null_D
+
+    def of_vectors(self, vectors_ND: Tensor) -> Tensor:
+        """The context (J, D) of documents' vectors by ``model``, N <= J; other slots are null."""
+        rest = self.null_D.expand(self.slots - len(vectors_ND), -1)
+        return self.anchors_JD + torch.cat([vectors_ND.to(rest.dtype), rest])
+
+    @torch.no_grad()
+    def of_texts(self, texts: Sequence[str]) -> Tensor:
+        """The context (J, D) of the first J of these texts; of fewer, the other slots are null."""
+        if self.constant:
+            return self.anchors_JD.detach()
+        training = self.model.training
+        self.model.eval()
+        some = [text if text.strip() else "." for text in texts[: self.slots]]
+        found = self.anchors_JD.new_zeros(0, self.anchors_AD.shape[1])
+        if some:
+            features = self.preprocess(some)
+            found = self.model({k: v.to(self.model.device) for k, v in features.items()})[
+                "sentence_embedding"
+            ]
+        self.model.train(training)
+        return self.of_vectors(found.float())
+
+    def preprocess(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Texts as ``model`` reads them, with the prompt of passages."""
+        features = self.model.preprocess(list(texts), prompt=self.model.prompts["document"] or None)
+        return {k: v for k, v in features.items() if isinstance(v, Tensor)}
+
+
+@dataclass(frozen=True)
+class SavedContext:
+    """What is saved beside a retriever with slots: its first stage, and a context by it.
+
+    Args:
+        first_stage: of the retriever.
+        rows_JD: the context that the retriever is saved with.
+        about: what it was drawn from, for context.json.
+    """
+
+    first_stage: FirstStage
+    rows_JD: Tensor
+    about: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Write the first stage, a stock folder, with the rows and context.json."""
+        first = self.first_stage
+        merged(first.model).save_pretrained(str(folder), create_model_card=False)
+        tensors = {"rows_JD": self.rows_JD, "anchors_JD": first.anchors_JD, "null_D": first.null_D}
+        plain = {k: v.detach().float().cpu().clone().contiguous() for k, v in tensors.items()}
+        save_file(plain, folder / ROWS)
+        known = {"format": 1, "slots": first.slots, "constant": first.constant}
+        (folder / ABOUT).write_text(json.dumps({**known, **self.about}, indent=1))
+
+
+def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> FirstStage | None:
+    """Give a retriever the slots that the recipe asks for, in place, and build its first stage;
+    None without ``--context``. The slots hold the anchors.
+
+    Args:
+        recipe: its section ``context``.
+        model: the retriever, not fitted or trained yet.
+        example: a text of the corpus; its first tokens' embeddings are the first anchors of a
+            decoder, and of constant contexts. Otherwise slots have one anchor, which starts at 0.
+
+    Raises:
+        RevelaError: the model has a context already, or cannot have one.
+    """
+    settings = recipe.context
+    if slot_ids(model):
+        raise RevelaError(
+            f"{recipe.retriever.model} reads a context already: train the model that it was made of"
+        )
+    if not settings.slots:
+        return None
+    _refuse_slots(model, settings.slots)
+    constant = settings.context_from == "constant"
+    table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
+    anchors_AD = torch.zeros(1, table_VD.shape[1])
+    if constant or _position_table(model[0].model) is None:
+        ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
+        anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
+    reader = _documents_reader(model, settings.context_layers, settings.context_tokens)
+    first = FirstStage(reader, anchors_AD, settings.slots, constant).to(model.device)
+    add_slots(model, settings.slots)
+    write_rows(model, first.null_JD)
+    return first
+
+
+def _documents_reader(model: SentenceTransformer, layers: int, tokens: int) -> SentenceTransformer:
+    """head(M1(y)): a copy of a retriever's lower layers, a mean, and a head that gives 0."""
+    transformer = copy.deepcopy(model[0])
+    keep_lower_layers(transformer.model, layers)
+    width = transformer.get_embedding_dimension()
+    zeros, identity = torch.zeros(width, width), nn.Identity()
+    parts = [
+        transformer,
+        modules.Pooling(width, pooling_mode="mean"),
+        modules.LayerNorm(width),
+        modules.Dense(width, width, activation_function=nn.GELU()),
+        modules.Dense(
+            width, width, activation_function=identity, init_weight=zeros, init_bias=zeros[0]
+        ),
+    ]
+    passages = model.prompts.get("document") or model.prompts.get("passage") or ""
+    prompts = {"query": "", "document": passages}
+    reader = SentenceTransformer(modules=parts, prompts=prompts, device=str(model.device))
+    reader.max_seq_length = tokens
+    return reader
+
+
+def train_first_stage(first: FirstStage, rank: int, alpha: int, dropout: float) -> None:
+    """Freeze all but LoRA of its transformer, its head, anchors and null row, in place."""
+    layers = int(first.model[0].model.config.num_hidden_layers)
+    if layers:
+        add_lora(first.model, rank, alpha, dropout)
+    else:
+        first.model.requires_grad_(False)
+    for part in list(first.model)[2:]:
+        part.requires_grad_(True)
+
+
+def load_first_stage(folder: Path) -> FirstStage | None:
+    """The first stage of a saved retriever; None if it has none.
+
+    Raises:
+        RevelaError: it cannot be opened.
+    """
+    own = folder / FOLDER
+    if not (own / ABOUT).is_file():
+        return None
+    first = load_retriever(own)
+    try:
+        about, tensors = json.loads((own / ABOUT).read_text()), load_file(own / ROWS)
+        stage = FirstStage(first, tensors["anchors_JD"], int(about["slots"]), about["constant"])
+        stage.null_D.data.copy_(tensors["null_D"])
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise RevelaError(f"{own} is damaged ({reason}): train the retriever again") from error
+    return stage.to(first.device).requires_grad_(False).eval()
+
+
+def draw_documents(
+    documents: Sequence[Document], count: int, seed: int = 0, words: int = 0
+) -> list[str]:
+    """Texts for a context, drawn uniformly from documents: one of each while there are enough.
+
+    Args:
+        documents: of a corpus.
+        count: as many as there are slots; fewer are returned only if there are no more.
+        seed: of the draw.
+        words: most words of a text: a random chunk of its document; 0: the whole document.
+    """
+    rng = random.Random(seed)
+    order = rng.sample(range(len(documents)), min(count, len(documents)))
+    pieces = []
+    for i in order:
+        document = documents[i]
+        found = [c.text for c in chunk(document, 0, words)] if words else [document.full_text]
+        pieces.append(rng.sample(found, len(found)))
+    # The first of each document, then the second of each, and so on.
+    longest = max(map(len, pieces), default=0)
+    texts = [own[depth] for depth in range(longest) for own in pieces if depth < len(own)]
+    return texts[:count]
+
+
+def read_as_text(texts: Sequence[str]) -> list[str]:
+    """The texts, with whatever looks like a slot in them taken apart."""
+    return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]
