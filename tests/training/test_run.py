@@ -20,6 +20,7 @@ from revela.errors import RevelaError
 from revela.groups.training_set import TrainingSet
 from revela.objectives.base import ChunkBatches
 from revela.retriever.build import load_retriever
+from revela.retriever.encode import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import Recipe, objective_class, presets
 from revela.training.progress import Progress
@@ -108,6 +109,15 @@ def ctrl_c_after(steps, presses=1):
             "groups_per_batch": 2,
         },
         {**presets()["gains"], "groups_per_step": 2, "groups_per_batch": 2},
+        {
+            **presets()["cde"],
+            "queries": "telling-sentence",
+            "chunk_words": 30,
+            "group_size": 8,
+            "context": 3,
+            "context_null": 0.5,
+            "context_dropout": 0.2,
+        },
     ],
 )
 def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
@@ -123,8 +133,11 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
         losses(tmp_path / "broken") == losses(tmp_path / "whole")
         and len(losses(tmp_path / "whole")) == 6
     )
-    for file in ("model.safetensors",):
-        whole, broken = load_file(tmp_path / "whole" / file), load_file(tmp_path / "broken" / file)
+    saved = [file for file in (tmp_path / "whole").rglob("*.safetensors")]
+    assert len(saved) >= (7 if recipe.context.slots else 1)
+    for file in saved:
+        other = tmp_path / "broken" / file.relative_to(tmp_path / "whole")
+        whole, broken = load_file(file), load_file(other)
         assert all(torch.equal(whole[k], broken[k]) for k in whole)
 
 
@@ -734,3 +747,26 @@ def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path, name):
     )
     assert "cut to their first numbers (`truncate_dim`): 4, 16." in (out / "README.md").read_text()
     assert len(losses(out)) == 4
+
+
+def test_a_contextual_retriever_uses_its_context(recipe, documents, tmp_path):
+    """After some steps two corpora give a text two vectors; learned constants give one."""
+    words = [[f"{topic}{i} {topic}{i + 1}." for i in range(6)] for topic in ("ocean", "violin")]
+    moved = {}
+    for source in ("batch", "constant"):
+        settings = presets()["cde"] | {"queries": "telling-sentence", "chunk_words": 30}
+        changes = {"group_size": 8, "context": 4, "context_from": source, "lexical": 0.0}
+        changed = recipe.but(**settings | changes, learning_rate=3e-3, max_steps=20)
+        train(changed, documents, tmp_path / source)
+        encoder = load_encoder(tmp_path / source, "fp32")
+        one, other = (encoder.with_context_of(some).encode_passages(["market1"]) for some in words)
+        moved[source] = 1 - float(one[0] @ other[0])
+        card = (tmp_path / source / "README.md").read_text()
+        assert "4 documents of a corpus" in card
+    assert moved["batch"] > 1e-4 and moved["constant"] < 1e-6
+
+
+def test_neighbours_need_groups_of_similar_chunks(recipe, documents, tmp_path):
+    with pytest.raises(RevelaError, match="--context-from neighbours needs groups of similar"):
+        train(recipe.but(context=3, context_from="neighbours"), documents, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

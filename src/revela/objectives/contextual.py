@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.device import autocast
-from revela.errors import RevelaError
 from revela.objectives.base import Batch, Collate, Parts, Row, Side, row_random
 from revela.objectives.gradcache import embed
 from revela.retriever.context import FirstStage, filled
@@ -137,7 +136,7 @@ class ContextBatches:
         return (others or own)[:slots]
 
     def _neighbours(self, own: Sequence[int]) -> list[int]:
-        """Rows that are not of the batch, those next to its first row in the tour first."""
+        """Rows that are not of the batch, the most similar to its first row first."""
         tour_N, place_N = self._tour
         size, start, taken = len(tour_N), int(place_N[own[0]]), set(own)
         wanted = self.first_stage.slots + len(own)
@@ -148,11 +147,7 @@ class ContextBatches:
     @cached_property
     def _tour(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         tour_N = self.parts.tour
-        if tour_N is None:
-            raise RevelaError(
-                "--context-from neighbours needs the order of similar chunks: give --groups "
-                "cluster and a corpus, or another --context-from"
-            )
+        assert tour_N is not None
         place_N = np.empty(len(self.parts.rows), dtype=np.int64)
         place_N[tour_N] = np.arange(len(tour_N))
         return tour_N, place_N

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
@@ -316,15 +317,15 @@ def _documents_reader(model: SentenceTransformer, layers: int, tokens: int) -> S
     transformer = copy.deepcopy(model[0])
     keep_lower_layers(transformer.model, layers)
     width = transformer.get_embedding_dimension()
-    zeros, identity = torch.zeros(width, width), nn.Identity()
+    last = modules.Dense(width, width, activation_function=nn.Identity())
+    nn.init.zeros_(last.linear.weight)
+    nn.init.zeros_(last.linear.bias)
     parts = [
         transformer,
         modules.Pooling(width, pooling_mode="mean"),
         modules.LayerNorm(width),
         modules.Dense(width, width, activation_function=nn.GELU()),
-        modules.Dense(
-            width, width, activation_function=identity, init_weight=zeros, init_bias=zeros[0]
-        ),
+        last,
     ]
     passages = model.prompts.get("document") or model.prompts.get("passage") or ""
     prompts = {"query": "", "document": passages}
@@ -358,7 +359,7 @@ def load_first_stage(folder: Path) -> FirstStage | None:
         about, tensors = json.loads((own / ABOUT).read_text()), load_file(own / ROWS)
         stage = FirstStage(first, tensors["anchors_JD"], int(about["slots"]), about["constant"])
         stage.null_D.data.copy_(tensors["null_D"])
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise RevelaError(f"{own} is damaged ({reason}): train the retriever again") from error
     return stage.to(first.device).requires_grad_(False).eval()

@@ -159,6 +159,12 @@ class Run:
         if self.first_stage is not None:
             self.encoder = self.encoder.with_context(self._context)
         self.groups = data.groups(self.model, self.encoder, self._checkpoints)
+        neighbours = recipe.context.context_from == "neighbours" and recipe.context.slots
+        if neighbours and data.tour is None:
+            raise RevelaError(
+                "--context-from neighbours needs groups of similar chunks, made of a corpus: give "
+                "--groups cluster, or another --context-from"
+            )
 
     def _open_context(self) -> None:
         """Add slots and a first stage to the retriever, if the recipe asks for a context."""

@@ -1,0 +1,317 @@
+"""Slots and the first stage: equation 5 by hand, what a saved folder gives in stock
+sentence-transformers, order, null contexts, and who is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from small import build
+
+from conftest import make_rows
+from revela.errors import RevelaError
+from revela.retriever.context import (
+    SavedContext,
+    add_context,
+    draw_documents,
+    load_first_stage,
+    slot_ids,
+    write_rows,
+)
+from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.retriever.save import save_retriever
+from revela.settings import Recipe
+from revela.types import Document
+
+TEXTS = [row["text"] for row in make_rows(9, sentences=2)]
+SLOTS = 5
+
+
+@pytest.fixture(scope="session")
+def tiny_bert_folder(tmp_path_factory, tiny_tokenizer):
+    """A Sentence-Transformers folder of a random BERT, with [CLS] and [SEP] around every text."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+        num_attention_heads=4, max_position_embeddings=64, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    transformer = modules.Transformer(str(folder / "bert"), max_seq_length=40)
+    parts = [transformer, modules.Pooling(32, pooling_mode="mean"), modules.Normalize()]
+    SentenceTransformer(modules=parts).save_pretrained(str(folder / "st"))
+    return folder / "st"
+
+
+@pytest.fixture(params=["bert", "llama"])
+def plain(request, tiny_bert_folder, tiny_lm_folder):
+    """A retriever without slots, in eval mode."""
+    if request.param == "bert":
+        model = SentenceTransformer(str(tiny_bert_folder))
+    else:
+        model = build(tiny_lm_folder)
+    return model.eval()
+
+
+def contextual(plain, **changes):
+    """A copy with slots, and a first stage whose head and null row are not 0."""
+    model = copy.deepcopy(plain)
+    recipe = Recipe.of(context=SLOTS, context_tokens=24, **changes)
+    first = add_context(recipe, model, TEXTS[0])
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(5)
+        for tensor in (first.model[4].linear.weight, first.null_D):
+            tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+    return model, first.eval()
+
+
+def by_hand(model, role, text, rows_JD):
+    """Equation 5 for one text: the rows stand where the slots are, and do not count in the mean."""
+    read = model.tokenizer(model.prompts[role] + text, return_tensors="pt")
+    ids_T = read["input_ids"][0, : model.max_seq_length]
+    transformer, ids = model[0].model, slot_ids(model)
+    inputs_TD = transformer.get_input_embeddings().weight[ids_T].clone()
+    places = [ids_T.tolist().index(i) for i in ids]
+    for place, row_D in zip(places, rows_JD, strict=True):
+        inputs_TD[place] = row_D
+    states_TD = transformer(inputs_embeds=inputs_TD[None]).last_hidden_state[0]
+    kept = [t for t in range(len(ids_T)) if t not in places]
+    return torch.nn.functional.normalize(states_TD[kept].mean(dim=0), dim=0)
+
+
+def test_a_vector_is_equation_5(plain):
+    model, first = contextual(plain)
+    rows_JD = first.of_texts(TEXTS[4:])
+    encoder = RetrieverEncoder(model, bf16=False, first_stage=first).with_context_of(TEXTS[4:])
+    for role, encode in (
+        ("query", encoder.encode_queries),
+        ("document", encoder.encode_passages),
+    ):
+        found = torch.from_numpy(encode(TEXTS[:4]))
+        expected = torch.stack([by_hand(model, role, text, rows_JD) for text in TEXTS[:4]])
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_a_context_is_its_anchors_and_what_the_first_stage_reads(plain):
+    """c_j = a_j + Dense(GELU(Dense(LayerNorm(mean of M1's states)))), text by text."""
+    _, first = contextual(plain)
+    reader = first.model
+    for row_D, anchor_D, text in zip(
+        first.of_texts(TEXTS), first.anchors_JD, TEXTS[:SLOTS], strict=True
+    ):
+        read = reader.tokenizer(
+            reader.prompts["document"] + text, truncation=True, max_length=24, return_tensors="pt"
+        )
+        states_TD = reader[0].model(input_ids=read["input_ids"]).last_hidden_state[0]
+        x = reader[2].norm(states_TD.mean(dim=0))
+        x = reader[4].linear(torch.nn.functional.gelu(reader[3].linear(x)))
+        torch.testing.assert_close(row_D, (anchor_D + x).detach(), atol=1e-6, rtol=0)
+    few = first.of_texts(TEXTS[:2])
+    torch.testing.assert_close(few[2:], first.null_JD[2:].detach())
+    torch.testing.assert_close(first.of_texts([]), first.null_JD.detach())
+
+
+def test_slots_that_are_masked_change_nothing(plain):
+    """The text keeps its positions: learned ones because the slots have none, RoPE's because they
+    are relative (words of a prompt stand before the slots, and would move away from the text)."""
+    plain = copy.deepcopy(plain)
+    plain.prompts = dict.fromkeys(plain.prompts, "")
+    model, _ = contextual(plain)
+    text = TEXTS[0]
+    before = plain.preprocess([text], prompt=plain.prompts.get("query") or None)
+    after = model.preprocess([text], prompt=model.prompts["query"])
+    is_slot = after["input_ids"] >= slot_ids(model).start
+    assert int(is_slot.sum()) == SLOTS
+    assert after["input_ids"][~is_slot].tolist() == before["input_ids"][0].tolist()
+    states = model[0].model(after["input_ids"], attention_mask=(~is_slot).long()).last_hidden_state
+    expected = plain[0].model(before["input_ids"]).last_hidden_state
+    torch.testing.assert_close(states[~is_slot], expected[0], atol=1e-5, rtol=0)
+
+
+def test_the_order_of_documents(plain):
+    """Of no effect on a BERT, whose slots have no positions. On a decoder it has one, as documents
+    are a prefix: that is meant so."""
+    model, first = contextual(plain)
+    encoder = RetrieverEncoder(model, bf16=False)
+    rows_JD = first.of_texts(TEXTS) * 3
+    one, other = (
+        encoder.with_context(rows).encode_passages(TEXTS) for rows in (rows_JD, rows_JD.flip(0))
+    )
+    difference = np.abs(one - other).max()
+    assert difference < 1e-6 if len(first.anchors_AD) == 1 else difference > 1e-5
+
+
+def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_path):
+    """And so is the recipe of its card for another corpus; in a process that has no revela."""
+    model, first = contextual(plain)
+    rows_JD = first.of_texts(TEXTS[4:])
+    context = SavedContext(first, rows_JD, {"drawn from": "a test"})
+    save_retriever(model, tmp_path / "saved", "", context=context)
+    encoder = RetrieverEncoder(model, bf16=False, first_stage=first)
+    script = f"""
+import sys
+sys.modules["revela"] = None
+import numpy as np, torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+model, first = SentenceTransformer("saved"), SentenceTransformer("saved/context")
+texts = {TEXTS!r}
+saved = model.encode_document(texts), model.encode_query(texts)
+vectors = first.encode_document(texts[:{SLOTS}], convert_to_tensor=True).cpu()
+rows = load_file("saved/context/rows.safetensors")["anchors_JD"] + vectors
+ids = model.tokenizer.convert_tokens_to_ids([f"<|context-{{j}}|>" for j in range({SLOTS})])
+with torch.no_grad():
+    model[0].model.get_input_embeddings().weight[ids] = rows
+np.savez("found.npz", passages=saved[0], queries=saved[1], other=model.encode_document(texts))
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    found = np.load(tmp_path / "found.npz")
+    own, other = encoder.with_context(rows_JD), encoder.with_context_of(TEXTS)
+    for name, expected in (
+        ("passages", own.encode_passages(TEXTS)),
+        ("queries", own.encode_queries(TEXTS)),
+        ("other", other.encode_passages(TEXTS)),
+    ):
+        np.testing.assert_allclose(found[name], expected, atol=2e-7)
+    assert np.abs(found["passages"] - found["other"]).max() > 1e-4
+    again = load_encoder(tmp_path / "saved", "fp32")
+    np.testing.assert_array_equal(
+        again.with_context_of(TEXTS).encode_passages(TEXTS), other.encode_passages(TEXTS)
+    )
+    (tmp_path / "saved" / "context" / "rows.safetensors").write_bytes(b"")
+    with pytest.raises(RevelaError, match="context is damaged"):
+        load_first_stage(tmp_path / "saved")
+
+
+def test_an_encoder_with_another_context_leaves_the_first_alone(plain):
+    model, first = contextual(plain)
+    encoder = RetrieverEncoder(model, bf16=False, first_stage=first)
+    before = encoder.encode_passages(TEXTS)
+    other = encoder.with_context_of(TEXTS)
+    assert np.abs(other.encode_passages(TEXTS) - before).max() > 1e-4
+    np.testing.assert_array_equal(encoder.encode_passages(TEXTS), before)
+    without = RetrieverEncoder(plain, bf16=False)
+    assert without.slots == 0 and without.with_context_of(TEXTS) is without
+    with pytest.raises(RevelaError, match="no first stage"):
+        RetrieverEncoder(model, bf16=False).with_context_of(TEXTS)
+
+
+def test_what_looks_like_a_slot_in_a_text_is_read_as_text(plain):
+    model, first = contextual(plain)
+    encoder = RetrieverEncoder(model, bf16=False).with_context(first.of_texts(TEXTS))
+    spelled, slotted, none = encoder.encode_passages(
+        ["engine <| context-3|>", "engine <|context-3|>", "engine"]
+    )
+    np.testing.assert_array_equal(spelled, slotted)
+    assert np.abs(slotted - none).max() > 1e-4
+
+
+@settings(max_examples=25)
+@given(
+    slots=st.integers(1, 9),
+    texts=st.lists(st.text(max_size=60), min_size=1, max_size=6),
+    documents=st.lists(st.text(max_size=40), max_size=12),
+)
+def test_vectors_of_any_text_in_any_context(tiny_bert_folder, slots, texts, documents):
+    """Finite, of length one, and independent of what else is in the batch."""
+    model = SentenceTransformer(str(tiny_bert_folder))
+    first = add_context(Recipe.of(context=slots), model, ".")
+    torch.nn.init.normal_(first.model[4].linear.weight)
+    encoder = RetrieverEncoder(model, bf16=False, first_stage=first).with_context_of(documents)
+    together = encoder.encode_passages(texts)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+    alone = np.concatenate([encoder.encode_passages([text]) for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_packed_texts_read_the_same_context(plain, monkeypatch):
+    import contextlib
+
+    model, first = contextual(plain)
+    encoder = RetrieverEncoder(model, bf16=False).with_context(first.of_texts(TEXTS))
+    packed = encoder.encode_passages(TEXTS)
+    assert model[0].model.__dict__["_packs"]
+    monkeypatch.setattr(
+        "revela.retriever.encode.without_padding", lambda model: contextlib.nullcontext()
+    )
+    np.testing.assert_allclose(packed, encoder.encode_passages(TEXTS), atol=1e-6)
+
+
+def test_the_longest_text_is_as_long_as_without_slots(plain):
+    model, _ = contextual(plain)
+    assert model.max_seq_length == plain.max_seq_length + SLOTS
+    long = " ".join(TEXTS) * 4
+    words = plain.preprocess([long], prompt=plain.prompts.get("document") or None)["input_ids"]
+    ids = model.preprocess([long], prompt=model.prompts["document"])["input_ids"]
+    assert ids.shape[1] == words.shape[1] + SLOTS
+    assert ids[ids < slot_ids(model).start].tolist() == words[0].tolist()
+
+
+def test_anchors(plain):
+    """Constant contexts and decoders begin with a text's own tokens, a BERT with nothing."""
+    model, first = contextual(plain, context_from="constant")
+    ids = plain.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"][:SLOTS]
+    table = plain[0].model.get_input_embeddings().weight.detach()
+    torch.testing.assert_close(first.anchors_JD.detach(), table[ids])
+    torch.testing.assert_close(first.of_texts(TEXTS), first.anchors_JD.detach())
+    _, learned = contextual(plain)
+    is_bert = hasattr(plain[0].model, "embeddings")
+    assert learned.anchors_AD.shape[0] == (1 if is_bert else SLOTS)
+    write_rows(model, first.of_texts([]))
+    with pytest.raises(RevelaError, match=r"shape \(2, 32\) does not fit 5 slots"):
+        write_rows(model, torch.zeros(2, 32))
+    with pytest.raises(RevelaError, match="not finite"):
+        write_rows(model, torch.full((SLOTS, 32), torch.nan))
+
+
+def test_layers_of_the_first_stage(plain):
+    for layers, kept in ((0, 0), (1, 1), (9, plain[0].model.config.num_hidden_layers)):
+        model = copy.deepcopy(plain)
+        first = add_context(Recipe.of(context=2, context_layers=layers), model, TEXTS[0])
+        assert first.model[0].model.config.num_hidden_layers == kept
+        assert first.of_texts(TEXTS).isfinite().all()
+
+
+def test_who_is_refused(plain, tiny_lm_folder):
+    model, _ = contextual(plain)
+    with pytest.raises(RevelaError, match="reads a context already"):
+        add_context(Recipe.of(context=2), model, "a")
+    with pytest.raises(RevelaError, match="reads a context already"):
+        add_context(Recipe.of(), model, "a")
+    assert add_context(Recipe.of(), copy.deepcopy(plain), "a") is None
+    with pytest.raises(RevelaError, match="of which --max-tokens 2040 leaves 8"):
+        add_context(Recipe.of(context=9), build(tiny_lm_folder, max_tokens=2040), "a")
+    static = SentenceTransformer(
+        modules=[modules.StaticEmbedding(plain.tokenizer, embedding_dim=8)]
+    )
+    with pytest.raises(RevelaError, match="needs a transformer"):
+        add_context(Recipe.of(context=2), static, "a")
+
+
+def test_documents_are_drawn_one_of_each_while_there_are_enough():
+    documents = [Document(str(i), f"First {i}. Second {i}. Third {i}.") for i in range(6)]
+    drawn = draw_documents(documents, 4, seed=1, words=2)
+    assert len({text.split()[1] for text in drawn}) == 4
+    assert drawn == draw_documents(documents, 4, seed=1, words=2)
+    assert drawn != draw_documents(documents, 4, seed=2, words=2)
+    assert len(draw_documents(documents, 99, words=2)) == 18
+    assert sorted(draw_documents(documents, 6)) == [d.text for d in documents]
+    assert draw_documents([], 3) == []
