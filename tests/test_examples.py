@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from examples import adapt_an_embedder, own_objective, train_on_a_folder
+from examples import (
+    adapt_an_embedder,
+    contextual_retriever,
+    own_objective,
+    train_on_a_folder,
+)
 from revela import Retriever
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -55,3 +60,14 @@ def test_own_objective(corpus_file, tiny_lm_folder, tmp_path):
     objective = own_objective.Neighbours(tau=0.05)
     retriever = Retriever.train(corpus_file, tmp_path / "out", objective=objective, **settings)
     assert retriever.encode_queries(["ocean01"]).shape[0] == 1
+
+
+def test_contextual_retriever(corpus_file, saved_retriever, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text(corpus_file.read_text().replace("ocean", "anchor"))
+    settings = {**TINY, "context": 4, "queries": "telling-sentence", "keep": "last"}
+    del settings["gate_heads"]
+    one, two = contextual_retriever.main(
+        [corpus_file, other], tmp_path / "out", "ocean01", saved_retriever, **settings
+    )
+    assert one @ one == pytest.approx(1, abs=1e-5) and 0 < abs(one - two).max() < 0.5

@@ -112,6 +112,14 @@ def build_retriever(
     return SentenceTransformer(modules=parts, prompts=prompts, similarity_fn_name="cosine")
 
 
+def set_parts(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:
+    """Make a model of these modules, in place, on the device it is on."""
+    device = model.device  # an empty model has none
+    model._modules.clear()
+    for i, part in enumerate(parts):
+        model.add_module(str(i), part.to(device))
+
+
 def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
     """Cut a transformer to its lower layers, in place; its final norm stays."""
     depth = int(model.config.num_hidden_layers)

@@ -37,13 +37,14 @@ from torch import Tensor, nn
 
 from revela.corpus.chunk import chunk
 from revela.errors import RevelaError
-from revela.retriever.build import keep_lower_layers, load_retriever
+from revela.retriever.build import keep_lower_layers, load_retriever, set_parts
 from revela.retriever.lora import add_lora, merged
 from revela.settings import Recipe
 from revela.types import Document
 
 FOLDER, ROWS, ABOUT = "context", "rows.safetensors", "context.json"
 SLOT = "<|context-{}|>"
+SMALL = 0.1  # of the embedding table's root mean square
 STEM = SLOT.partition("{}")[0]
 
 
@@ -102,7 +103,7 @@ def add_slots(model: SentenceTransformer, count: int) -> None:
         words = "" if positions is not None else prompt.rstrip()
         model.prompts[role] = f"{words}{slots}{prompt[len(words) :]}"
     model.max_seq_length = (model.max_seq_length or 512) + count
-    _weigh_slots_zero(model)
+    _leave_slots_out(model)
 
 
 def _position_table(transformer: Any) -> nn.Embedding | None:
@@ -126,21 +127,26 @@ def _insert_positions(transformer: Any, table: nn.Embedding, count: int) -> None
             embeddings.register_buffer(name, values, persistent=False)
 
 
-def _weigh_slots_zero(model: SentenceTransformer) -> None:
-    """Leave slots out of a mean over tokens; fit.py does it for the retrievers that it fits."""
-    parts = list(model)
-    ids = slot_ids(model)
-    weights = next((part for part in parts if isinstance(part, modules.WordWeights)), None)
+def _leave_slots_out(model: SentenceTransformer) -> None:
+    """Give slots no weight in a mean over tokens, and rows of 0 in a lexical half (fit.py).
+
+    fit.py gives them none either, in the retrievers that it fits later.
+    """
     vocabulary = model.tokenizer.convert_ids_to_tokens(range(len(model.tokenizer)))
-    known = {} if weights is None else weights.word_weights
-    weighed = {word: known.get(word, 1.0) for word in vocabulary}
-    weighed |= {SLOT.format(j): 0.0 for j in range(len(ids))}
-    new = modules.WordWeights(vocabulary, weighed).to(model.device)
-    place = parts.index(weights) if weights is not None else 1
-    parts[place : place + (weights is not None)] = [new]
-    model._modules.clear()
-    for i, part in enumerate(parts):
-        model.add_module(str(i), part)
+    slots = {SLOT.format(j): 0.0 for j in range(len(slot_ids(model)))}
+    parts: list[nn.Module] = []
+    weights: dict[str, float] = {}
+    for part in model:
+        if isinstance(part, modules.WordWeights):
+            weights = part.word_weights
+        elif isinstance(part, modules.WordEmbeddings):
+            old = part.emb_layer.weight
+            new = old.new_zeros(len(vocabulary) - len(old), old.shape[1])
+            parts.append(modules.WordEmbeddings(model.tokenizer, torch.cat([old, new]).detach()))
+        else:
+            parts.append(part)
+    weighed = {word: weights.get(word, 1.0) for word in vocabulary} | slots
+    set_parts(model, [parts[0], modules.WordWeights(vocabulary, weighed), *parts[1:]])
 
 
 def write_rows(model: SentenceTransformer, rows_JD: Tensor) -> None:
@@ -285,8 +291,9 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Fir
     Args:
         recipe: its section ``context``.
         model: the retriever, not fitted or trained yet.
-        example: a text of the corpus; its first tokens' embeddings are the first anchors of a
-            decoder, and of constant contexts. Otherwise slots have one anchor, which starts at 0.
+        example: a text of the corpus; the anchors of a decoder start as the embeddings of its
+            first tokens. Slots without positions have one anchor, which starts at 0, or, for a
+            constant context, anchors that start near 0.
 
     Raises:
         RevelaError: the model has a context already, or cannot have one.
@@ -302,9 +309,13 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Fir
     constant = settings.context_from == "constant"
     table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
     anchors_AD = torch.zeros(1, table_VD.shape[1])
-    if constant or _position_table(model[0].model) is None:
+    if _position_table(model[0].model) is None:
         ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
         anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
+    elif constant:  # rows that begin equal would stay equal
+        generator = torch.Generator().manual_seed(recipe.training.seed)
+        noise_JD = torch.randn(settings.slots, table_VD.shape[1], generator=generator)
+        anchors_AD = SMALL * table_VD.square().mean().sqrt() * noise_JD
     reader = _documents_reader(model, settings.context_layers, settings.context_tokens)
     first = FirstStage(reader, anchors_AD, settings.slots, constant).to(model.device)
     add_slots(model, settings.slots)

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from revela.corpus.arrow_list import vectors_on_disk
 from revela.device import autocast
+from revela.retriever.build import set_parts
 from revela.retriever.context import slot_ids
 from revela.retriever.encode import (
     passage_prompt_of,
@@ -81,7 +82,7 @@ def fit_to_corpus(
         vocabulary = tokenizer.convert_ids_to_tokens(range(len(counts_V)))
         weights = dict(zip(vocabulary, weight_V.tolist(), strict=True))
         parts.insert(1, modules.WordWeights(vocabulary, weights))
-    _set_modules(model, parts)
+    set_parts(model, parts)
     if not whitening and not lexical:
         model.append(normalize)
         return
@@ -281,13 +282,6 @@ def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tenso
     covariance_DD = centred_VD.T @ (share_V1 * centred_VD)
     whitened_VD = centred_VD @ _inverse_power(covariance_DD, 0.5)
     return weight_V[:, None] * F.normalize(whitened_VD, dim=1).float()
-
-
-def _set_modules(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:
-    device = model.device  # an empty model has none
-    model._modules.clear()
-    for i, part in enumerate(parts):
-        model.add_module(str(i), part.to(device))
 
 
 FITTING_SAMPLE = 1500  # chunks

@@ -1,0 +1,176 @@
+"""What a contextual retriever's context is worth: nDCG@10 of its vectors alone, by whose documents
+it reads.
+
+    python -m research.benchmarks.contexts --models runs/* --on collections/{cranfield,conala} \
+        --contexts own null other words --draws 2 --out FILE
+    python -m research.benchmarks.contexts --table FILE --against registers
+
+A context is drawn from the collection's own documents (never its queries), of another collection's
+(the next one of --on), of random words of its documents, or of none (null). Retrievers without
+slots are scored once.
+
+Scores of several draws, and of the runs of several seeds (folders that differ by a last -SEED),
+are averaged per query before anything is tested; tests are paired, over all queries of all
+collections alike, squad_dev's cut to 500.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from revela.evaluation.beir import Collection, load_collection
+from revela.evaluation.metrics import per_query, top_k
+from revela.evaluation.significance import margin, p_values
+from revela.files import atomic_write
+from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.weights import resolve
+
+QUERIES = 500  # most of a collection
+CONTEXTS = ("own", "null", "other", "words")
+Scores = dict[str, dict[str, dict[str, dict[str, float]]]]
+"""nDCG@10 by model, context and draw, collection, and query."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=[])
+    parser.add_argument("--on", nargs="+", type=Path, default=[])
+    parser.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=["own"])
+    parser.add_argument("--draws", type=int, default=1, help="of the collection's own documents")
+    parser.add_argument("--out", type=Path, default=Path("research/out/contexts.json"))
+    parser.add_argument(
+        "--table", nargs="+", type=Path, help="print these results"
+    )
+    parser.add_argument("--against", default="registers", help="test against rows of this name")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if not arguments.table:
+        measure(arguments)
+    print_table(arguments.table or [arguments.out], arguments.against)
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Score what is not in the file yet, and write it after each collection."""
+    out: Path = arguments.out
+    found: Scores = json.loads(out.read_text()) if out.is_file() else {}
+    collections = [shortened(load_collection(folder)) for folder in arguments.on]
+    for name in arguments.models:
+        encoder = load_encoder(resolve(name), "auto")
+        rows = found.setdefault(Path(name).name, {})
+        wanted = arguments.contexts if encoder.slots else ["plain"]
+        for i, collection in enumerate(collections):
+            other = collections[(i + 1) % len(collections)]
+            for context in wanted:
+                for draw in range(arguments.draws if context == "own" else 1):
+                    row = rows.setdefault(f"{context}-{draw}", {})
+                    if collection.name in row:
+                        continue
+                    texts = drawn(context, collection, other, encoder.slots, draw)
+                    row[collection.name] = score(collection, encoder.with_context_of(texts))
+                    with atomic_write(out) as temporary:
+                        temporary.write_text(json.dumps(found))
+
+
+def shortened(collection: Collection) -> Collection:
+    """The collection with a sample of its queries if it has many."""
+    kept = collection.query_ids
+    if len(kept) > QUERIES:
+        kept = sorted(random.Random(0).sample(kept, QUERIES))
+    texts = dict(zip(collection.query_ids, collection.queries, strict=True))
+    return Collection(
+        collection.name,
+        collection.document_ids,
+        collection.documents,
+        kept,
+        [texts[query] for query in kept],
+        {query: collection.qrels[query] for query in kept},
+    )
+
+
+def drawn(
+    context: str, collection: Collection, other: Collection, slots: int, seed: int
+) -> list[str]:
+    """The texts of a context."""
+    rng = random.Random(f"{context}/{seed}")
+    if context in ("null", "plain"):
+        return []
+    source = other.documents if context == "other" else collection.documents
+    texts = rng.sample(source, min(slots, len(source)))
+    if context == "words":
+        words = [word for text in texts for word in text.split()]
+        texts = [" ".join(rng.sample(words, min(40, len(words)))) for _ in range(slots)]
+    return texts
+
+
+def score(collection: Collection, encoder: RetrieverEncoder) -> dict[str, float]:
+    """nDCG@10 of each query."""
+    passages = encoder.encode_passages(collection.documents)
+    nearest = top_k(encoder.encode_queries(collection.queries), passages, 10)
+    run = {
+        query: {collection.document_ids[d]: float(s) for d, s in zip(row, values, strict=True)}
+        for query, row, values in zip(collection.query_ids, *nearest, strict=True)
+    }
+    return {q: scores["ndcg@10"] for q, scores in per_query(collection.qrels, run).items()}
+
+
+def print_table(files: Sequence[Path], against: str) -> None:
+    """A row per arm and context: each collection's mean, the mean over all queries, the spread over
+    draws, and the difference from the reference of the same kind of groups."""
+    values: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    for file in files:
+        for model, rows in json.loads(file.read_text()).items():
+            arm = re.sub(r"-\d+$", "", model)
+            for context, scores in rows.items():
+                kind = context.rpartition("-")[0]
+                flat = {f"{c}/{q}": v for c, row in scores.items() for q, v in row.items()}
+                values[arm][kind].append(flat)
+    firsts = [next(iter(kinds.values()))[0] for kinds in values.values()]
+    names = sorted({key.partition("/")[0] for first in firsts for key in first})
+    print("| arm | context | runs | " + " | ".join(names) + " | queries | p | spread of runs |")
+    print("|---|---|---|" + "---|" * (len(names) + 3))
+    for arm, kinds in sorted(values.items()):
+        for kind, runs in kinds.items():
+            mean = {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
+            by_name = [
+                np.mean([v for key, v in mean.items() if key.partition("/")[0] == name] or [np.nan])
+                for name in names
+            ]
+            spread = np.std([np.mean(list(run.values())) for run in runs])
+            cells = " | ".join(f"{value:.3f}" for value in by_name)
+            whole = f"{np.mean(list(mean.values())):.4f}"
+            tested = compared(mean, reference(values, arm, against))
+            print(f"| {arm} | {kind} | {len(runs)} | {cells} | {whole} | {tested} | {spread:.4f} |")
+
+
+def reference(
+    values: dict[str, dict[str, list[dict[str, float]]]], arm: str, against: str
+) -> dict[str, float] | None:
+    """Per query, the mean of the runs of the arm that differs by ``against`` in its last word."""
+    kinds = values.get(f"{arm.rpartition('-')[0]}-{against}")
+    if not kinds:
+        return None
+    runs = next(iter(kinds.values()))
+    return {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
+
+
+def compared(mean: dict[str, float], other: dict[str, float] | None) -> str:
+    """The difference, its 95 % margin and p."""
+    if other is None or mean.keys() != other.keys() or mean == other:
+        return ""
+    differences = np.array([mean[key] - other[key] for key in mean])
+    p = float(p_values(differences[:, None])[0])
+    return f"{differences.mean():+.4f} ±{margin(differences) or 0:.4f}, p {p:.3f}"
+
+
+if __name__ == "__main__":
+    main()
