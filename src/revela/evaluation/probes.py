@@ -87,7 +87,9 @@ def probe_retriever(
         profiles |= moved_passage(moved, others, encoder, seed, progress)
     log.info(f"geometry: {len(two):,} pairs")
     lies = geometry(two, encoder, progress)
-    return ProbeResult(model=name, tokens=tokens, profiles=profiles, geometry=lies)
+    return ProbeResult(
+        model=name, tokens=tokens, profiles=profiles, geometry=lies, context=plain.slots
+    )
 
 
 def probe_language_model(
