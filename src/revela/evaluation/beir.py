@@ -24,7 +24,7 @@ from revela.evaluation.metrics import means, per_query, top_k
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import standings
 from revela.index.bm25 import BM25
-from revela.index.contexts import Choice, Context, refuse_without_slots
+from revela.index.contexts import Choice, Context, refuse_without_slots, slots_of
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion
 from revela.index.rerank import (
@@ -195,14 +195,14 @@ def evaluations(
         reranking = load_query_heads(lm, lambda: sample(next(iter(collections.values()))))
     for name, collection in collections.items():
         readers = {
-            label: known.into(encoder, collection.documents) if encoder.slots else encoder
+            label: known.into(encoder, collection.documents) if slots_of(encoder) else encoder
             for label, encoder in encoders.items()
         }
         found = outcomes(collection, readers, rerank=reranking, progress=progress)
         contexts = {
             label: f"a context of {encoder.slots} slots, {known.describe()}"
             for label, encoder in encoders.items()
-            if encoder.slots
+            if slots_of(encoder)
         }
         yield Evaluation(name, collection, list(encoders), found, contexts)
 

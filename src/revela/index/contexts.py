@@ -22,7 +22,7 @@ import numpy as np
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.manifest import CONTEXT
-from revela.types import TokenEncoder, Vectors
+from revela.types import Encoder, Vectors
 
 if TYPE_CHECKING:
     from revela.retriever.encode import RetrieverEncoder
@@ -78,7 +78,7 @@ class Context:
         needed = self.kind == "corpus" and self.texts is None
         return replace(self, texts=tuple(draw())) if needed else self
 
-    def rows(self, encoder: TokenEncoder) -> Vectors:
+    def rows(self, encoder: Encoder) -> Vectors:
         """The context itself, (J, D).
 
         Raises:
@@ -127,13 +127,19 @@ def sample_texts(texts: Sequence[str], count: int, seed: int) -> list[str]:
     return list(islice((texts[i] for i in order if texts[i].strip()), count))
 
 
-def with_slots(encoder: TokenEncoder) -> RetrieverEncoder:
+def slots_of(encoder: Encoder) -> int:
+    """How many documents an encoder reads as its context; 0 if it reads none."""
+    slots: int = getattr(encoder, "slots", 0)
+    return slots
+
+
+def with_slots(encoder: Encoder) -> RetrieverEncoder:
     """The encoder, if it reads a context.
 
     Raises:
         RevelaError: it reads none.
     """
-    if not getattr(encoder, "slots", 0):
+    if not slots_of(encoder):
         name = getattr(encoder, "name", "the model")
         raise RevelaError(
             f"{name} has no first stage: train it with --context N, or omit --context"
@@ -141,14 +147,14 @@ def with_slots(encoder: TokenEncoder) -> RetrieverEncoder:
     return cast("RetrieverEncoder", encoder)
 
 
-def refuse_without_slots(encoders: Sequence[TokenEncoder]) -> None:
+def refuse_without_slots(encoders: Sequence[Encoder]) -> None:
     """Refuse a context that is given to models of which none reads one."""
-    if encoders and not any(getattr(encoder, "slots", 0) for encoder in encoders):
+    if encoders and not any(map(slots_of, encoders)):
         with_slots(encoders[0])
 
 
 def chosen_for(
-    encoder: TokenEncoder, choice: Choice | None, draw: Callable[[int], Sequence[str]]
+    encoder: Encoder, choice: Choice | None, draw: Callable[[int], Sequence[str]]
 ) -> Context | None:
     """The context of a corpus for an encoder; None if it reads none.
 
@@ -160,14 +166,14 @@ def chosen_for(
     Raises:
         RevelaError: a context is chosen and the encoder reads none.
     """
-    slots = getattr(encoder, "slots", 0)
+    slots = slots_of(encoder)
     if choice is None and not slots:
         return None
     with_slots(encoder)
     return Context.of("corpus" if choice is None else choice).drawn(lambda: draw(slots))
 
 
-def conditioned(encoder: TokenEncoder, rows_JD: Vectors) -> RetrieverEncoder:
+def conditioned(encoder: Encoder, rows_JD: Vectors) -> RetrieverEncoder:
     """The encoder with this context; others of the same model are not disturbed.
 
     Raises:

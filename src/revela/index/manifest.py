@@ -79,8 +79,10 @@ def unfinished_in(folder: Path) -> Info | None:
     Raises:
         RevelaError: the folder holds a finished index, or something else.
     """
+    # What is written before index.json is there.
+    early = (LOCK, CONTEXT, f".{CONTEXT}-", f".{INFO}-")
     if not folder.exists() or (
-        folder.is_dir() and all(entry.name in (LOCK, CONTEXT) for entry in folder.iterdir())
+        folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
     ):
         return None
     if not (folder / INFO).is_file() or (info := read_info(folder)).finished:

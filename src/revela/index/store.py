@@ -34,6 +34,7 @@ from revela.index.contexts import (
     conditioned,
     drift,
     read_rows,
+    slots_of,
     with_slots,
     write_rows,
 )
@@ -137,7 +138,7 @@ class Index:
         width = min(width, settings.dimensions or width)
         info = Info(str(path.resolve()), fingerprint(path), width, settings, metadata or {})
         known = Context.of(context)
-        if known.kind == "saved" and not getattr(encoder, "slots", 0):
+        if known.kind == "saved" and not slots_of(encoder):
             return cls.begin(Path(folder), info, encoder, lm)
         return cls.begin(Path(folder), info, encoder, lm, known)
 
