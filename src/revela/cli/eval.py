@@ -69,9 +69,8 @@ def evaluate(
     max_tokens:
         Truncate texts to this number of tokens.
     context:
-        What models trained with --context read before every text: documents drawn from each
-        collection (the default), the saved ones of their training, none, or a file with a text per
-        line.
+        What models trained with --context read before a text: documents drawn from each collection
+        (the default), the saved ones of their training, none, or a file with a text per line.
     context_seed:
         Seed of the draw, with --on; with --benchmark it is 42, as in mteb's own.
     precision:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -14,7 +14,6 @@ from revela.errors import RevelaError
 from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:
-    from revela.index.contexts import Context
     from revela.index.store import Index
     from revela.types import Document
 
@@ -65,23 +64,15 @@ def index(
     if not corpus:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     from revela.corpus.read import read_corpus
-    from revela.index.contexts import Context
-    from revela.index.encode_corpus import metadata_columns
 
-    chosen = None if context is None else Context.of(context)
-    opened = _existing(out, append, model, settings, metadata or (), chosen, precision)
-    documents, report = read_corpus(
-        corpus,
-        **vars(reading),
-        distinct=False,
-        min_words=1,
-        metadata=list(opened.info.columns) if opened else metadata or (),
-    )
+    opened = _existing(out, append, model, settings, metadata or (), context, precision)
+    fields = metadata or () if opened is None else list(opened.info.columns)
+    kept: Any = dict(distinct=False, min_words=1, metadata=fields)
+    documents, report = read_corpus(corpus, **vars(reading), **kept)
     for line in report.lines():
         print(line)
     if opened is None:
-        columns = metadata_columns(documents, metadata or ())
-        opened = _create(out, str(model), columns, settings, documents, chosen, precision)
+        opened = _create(out, str(model), documents, settings, fields, context, precision)
     added = opened.add(documents, progress=True)
     print(
         f"{added.new:,} documents are new, {added.replaced:,} replaced, "
@@ -92,21 +83,23 @@ def index(
 def _create(
     out: Path,
     model: str,
-    columns: Mapping[str, str],
-    settings: Indexing,
     documents: Sequence[Document],
-    chosen: Context | None,
+    settings: Indexing,
+    metadata: Sequence[str],
+    context: str | None,
     precision: Precision,
 ) -> Index:
     """A new index whose context, of a model that reads one, is chosen or drawn from documents."""
     from revela.index.contexts import chosen_for
+    from revela.index.encode_corpus import metadata_columns
     from revela.index.store import Index
     from revela.retriever.context import draw_documents
     from revela.retriever.encode import load_encoder
     from revela.weights import resolve
 
+    columns = metadata_columns(documents, metadata)
     encoder, words = load_encoder(resolve(model), precision), settings.chunk_words
-    known = chosen_for(encoder, chosen, lambda slots: draw_documents(documents, slots, 0, words))
+    known = chosen_for(encoder, context, lambda slots: draw_documents(documents, slots, 0, words))
     return Index.create(out, model, columns, settings, context=known or "saved", encoder=encoder)
 
 
@@ -116,7 +109,7 @@ def _existing(
     model: str | None,
     settings: Indexing,
     metadata: Sequence[str],
-    chosen: Context | None,
+    context: str | None,
     precision: Precision,
 ) -> Index | None:
     """The index to append to; None if a new one is asked for and ``out`` is free for it.
@@ -124,9 +117,11 @@ def _existing(
     Raises:
         RevelaError: the folder or the flags do not allow what is asked for.
     """
+    from revela.index.contexts import Context
     from revela.index.manifest import unfinished_in
     from revela.index.store import Index
 
+    chosen = None if context is None else Context.of(context)  # refuses a file that is none
     if not append:
         unfinished_in(out)  # refuses a folder that is taken
         if model is None:

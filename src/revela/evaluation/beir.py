@@ -194,10 +194,8 @@ def evaluations(
 
         reranking = load_query_heads(lm, lambda: sample(next(iter(collections.values()))))
     for name, collection in collections.items():
-        readers = {
-            label: known.into(encoder, collection.documents) if slots_of(encoder) else encoder
-            for label, encoder in encoders.items()
-        }
+        texts = collection.documents
+        readers = {label: known.into(encoder, texts) for label, encoder in encoders.items()}
         found = outcomes(collection, readers, rerank=reranking, progress=progress)
         contexts = {
             label: f"a context of {encoder.slots} slots, {known.describe()}"

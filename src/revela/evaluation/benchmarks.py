@@ -33,7 +33,7 @@ from revela.retriever.encode import (
     query_prompt_of,
 )
 from revela.settings import Precision
-from revela.types import Vectors
+from revela.types import Encoder, Vectors
 from revela.weights import EMBEDDED, fingerprint, resolve
 
 log = logging.getLogger(__name__)
@@ -332,7 +332,8 @@ class _Bridge:
 
     def __init__(self, label: str, model: Contender) -> None:
         self.label, self.encoder, self.settings = label, model.encoder, model.settings()
-        self.context, self._reader = model.context, (("", "", ""), model.encoder)
+        self.context = model.context
+        self._reader: tuple[tuple[str, ...], Encoder] = ((), model.encoder)
         inner = model.encoder.model
         variant = {}
         if self.settings["max_tokens"] != inner.max_seq_length:
@@ -374,7 +375,7 @@ class _Bridge:
             return encoder.encode_passages(texts, progress=True)
         return encoder.encode_queries(texts)
 
-    def reader(self, name: str, subset: str, split: str) -> RetrieverEncoder:
+    def reader(self, name: str, subset: str, split: str) -> Encoder:
         """The encoder, with the context of a task's corpus if it reads one."""
         if not self.encoder.slots:
             return self.encoder

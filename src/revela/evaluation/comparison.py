@@ -14,7 +14,6 @@ from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint
 from revela.files import atomic_write
 from revela.groups.training_set import TrainingSet
 from revela.index.contexts import Context
-from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
@@ -63,12 +62,8 @@ def compare(
     lexical = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}
 
     def judge(encoder: Encoder) -> dict[str, float]:
-        scores = {}
-        for c in collections:
-            reader = encoder
-            if isinstance(encoder, RetrieverEncoder) and encoder.slots:
-                reader = Context("corpus").into(encoder, c.documents)
-            scores[c.name] = mean_outcomes(c, {"the model": reader})
+        readers = {c.name: Context("corpus").into(encoder, c.documents) for c in collections}
+        scores = {c.name: mean_outcomes(c, {"the model": readers[c.name]}) for c in collections}
         return {name: systems["the model"]["ndcg@10"] for name, systems in scores.items()}
 
     comparison = Comparison(lexical, {})

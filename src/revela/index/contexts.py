@@ -48,7 +48,8 @@ class Context:
 
     @classmethod
     def of(cls, choice: Context | str | Sequence[str], seed: int = 0) -> Context:
-        """ "corpus", "saved", "none", a file with a text per line, or texts.
+        """From "corpus", "saved", "none", a file with a text per line, or texts; a retriever reads
+        as many of the texts as it has slots.
 
         Raises:
             RevelaError: the file cannot be read, or there is no text.
@@ -91,10 +92,15 @@ class Context:
             raise RevelaError("a context of the corpus is made of texts: give a sample of them")
         return reader.context_of(self.texts or ()).detach().float().cpu().numpy()
 
-    def into(self, encoder: RetrieverEncoder, documents: Sequence[str]) -> RetrieverEncoder:
-        """An encoder with slots that reads this, drawn from a corpus's texts if it is to be."""
-        known = self.drawn(lambda: sample_texts(documents, encoder.slots, self.seed))
-        return encoder if known.kind == "saved" else encoder.with_context_of(known.texts or ())
+    def into(self, encoder: Encoder, documents: Sequence[str]) -> Encoder:
+        """An encoder that reads this, drawn from a corpus's texts if it is to be; one without slots
+        stays as it is.
+        """
+        if not slots_of(encoder) or self.kind == "saved":
+            return encoder
+        reader = with_slots(encoder)
+        known = self.drawn(lambda: sample_texts(documents, reader.slots, self.seed))
+        return reader.with_context_of(known.texts or ())
 
     def describe(self) -> str:
         """What is read, for people."""
