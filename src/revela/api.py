@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from revela.corpus.arrow_list import arrow_list
 from revela.errors import RevelaError
+from revela.index.contexts import Choice, chosen_for
 from revela.index.encode_corpus import metadata_columns
 from revela.index.store import Index
+from revela.retriever.context import draw_documents
 from revela.retriever.encode import load_encoder
 from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
 from revela.types import Document, Vectors
@@ -107,6 +109,7 @@ class Retriever:
         metadata: Sequence[str] = (),
         chunk_words: int = Indexing.chunk_words,
         keep_tokens: bool = Indexing.keep_tokens,
+        context: Choice | None = None,
     ) -> Index:
         """Make an index of documents in a new folder; the same call resumes a run that was killed.
 
@@ -117,6 +120,8 @@ class Retriever:
             metadata: fields of the documents' ``metadata`` that searches can filter by.
             chunk_words: most words in a chunk.
             keep_tokens: keep token vectors, so that re-ranking takes milliseconds.
+            context: of a retriever that reads one: "corpus" draws it from the documents (the
+                default), "saved" is the one it was trained with, "none" has no documents; or texts.
 
         Raises:
             RevelaError: there is nothing to index, the folder holds something else, two documents
@@ -133,9 +138,11 @@ class Retriever:
             )
         settings = Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens)
         columns = metadata_columns(rows, metadata)
-        index = Index.create(
-            folder, self.folder, columns, settings, encoder=self.encoder, lm=self.lm
+        chosen = chosen_for(
+            self.encoder, context, lambda slots: draw_documents(rows, slots, 0, chunk_words)
         )
+        given: Any = dict(context=chosen or "saved", encoder=self.encoder, lm=self.lm)
+        index = Index.create(folder, self.folder, columns, settings, **given)
         index.add(rows)
         return index
 

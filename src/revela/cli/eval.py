@@ -38,6 +38,8 @@ def evaluate(
     lm: str = OFFLINE_MODEL,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     max_tokens: int | None = None,
+    context: str | None = None,
+    context_seed: int = 0,
     precision: Precision = "auto",
 ) -> None:
     """Score models on local folders, beside BM25 and their fusion with it, or on public benchmarks,
@@ -66,6 +68,11 @@ def evaluate(
         Write all scores, including those of each query, to this file.
     max_tokens:
         Truncate texts to this number of tokens.
+    context:
+        What models trained with --context read before a text: documents drawn from each collection
+        (the default), the saved ones of their training, none, or a file with a text per line.
+    context_seed:
+        Seed of the draw, with --on; with --benchmark it is 42, as in mteb's own.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
@@ -80,10 +87,11 @@ def evaluate(
     if on:
         from revela.evaluation.beir import evaluations
 
-        done = evaluations(model, on, rerank, lm, max_tokens, precision, progress=True)
+        how = (rerank, lm, max_tokens, precision, True, context, context_seed)
+        done = evaluations(model, on, *how)
         scores |= _print_evaluations(done, show)
     if benchmark:
-        scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision)
+        scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision, context)
     if json_file is not None:
         with atomic_write(json_file) as temporary:
             temporary.write_text(json.dumps(Scores(scores).to_json(), indent=1) + "\n")
@@ -104,6 +112,8 @@ def _print_evaluations(
         collection, found = evaluation.collection, evaluation.outcomes
         sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
         print(f"{evaluation.name}: {sizes}")
+        for label, reads in evaluation.contexts.items():
+            print(f"{label} reads {reads}")
         results[evaluation.name] = evaluation.scores
         rows: list[list[object]] = []
         for system, s in evaluation.scores.items():
@@ -133,13 +143,14 @@ def _run_benchmarks(
     out: Path,
     max_tokens: int | None,
     precision: Precision,
+    context: str | None,
 ) -> dict[str, dict[str, SystemScores]]:
     """Run benchmarks and print them; returns the scores by "TASK (mteb)" and system."""
     from revela.evaluation.benchmarks import evaluate_benchmarks
     from revela.evaluation.metrics import METRICS
     from revela.evaluation.quoted import quotes_for_benchmark, quotes_for_task
 
-    tasks, scores = evaluate_benchmarks(models, names, out, max_tokens, precision)
+    tasks, scores = evaluate_benchmarks(models, names, out, max_tokens, precision, context)
     _, *others = METRICS  # the main score of retrieval is nDCG@10
     rows: list[list[object]] = []
     settings = {}

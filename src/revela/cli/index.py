@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -15,6 +15,7 @@ from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:
     from revela.index.store import Index
+    from revela.types import Document
 
 INDEXING = Indexing()
 
@@ -28,6 +29,7 @@ def index(
     append: Annotated[bool, Parameter(negative=())] = False,
     delete: Annotated[list[str] | None, Several] = None,
     metadata: Annotated[list[str] | None, Several] = None,
+    context: str | None = None,
     settings: Annotated[Indexing, Flat] = INDEXING,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
@@ -50,6 +52,9 @@ def index(
         Ids of documents to delete.
     metadata:
         Fields or columns to keep with each document, for filters of revela search --where.
+    context:
+        What a retriever trained with --context reads before every text: documents drawn from the
+        corpus (the default), the saved ones of its training, none, or a file with a text per line.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
@@ -59,27 +64,43 @@ def index(
     if not corpus:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     from revela.corpus.read import read_corpus
-    from revela.index.encode_corpus import metadata_columns
-    from revela.index.store import Index
 
-    opened = _existing(out, append, model, settings, metadata or (), precision)
-    documents, report = read_corpus(
-        corpus,
-        **vars(reading),
-        distinct=False,
-        min_words=1,
-        metadata=list(opened.info.columns) if opened else metadata or (),
-    )
+    opened = _existing(out, append, model, settings, metadata or (), context, precision)
+    fields = metadata or () if opened is None else list(opened.info.columns)
+    kept: Any = dict(distinct=False, min_words=1, metadata=fields)
+    documents, report = read_corpus(corpus, **vars(reading), **kept)
     for line in report.lines():
         print(line)
     if opened is None:
-        columns = metadata_columns(documents, metadata or ())
-        opened = Index.create(out, str(model), columns, settings, precision=precision)
+        opened = _create(out, str(model), documents, settings, fields, context, precision)
     added = opened.add(documents, progress=True)
     print(
         f"{added.new:,} documents are new, {added.replaced:,} replaced, "
         f"{added.unchanged:,} unchanged; {out} holds {len(opened):,} passages"
     )
+
+
+def _create(
+    out: Path,
+    model: str,
+    documents: Sequence[Document],
+    settings: Indexing,
+    metadata: Sequence[str],
+    context: str | None,
+    precision: Precision,
+) -> Index:
+    """A new index whose context, of a model that reads one, is chosen or drawn from documents."""
+    from revela.index.contexts import chosen_for
+    from revela.index.encode_corpus import metadata_columns
+    from revela.index.store import Index
+    from revela.retriever.context import draw_documents
+    from revela.retriever.encode import load_encoder
+    from revela.weights import resolve
+
+    columns = metadata_columns(documents, metadata)
+    encoder, words = load_encoder(resolve(model), precision), settings.chunk_words
+    known = chosen_for(encoder, context, lambda slots: draw_documents(documents, slots, 0, words))
+    return Index.create(out, model, columns, settings, context=known or "saved", encoder=encoder)
 
 
 def _existing(
@@ -88,6 +109,7 @@ def _existing(
     model: str | None,
     settings: Indexing,
     metadata: Sequence[str],
+    context: str | None,
     precision: Precision,
 ) -> Index | None:
     """The index to append to; None if a new one is asked for and ``out`` is free for it.
@@ -95,9 +117,11 @@ def _existing(
     Raises:
         RevelaError: the folder or the flags do not allow what is asked for.
     """
+    from revela.index.contexts import Context
     from revela.index.manifest import unfinished_in
     from revela.index.store import Index
 
+    chosen = None if context is None else Context.of(context)  # refuses a file that is none
     if not append:
         unfinished_in(out)  # refuses a folder that is taken
         if model is None:
@@ -105,9 +129,11 @@ def _existing(
         return None
     opened = Index.open(out, model, precision=precision)
     other_columns = metadata and set(metadata) != set(opened.info.columns)
-    if settings not in (INDEXING, opened.info.settings) or other_columns:
+    other_context = chosen is not None and not chosen.is_of(opened.info.context)
+    if settings not in (INDEXING, opened.info.settings) or other_columns or other_context:
         raise RevelaError(
-            f"{out} was made with other settings or metadata: omit those flags, or make a new index"
+            f"{out} was made with other settings, metadata or context: omit those flags, or make a "
+            "new index"
         )
     return opened
 

@@ -48,7 +48,8 @@ def serve(
     token_file:
         File with that token.
     name:
-        Name of the model for clients; default: its hub id or the name of its folder.
+        Name of the model for clients; default: its hub id or the name of its folder. A model that
+        reads a context has @ and digits of the index's context after it.
     model:
         The retriever, if it has moved since the index was made.
     lm:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from revela.evaluation.metrics import means, per_query, top_k
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import standings
 from revela.index.bm25 import BM25
+from revela.index.contexts import Choice, Context, refuse_without_slots, slots_of
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion
 from revela.index.rerank import (
@@ -95,6 +96,8 @@ class Evaluation:
     collection: Collection
     models: list[str]
     outcomes: dict[str, Outcome]
+    contexts: dict[str, str] = field(default_factory=dict)
+    """What each model with slots reads as its context."""
 
     @property
     def references(self) -> list[str]:
@@ -116,6 +119,8 @@ def evaluate(
     max_tokens: int | None = None,
     precision: Precision = "auto",
     progress: bool = False,
+    context: Choice | None = None,
+    context_seed: int = 0,
 ) -> dict[str, dict[str, SystemScores]]:
     r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
 
@@ -128,6 +133,10 @@ def evaluate(
         max_tokens: truncate texts to this length.
         precision: arithmetic; "auto" is bf16 where the hardware has it.
         progress: show progress bars.
+        context: of models that read one: "corpus" draws it from the documents of each collection
+            (the default), "saved" is the one of their training, "none" has no documents; or texts,
+            or a file with a text per line.
+        context_seed: of the draw.
 
     Returns:
         {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by
@@ -150,7 +159,8 @@ def evaluate(
         >>> scores["sea"]["embedded:minilm-l6"].means["ndcg@10"]
         1.0
     """
-    done = evaluations(models, on, rerank, lm, max_tokens, precision, progress)
+    how = (rerank, lm, max_tokens, precision, progress, context, context_seed)
+    done = evaluations(models, on, *how)
     return {evaluation.name: evaluation.scores for evaluation in done}
 
 
@@ -162,6 +172,8 @@ def evaluations(
     max_tokens: int | None,
     precision: Precision,
     progress: bool,
+    context: Choice | None = None,
+    context_seed: int = 0,
 ) -> Iterator[Evaluation]:
     """``evaluate``, a collection at a time and with the outcome of every query."""
     from revela.retriever.encode import load_encoder
@@ -171,6 +183,9 @@ def evaluations(
         label: load_encoder(resolve(name), precision, max_tokens)
         for label, name in labelled(models).items()
     }
+    known = Context.of("corpus" if context is None else context, context_seed)
+    if context is not None:
+        refuse_without_slots(list(encoders.values()))
     # All folders are read before the first is scored, so that a bad one costs nothing.
     collections = {name: load_collection(Path(folder)) for name, folder in labelled(on).items()}
     reranking: Reranking | None = None if rerank == "heads" else rerank
@@ -179,8 +194,15 @@ def evaluations(
 
         reranking = load_query_heads(lm, lambda: sample(next(iter(collections.values()))))
     for name, collection in collections.items():
-        found = outcomes(collection, encoders, rerank=reranking, progress=progress)
-        yield Evaluation(name, collection, list(encoders), found)
+        texts = collection.documents
+        readers = {label: known.into(encoder, texts) for label, encoder in encoders.items()}
+        found = outcomes(collection, readers, rerank=reranking, progress=progress)
+        contexts = {
+            label: f"a context of {encoder.slots} slots, {known.describe()}"
+            for label, encoder in encoders.items()
+            if slots_of(encoder)
+        }
+        yield Evaluation(name, collection, list(encoders), found, contexts)
 
 
 def labelled(names: Sequence[str | Path]) -> dict[str, str]:

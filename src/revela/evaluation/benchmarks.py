@@ -14,7 +14,7 @@ import difflib
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from revela.evaluation.beir import labelled, load_collection
 from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores
+from revela.index.contexts import Choice, Context, refuse_without_slots
 from revela.retriever.encode import (
     RetrieverEncoder,
     load_encoder,
@@ -32,7 +33,7 @@ from revela.retriever.encode import (
     query_prompt_of,
 )
 from revela.settings import Precision
-from revela.types import Vectors
+from revela.types import Encoder, Vectors
 from revela.weights import EMBEDDED, fingerprint, resolve
 
 log = logging.getLogger(__name__)
@@ -58,25 +59,32 @@ METRICS = dict(zip(OURS, ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10
 """mteb's names of our metrics, by ours."""
 
 
+CONTEXT = Context("corpus", seed=42)
+"""Of models that read one: the seed is that of mteb's own contextual models."""
+
+
 @dataclass(frozen=True)
 class Contender:
     """A model as mteb files it: ``name`` is owner/model, ``revision`` the hub's commit or a
-    fingerprint of a local folder.
+    fingerprint of a local folder, ``context`` what it reads if it has slots.
     """
 
     encoder: RetrieverEncoder
     name: str
     revision: str
+    context: Context = CONTEXT
 
     def settings(self) -> dict[str, Any]:
         """What a score depends on beside the weights; recorded with each score."""
         model, cut = self.encoder.model, self.encoder.max_tokens
         limits = [limit for limit in (model.max_seq_length, cut) if limit is not None]
+        reads = {"context": self.context.describe()} if self.encoder.slots else {}
         return {
             "query_prompt": query_prompt_of(model),
             "passage_prompt": passage_prompt_of(model),
             "max_tokens": min(limits, default=None),
             "arithmetic": "bf16" if self.encoder.bf16 else "fp32",
+            **reads,
         }
 
 
@@ -101,6 +109,7 @@ def evaluate_benchmarks(
     out: Path,
     max_tokens: int | None = None,
     precision: Precision = "auto",
+    context: Choice | None = None,
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, TaskScore]]]:
     """Score retrievers on benchmarks, tasks of mteb or folders in BEIR layout.
 
@@ -110,6 +119,8 @@ def evaluate_benchmarks(
         out: for the results, in mteb's layout.
         max_tokens: truncate texts to this length.
         precision: arithmetic.
+        context: of models that read one; None: drawn from each task's corpus. Tasks without a
+            corpus have the saved one.
 
     Returns:
         The tasks of each name, and {task: {model: score}}.
@@ -122,6 +133,10 @@ def evaluate_benchmarks(
     for label, name in labelled(models).items():
         folder = resolve(name)
         contenders[label] = contender(name, folder, load_encoder(folder, precision, max_tokens))
+    if context is not None:
+        known = Context.of(context, CONTEXT.seed)
+        refuse_without_slots([each.encoder for each in contenders.values()])
+        contenders = {label: replace(each, context=known) for label, each in contenders.items()}
     scores = run_tasks([task for found in tasks.values() for task in found], contenders, out)
     return {name: [task.metadata.name for task in found] for name, found in tasks.items()}, scores
 
@@ -256,6 +271,7 @@ def _run(task: Any, model: _Bridge, cache: Any) -> Any:
     else:
         log.info(f"{name}, {model.label}")
         _load(task, cache)
+        model.task = task
     settings = {"batch_size": 1024, "show_progress_bar": False, **model.settings}
     strategy = "only-missing" if current or task.is_aggregate else "always"
     result = mteb.evaluate(
@@ -293,19 +309,40 @@ def _metrics(result: Any) -> dict[str, float]:
     }
 
 
+def _corpus(task: Any, subset: str, split: str) -> list[str]:
+    """The documents of a loaded task of retrieval, titles first; of another task, none."""
+    data = getattr(task, "dataset", None) or {}
+    try:
+        rows = data[subset][split]["corpus"]
+    except (KeyError, TypeError, IndexError):
+        return []
+    titles = rows["title"] if "title" in rows.column_names else [""] * len(rows)
+    return [f"{t or ''} {text}".strip() for t, text in zip(titles, rows["text"], strict=True)]
+
+
 class _Bridge:
     """Our encoder as mteb's encoder protocol. Texts of tasks without queries (STS and the like) are
     encoded as queries.
+
+    Attributes:
+        task: that is run, loaded; it has the corpus that a context is drawn from.
     """
+
+    task: Any
 
     def __init__(self, label: str, model: Contender) -> None:
         self.label, self.encoder, self.settings = label, model.encoder, model.settings()
+        self.context = model.context
+        self._reader: tuple[tuple[str, ...], Encoder] = ((), model.encoder)
         inner = model.encoder.model
         variant = {}
         if self.settings["max_tokens"] != inner.max_seq_length:
             variant["max_tokens"] = self.settings["max_tokens"]
         if model.encoder.bf16:
             variant["arithmetic"] = "bf16"
+        if model.encoder.slots and model.context != CONTEXT:
+            about = model.context.about(model.encoder.slots)
+            variant["context"] = about["kind"] + about["texts"][:8]
         self.mteb_model_meta = ModelMeta.create_empty(
             {
                 "name": model.name,
@@ -323,12 +360,33 @@ class _Bridge:
         )
 
     def encode(
-        self, inputs: Any, *, task_metadata: Any, prompt_type: Any = None, **_: Any
+        self,
+        inputs: Any,
+        *,
+        task_metadata: Any,
+        prompt_type: Any = None,
+        hf_split: str = "",
+        hf_subset: str = "",
+        **_: Any,
     ) -> Vectors:
         texts = [text for batch in inputs for text in batch["text"]]
+        encoder = self.reader(task_metadata.name, hf_subset, hf_split)
         if prompt_type == PromptType.document:
-            return self.encoder.encode_passages(texts, progress=True)
-        return self.encoder.encode_queries(texts)
+            return encoder.encode_passages(texts, progress=True)
+        return encoder.encode_queries(texts)
+
+    def reader(self, name: str, subset: str, split: str) -> Encoder:
+        """The encoder, with the context of a task's corpus if it reads one."""
+        if not self.encoder.slots:
+            return self.encoder
+        if self._reader[0] != (name, subset, split):
+            corpus = _corpus(self.task, subset, split)
+            drawn = self.context.kind == "corpus"
+            reader = (
+                self.encoder if drawn and not corpus else self.context.into(self.encoder, corpus)
+            )
+            self._reader = (name, subset, split), reader
+        return self._reader[1]
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         return np.atleast_2d(embeddings1) @ np.atleast_2d(embeddings2).T

@@ -13,6 +13,7 @@ from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint
 from revela.files import atomic_write
 from revela.groups.training_set import TrainingSet
+from revela.index.contexts import Context
 from revela.settings import Recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
@@ -61,7 +62,8 @@ def compare(
     lexical = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}
 
     def judge(encoder: Encoder) -> dict[str, float]:
-        scores = {c.name: mean_outcomes(c, {"the model": encoder}) for c in collections}
+        readers = {c.name: Context("corpus").into(encoder, c.documents) for c in collections}
+        scores = {c.name: mean_outcomes(c, {"the model": readers[c.name]}) for c in collections}
         return {name: systems["the model"]["ndcg@10"] for name, systems in scores.items()}
 
     comparison = Comparison(lexical, {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,8 +87,8 @@ def probe_retriever(
         )
         profiles |= moved_passage(moved, others, encoder, seed, progress)
     log.info(f"geometry: {len(two):,} pairs")
-    lies = geometry(two, encoder, progress)
-    return ProbeResult(model=name, tokens=tokens, profiles=profiles, geometry=lies)
+    found: Any = dict(geometry=geometry(two, encoder, progress), context=plain.slots)
+    return ProbeResult(model=name, tokens=tokens, profiles=profiles, **found)
 
 
 def probe_language_model(

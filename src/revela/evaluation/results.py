@@ -100,7 +100,7 @@ class Geometry:
 @dataclass(frozen=True)
 class ProbeResult(JsonFile):
     """probe.json: profiles by test over texts of ``tokens`` tokens and, of a retriever, its
-    geometry.
+    geometry, and how many documents it reads as its context: those that it was saved with.
     """
 
     model: str = ""
@@ -108,6 +108,7 @@ class ProbeResult(JsonFile):
     tokens: int = 0
     profiles: dict[str, Profile] = field(kw_only=True)
     geometry: Geometry | None = None
+    context: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """What an index folder holds beside its table: index.json, which says what made the index and
-whether it is finished, and a lock.
+whether it is finished, a lock, and the context of a retriever that reads one (contexts.py).
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.settings import Indexing
 
-INFO, LOCK, FORMAT = "index.json", ".lock", 3
+INFO, LOCK, CONTEXT = "index.json", ".lock", "context.safetensors"
+FORMAT, WITH_CONTEXT = 3, 4
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Info:
         columns: metadata fields and their Arrow types.
         finished: false until the first documents are all in.
         format: version of the folder's layout.
+        context: of a retriever with slots: the digest of its rows, what they were drawn from
+            (``Context.about``), and how many passages the index held then.
     """
 
     model: str
@@ -38,10 +42,14 @@ class Info:
     columns: Mapping[str, str] = field(default_factory=dict)
     finished: bool = False
     format: int = FORMAT
+    context: Mapping[str, Any] | None = None
 
     def save(self, folder: Path) -> None:
         with atomic_write(folder / INFO) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+            known = asdict(self)
+            if self.context is None:  # so that versions without contexts can read it
+                del known["context"]
+            temporary.write_text(json.dumps(known, indent=1), encoding="utf-8")
 
 
 def read_info(folder: Path) -> Info:
@@ -54,7 +62,7 @@ def read_info(folder: Path) -> Info:
         raise RevelaError(f"{folder} is not an index: it has no {INFO}; make one with revela index")
     try:
         found = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        if found.get("format") == FORMAT:
+        if found.get("format") in (FORMAT, WITH_CONTEXT):
             return Info(**{**found, "settings": Indexing(**found["settings"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RevelaError(
@@ -71,8 +79,10 @@ def unfinished_in(folder: Path) -> Info | None:
     Raises:
         RevelaError: the folder holds a finished index, or something else.
     """
+    # What is written before index.json is there.
+    early = (LOCK, CONTEXT, f".{CONTEXT}-", f".{INFO}-")
     if not folder.exists() or (
-        folder.is_dir() and all(entry.name == LOCK for entry in folder.iterdir())
+        folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
     ):
         return None
     if not (folder / INFO).is_file() or (info := read_info(folder)).finished:

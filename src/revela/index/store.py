@@ -15,6 +15,7 @@ Shapes: N texts, W numbers of a stored vector.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +27,17 @@ from tqdm import tqdm
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
+from revela.index.contexts import (
+    CHOSEN,
+    Choice,
+    Context,
+    conditioned,
+    drift,
+    read_rows,
+    slots_of,
+    with_slots,
+    write_rows,
+)
 from revela.index.encode_corpus import Added, commits, digest_of, refuse_repeated, table_rows
 from revela.index.filters import where_sql
 from revela.index.fusion import (
@@ -37,13 +49,15 @@ from revela.index.fusion import (
     fuse_ranks,
     fuse_scores,
 )
-from revela.index.manifest import Info, read_info, unfinished_in, writing
+from revela.index.manifest import WITH_CONTEXT, Info, read_info, unfinished_in, writing
 from revela.index.rerank import READ, RERANKED, Rerank, encode_packed, with_reranker, with_tokens
 from revela.index.statistics import Statistics
 from revela.index.table import Table
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_missing
 from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["dense", "lexical", "hybrid"]
 
@@ -89,6 +103,7 @@ class Index:
         metadata: Mapping[str, str] | None = None,
         settings: Indexing = Indexing(),  # noqa: B008  (frozen)
         *,
+        context: Choice = "saved",
         encoder: TokenEncoder | None = None,
         precision: Precision = "auto",
         lm: str | Path = OFFLINE_MODEL,
@@ -102,6 +117,9 @@ class Index:
                 types, "string", "int64", "double" or "bool" (``encode_corpus.metadata_columns``
                 finds them).
             settings: how to cut documents and to hold vectors.
+            context: what a retriever with slots reads before every text, for good: texts drawn from
+                what will be indexed, the context that it was "saved" with, or "none". Others read
+                none.
             encoder: of ``model``, if it is loaded already.
             precision: arithmetic; "auto" is bf16 where the hardware has it.
             lm: language model of ``search(rerank="heads")``.
@@ -119,19 +137,36 @@ class Index:
         width = encoder.encode_passages(["."]).shape[1]
         width = min(width, settings.dimensions or width)
         info = Info(str(path.resolve()), fingerprint(path), width, settings, metadata or {})
-        return cls.begin(Path(folder), info, encoder, lm)
+        known = Context.of(context)
+        if known.kind == "saved" and not slots_of(encoder):
+            return cls.begin(Path(folder), info, encoder, lm)
+        return cls.begin(Path(folder), info, encoder, lm, known)
 
     @classmethod
     def begin(
-        cls, folder: Path, info: Info, encoder: TokenEncoder, lm: str | Path = OFFLINE_MODEL
+        cls,
+        folder: Path,
+        info: Info,
+        encoder: TokenEncoder,
+        lm: str | Path = OFFLINE_MODEL,
+        context: Context | None = None,
     ) -> Index:
         """``create``, of a manifest that is known."""
+        if context is not None:
+            about = context.about(with_slots(encoder).slots)
+            info = replace(info, context=about, format=WITH_CONTEXT)
         with writing(folder):
-            if (begun := unfinished_in(folder)) and begun != info:
+            begun = unfinished_in(folder)
+            if begun and _choices(begun) != _choices(info):
                 raise RevelaError(
                     f"{folder} was begun with another model or other settings: "
                     "give those again, or remove it"
                 )
+            if begun:
+                info = begun
+            elif context is not None:
+                digest = write_rows(folder, context.rows(encoder))
+                info = replace(info, context={"digest": digest, **about})
             info.save(folder)
             return cls(folder, info, Table.open(folder, info, create=True), encoder, lm=lm)
 
@@ -183,7 +218,8 @@ class Index:
 
     @property
     def encoder(self) -> TokenEncoder:
-        """The encoder of the index's retriever, loaded when it is first needed.
+        """The encoder of the index's retriever with the index's context, loaded when it is first
+        needed.
 
         Raises:
             RevelaError: the retriever is not there, or is not the one that made the index.
@@ -192,7 +228,13 @@ class Index:
             from revela.retriever.encode import load_encoder
 
             self._encoder = load_encoder(self.model_folder, self._precision)
-        return self._encoder
+        return conditioned(self._encoder, self._rows) if self.info.context else self._encoder
+
+    @cached_property
+    def _rows(self) -> Vectors:
+        """The context, (J, D)."""
+        assert self.info.context
+        return read_rows(self.folder, self.info.context["digest"])
 
     def check_model(self, fingerprint: str, name: str) -> None:
         """Refuse a retriever whose fingerprint is not that of the one that made this index."""
@@ -373,7 +415,7 @@ class Index:
         if not isinstance(documents, ArrowList):
             texts = (document for document in documents if document.full_text.strip())
             documents = arrow_list(Document, texts)
-        total = Added()
+        total, new = Added(), not self.info.finished
         with writing(self.folder):
             refuse_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
             with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
@@ -381,7 +423,19 @@ class Index:
                     total += added
                     bar.update(added.new + added.replaced + added.unchanged)
             self.finish()
+        if total.chunks and not new:
+            self._log_drift()
         return total
+
+    def _log_drift(self) -> None:
+        """Say so if the index has become another corpus than its context was drawn from."""
+        about = self.info.context
+        if about is None or about["kind"] != "corpus":
+            return
+        encoder = with_slots(self.encoder)
+        texts = self._table.draw_texts(encoder.slots)
+        if line := drift(encoder, self._rows, about, texts, len(self)):
+            log.info(line)
 
     def add_batches(self, documents: Iterable[Document]) -> Iterator[Added]:
         """``add`` without its lock and without ``finish``: each batch is yielded once it is safe on
@@ -446,6 +500,9 @@ class Index:
         self._statistics.save(self._table.version, geometry)
         if new:
             self.info = replace(self.info, finished=True)
+            if self.info.context:
+                known = {**self.info.context, "passages": len(self)}
+                self.info = replace(self.info, context=known)
             self.info.save(self.folder)
 
     def _as_stored(self, vectors: Vectors) -> Vectors:
@@ -482,6 +539,12 @@ class Index:
         saved = self._statistics
         if not saved.changed and saved.version != self._table.version and len(self):
             self._miscounted = True
+
+
+def _choices(info: Info) -> Info:
+    """A manifest with what a user has chosen of its context, and not what came of it."""
+    context = info.context
+    return replace(info, context=context and {name: context[name] for name in CHOSEN})
 
 
 def _refuse(

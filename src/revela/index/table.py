@@ -10,6 +10,7 @@ Shapes: N rows, W numbers of a stored vector.
 from __future__ import annotations
 
 import os
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,20 @@ class Table:
         if not len(self):
             return np.zeros((0, self.info.width), np.float32)
         return self._matrix(self._sample("vector"))
+
+    def draw_texts(self, count: int, seed: int = 0) -> list[str]:
+        """Texts of so many documents without their titles: a random chunk of each."""
+        rng, ids = random.Random(seed), list[str]()
+        with lance_errors(self.folder):
+            first = self.lance.search().where("chunk = 0").select(["id"])
+            for batch in first.to_batches(READ_ROWS):
+                ids += batch.column("id").to_pylist()
+            texts = []
+            for name in rng.sample(sorted(ids), min(count, len(ids))):
+                query = self.lance.search().where(_id_filter([name])).select(["title", "passage"])
+                row = rng.choice(query.limit(len(self)).to_list())
+                texts.append(row["passage"][len(row["title"]) :].strip())
+        return texts
 
     def _sample(self, column: str) -> Any:
         with lance_errors(self.folder):

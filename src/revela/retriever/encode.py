@@ -110,14 +110,26 @@ class RetrieverEncoder:
         Raises:
             RevelaError: the model has slots, but no first stage to fill them.
         """
-        if not self.slots:
-            return self
+        return self.with_context(self.context_of(texts)) if self.slots else self
+
+    def context_of(self, texts: Sequence[str]) -> Tensor:
+        """The context (J, D) of the first J of these texts, of a model with slots.
+
+        Raises:
+            RevelaError: it has no first stage to fill them.
+        """
         if self.first_stage is None:
             raise RevelaError(
                 f"{self.name} has slots for a context, but no first stage (context/): copy the "
                 "whole folder of the retriever"
             )
-        return self.with_context(self.first_stage.of_texts(texts))
+        return self.first_stage.of_texts(texts)
+
+    def saved_context(self) -> Tensor:
+        """The context (J, D) in the model's own table."""
+        ids, table = slot_ids(self.model), self.model[0].model.get_input_embeddings().weight
+        rows_JD: Tensor = table[ids.start : ids.stop].detach().float().cpu().clone()
+        return rows_JD
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """Encode texts as queries: (N, D) float32.

@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from revela.errors import RevelaError, extra
 from revela.files import atomic_write
+from revela.retriever.context import STEM, read_as_text
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
 from revela.silence import silence_warnings
 from revela.types import Vectors
@@ -157,6 +158,7 @@ class OnnxEncoder:
 
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
         vectors_ND = np.empty((len(texts), self.config["dimension"]), dtype=np.float32)
+        texts = read_as_text(texts) if STEM in prompt else texts
         by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
             for start in range(0, len(texts), BATCH):

@@ -13,6 +13,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
+from revela.retriever.context import read_as_text, slot_ids
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
 
 Spans = list[tuple[int, int]]
@@ -50,7 +51,8 @@ def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> Toke
             f"{name} has no fast tokenizer of transformers, so tokens have no character offsets: "
             "probe another model"
         )
-    limit = min(max_tokens, model.max_seq_length or max_tokens)
+    wanted = max_tokens + len(slot_ids(model))  # slots do not count as text
+    limit = min(wanted, model.max_seq_length or wanted)
     prompts = (query_prompt_of(model), passage_prompt_of(model))
     return TokenWindow(tokenizer, limit - max(len(tokenizer(p)["input_ids"]) for p in prompts))
 
@@ -72,6 +74,7 @@ class TokenCounter:
         self._tokenizer = tokenizer
         self._query_prompt, self._passage_prompt = query_prompt_of(model), passage_prompt_of(model)
         self.limit: int | None = model.max_seq_length
+        self._has_slots = bool(slot_ids(model))
 
     def count_queries(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text as a query, with prompt and special tokens, before truncation."""
@@ -82,6 +85,7 @@ class TokenCounter:
         return self._count(self._passage_prompt, texts)
 
     def _count(self, prompt: str, texts: Sequence[str]) -> list[int]:
+        texts = read_as_text(texts) if self._has_slots else texts
         encodings = self._tokenizer.encode_batch_fast([prompt + text for text in texts])
         return [len(encoding.ids) for encoding in encodings]
 

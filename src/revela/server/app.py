@@ -64,7 +64,8 @@ class Service:
         index: the index to search.
         encoder: the index's retriever; used by the batcher's thread, and by searches that re-rank.
         counter: the token counter of the same retriever.
-        name: the model's name for clients.
+        name: the model's name for clients; with "@" and 8 digits of the context's digest, if the
+            index has a context.
         limits: see ``Limits``.
         dimensions: shorter widths that the retriever was trained for.
         token: required from clients, if given.
@@ -86,6 +87,8 @@ class Service:
     ) -> None:
         self.index, self.reranker = index, reranker
         self.name, self.limits, self.token, self.local_only = name, limits, token, local_only
+        if context := index.info.context:  # vectors of another context are those of another model
+            self.name += f"@{context['digest'][:8]}"
         self.created = int(time.time())
         self.width = encoder.encode_passages(["warm"]).shape[1]
         self.dimensions = [*sorted(d for d in dimensions if d < self.width), self.width]

@@ -1,0 +1,132 @@
+"""Scores of a retriever that reads a context: it is drawn from the documents of each collection,
+never from queries.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from conftest import make_rows
+from revela import RevelaError, evaluate
+from revela.evaluation.beir import load_collection, mean_outcomes
+from revela.index.contexts import Context, sample_texts
+from revela.retriever.encode import RetrieverEncoder, load_encoder
+from tests.contextual import SLOTS, save_contextual
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_lm_folder, tmp_path_factory):
+    return save_contextual(tiny_lm_folder, tmp_path_factory.mktemp("contextual") / "model")
+
+
+@pytest.fixture
+def collections(tmp_path):
+    return [write(tmp_path / name, seed) for seed, name in enumerate(("One", "Two"))]
+
+
+def write(folder, seed):
+    (folder / "qrels").mkdir(parents=True)
+    rows = make_rows(30, sentences=3, seed=seed)
+    queries = [{"_id": f"q{i}", "text": rows[i]["text"].split(". ")[1]} for i in range(20)]
+    for name, lines in (("corpus", rows), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    judged = [f"q{i}\td{i}\t1\n" for i in range(20)]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    return folder
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The texts of each context that is made."""
+    seen, whole = [], RetrieverEncoder.context_of
+
+    def context_of(self, texts):
+        seen.append(list(texts))
+        return whole(self, texts)
+
+    monkeypatch.setattr(RetrieverEncoder, "context_of", context_of)
+    return seen
+
+
+def test_each_collection_has_a_context_of_its_documents(folder, collections, read):
+    found = [load_collection(path) for path in collections]
+    evaluate([folder], collections, precision="fp32")
+    evaluate([folder], collections, precision="fp32", context_seed=1)
+    for texts, collection in zip(read, [*found, *found], strict=True):
+        assert len(set(texts)) == SLOTS and set(texts) <= set(collection.documents)
+        assert not set(texts) & set(collection.queries)
+    assert read[0] != read[2] and read[0] == sample_texts(found[0].documents, SLOTS, 0)
+
+
+def test_scores_are_those_in_the_context(folder, collections):
+    scores = evaluate([folder], collections[:1], precision="fp32", context=["a", "text"])
+    encoder = load_encoder(folder, "fp32").with_context_of(["a", "text"])
+    wanted = mean_outcomes(load_collection(collections[0]), {"m": encoder})["m"]
+    assert scores["One"]["model"].means == pytest.approx(wanted)
+    saved = evaluate([folder], collections[:1], precision="fp32", context="saved")
+    plain = mean_outcomes(load_collection(collections[0]), {"m": load_encoder(folder, "fp32")})
+    assert saved["One"]["model"].means == pytest.approx(plain["m"])
+
+
+def test_other_models_read_none(folder, saved_retriever, collections, read):
+    evaluate([saved_retriever], collections[:1], precision="fp32")
+    assert not read
+    evaluate([saved_retriever, folder], collections[:1], precision="fp32", context="none")
+    assert read == [[]]
+    with pytest.raises(RevelaError, match="has no first stage: train it with --context N"):
+        evaluate([saved_retriever], collections[:1], precision="fp32", context="none")
+
+
+def test_mteb_draws_from_the_tasks_corpus(folder, collections, read, tmp_path):
+    pytest.importorskip("mteb")
+    from revela.evaluation.benchmarks import evaluate_benchmarks
+
+    names, out = [str(path) for path in collections], tmp_path / "out"
+    _, scores = evaluate_benchmarks([str(folder)], names, out, precision="fp32")
+    drawn = [list(texts) for texts in read]
+    for texts, path in zip(drawn, collections, strict=True):
+        collection = load_collection(path)
+        assert texts == sample_texts(collection.documents, SLOTS, 42)
+        encoder = load_encoder(folder, "fp32").with_context_of(texts)
+        ours = mean_outcomes(collection, {"m": encoder})["m"]
+        assert scores[path.name]["model"].metrics == pytest.approx(ours, abs=1e-4)
+    assert scores["One"]["model"].settings["context"].endswith("seed 42")
+    read.clear()
+    evaluate_benchmarks([str(folder)], names, out, precision="fp32")
+    assert not read  # scores are kept
+    evaluate_benchmarks([str(folder)], names[:1], out, precision="fp32", context="none")
+    assert read == [[]] and len(list(out.rglob("One.json"))) == 2  # and have a place per context
+
+
+def test_a_judge_reads_each_collection(folder, collections, read, tmp_path, monkeypatch):
+    from revela.evaluation import comparison
+
+    encoder, judged = load_encoder(folder, "fp32"), []
+
+    def stop(*_, judge, **__):
+        judged.append(judge(encoder))
+        raise RevelaError("stop")
+
+    monkeypatch.setattr(comparison, "train", stop)
+    rest = dict(seeds=[0], points=1, check=None, bm25={}, corpus="", command="")
+    with pytest.raises(RevelaError, match="stop"):
+        comparison.compare({"a": _Recipe()}, None, collections, tmp_path / "out", **rest)
+    found = [load_collection(path) for path in collections]
+    assert read == [sample_texts(c.documents, SLOTS, 0) for c in found]
+    wanted = mean_outcomes(found[0], {"m": Context("corpus").into(encoder, found[0].documents)})
+    assert judged[0]["One"] == pytest.approx(wanted["m"]["ndcg@10"])
+
+
+class _Recipe:
+    def but(self, **_):
+        return self
+
+
+def test_a_sample_has_words_and_is_seeded():
+    texts = ["", " ", *(f"text {i}" for i in range(9))]
+    assert set(sample_texts(texts, 20, 0)) == set(texts[2:])
+    assert sample_texts(texts, 4, 0) == sample_texts(texts, 9, 0)[:4] != sample_texts(texts, 4, 1)
+    assert np.unique(sample_texts(texts, 9, 2)).size == 9 and sample_texts([], 3, 0) == []

@@ -1,0 +1,109 @@
+"""A retriever with slots in use: whatever is beside a text, and however texts are put side by side,
+it reads its context and the text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import make_rows
+from revela.retriever.build import load_retriever
+from revela.retriever.context import filled, slot_ids
+from revela.retriever.encode import load_encoder
+from revela.retriever.onnx import OnnxEncoder, export_onnx
+from revela.retriever.tokens import TokenCounter, token_window
+from tests.contextual import SLOTS, save_contextual
+
+TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "engine2 " * 200]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_lm_folder, tmp_path_factory):
+    return save_contextual(tiny_lm_folder, tmp_path_factory.mktemp("contextual") / "model")
+
+
+@pytest.fixture(scope="module")
+def encoder(folder):
+    return load_encoder(folder, "fp32")
+
+
+@pytest.fixture(scope="module")
+def other(encoder):
+    """The same with another context."""
+    return encoder.with_context_of(TEXTS[1:4])
+
+
+@pytest.mark.parametrize("role", ["queries", "passages"])
+def test_packed_is_padded_is_one_at_a_time(encoder, other, role):
+    packed = getattr(other, f"encode_{role}")(TEXTS)
+    alone = np.concatenate([getattr(other, f"encode_{role}")([text]) for text in TEXTS])
+    np.testing.assert_allclose(packed, alone, atol=1e-6)
+    model, read = encoder.model, [text or "." for text in TEXTS]
+    rows, prompt = (
+        encoder.context_of(TEXTS[1:4]),
+        model.prompts[role.rstrip("s").replace("querie", "query").replace("passage", "document")],
+    )
+    with torch.no_grad(), filled(model, rows):
+        padded = model(model.preprocess(read, prompt=prompt))["sentence_embedding"].numpy()
+    np.testing.assert_allclose(packed, padded, atol=1e-6)
+    assert np.abs(packed - getattr(encoder, f"encode_{role}")(TEXTS)).max() > 1e-3
+
+
+def test_text_that_looks_like_a_slot_is_text(encoder):
+    ids, seen = slot_ids(encoder.model), []
+    handle = (
+        encoder.model[0]
+        .model.get_input_embeddings()
+        .register_forward_hook(lambda _module, inputs, _out: seen.append(inputs[0]))
+    )
+    text = "ocean1 <|context-3|> engine2 <|context-0|><|context-7|>"
+    try:
+        vector = encoder.encode_passages([text])
+    finally:
+        handle.remove()
+    assert int(sum(torch.isin(x, torch.tensor(ids)).sum() for x in seen)) == SLOTS == len(ids)
+    raw = encoder.model.encode([text], prompt=encoder.model.prompts["document"])
+    assert np.abs(vector - raw).max() > 1e-4  # sentence-transformers itself reads slots there
+    (count,) = TokenCounter(encoder.model).count_passages([text])
+    assert count == max(x.numel() for x in seen)
+
+
+def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
+    model, text = encoder.model, "ocean1 engine2"
+    counter, bare = TokenCounter(model), model.tokenizer(text, add_special_tokens=False).input_ids
+    for count, role in ((counter.count_queries, "query"), (counter.count_passages, "document")):
+        prompt = model.prompts[role]
+        assert count([text]) == [len(model.tokenizer(prompt + text).input_ids)]
+        assert count([text])[0] > SLOTS + len(bare)
+    assert counter.limit == model.max_seq_length == 100 + SLOTS
+    # Texts of 40 tokens besides: with slots as without.
+    plain = load_retriever(saved_retriever)
+    assert token_window(model, "m", 40).size == pytest.approx(
+        token_window(plain, "m", 40).size, abs=1
+    )
+
+
+def test_onnx_says_what_torch_says(folder, encoder, tmp_path):
+    pytest.importorskip("onnxruntime")
+    check = export_onnx(load_retriever(folder), tmp_path / "onnx")
+    exported, texts = OnnxEncoder(tmp_path / "onnx"), [*TEXTS, "a <|context-3|> b"]
+    assert check.difference < 1e-5
+    np.testing.assert_allclose(
+        exported.encode_queries(texts), encoder.encode_queries(texts), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        exported.encode_passages(texts), encoder.encode_passages(texts), atol=1e-5
+    )
+
+
+@settings(max_examples=15)
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=6), st.lists(st.text(max_size=30)))
+def test_any_texts_in_any_context(encoder, texts, context):
+    reader = encoder.with_context_of(context)
+    vectors = reader.encode_passages(texts)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(vectors[-1:], reader.encode_passages(texts[-1:]), atol=1e-5)

@@ -1,0 +1,45 @@
+"""A server of an index with a context: vectors of this context, under a name of their own."""
+
+from __future__ import annotations
+
+import httpx
+import numpy as np
+import pytest
+from served import documents, running
+
+from revela import Retriever
+from revela.retriever.tokens import TokenCounter
+from revela.server import Limits
+from revela.server.app import Service
+from tests.contextual import SLOTS, save_contextual
+
+TEXTS = ["ocean1 ocean2", "engine3"]
+
+
+@pytest.fixture(scope="module")
+def index(tiny_lm_folder, tmp_path_factory):
+    home = tmp_path_factory.mktemp("contextual")
+    retriever = Retriever(save_contextual(tiny_lm_folder, home / "model"), precision="fp32")
+    return retriever.index(documents(20, 2), home / "index")
+
+
+def test_vectors_and_names_are_those_of_the_context(index):
+    encoder, digest = index.encoder, index.info.context["digest"]
+    counter = TokenCounter(encoder.model)
+    service = Service(index, encoder, counter, "tiny", Limits())
+    with running(service) as up:
+        named = [row["id"] for row in httpx.get(f"{up.url}/v1/models").json()["data"]]
+        name = f"tiny@{digest[:8]}"
+        assert named == [name, f"{name}:query", f"{name}:passage"]
+        body = {"model": name, "input": TEXTS}
+        answer = httpx.post(f"{up.url}/v1/embeddings", json=body).json()
+        assert answer["model"] == name
+        assert answer["usage"]["prompt_tokens"] == sum(counter.count_passages(TEXTS)) > 2 * SLOTS
+        vectors = np.array([row["embedding"] for row in answer["data"]])
+        np.testing.assert_allclose(vectors, encoder.encode_passages(TEXTS), atol=1e-6)
+        saved = np.abs(vectors - index._encoder.encode_passages(TEXTS)).max()
+        assert saved > 1e-3  # not the context that the retriever was saved with
+        found = httpx.post(f"{up.url}/v1/search", json={"query": "ocean1"}).json()
+        wanted = index.search("ocean1")
+        assert [row["id"] for row in found["data"]] == [hit.id for hit in wanted]
+        assert found["model"] == name
