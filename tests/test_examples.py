@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from conftest import make_rows
 from examples import (
     adapt_an_embedder,
     contextual_retriever,
@@ -64,8 +66,9 @@ def test_own_objective(corpus_file, tiny_lm_folder, tmp_path):
 
 def test_contextual_retriever(corpus_file, saved_retriever, tmp_path):
     other = tmp_path / "other.jsonl"
-    other.write_text(corpus_file.read_text().replace("ocean", "anchor"))
+    other.write_text("".join(json.dumps(row) + "\n" for row in make_rows(40, seed=7)[::-1]))
     settings = {**TINY, "context": 4, "queries": "telling-sentence", "keep": "last"}
+    settings |= {"learning_rate": 1e-2, "max_steps": 15}
     del settings["gate_heads"]
     one, two = contextual_retriever.main(
         [corpus_file, other], tmp_path / "out", "ocean01", saved_retriever, **settings
