@@ -4,6 +4,7 @@ it reads.
     python -m research.benchmarks.contexts --models runs/* --on collections/{cranfield,conala} \
         --contexts own null other words --draws 2 --out FILE
     python -m research.benchmarks.contexts --table FILE --against registers
+    python -m research.benchmarks.contexts --cost embedded:minilm-l6
 
 A context is drawn from the collection's own documents (never its queries), of another collection's
 (the next one of --on), of random words of its documents, or of none (null). Retrievers without
@@ -12,27 +13,44 @@ slots are scored once.
 Scores of several draws, and of the runs of several seeds (folders that differ by a last -SEED),
 are averaged per query before anything is tested; tests are paired, over all queries of all
 collections alike, squad_dev's cut to 500.
+
+--cost times a step of the pairs preset on 32 pairs of 48 words, forward and backward, with and
+without a context: median of five, by turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import re
+import statistics
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from revela.corpus.arrow_list import arrow_list
+from revela.device import uses_bf16
 from revela.evaluation.beir import Collection, load_collection
 from revela.evaluation.metrics import per_query, top_k
 from revela.evaluation.significance import margin, p_values
 from revela.files import atomic_write
-from revela.retriever.encode import RetrieverEncoder, load_encoder
-from revela.weights import resolve
+from revela.objectives.assemble import build_objective
+from revela.objectives.base import Parts
+from revela.retriever.build import untrained_retriever
+from revela.retriever.context import add_context, train_first_stage
+from revela.retriever.encode import RetrieverEncoder, load_encoder, without_padding
+from revela.retriever.lora import add_lora
+from revela.settings import Recipe
+from revela.training.loop import bf16_forward, sides
+from revela.types import Chunk
+from revela.weights import find_weights, resolve
 
 QUERIES = 500  # most of a collection
 CONTEXTS = ("own", "null", "other", "words")
@@ -47,13 +65,15 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=["own"])
     parser.add_argument("--draws", type=int, default=1, help="of the collection's own documents")
     parser.add_argument("--out", type=Path, default=Path("research/out/contexts.json"))
-    parser.add_argument(
-        "--table", nargs="+", type=Path, help="print these results"
-    )
+    parser.add_argument("--table", nargs="+", type=Path, help="print these results")
     parser.add_argument("--against", default="registers", help="test against rows of this name")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cost", default="", help="time steps from this model")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.cost:
+        print_cost(arguments.cost)
+        return
     if not arguments.table:
         measure(arguments)
     print_table(arguments.table or [arguments.out], arguments.against)
@@ -121,6 +141,53 @@ def score(collection: Collection, encoder: RetrieverEncoder) -> dict[str, float]
         for query, row, values in zip(collection.query_ids, *nearest, strict=True)
     }
     return {q: scores["ndcg@10"] for q, scores in per_query(collection.qrels, run).items()}
+
+
+def print_cost(model: str) -> None:
+    """Seconds of a step with J = 0, 16, 64 and what they are of J = 0."""
+    rng = random.Random(0)
+    words = ["retrieval", "engine", "harbour", "violin", "market", "glacier", "enzyme", "castle"]
+    texts = [" ".join(rng.choices(words, k=48)) for _ in range(64)]
+    rows = arrow_list(Chunk, (Chunk(i, text, texts[i + 32]) for i, text in enumerate(texts[:32])))
+    steps: dict[int, Callable[[], None]] = {}
+    for slots in (0, 16, 64):
+        recipe = Recipe.of("pairs", model=model, group_size=32, context=slots, context_from="batch")
+        folder = find_weights(model, "")
+        retriever = untrained_retriever(recipe, folder, [])
+        first = add_context(recipe, retriever, texts[0])
+        add_lora(retriever, 64, 64, 0.0)
+        if first is not None:
+            train_first_stage(first, 64, 64, 0.0)
+        parts = Parts(
+            recipe, retriever, [], rows, retriever.device, uses_bf16("auto", retriever.device),
+            first_stage=first,
+        )  # fmt: skip
+        objective, collate = build_objective(parts)
+        batch = collate(
+            [{"row": i, "epoch": 0, "document": i, "text": r.text, "query": r.query}
+             for i, r in enumerate(rows)]
+        )  # fmt: skip
+        retriever.train()
+        steps[slots] = functools.partial(step, objective, sides(batch), retriever, parts.bf16)
+    seconds: dict[int, list[float]] = {slots: [] for slots in steps}
+    for turn in range(6):
+        for slots, take in steps.items():
+            began = time.perf_counter()
+            take()
+            if turn:
+                seconds[slots].append(time.perf_counter() - began)
+    plain = statistics.median(seconds[0])
+    for slots, times in seconds.items():
+        middle = statistics.median(times)
+        print(f"J = {slots}: {middle:.2f} s a step, x{middle / plain:.2f}")
+
+
+def step(
+    objective: torch.nn.Module, batch: list[dict[str, torch.Tensor]], model: Any, bf16: bool
+) -> None:
+    """Forward and backward, as the loop runs them."""
+    with without_padding(model), bf16_forward(model, bf16):
+        objective([dict(side) for side in batch]).backward()
 
 
 def print_table(files: Sequence[Path], against: str) -> None:
