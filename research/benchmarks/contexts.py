@@ -41,7 +41,6 @@ from revela.evaluation.beir import Collection, load_collection
 from revela.evaluation.metrics import per_query, top_k
 from revela.evaluation.significance import margin, p_values
 from revela.files import atomic_write
-from revela.objectives.assemble import build_objective
 from revela.objectives.base import Parts
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import add_context, train_first_stage
@@ -49,6 +48,7 @@ from revela.retriever.encode import RetrieverEncoder, load_encoder, without_padd
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe
 from revela.training.loop import bf16_forward, sides
+from revela.training.run import build_objective
 from revela.types import Chunk
 from revela.weights import find_weights, resolve
 

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
-from torch import Tensor
+from torch import Tensor, nn
 
 from revela.corpus.arrow_list import ArrowList
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
-from revela.objectives.assemble import build_objective
-from revela.objectives.base import Parts
+from revela.objectives.base import Collate, Parts
+from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
+from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import SavedContext, add_context, train_first_stage
 from revela.retriever.encode import RetrieverEncoder, without_padding
@@ -348,6 +349,35 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
         )
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
+
+
+def build_objective(parts: Parts) -> tuple[nn.Module, Collate]:
+    """The loss of the recipe's objective, and what makes its batches.
+
+    Raises:
+        RevelaError: a model cannot be loaded, or a setting does not suit it.
+    """
+    recipe, first_stage = parts.recipe, parts.first_stage
+    widths, width = recipe.retriever.matryoshka, parts.model.get_embedding_dimension()
+    if bad := [narrow for narrow in widths if not 0 < narrow < width]:
+        raise RevelaError(
+            f"--matryoshka {bad[0]}: the vectors of this retriever have {width} numbers, "
+            f"give widths from 1 to {width - 1}"
+        )
+    loss, collate = recipe.objective.build(parts)
+    if first_stage is None:
+        return (Matryoshka(loss, [*widths, width]) if widths else loss), collate
+    constant, settings = first_stage.constant, recipe.context
+    loss.model = retriever = Conditioned(loss.model, settings.context_dropout * (not constant))
+    contextual = Contextual(
+        Matryoshka(loss, [*widths, width]) if widths else loss,
+        retriever,
+        first_stage,
+        null=settings.context_null,
+        retriever_batch=recipe.training.retriever_batch,
+        bf16=parts.bf16,
+    )
+    return contextual, collate if constant else ContextBatches(parts, collate, first_stage)
 
 
 def _row(rows: ArrowList[Chunk], epoch: int, index: int) -> dict[str, Any]:
