@@ -770,3 +770,18 @@ def test_neighbours_need_groups_of_similar_chunks(recipe, documents, tmp_path):
     with pytest.raises(RevelaError, match="--context-from neighbours needs groups of similar"):
         train(recipe.but(context=3, context_from="neighbours"), documents, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [n for n in presets() if not n.startswith("cde")])
+def test_a_context_goes_around_every_objective(recipe, documents, tmp_path, name):
+    """Its head and its anchors are trained by whatever the objective is."""
+    changes = {"layers": 2, "lora_rank": 4, "group_size": 8, "max_steps": 2, "warmup_steps": 1}
+    recipe = recipe.but(**presets()[name] | changes, context=3, context_null=0.0)
+    if recipe.objective.reads == "queries":
+        recipe = recipe.but(queries="telling-sentence", chunk_words=30)
+    train(recipe, documents, tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "context" / "rows.safetensors")
+    table = load_retriever(tmp_path / "out")[0].model.get_input_embeddings().weight
+    assert torch.equal(table[-3:].cpu(), tensors["rows_JD"])
+    head = load_file(tmp_path / "out" / "context" / "4_Dense" / "model.safetensors")
+    assert head["linear.weight"].abs().max() > 0

@@ -12,6 +12,9 @@ are embedded in parts as well.
 neighbours of the batch in the order of similar chunks, any of its corpus, or none (constant: the
 anchors alone are learned, the control for what more tokens of computation give).
 
+Objectives that compare with the retriever before training (gains, attention) turn its LoRA off; it
+reads the batch's context then, too.
+
 Cost: a text is read with J more tokens, and J documents per batch by the first stage.
 
 Shapes: J slots, N <= J documents, D width of the embedding table.
