@@ -331,7 +331,8 @@ def _documents_reader(model: SentenceTransformer, layers: int, tokens: int) -> S
     transformer = copy.deepcopy(model[0])
     keep_lower_layers(transformer.model, layers)
     width = transformer.get_embedding_dimension()
-    last = modules.Dense(width, width, activation_function=nn.Identity())
+    table = transformer.model.get_input_embeddings()
+    last = modules.Dense(width, table.embedding_dim, activation_function=nn.Identity())
     nn.init.zeros_(last.linear.weight)
     nn.init.zeros_(last.linear.bias)
     parts = [
