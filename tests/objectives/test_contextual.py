@@ -207,12 +207,12 @@ def test_with_widths(tiny_lm_folder):
 ROWS = [Chunk(i // 4, f"text {i}") for i in range(40)]  # of ten documents
 
 
-def batches(first, source, tour=None, corpora=()):
+def batches(first, source, order=None, corpora=()):
     recipe = Recipe.of(context=SLOTS, context_from=source, groups="cluster")
     counted = []
     rows = arrow_list(Chunk, iter(ROWS))
     parts = Parts(
-        recipe, None, [], rows, torch.device("cpu"), False, counted.append, first, tour, corpora
+        recipe, None, [], rows, torch.device("cpu"), False, counted.append, first, order, corpora
     )
     return ContextBatches(parts, lambda rows: {"query_x": torch.zeros(1)}, first), counted
 
@@ -232,13 +232,13 @@ def test_which_documents_a_batch_reads(tiny_lm_folder):
     assert len(set(draws)) > 3
     assert sorted(batch.choose(group(8, 9))) == [8, 9]  # the third slot is null
 
-    tour = np.random.default_rng(0).permutation(40)
-    neighbours, _ = batches(first, "neighbours", tour=tour)
+    order = np.random.default_rng(0).permutation(40)
+    neighbours, _ = batches(first, "neighbours", order=order)
     for start in (0, 17, 36):
-        members = tour[start : start + 4].tolist()
+        members = order[start : start + 4].tolist()
         chosen = neighbours.choose(group(*members))
         assert len(set(chosen)) == SLOTS and not set(chosen) & set(members)
-        around = np.concatenate([tour, tour, tour])[40 + start - SLOTS : 40 + start + 4 + SLOTS]
+        around = np.concatenate([order, order, order])[40 + start - SLOTS : 40 + start + 4 + SLOTS]
         assert set(chosen) < set(around.tolist())
 
     corpus, _ = batches(first, "corpus", corpora=[3, 7])  # documents 0-2, 3-6, 7-9

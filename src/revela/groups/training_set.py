@@ -76,7 +76,7 @@ class TrainingSet:
         n_documents: how many the chunks come from.
         corpora: where corpora that share no group begin, but the first: numbers of documents.
         groups_per_epoch: set by ``groups``.
-        tour: the rows, similar ones next to each other; set by ``groups`` for clusters of a corpus.
+        by_similarity: the rows, similar ones next to each other; set by ``groups`` for clusters.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class TrainingSet:
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
             self.corpora = []
         self.groups_per_epoch = 0
-        self.tour: NDArray[np.int64] | None = None
+        self.by_similarity: NDArray[np.int64] | None = None
 
     @classmethod
     def read(
@@ -173,8 +173,8 @@ class TrainingSet:
         elif recipe.groups.kind == "iterative":
             build = order_of_groups(recipe, rows)
         elif recipe.groups.kind == "cluster":
-            self.tour = similar_order(recipe, rows, lambda: model)
-            build = order_of_groups(recipe, rows, order_N=self.tour)
+            self.by_similarity = similar_order(recipe, rows, lambda: model)
+            build = order_of_groups(recipe, rows, order_N=self.by_similarity)
         else:
             build = similar_groups(recipe, self.documents, rows, lambda: model)
         first = list(build(0))

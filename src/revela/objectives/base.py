@@ -50,7 +50,7 @@ class Parts:
     "Called with the number of tokens that the retriever reads, per side of a batch."
     first_stage: FirstStage | None = None
     "Of a retriever with slots for a context."
-    tour: NDArray[np.int64] | None = None
+    by_similarity: NDArray[np.int64] | None = None
     "The rows, similar ones next to each other, where groups are clusters."
     corpora: Sequence[int] = ()
     "Where corpora but the first begin: numbers of documents; a row's document counts on."

@@ -140,20 +140,20 @@ class ContextBatches:
 
     def _neighbours(self, own: Sequence[int]) -> list[int]:
         """Rows that are not of the batch, the most similar to its first row first."""
-        tour_N, place_N = self._tour
-        size, start, taken = len(tour_N), int(place_N[own[0]]), set(own)
+        order_N, place_N = self._order
+        size, start, taken = len(order_N), int(place_N[own[0]]), set(own)
         wanted = self.first_stage.slots + len(own)
         steps = (sign * step for step in range(1, min(wanted, size // 2) + 1) for sign in (1, -1))
-        near = [int(tour_N[(start + step) % size]) for step in steps]
+        near = [int(order_N[(start + step) % size]) for step in steps]
         return [row for row in dict.fromkeys(near) if row not in taken]
 
     @cached_property
-    def _tour(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        tour_N = self.parts.tour
-        assert tour_N is not None
+    def _order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        order_N = self.parts.by_similarity
+        assert order_N is not None
         place_N = np.empty(len(self.parts.rows), dtype=np.int64)
-        place_N[tour_N] = np.arange(len(tour_N))
-        return tour_N, place_N
+        place_N[order_N] = np.arange(len(order_N))
+        return order_N, place_N
 
     def _corpus_of(self, document: int) -> int:
         return int(np.searchsorted(self.parts.corpora, document, side="right"))

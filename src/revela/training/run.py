@@ -161,7 +161,7 @@ class Run:
             self.encoder = self.encoder.with_context(self._context)
         self.groups = data.groups(self.model, self.encoder, self._checkpoints)
         neighbours = recipe.context.context_from == "neighbours" and recipe.context.slots
-        if neighbours and data.tour is None:
+        if neighbours and data.by_similarity is None:
             raise RevelaError(
                 "--context-from neighbours needs groups of similar chunks, made of a corpus: give "
                 "--groups cluster, or another --context-from"
@@ -215,7 +215,7 @@ class Run:
                 self.bf16,
                 clock.count,
                 self.first_stage,
-                data.tour,
+                data.by_similarity,
                 data.corpora,
             )
         )
