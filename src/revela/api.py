@@ -14,7 +14,6 @@ from revela.errors import RevelaError
 from revela.index.contexts import Choice, chosen_for
 from revela.index.encode_corpus import metadata_columns
 from revela.index.store import Index
-from revela.retriever.context import draw_documents
 from revela.retriever.encode import load_encoder
 from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
 from revela.types import Document, Vectors
@@ -138,10 +137,8 @@ class Retriever:
             )
         settings = Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens)
         columns = metadata_columns(rows, metadata)
-        chosen = chosen_for(
-            self.encoder, context, lambda slots: draw_documents(rows, slots, 0, chunk_words)
-        )
-        given: Any = dict(context=chosen or "saved", encoder=self.encoder, lm=self.lm)
+        chosen = chosen_for(self.encoder, context, rows, chunk_words)
+        given: Any = dict(context=chosen, encoder=self.encoder, lm=self.lm)
         index = Index.create(folder, self.folder, columns, settings, **given)
         index.add(rows)
         return index

@@ -20,7 +20,8 @@ from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
 from revela.objectives.contrastive import ContrastiveLoss
 from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.build import build_retriever
-from revela.retriever.context import add_context, filled, slot_ids
+from revela.retriever.context import add_context
+from revela.retriever.slots import filled, slot_ids
 from revela.settings import Recipe
 from revela.types import Chunk
 

@@ -93,14 +93,13 @@ def _create(
     from revela.index.contexts import chosen_for
     from revela.index.encode_corpus import metadata_columns
     from revela.index.store import Index
-    from revela.retriever.context import draw_documents
     from revela.retriever.encode import load_encoder
     from revela.weights import resolve
 
     columns = metadata_columns(documents, metadata)
-    encoder, words = load_encoder(resolve(model), precision), settings.chunk_words
-    known = chosen_for(encoder, context, lambda slots: draw_documents(documents, slots, 0, words))
-    return Index.create(out, model, columns, settings, context=known or "saved", encoder=encoder)
+    encoder = load_encoder(resolve(model), precision)
+    known = chosen_for(encoder, context, documents, settings.chunk_words)
+    return Index.create(out, model, columns, settings, context=known, encoder=encoder)
 
 
 def _existing(

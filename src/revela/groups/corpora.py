@@ -16,7 +16,6 @@ from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
 from revela.groups.documents import mixed_groups
 from revela.groups.folder import GroupFolder, save_groups
-from revela.groups.order import similar_groups
 from revela.groups.ready import group_documents, group_rows, holds_groups
 from revela.groups.training_set import TrainingSet, split_held_out
 from revela.retriever.build import untrained_retriever
@@ -131,7 +130,7 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) 
             recipe, find_weights(recipe.retriever.model, recipe.retriever.offline_model), documents
         )
 
-    groups = similar_groups(recipe, documents, rows, model)(0)
+    groups = data.similar_groups(model)(0)
     first = next(groups, None)
     if first is None:
         names = ", ".join(map(str, sources))

@@ -90,23 +90,10 @@ def order_of_groups(
     return _only_with_queries(recipe, rows, groups)
 
 
-def similar_groups(
-    recipe: Recipe, documents: Sequence[Document], rows: ArrowList[Chunk], model: Model
-) -> Groups:
-    """``order_of_groups``, with vectors of documents or rows where the recipe groups similar ones.
-
-    Args:
-        recipe, documents, rows: as above.
-        model: gives the untrained retriever; called only if its token embeddings are needed.
-    """
-    if recipe.groups.kind == "cluster":
-        return order_of_groups(recipe, rows, order_N=similar_order(recipe, rows, model))
-    if recipe.groups.kind == "document" and recipe.groups.neighbours == "similar":
-        beginnings = Texts(documents, lambda document: document.full_text[:NEIGHBOUR_CHARACTERS])
-        return order_of_groups(
-            recipe, rows, lexical_vectors(model(), beginnings, recipe.fit.token_weighting)
-        )
-    return order_of_groups(recipe, rows)
+def vectors_of_beginnings(recipe: Recipe, documents: Sequence[Document], model: Model) -> Vectors:
+    """A vector per document, of the words it begins with."""
+    beginnings = Texts(documents, lambda document: document.full_text[:NEIGHBOUR_CHARACTERS])
+    return lexical_vectors(model(), beginnings, recipe.fit.token_weighting)
 
 
 def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:

@@ -46,10 +46,11 @@ from revela.groups.documents import Groups
 from revela.groups.folder import GroupFolder, is_group_folder
 from revela.groups.order import (
     IterativeGroups,
+    Model,
     order_of_groups,
-    similar_groups,
     similar_order,
     stored_order,
+    vectors_of_beginnings,
 )
 from revela.groups.ready import holds_groups
 from revela.settings import Recipe
@@ -172,11 +173,8 @@ class TrainingSet:
             build = stored_order(recipe, self.folder)
         elif recipe.groups.kind == "iterative":
             build = order_of_groups(recipe, rows)
-        elif recipe.groups.kind == "cluster":
-            self.by_similarity = similar_order(recipe, rows, lambda: model)
-            build = order_of_groups(recipe, rows, order_N=self.by_similarity)
         else:
-            build = similar_groups(recipe, self.documents, rows, lambda: model)
+            build = self.similar_groups(lambda: model)
         first = list(build(0))
         if not first:
             raise RevelaError(self._no_group())
@@ -189,6 +187,21 @@ class TrainingSet:
         if recipe.groups.kind == "iterative" and self.folder is None:
             return IterativeGroups(recipe, rows, encoder, folder)
         return lambda epoch: iter(first) if epoch == 0 else build(epoch)
+
+    def similar_groups(self, model: Model) -> Groups:
+        """epoch -> groups of a corpus, with the vectors or the order that similar ones need.
+
+        Args:
+            model: gives the untrained retriever; called only if its token embeddings are needed.
+        """
+        recipe, rows = self.recipe, self.rows
+        if recipe.groups.kind == "cluster":
+            self.by_similarity = similar_order(recipe, rows, model)
+            return order_of_groups(recipe, rows, order_N=self.by_similarity)
+        if recipe.groups.kind == "document" and recipe.groups.neighbours == "similar":
+            vectors_ND = vectors_of_beginnings(recipe, self.documents, model)
+            return order_of_groups(recipe, rows, vectors_ND)
+        return order_of_groups(recipe, rows)
 
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries

@@ -22,7 +22,7 @@ import numpy as np
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.manifest import CONTEXT
-from revela.types import Encoder, Vectors
+from revela.types import Document, Encoder, Vectors
 
 if TYPE_CHECKING:
     from revela.retriever.encode import RetrieverEncoder
@@ -160,14 +160,15 @@ def refuse_without_slots(encoders: Sequence[Encoder]) -> None:
 
 
 def chosen_for(
-    encoder: Encoder, choice: Choice | None, draw: Callable[[int], Sequence[str]]
+    encoder: Encoder, choice: Choice | None, documents: Sequence[Document], words: int
 ) -> Context | None:
     """The context of a corpus for an encoder; None if it reads none.
 
     Args:
         encoder: with or without slots.
         choice: None: drawn from the corpus, if the encoder reads a context.
-        draw: gives so many texts of the corpus.
+        documents: of the corpus.
+        words: most words of what is drawn of one.
 
     Raises:
         RevelaError: a context is chosen and the encoder reads none.
@@ -176,7 +177,10 @@ def chosen_for(
     if choice is None and not slots:
         return None
     with_slots(encoder)
-    return Context.of("corpus" if choice is None else choice).drawn(lambda: draw(slots))
+    from revela.retriever.context import draw_documents
+
+    chosen = Context.of("corpus" if choice is None else choice)
+    return chosen.drawn(lambda: draw_documents(documents, slots, 0, words))
 
 
 def conditioned(encoder: Encoder, rows_JD: Vectors) -> RetrieverEncoder:

@@ -103,7 +103,7 @@ class Index:
         metadata: Mapping[str, str] | None = None,
         settings: Indexing = Indexing(),  # noqa: B008  (frozen)
         *,
-        context: Choice = "saved",
+        context: Choice | None = None,
         encoder: TokenEncoder | None = None,
         precision: Precision = "auto",
         lm: str | Path = OFFLINE_MODEL,
@@ -118,8 +118,8 @@ class Index:
                 finds them).
             settings: how to cut documents and to hold vectors.
             context: what a retriever with slots reads before every text, for good: texts drawn from
-                what will be indexed, the context that it was "saved" with, or "none". Others read
-                none.
+                what will be indexed, the context that it was "saved" with (the default), or
+                "none". Others read none.
             encoder: of ``model``, if it is loaded already.
             precision: arithmetic; "auto" is bf16 where the hardware has it.
             lm: language model of ``search(rerank="heads")``.
@@ -137,10 +137,9 @@ class Index:
         width = encoder.encode_passages(["."]).shape[1]
         width = min(width, settings.dimensions or width)
         info = Info(str(path.resolve()), fingerprint(path), width, settings, metadata or {})
-        known = Context.of(context)
-        if known.kind == "saved" and not slots_of(encoder):
-            return cls.begin(Path(folder), info, encoder, lm)
-        return cls.begin(Path(folder), info, encoder, lm, known)
+        known = Context.of("saved" if context is None else context)
+        has_none = known.kind == "saved" and not slots_of(encoder)
+        return cls.begin(Path(folder), info, encoder, lm, None if has_none else known)
 
     @classmethod
     def begin(

@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from revela.device import autocast
 from revela.objectives.base import Batch, Collate, Parts, Row, Side, row_random
 from revela.objectives.gradcache import embed
-from revela.retriever.context import FirstStage, filled
+from revela.retriever.context import FirstStage
+from revela.retriever.slots import filled
 
 
 class Conditioned(nn.Module):

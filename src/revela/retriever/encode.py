@@ -25,13 +25,8 @@ from revela.device import autocast, uses_bf16
 from revela.errors import RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
-from revela.retriever.context import (
-    FirstStage,
-    filled,
-    load_first_stage,
-    read_as_text,
-    slot_ids,
-)
+from revela.retriever.context import FirstStage, load_first_stage
+from revela.retriever.slots import filled, read_as_text, slot_ids
 from revela.settings import Precision
 from revela.silence import silence_libraries
 from revela.types import Vectors

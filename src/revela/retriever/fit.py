@@ -34,12 +34,12 @@ from torch import Tensor, nn
 from revela.corpus.arrow_list import vectors_on_disk
 from revela.device import autocast
 from revela.retriever.build import set_parts
-from revela.retriever.context import slot_ids
 from revela.retriever.encode import (
     passage_prompt_of,
     token_batches,
     without_padding,
 )
+from revela.retriever.slots import slot_ids
 from revela.settings import Recipe
 from revela.types import Chunk, Vectors
 

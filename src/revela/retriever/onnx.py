@@ -35,8 +35,8 @@ from tqdm import tqdm
 
 from revela.errors import RevelaError, extra
 from revela.files import atomic_write
-from revela.retriever.context import STEM, read_as_text
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
+from revela.retriever.slots import STEM, read_as_text
 from revela.silence import silence_warnings
 from revela.types import Vectors
 

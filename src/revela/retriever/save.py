@@ -14,8 +14,9 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 from revela.retriever.context import FOLDER as CONTEXT
-from revela.retriever.context import SavedContext, write_rows
+from revela.retriever.context import SavedContext
 from revela.retriever.lora import merged
+from revela.retriever.slots import write_rows
 
 
 def save_retriever(

@@ -13,8 +13,8 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
-from revela.retriever.context import read_as_text, slot_ids
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
+from revela.retriever.slots import read_as_text, slot_ids
 
 Spans = list[tuple[int, int]]
 
