@@ -49,10 +49,11 @@ from revela.retriever.lora import add_lora
 from revela.settings import Recipe
 from revela.training.loop import bf16_forward, sides
 from revela.training.run import build_objective
-from revela.types import Chunk
+from revela.types import Chunk, Vectors
 from revela.weights import find_weights, resolve
 
 QUERIES = 500  # most of a collection
+WHITENING, RIDGE = 0.25, 1e-2  # as in the label-free fit
 CONTEXTS = ("own", "null", "other", "words")
 Scores = dict[str, dict[str, dict[str, dict[str, float]]]]
 """nDCG@10 by model, context and draw, collection, and query."""
@@ -96,7 +97,17 @@ def measure(arguments: argparse.Namespace) -> None:
                     if collection.name in row:
                         continue
                     texts = drawn(context, collection, other, encoder.slots, draw)
-                    row[collection.name] = score(collection, encoder.with_context_of(texts))
+                    queries, passages = encoded(collection, encoder.with_context_of(texts))
+                    row[collection.name] = ndcg(collection, queries, passages)
+                    refit = rows.setdefault(f"{context} + refit-{draw}", {})
+                    refit[collection.name] = ndcg(collection, *refitted(queries, passages))
+                    print(
+                        f"{Path(name).name} {context} {collection.name}: "
+                        f"{statistics.mean(row[collection.name].values()):.3f}, refitted "
+                        f"{statistics.mean(refit[collection.name].values()):.3f}; "
+                        f"mean cosine of documents {mean_cosine(passages):.2f}",
+                        flush=True,
+                    )
                     with atomic_write(out) as temporary:
                         temporary.write_text(json.dumps(found))
 
@@ -132,15 +143,38 @@ def drawn(
     return texts
 
 
-def score(collection: Collection, encoder: RetrieverEncoder) -> dict[str, float]:
+def encoded(collection: Collection, encoder: RetrieverEncoder) -> tuple[Vectors, Vectors]:
+    """Vectors (N, D) of the queries and of the documents."""
+    return encoder.encode_queries(collection.queries), encoder.encode_passages(collection.documents)
+
+
+def refitted(queries: Vectors, passages: Vectors) -> tuple[Vectors, Vectors]:
+    """The vectors (x - mean) C^-p of unit length, of the collection's documents: what statistics of
+    a corpus give in closed form, without reading a context (row 3)."""
+    mean = passages.mean(axis=0)
+    values, axes = np.linalg.eigh(np.cov((passages - mean).T.astype(np.float64)))
+    scale = (values.clip(0) + RIDGE * values.mean()) ** -WHITENING
+    weight = ((axes * scale) @ axes.T).astype(np.float32)
+    fitted = [(vectors - mean) @ weight for vectors in (queries, passages)]
+    q, p = (x / np.linalg.norm(x, axis=1, keepdims=True).clip(1e-9) for x in fitted)
+    return q, p
+
+
+def mean_cosine(vectors: Vectors) -> float:
+    """Of two documents; near 1 where the vectors have become alike."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-9)
+    return float((unit.mean(axis=0) ** 2).sum())
+
+
+def ndcg(collection: Collection, queries: Vectors, passages: Vectors) -> dict[str, float]:
     """nDCG@10 of each query."""
-    passages = encoder.encode_passages(collection.documents)
-    nearest = top_k(encoder.encode_queries(collection.queries), passages, 10)
+    nearest = top_k(queries, passages, 10)
     run = {
         query: {collection.document_ids[d]: float(s) for d, s in zip(row, values, strict=True)}
         for query, row, values in zip(collection.query_ids, *nearest, strict=True)
     }
-    return {q: scores["ndcg@10"] for q, scores in per_query(collection.qrels, run).items()}
+    scores = per_query(collection.qrels, run)
+    return {query: row["ndcg@10"] for query, row in scores.items()}
 
 
 def print_cost(model: str) -> None:
