@@ -6,8 +6,10 @@ it reads.
     python -m research.benchmarks.contexts --table FILE --against registers
     python -m research.benchmarks.contexts --cost embedded:minilm-l6
 
-A context is drawn from the collection's own documents (never its queries), of another collection's
-(the next one of --on), of random words of its documents, or of none (null). Retrievers without
+A context is drawn from the collection's own documents (never its queries), as many as there are
+slots or 4 or 8 of them; from those of one topic, the tenth that BM25 finds for one of them (stale:
+what an index has that began so); of another collection's (the next one of --on); of random words of
+its documents; or of none (null). Retrievers without
 slots are scored once.
 
 Scores of several draws, and of the runs of several seeds (folders that differ by a last -SEED),
@@ -41,6 +43,7 @@ from revela.evaluation.beir import Collection, load_collection
 from revela.evaluation.metrics import per_query, top_k
 from revela.evaluation.significance import margin, p_values
 from revela.files import atomic_write
+from revela.index.bm25 import BM25
 from revela.objectives.base import Parts
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import add_context, train_first_stage
@@ -54,7 +57,7 @@ from revela.weights import find_weights, resolve
 
 QUERIES = 500  # most of a collection
 WHITENING, RIDGE = 0.25, 1e-2  # as in the label-free fit
-CONTEXTS = ("own", "null", "other", "words")
+CONTEXTS = ("own", "4", "8", "stale", "null", "other", "words")
 Scores = dict[str, dict[str, dict[str, dict[str, float]]]]
 """nDCG@10 by model, context and draw, collection, and query."""
 
@@ -136,7 +139,10 @@ def drawn(
     if context in ("null", "plain"):
         return []
     source = other.documents if context == "other" else collection.documents
-    texts = rng.sample(source, min(slots, len(source)))
+    if context == "stale":
+        nearest, _ = BM25(source).top_k([rng.choice(source)], max(slots, len(source) // 10))
+        source = [source[i] for i in nearest[0]]
+    texts = rng.sample(source, min(int(context) if context.isdigit() else slots, len(source)))
     if context == "words":
         words = [word for text in texts for word in text.split()]
         texts = [" ".join(rng.sample(words, min(40, len(words)))) for _ in range(slots)]
