@@ -1,0 +1,92 @@
+"""Runs by as many processes as were started: what test_processes.py has torchrun run.
+
+    torchrun --nproc-per-node 2 several.py CASES.json
+
+CASES.json maps a name to a case: "settings" of the recipe, "groups" and "out" (folders), and maybe
+"resume", "scores" of checks, "signal" (its name, process and step). Each process writes what it
+saw of a case to OUT-RANK.json, and what it has trained to OUT-RANK.safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from revela import processes
+from revela.cli.printing import print_log
+from revela.errors import RevelaError
+from revela.groups.folder import GroupFolder
+from revela.settings import Recipe
+from revela.training.checkpoint import trainable_state
+from revela.training.loop import Loop
+from revela.training.progress import Progress
+from revela.training.run import Run, train
+
+
+class Watched:
+    """What a process reads, how far it gets, and what it has at the end."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case, self.read, self.steps, self.tensors = case, [], 0, {}
+        self.my_batches, self.advance, self.finish = Loop._my_batches, Progress.advance, Run.finish
+
+    def __enter__(self) -> Watched:
+        def my_batches(loop):
+            for number, rows, share in self.my_batches(loop):
+                self.read.append([number, [row for _, row in rows]])
+                yield number, rows, share
+
+        def advance(progress):
+            self.steps += 1
+            name, rank, step = self.case.get("signal") or (None, None, None)
+            if (processes.index(), self.steps) == (rank, step):
+                signal.raise_signal(getattr(signal, name))
+            self.advance(progress)
+
+        def finish(run):
+            self.tensors = trainable_state(run.loop.objective)
+            return self.finish(run)
+
+        Loop._my_batches, Progress.advance, Run.finish = my_batches, advance, finish
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Loop._my_batches, Progress.advance, Run.finish = self.my_batches, self.advance, self.finish
+
+
+def run(case: dict[str, Any]) -> None:
+    """Train, and write down how it went."""
+    rank, out = processes.index(), Path(case["out"])
+    scores = iter(case.get("scores") or [])
+    check = (lambda encoder: {"task": next(scores)}) if "scores" in case else None
+    said = ""
+    with Watched(case) as watched:
+        try:
+            with processes.joined():
+                rank = processes.index()
+                groups = case["groups"]
+                source = GroupFolder(Path(groups[rank] if isinstance(groups, list) else groups))
+                recipe = Recipe.of(**case["settings"])
+                train(recipe, source, out, check=check, resume=case.get("resume", False))
+        except (RevelaError, SystemExit) as error:
+            said = str(error)
+    seen = {"read": watched.read, "steps": watched.steps, "error": said}
+    out.with_name(f"{out.name}-{rank}.json").write_text(json.dumps(seen))
+    save_file(watched.tensors, out.with_name(f"{out.name}-{rank}.safetensors"))
+
+
+def main() -> None:
+    print_log("stdout")
+    for name, case in json.loads(Path(sys.argv[1]).read_text()).items():
+        logging.getLogger("revela").info(f"case {name}")
+        run(case)
+
+
+if __name__ == "__main__":
+    main()
