@@ -34,6 +34,7 @@ Value = TypeVar("Value")
 LONGEST_WAIT = timedelta(hours=12)
 TIMES = itertools.count()  # that these processes were joined, each with a store of its own
 AFTER_AN_ERROR = 20.0  # seconds in which the others notice that one has failed
+LOST = "closed by peer", "reset by peer", "Broken pipe"  # what gloo says of a connection
 KILLED = "another process was killed, or ran out of memory: continue with --resume"
 
 
@@ -214,10 +215,11 @@ def _end_together(error: Exception, store: Store, rank: int, size: int) -> None:
 
     The launcher kills the rest as soon as one is gone: so each waits for the others to be told.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sentence = str(error) if isinstance(error, RevelaError) else ""
     with suppress(RuntimeError):  # the store went with its process
-        if not sentence and "Connection closed by peer" in str(error):
+        if not sentence and any(words in str(error) for words in LOST):
             sentence = _said(store, rank, size)
         crashed = f"process {rank} ended by a {type(error).__name__}: see its traceback"
         store.set(f"said-{rank}", sentence or crashed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,24 +38,26 @@ for name in ("dream", "attention"):
 PRESETS["crop"] |= dict(groups_per_batch=2)
 for name in ("cde", "cde-revela"):
     PRESETS[name] |= dict(context=3, context_from="corpus", context_null=0.5, context_dropout=0.2)
-GATED_PRESET = PRESETS["gated"]
 OPTIONS = {
-    "learn tau and gates": GATED_PRESET | dict(learn_tau=True, learn_gates=True),
-    "lm lora": GATED_PRESET | dict(lm_lora=True, lora_dropout=0.1),
-    "matryoshka": GATED_PRESET | dict(matryoshka=(4, 16)),
-    "matryoshka of crops": PRESETS["crop"] | dict(matryoshka=(16,)),
-    "retriever batch": GATED_PRESET | dict(retriever_batch=3),
-    "several batches": GATED_PRESET | dict(groups_per_step=8, groups_per_batch=2),
-    "iterative": GATED_PRESET | dict(groups="iterative", regroup_every=2),
+    "learn-tau-and-gates": PRESETS["gated"] | dict(learn_tau=True, learn_gates=True),
+    "lm-lora": PRESETS["gated"] | dict(lm_lora=True, lora_dropout=0.1),
+    "matryoshka": PRESETS["gated"] | dict(matryoshka=(4, 16)),
+    "matryoshka-of-crops": PRESETS["crop"] | dict(matryoshka=(16,)),
+    "retriever-batch": PRESETS["gated"] | dict(retriever_batch=3),
+    "several-batches": PRESETS["gated"] | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
+    "iterative": PRESETS["gated"] | dict(groups="iterative", regroup_every=2),
+    "shared-lm": PRESETS["gated"] | dict(shard_lm=True),
 }
 CASES = {**PRESETS, **OPTIONS}
+STOPS = PRESETS["gated"] | dict(learn_tau=True, learn_gates=True, lm_lora=True, lora_dropout=0.1)
+STOPS |= dict(save_every=2)
 
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory, corpus_file):
     """Folders of groups: of chunks, of chunks with queries, and of windows to crop from."""
     folder = tmp_path_factory.mktemp("groups")
-    made = {"chunks": {}, "queries": dict(objective="infonce", **ASKED)}
+    made: dict[str, Any] = {"chunks": {}, "queries": dict(objective="infonce", **ASKED)}
     made["windows"] = dict(objective="crop", crop_window=40)
     for name, settings in made.items():
         some = {**settings, "group_size": 8, "threads": 1, "chunk_words": 30}
@@ -79,32 +82,66 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def torchrun(
-    folder: Path, *command: Any, cache: Path, flags: Any = (), timeout: float = TIMEOUT
-) -> Any:
+def torchrun(cache: Path, *command: Any, flags: Any = ()) -> subprocess.Popen[str]:
     """Two processes on this command."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     environment = {**os.environ, "REVELA_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
+    return subprocess.Popen(
         [str(part) for part in [*launch, *flags, *command]],
-        capture_output=True, text=True, cwd=folder, env=environment, timeout=timeout, check=False,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
-def by_two(folder: Path, cases: dict[str, Any], cache: Path) -> Any:
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of torchrun, which ends its processes when it is stopped."""
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise
+    return process.returncode, out, err
+
+
+def by_two(cache: Path, folder: Path, cases: dict[str, Any]) -> str:
+    """Run these cases by two processes; what they print."""
     file = folder / "cases.json"
     file.write_text(json.dumps(cases))
-    return torchrun(folder, several.__file__, file, cache=cache)
+    code, out, err = ended(torchrun(cache, several.__file__, file))
+    assert code == 0, out + err
+    return out
+
+
+def by_one(cache: Path, cases: dict[str, Any]) -> None:
+    """Run these cases by this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REVELA_CACHE", str(cache))
+        for some in cases.values():
+            several.run(some)
 
 
 def seen(out: Any, rank: int) -> dict[str, Any]:
-    return json.loads(Path(f"{out}-{rank}.json").read_text())
+    found: dict[str, Any] = json.loads(Path(f"{out}-{rank}.json").read_text())
+    return found
 
 
-def lines(out: Any) -> list[dict[str, Any]]:
+def lines(out: Path) -> list[dict[str, Any]]:
     """Those of metrics.jsonl with a loss."""
-    rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "loss" in row]
+
+
+def assert_same_run(two: Path, one: Path) -> None:
+    """The same losses and trained tensors, to 1e-6; each line of metrics.jsonl once."""
+    for row, other in zip(lines(two), lines(one), strict=True):
+        for what in ("step", "loss", "learning_rate"):
+            assert row[what] == pytest.approx(other[what], rel=0, abs=1e-6), what
+    trained, alone = (load_file(f"{out}-0.safetensors") for out in (two, one))
+    assert trained.keys() == alone.keys() and trained
+    for tensor in trained:
+        assert (trained[tensor] - alone[tensor]).abs().max() <= 1e-6, tensor
 
 
 @pytest.fixture(scope="module")
@@ -112,42 +149,174 @@ def both(case, cache, tmp_path_factory):
     """Every case, by two processes in one start of torchrun, and by this one."""
     folder = tmp_path_factory.mktemp("exact")
     two, one = (
-        {name: case(folder / f"{by}-{name.replace(' ', '-')}", s) for name, s in CASES.items()}
+        {name: case(folder / f"{by}-{name}", settings) for name, settings in CASES.items()}
         for by in ("two", "one")
     )
-    done = by_two(folder, two, cache)
-    assert done.returncode == 0, done.stdout + done.stderr
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REVELA_CACHE", str(cache))
-        for some in one.values():
-            several.run(some)
-    return folder, done
+    one["shared-lm"]["settings"]["shard_lm"] = False
+    said = by_two(cache, folder, two)
+    by_one(cache, one)
+    return folder, said
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_are_one(both, name):
     folder, _ = both
-    two, one = (folder / f"{by}-{name.replace(' ', '-')}" for by in ("two", "one"))
-    for row, other in zip(lines(two), lines(one), strict=True):
-        for what in ("step", "loss", "learning_rate"):
-            assert row[what] == pytest.approx(other[what], rel=0, abs=1e-6), what
-    assert len(lines(one)) == 6
-    first, second, alone = (
-        load_file(f"{out}-{rank}.safetensors") for out, rank in ((two, 0), (two, 1), (one, 0))
-    )
-    assert first.keys() == second.keys() == alone.keys() and first
-    for tensor in first:
-        assert torch.equal(first[tensor], second[tensor]), tensor
-        assert (first[tensor] - alone[tensor]).abs().max() <= 1e-6, tensor
+    two, one = folder / f"two-{name}", folder / f"one-{name}"
+    assert_same_run(two, one)
+    first, second = (load_file(f"{two}-{rank}.safetensors") for rank in (0, 1))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[tensor], second[tensor]) for tensor in first)
     assert any(tensor.abs().max() > 0 for key, tensor in first.items() if "lora_B" in key)
+    files = [{path.relative_to(out) for path in out.rglob("*")} for out in (two, one)]
+    assert files[0] == files[1] and Path("modules.json") in files[0]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_group_is_read_once(both, name):
     folder, _ = both
-    two, one = (folder / f"{by}-{name.replace(' ', '-')}" for by in ("two", "one"))
-    read = sorted(seen(two, 0)["read"] + seen(two, 1)["read"], key=lambda b: b[0])
-    dealt = {}
-    for number, rows in read:
+    two, one = folder / f"two-{name}", folder / f"one-{name}"
+    dealt: dict[int, list[int]] = {}
+    for number, rows in seen(two, 0)["read"] + seen(two, 1)["read"]:
         dealt.setdefault(number, []).extend(rows)
-    assert dealt == dict(seen(one, 0)["read"])
+    assert dealt == dict(seen(one, 0)["read"]) and len(seen(two, 1)["read"]) > 0
+    all_rows = [row for rows in dealt.values() for row in rows]
+    assert len(set(all_rows)) == len(all_rows) or name == "iterative"
+
+
+def test_the_first_process_alone_prints(both):
+    _, said = both
+    assert said.count("2 processes, on the CPU\n") == len(CASES)
+    assert said.count("token weights and whitening fitted") == len(CASES) - 1  # but for paper
+
+
+@pytest.fixture(scope="module")
+def stopped(case, cache, tmp_path_factory):
+    """Runs that end early, by two processes and by one; and the same run as a whole."""
+    folder = tmp_path_factory.mktemp("stops")
+    endless = {**STOPS, "max_steps": 0}
+    tokens = {**endless, "max_tokens_read": 0.02}
+    exploding = {**STOPS, "learning_rate": 1e30, "save_every": 1}
+    two = {
+        "sigint": case(folder / "sigint", STOPS, signal=["SIGINT", 1, 3]),
+        "sigterm": case(folder / "sigterm", STOPS, signal=["SIGTERM", 0, 3]),
+        "minutes": case(folder / "minutes", {**endless, "max_minutes": 0.02}),
+        "tokens": case(folder / "tokens", tokens),
+        "checked": case(folder / "checked", {**STOPS, "check_every": 3}, scores=[0, 9, 1, 1]),
+        "nan": case(folder / "nan", exploding),
+        "later": case(folder / "later", {**exploding, "log_every": 9, "save_every": 4}),
+    }
+    by_two(cache, folder, two)
+    one = {
+        "whole": case(folder / "whole", STOPS),
+        "tokens": case(folder / "one-tokens", tokens),
+        "sigint": case(folder / "one-sigint", STOPS, signal=["SIGINT", 0, 3]),
+        "checked": case(folder / "one-checked", {**STOPS, "check_every": 3}, scores=[0, 9, 1, 1]),
+        "nan": case(folder / "one-nan", exploding),
+    }
+    by_one(cache, one)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["sigint", "sigterm"])
+def test_a_signal_to_one_stops_all_after_the_same_step(stopped, name):
+    assert [seen(stopped / name, rank)["steps"] for rank in (0, 1)] == [3, 3]
+    assert [path.name for path in (stopped / name / "checkpoints").iterdir()] == ["checkpoint-3"]
+    assert seen(stopped / name, 0)["error"] == "" and (stopped / name / "modules.json").is_file()
+
+
+def test_limits_stop_all_after_the_same_step(stopped):
+    for name in ("minutes", "tokens"):
+        steps = [seen(stopped / name, rank)["steps"] for rank in (0, 1)]
+        assert steps[0] == steps[1] > 1 and seen(stopped / name, 0)["error"] == ""
+    assert_same_run(stopped / "tokens", stopped / "one-tokens")
+
+
+def test_a_loss_that_is_not_finite_stops_all(stopped):
+    for name in ("nan", "later"):
+        errors = sorted(seen(stopped / name, rank)["error"] for rank in (0, 1))
+        assert errors[0] == "2" and "the loss was not finite at step" in errors[1]
+        assert seen(stopped / name, 0)["steps"] == seen(stopped / name, 1)["steps"]
+    assert seen(stopped / "one-nan", 0)["error"] in [
+        seen(stopped / "nan", rank)["error"] for rank in (0, 1)
+    ]
+    assert not list((stopped / "later").glob("checkpoints/*"))
+
+
+def test_the_first_checks_and_the_best_state_is_kept(stopped):
+    for name in ("checked", "one-checked"):
+        metrics = (stopped / name / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in metrics]
+        assert [row["check"]["task"] for row in rows if "check" in row] == [9, 1, 1]
+        assert rows[-1]["kept"] == 0
+    saved, alone = (
+        load_file(stopped / name / "model.safetensors") for name in ("checked", "one-checked")
+    )
+    assert all(torch.equal(saved[tensor], alone[tensor]) for tensor in saved)
+
+
+@pytest.fixture(scope="module")
+def resumed(stopped, case, cache):
+    """2 -> 2, 1 -> 2 and 2 -> 1 processes."""
+    cases = {}
+    for name, begun in (("two-two", "sigterm"), ("one-two", "one-sigint"), ("two-one", "sigint")):
+        shutil.copytree(stopped / begun, stopped / name)
+        cases[name] = case(stopped / name, STOPS, resume=True)
+    by_one(cache, {"two-one": cases.pop("two-one")})
+    by_two(cache, stopped, cases)
+    return stopped
+
+
+@pytest.mark.parametrize("name", ["two-two", "one-two", "two-one"])
+def test_a_run_is_resumed_by_another_number_of_processes(resumed, name):
+    assert_same_run(resumed / name, resumed / "whole")
+    assert not (resumed / name / "checkpoints").exists()
+
+
+FAILURES = {
+    "other groups": "the processes read different groups: give a folder that all machines see",
+    "indivisible": "--groups-per-step 3 cannot be dealt out to 2 processes, 1 at a time: give a",
+    "batches": "--groups-per-step 2 cannot be dealt out to 2 processes, 2 at a time: give a mult",
+    "crops": "--groups-per-batch 1 cannot be dealt out to 2 processes, which compare the texts",
+    "context": "--context with --objective crop takes one process",
+    "in the way": "exists: choose another --out",
+    "trained lm": "--shard-lm is for a frozen LM",
+    "corpus": "several processes train on stored groups: make them once with revela groups CORPUS",
+    "crash": "process 1 ended by a ZeroDivisionError: see its traceback",
+    "error": "a sentence of the second process",
+    "check": "a sentence of the check",
+    "weights": "the processes have different weights after 6 steps",
+}
+
+
+@pytest.fixture(scope="module")
+def failed(stopped, groups, case, cache):
+    settings = {
+        "indivisible": {**STOPS, "groups_per_step": 3},
+        "batches": {**STOPS, "groups_per_batch": 2},
+        "crops": PRESETS["crop"] | dict(groups_per_batch=1),
+        "context": PRESETS["crop"] | dict(context=3),
+        "trained lm": {**STOPS, "shard_lm": True},
+    }
+    cases = {
+        name: case(stopped / f"bad-{i}", settings.get(name, STOPS), fails=name)
+        for i, name in enumerate(FAILURES)
+    }
+    cases["other groups"]["groups"] = [str(groups / "chunks"), str(groups / "windows")]
+    cases["in the way"]["out"] = str(stopped / "whole")
+    return cases, by_two(cache, stopped, cases)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_error_ends_all_by_one_sentence(failed, name):
+    """In the other process it is SystemExit(2); a crash keeps its traceback."""
+    cases, _ = failed
+    errors = [seen(cases[name]["out"], rank)["error"] for rank in (0, 1)]
+    assert sum(FAILURES[name] in error for error in errors) == 1, errors
+    assert ("division by zero" if name == "crash" else "2") in errors
+
+
+def test_the_same_processes_may_join_again(failed):
+    """Each case above is a run of its own; nothing of it is left behind."""
+    cases, said = failed
+    assert said.count("2 processes, on the CPU\n") == len(FAILURES)
+    assert not Path(cases["indivisible"]["out"]).exists()
