@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from revela.groups.corpora import build_groups
+from revela.retriever.build import load_retriever
 from revela.settings import Recipe, presets
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
@@ -320,3 +323,82 @@ def test_the_same_processes_may_join_again(failed):
     cases, said = failed
     assert said.count("2 processes, on the CPU\n") == len(FAILURES)
     assert not Path(cases["indivisible"]["out"]).exists()
+
+
+def flags_of(settings: dict[str, Any]) -> list[str]:
+    """On the command line."""
+    return [
+        part
+        for name, value in settings.items()
+        for part in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
+    ]
+
+
+def command(case: dict[str, Any], **changes: Any) -> list[str]:
+    flags = flags_of({**case["settings"], **changes})
+    return ["-m", "revela", "train", case["groups"], "--out", case["out"], *flags]
+
+
+def until(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None, ended(process)
+        time.sleep(0.05)
+
+
+def last_checkpoint(out: Path) -> int:
+    """Its step; 0 if there is none."""
+    return max((int(p.name.split("-")[1]) for p in out.glob("checkpoints/checkpoint-*")), default=0)
+
+
+def processes_of(launcher: subprocess.Popen[str]) -> list[int]:
+    """Their process ids, in the order of the processes."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    found = {}
+    for child in children:
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranks = [part[5:] for part in environment if part.startswith(b"RANK=")]
+        if ranks:
+            found[int(ranks[0])] = int(child)
+    return [found[rank] for rank in sorted(found)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+def test_on_the_command_line(case, cache, tmp_path):
+    """Stopped by signals to torchrun, killed, and begun again by it; then whole."""
+    out = tmp_path / "out"
+    given = case(out, STOPS)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        begun = last_checkpoint(out)
+        resume = ["--resume"] if begun else []
+        process = torchrun(cache, *command(given, max_steps=3000, save_every=1), *resume)
+        until(lambda before=begun: last_checkpoint(out) > before + 2, process)
+        process.send_signal(signal_number)
+        _, said, errors = ended(process)
+        assert said.splitlines()[0] == "2 processes, on the CPU", said
+        assert said.count("stopping after this step and saving") == 1, said + errors
+        assert said.count(f"saved to {out}, continue with --resume") == 1, said + errors
+        assert (out / "modules.json").is_file() and last_checkpoint(out) > begun
+    begun = last_checkpoint(out)
+    steps = begun + 60
+    again = command(given, max_steps=steps, save_every=1)
+    process = torchrun(cache, *again, "--resume", flags=["--max-restarts", 1])
+    until(lambda: last_checkpoint(out) > begun + 2, process)
+    os.kill(processes_of(process)[1], signal.SIGKILL)
+    code, said, errors = ended(process)
+    assert code == 0, said + errors
+    assert said.count("2 processes, on the CPU") == 2 and f"{steps} steps in" in said
+    assert [row["step"] for row in lines(out)] == list(range(1, steps + 1))
+    assert load_retriever(out) is not None and not (out / "checkpoints").exists()
+
+
+def test_raw_text_on_the_command_line(case, cache, corpus_file, tmp_path):
+    given = {**case(tmp_path / "out", STOPS), "groups": str(corpus_file)}
+    code, said, errors = ended(torchrun(cache, *command(given)))
+    assert code != 0 and said.strip() == "2 processes, on the CPU"
+    assert errors.count("revela: several processes train on stored groups") == 1, errors
+    assert (
+        errors.count("exitcode  : 2 ") == 2
+        and "Traceback (most recent" not in (errors.split("torch/distributed")[0])
+    )
+    assert not (tmp_path / "out").exists()
