@@ -291,3 +291,16 @@ def test_dream_trains_on_stored_questions(
     assert code == 0 and "heads that look from questions" in said, err
     code, _, err = run(monkeypatch, capsys, "queries", tmp_path / "g", *flags)
     assert code == 2 and "holds groups" in err
+
+
+def test_groups_without_queries_are_refused_where_they_are_needed(
+    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
+):
+    flags = (*BUILD, *models(tiny_lm_folder))
+    assert run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path / "g", *flags)[0] == 0
+    asking = ("--objective", "infonce", "--queries", "title")
+    code, _, err = run(
+        monkeypatch, capsys, "train", tmp_path / "g", "--out", tmp_path / "m", *flags, *asking
+    )
+    assert code == 2 and "store them again by revela groups ... --objective infonce" in err
+    assert not (tmp_path / "m").exists()

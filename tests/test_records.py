@@ -50,6 +50,7 @@ RUNS["dream"] |= ASKED
 RUNS["attention"] |= ASKED
 RUNS["infonce"] |= dict(queries="title")
 RUNS["crop"] |= dict(crop_window=40)
+RUNS["cde"] |= dict(surrogate="", drop_false_negatives=False)  # the preset's surrogate is MiniLM
 # A run that draws fewer random numbers, should another training loop draw them in another order;
 # then what no preset turns on.
 RUNS["paper without dropout"] = RUNS["paper"] | dict(lora_dropout=0.0)

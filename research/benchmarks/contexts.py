@@ -6,8 +6,10 @@ it reads.
     python -m research.benchmarks.contexts --table FILE --against registers
     python -m research.benchmarks.contexts --cost embedded:minilm-l6
 
-A context is drawn from the collection's own documents (never its queries), of another collection's
-(the next one of --on), of random words of its documents, or of none (null). Retrievers without
+A context is drawn from the collection's own documents (never its queries), as many as there are
+slots or 4 or 8 of them; from those of one topic, the tenth that BM25 finds for one of them (stale:
+what an index has that began so); of another collection's (the next one of --on); of random words of
+its documents; or of none (null). Retrievers without
 slots are scored once.
 
 Scores of several draws, and of the runs of several seeds (folders that differ by a last -SEED),
@@ -41,6 +43,7 @@ from revela.evaluation.beir import Collection, load_collection
 from revela.evaluation.metrics import per_query, top_k
 from revela.evaluation.significance import margin, p_values
 from revela.files import atomic_write
+from revela.index.bm25 import BM25
 from revela.objectives.base import Parts
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import add_context, train_first_stage
@@ -49,11 +52,12 @@ from revela.retriever.lora import add_lora
 from revela.settings import Recipe
 from revela.training.loop import bf16_forward, sides
 from revela.training.run import build_objective
-from revela.types import Chunk
+from revela.types import Chunk, Vectors
 from revela.weights import find_weights, resolve
 
 QUERIES = 500  # most of a collection
-CONTEXTS = ("own", "null", "other", "words")
+WHITENING, RIDGE = 0.25, 1e-2  # as in the label-free fit
+CONTEXTS = ("own", "4", "8", "stale", "null", "other", "words")
 Scores = dict[str, dict[str, dict[str, dict[str, float]]]]
 """nDCG@10 by model, context and draw, collection, and query."""
 
@@ -96,7 +100,17 @@ def measure(arguments: argparse.Namespace) -> None:
                     if collection.name in row:
                         continue
                     texts = drawn(context, collection, other, encoder.slots, draw)
-                    row[collection.name] = score(collection, encoder.with_context_of(texts))
+                    queries, passages = encoded(collection, encoder.with_context_of(texts))
+                    row[collection.name] = ndcg(collection, queries, passages)
+                    refit = rows.setdefault(f"{context} + refit-{draw}", {})
+                    refit[collection.name] = ndcg(collection, *refitted(queries, passages))
+                    print(
+                        f"{Path(name).name} {context} {collection.name}: "
+                        f"{statistics.mean(row[collection.name].values()):.3f}, refitted "
+                        f"{statistics.mean(refit[collection.name].values()):.3f}; "
+                        f"mean cosine of documents {mean_cosine(passages):.2f}",
+                        flush=True,
+                    )
                     with atomic_write(out) as temporary:
                         temporary.write_text(json.dumps(found))
 
@@ -125,22 +139,48 @@ def drawn(
     if context in ("null", "plain"):
         return []
     source = other.documents if context == "other" else collection.documents
-    texts = rng.sample(source, min(slots, len(source)))
+    if context == "stale":
+        nearest, _ = BM25(source).top_k([rng.choice(source)], max(slots, len(source) // 10))
+        source = [source[i] for i in nearest[0]]
+    texts = rng.sample(source, min(int(context) if context.isdigit() else slots, len(source)))
     if context == "words":
         words = [word for text in texts for word in text.split()]
         texts = [" ".join(rng.sample(words, min(40, len(words)))) for _ in range(slots)]
     return texts
 
 
-def score(collection: Collection, encoder: RetrieverEncoder) -> dict[str, float]:
+def encoded(collection: Collection, encoder: RetrieverEncoder) -> tuple[Vectors, Vectors]:
+    """Vectors (N, D) of the queries and of the documents."""
+    return encoder.encode_queries(collection.queries), encoder.encode_passages(collection.documents)
+
+
+def refitted(queries: Vectors, passages: Vectors) -> tuple[Vectors, Vectors]:
+    """The vectors (x - mean) C^-p of unit length, of the collection's documents: what statistics of
+    a corpus give in closed form, without reading a context (row 3)."""
+    mean = passages.mean(axis=0)
+    values, axes = np.linalg.eigh(np.cov((passages - mean).T.astype(np.float64)))
+    scale = (values.clip(0) + RIDGE * values.mean()) ** -WHITENING
+    weight = ((axes * scale) @ axes.T).astype(np.float32)
+    fitted = [(vectors - mean) @ weight for vectors in (queries, passages)]
+    q, p = (x / np.linalg.norm(x, axis=1, keepdims=True).clip(1e-9) for x in fitted)
+    return q, p
+
+
+def mean_cosine(vectors: Vectors) -> float:
+    """Of two documents; near 1 where the vectors have become alike."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-9)
+    return float((unit.mean(axis=0) ** 2).sum())
+
+
+def ndcg(collection: Collection, queries: Vectors, passages: Vectors) -> dict[str, float]:
     """nDCG@10 of each query."""
-    passages = encoder.encode_passages(collection.documents)
-    nearest = top_k(encoder.encode_queries(collection.queries), passages, 10)
+    nearest = top_k(queries, passages, 10)
     run = {
         query: {collection.document_ids[d]: float(s) for d, s in zip(row, values, strict=True)}
         for query, row, values in zip(collection.query_ids, *nearest, strict=True)
     }
-    return {q: scores["ndcg@10"] for q, scores in per_query(collection.qrels, run).items()}
+    scores = per_query(collection.qrels, run)
+    return {query: row["ndcg@10"] for query, row in scores.items()}
 
 
 def print_cost(model: str) -> None:

@@ -16,6 +16,7 @@ from revela.groups.documents import (
     mixed_groups,
     ordered_groups,
     random_groups,
+    rounds_of_queries,
     spread_groups,
     with_queries,
 )
@@ -160,6 +161,26 @@ def test_ordered_groups_are_runs_of_one_order(lengths, size, seed, epoch):
         assert len(group) == size and sorted(steps)[:-1] == [1] * (
             size - 1
         )  # next to one another, around the end perhaps
+
+
+@given(st.lists(st.integers(-1, 5), min_size=1, max_size=80), st.integers(0, 3))
+def test_a_round_has_a_query_once(numbers, epoch):
+    query_of = np.array(numbers)
+    order = np.random.default_rng(0).permutation(len(numbers))
+    rounds = rounds_of_queries(order, query_of, 0, epoch)
+    assert sorted(i for part in rounds for i in part) == list(range(len(numbers)))
+    places = {int(chunk): place for place, chunk in enumerate(order)}
+    counts = Counter(n for n in numbers if n >= 0)
+    for turn, part in enumerate(rounds):
+        asked = [numbers[i] for i in part if numbers[i] >= 0]
+        assert sorted(asked) == sorted(n for n, count in counts.items() if count > turn)
+        assert [places[int(i)] for i in part] == sorted(places[int(i)] for i in part)
+        assert turn == 0 or len(asked) == len(part)
+
+
+def test_each_epoch_draws_another_chunk_of_a_query():
+    firsts = {tuple(rounds_of_queries(np.arange(9), np.arange(9) // 3, 0, e)[0]) for e in range(9)}
+    assert len(firsts) > 3
 
 
 def test_each_epoch_cuts_an_order_elsewhere():

@@ -9,7 +9,12 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from conftest import Embed
-from revela.objectives.contrastive import ContrastiveLoss, info_nce, true_negatives
+from revela.objectives.contrastive import (
+    ContrastiveLoss,
+    info_nce,
+    number_of_query,
+    true_negatives,
+)
 from revela.objectives.gradcache import backward_now
 
 
@@ -93,6 +98,36 @@ def test_a_copy_of_the_own_passage_is_no_negative_and_the_own_one_stays():
     assert true_negatives(torch.eye(3)[[0]], near, torch.tensor([0]), 1.0).tolist() == [
         [True, False, False, False]
     ]
+
+
+@pytest.mark.parametrize("group_size", [0, 3])
+def test_a_passage_of_the_same_query_is_no_negative(group_size):
+    """Chunks of one document, asked for by its title: the loss of each is that of a softmax without
+    the others.
+    """
+    model, target = Embed(), torch.tensor([0, 1, 3, 4])
+    queries = ["title", "title", "title", "another", "title", ""]
+    number = torch.tensor([number_of_query(text) for text in queries])
+    query, passage = features(4, 0), features(6, 1)
+    query |= {"target": target, "number": number[target]}
+    loss = ContrastiveLoss(model, tau=0.1, group_size=group_size)(
+        [query, {**passage, "number": number}]
+    )
+    q, p = (
+        torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
+        for f in ({k: query[k] for k in passage}, passage)
+    )
+    want = torch.tensor(0.0)
+    for i, own in enumerate(target.tolist()):
+        kept = [
+            j
+            for j in range(6)
+            if not (group_size and j // group_size != own // group_size)
+            and (j == own or queries[j] != queries[own])
+        ]
+        want = want - (q[i] @ p[kept].T / 0.1).log_softmax(0)[kept.index(own)] / 4
+    torch.testing.assert_close(loss, want)
+    loss.backward()
 
 
 class Dropping(torch.nn.Module):

@@ -103,6 +103,30 @@ def ordered_groups(
     yield from _shuffled(groups, rng)
 
 
+def rounds_of_queries(
+    order: NDArray[np.int64], query_of: NDArray[np.int64], seed: int, epoch: int = 0
+) -> list[NDArray[np.int64]]:
+    """The order in parts, in each of which no two chunks have the same query: a chunk of every
+    query, then one of every query that has more, and so on; which one is random. In one group, such
+    chunks would be negatives of their own query.
+
+    Args:
+        order: chunks, similar ones together; their order stays.
+        query_of: the number of each chunk's query; -1 for chunks without one, which are all in the
+            first part.
+        seed, epoch: as for ``document_groups``.
+    """
+    drawn = np.random.default_rng([seed, epoch]).permutation(order)
+    drawn = drawn[np.argsort(query_of[drawn], kind="stable")]  # those of a query together
+    first_of_query = np.flatnonzero(np.diff(query_of[drawn], prepend=-2))
+    sizes = np.diff(first_of_query, append=len(drawn))
+    round_of = np.zeros(len(query_of), dtype=np.int64)
+    round_of[drawn] = np.arange(len(drawn)) - np.repeat(first_of_query, sizes)
+    round_of[query_of == -1] = 0
+    by_round = order[np.argsort(round_of[order], kind="stable")]
+    return np.split(by_round, np.flatnonzero(np.diff(round_of[by_round])) + 1)
+
+
 def mixed_groups(
     parts: Sequence[Iterable[list[int]]], proportions: Sequence[float], seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:

@@ -25,6 +25,7 @@ from revela.groups.documents import (
     document_groups,
     ordered_groups,
     random_groups,
+    rounds_of_queries,
     spread_groups,
     with_queries,
 )
@@ -72,12 +73,7 @@ def order_of_groups(
             random_groups, len(rows), recipe.groups.group_size, recipe.training.seed
         )
     elif recipe.groups.kind in ("cluster", "iterative"):
-        groups = functools.partial(
-            ordered_groups,
-            [np.arange(len(rows)) if order_N is None else order_N],
-            recipe.groups.group_size,
-            recipe.training.seed,
-        )
+        groups = groups_along(recipe, rows, np.arange(len(rows)) if order_N is None else order_N)
     else:
         shared = reads == "queries" and recipe.queries.source in SHARED
         build = spread_groups if reads == "windows" or shared else document_groups
@@ -89,6 +85,18 @@ def order_of_groups(
             vectors_ND=vectors_ND,
         )
     return _only_with_queries(recipe, rows, groups)
+
+
+def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_N: NDArray[np.int64]) -> Groups:
+    """epoch -> groups of neighbours in this order, no two of them with the same query."""
+    size, seed = recipe.groups.group_size, recipe.training.seed
+    if recipe.objective.reads != "queries":
+        return functools.partial(ordered_groups, [order_N], size, seed)
+    queries, query_of = np.unique(rows.column("query"), return_inverse=True)
+    query_of = query_of - ("" in queries[:1])  # the empty one comes first, and is none
+    return lambda epoch: ordered_groups(
+        rounds_of_queries(order_N, query_of, seed, epoch), size, seed, epoch
+    )
 
 
 def vectors_of_beginnings(recipe: Recipe, documents: Sequence[Document], model: Model) -> Vectors:
@@ -186,9 +194,7 @@ class IterativeGroups:
         )
         largest, seed = recipe.groups.cluster_size or size, int(rng.integers(2**31))
         order = of_first(lambda: order_by_similarity(*vectors, largest, seed))
-        groups = _only_with_queries(
-            recipe, rows, functools.partial(ordered_groups, [order], size, recipe.training.seed)
-        )(round_)
+        groups = _only_with_queries(recipe, rows, groups_along(recipe, rows, order))(round_)
         return [some[group].tolist() for group in islice(groups, wanted)]
 
 

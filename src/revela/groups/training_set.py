@@ -211,6 +211,11 @@ class TrainingSet:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
         reads = self.recipe.objective.reads
         if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
+            if self.folder is not None:
+                return (
+                    "these groups were stored without queries: store them again by revela groups "
+                    f"... --objective {self.recipe.objective.name} --queries {queries.source}"
+                )
             return (
                 f"no chunk has a query: try another --queries than {queries.source}, "
                 "or another --query-lm"

@@ -7,8 +7,9 @@
 - Random crops (Contriever; Izacard et al., TMLR 2022; Dwell in the Beginning, eq. 1): one crop of a
   text should find another.
 
-Passages that a surrogate model finds as near to a query as its own may be left out of the softmax
-(false negatives; CDE, section 4.1).
+Passages of the same query are left out of the softmax (the chunks of a document, asked for by its
+title), and so may be those that a surrogate model finds as near to a query as its own (false
+negatives; CDE, section 4.1).
 
 Cost: the retriever reads both sides; no LM. Texts are embedded a few at a time (gradcache.py), so a
 batch is limited by time, not by memory, and every process sees the passages of all.
@@ -19,6 +20,7 @@ Shapes: Q queries, B passages, D width of a vector, S width of a surrogate's.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,12 +145,26 @@ class PairBatches:
 
 
 class QueryBatches(PairBatches):
-    """The queries of a batch, with the index of each one's passage, and all its passages."""
+    """The queries of a batch, with the index of each one's passage, and all its passages; each with
+    the number of its query.
+    """
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         having = [i for i, row in enumerate(rows) if row["query"]]
         batch = self.sides([rows[i]["query"] for i in having], [row["text"] for row in rows])
-        return {**batch, "query_target": torch.tensor(having)}
+        number_B = torch.tensor([number_of_query(row["query"]) for row in rows])
+        return {
+            **batch,
+            "query_target": torch.tensor(having),
+            "query_number": number_B[having],
+            "passage_number": number_B,
+        }
+
+
+def number_of_query(query: str) -> int:
+    """The same number for the same words, in every process, at least 0; -1 for no query."""
+    digest = hashlib.blake2b(query.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1 if query else -1
 
 
 @dataclass(frozen=True)
@@ -224,6 +240,17 @@ def true_negatives(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor, margi
     return (scores_QB < scores_QB.gather(1, own_Q1) - margin).scatter(1, own_Q1, True)
 
 
+def other_queries(number_Q: Tensor, number_B: Tensor, target_Q: Tensor) -> Tensor:
+    """Which passages a query is compared with, (Q, B): its own, and those of other queries.
+
+    Args:
+        number_Q: tells queries apart.
+        number_B: the number of each passage's query.
+        target_Q: index of each query's own passage.
+    """
+    return (number_Q[:, None] != number_B).scatter(1, target_Q[:, None], True)
+
+
 class ContrastiveLoss(RetrieverLoss):
     """The loss of a batch of pairs.
 
@@ -241,10 +268,11 @@ class ContrastiveLoss(RetrieverLoss):
 
     def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
         """Loss in nats per query; ``features`` are queries, with the ``target`` index of each, and
-        passages.
+        passages. Both may have the ``number`` of their query, and vectors of a ``surrogate``.
         """
         query, passage = ({**side} for side in features)
         target_Q = query.pop("target")
+        number_Q, number_B = (side.pop("number", None) for side in (query, passage))
         near_QS, near_BS = (side.pop("surrogate", None) for side in (query, passage))
         query_QD, passage_BD = self.embed(query), self.embed(passage)
         with torch.autocast(query_QD.device.type, enabled=False):
@@ -256,6 +284,9 @@ class ContrastiveLoss(RetrieverLoss):
                 passage_BD, first = of_all_processes(passage_BD)
                 target_Q = target_Q + first
                 near_BS = None if near_BS is None else of_all_processes(near_BS)[0]
+                number_B = None if number_B is None else of_all_processes(number_B)[0]
+            if number_Q is not None and number_B is not None:
+                rules.append(other_queries(number_Q, number_B, target_Q))
             if near_QS is not None and near_BS is not None:
                 rules.append(true_negatives(near_QS, near_BS, target_Q, self.margin))
             allowed_QB = torch.stack(rules).all(dim=0) if rules else None
