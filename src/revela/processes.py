@@ -30,6 +30,7 @@ from revela.errors import RevelaError
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
+LAUNCHED = {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}  # set by torchrun and accelerate
 # The others wait while the first checks the retriever, writes questions or saves.
 LONGEST_WAIT = timedelta(hours=12)
 TIMES = itertools.count()  # that these processes were joined, each with a store of its own
@@ -189,7 +190,10 @@ def copy_first(tensors: Iterable[Tensor]) -> None:
     """Give every process the first one's numbers."""
     if count() > 1:
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), 0)
+            sent = tensor.detach().contiguous()
+            dist.broadcast(sent, 0)
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(sent)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 from revela import processes
 from revela.cli.printing import print_log
@@ -34,7 +35,8 @@ class Watched:
     """What a process reads, how far it gets, and what it has trained at the end."""
 
     def __init__(self, case: dict[str, Any]) -> None:
-        self.case, self.read, self.steps, self.tensors = case, [], 0, {}
+        self.case, self.read, self.steps, self.sharded = case, [], 0, 0
+        self.tensors: dict[str, torch.Tensor] = {}
         self.my_batches, self.advance, self.finish = Loop._my_batches, Progress.advance, Run.finish
 
     def __enter__(self) -> Watched:
@@ -54,6 +56,9 @@ class Watched:
 
         def finish(run):
             self.tensors = trainable_state(run.loop.objective)
+            parameters = run.loop.objective.parameters()
+            shards = [p.to_local().numel() for p in parameters if isinstance(p, DTensor)]
+            self.sharded = sum(shards)
             if self.case.get("fails") == "weights" and processes.index() == 1:
                 with torch.no_grad():
                     run.loop.parameters[0].flatten()[0] += 1e-3
@@ -99,7 +104,7 @@ def run(case: dict[str, Any]) -> None:
                 train(recipe, given, out, check=checked(case), resume=resume)
         except (RevelaError, SystemExit, ZeroDivisionError) as error:
             said = str(error)
-    seen = {"read": watched.read, "steps": watched.steps, "error": said}
+    seen = {"read": watched.read, "steps": watched.steps, "sharded": watched.sharded, "error": said}
     out.with_name(f"{out.name}-{rank}.json").write_text(json.dumps(seen))
     save_file(watched.tensors, out.with_name(f"{out.name}-{rank}.safetensors"))
 

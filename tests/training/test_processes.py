@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,10 +17,15 @@ import pytest
 import several
 import torch
 from safetensors.torch import load_file
+from torch.distributed.run import parse_args
 
+from revela import processes
+from revela.cli.flags import settings_flags
+from revela.errors import RevelaError
 from revela.groups.corpora import build_groups
 from revela.retriever.build import load_retriever
 from revela.settings import Recipe, presets
+from revela.training.run import train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
 
@@ -186,6 +192,15 @@ def test_every_group_is_read_once(both, name):
     assert len(set(all_rows)) == len(all_rows) or name == "iterative"
 
 
+def test_each_process_holds_half_of_a_shared_lm(both, tiny_lm_folder):
+    folder, _ = both
+    weights = load_file(tiny_lm_folder / "model.safetensors")
+    in_layers = sum(tensor.numel() for name, tensor in weights.items() if ".layers." in name)
+    for rank in (0, 1):
+        assert seen(folder / "two-shared-lm", rank)["sharded"] == in_layers / 2
+        assert seen(folder / "two-gated", rank)["sharded"] == 0
+
+
 def test_the_first_process_alone_prints(both):
     _, said = both
     assert said.count("2 processes, on the CPU\n") == len(CASES)
@@ -325,6 +340,26 @@ def test_the_same_processes_may_join_again(failed):
     assert not Path(cases["indivisible"]["out"]).exists()
 
 
+def test_torchrun_lets_every_flag_through():
+    """It reads the whole command line, and refuses what two of its own flags begin with."""
+    fields = dataclasses.fields(settings_flags("revela"))
+    flags = [f"--{field.name.replace('_', '-')}" for field in fields]
+    parsed = parse_args(["-m", "revela", "train", "groups", "--out", "out", "--resume", *flags])
+    assert parsed.training_script_args[-len(flags) :] == flags
+
+
+def test_one_process_has_no_lm_to_share(tmp_path):
+    with pytest.raises(RevelaError, match="--shard-lm deals the LM out to several processes"):
+        train(Recipe.of(shard_lm=True), [], tmp_path / "out")
+
+
+def test_each_process_takes_its_share_of_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert (processes.cores(0), processes.cores(3)) == (8, 3)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert (processes.cores(0), processes.cores(3)) == (2, 3)
+
+
 def flags_of(settings: dict[str, Any]) -> list[str]:
     """On the command line."""
     return [
@@ -351,7 +386,7 @@ def last_checkpoint(out: Path) -> int:
     return max((int(p.name.split("-")[1]) for p in out.glob("checkpoints/checkpoint-*")), default=0)
 
 
-def processes_of(launcher: subprocess.Popen[str]) -> list[int]:
+def children_of(launcher: subprocess.Popen[str]) -> list[int]:
     """Their process ids, in the order of the processes."""
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     found = {}
@@ -384,7 +419,7 @@ def test_on_the_command_line(case, cache, tmp_path):
     again = command(given, max_steps=steps, save_every=1)
     process = torchrun(cache, *again, "--resume", flags=["--max-restarts", 1])
     until(lambda: last_checkpoint(out) > begun + 2, process)
-    os.kill(processes_of(process)[1], signal.SIGKILL)
+    os.kill(children_of(process)[1], signal.SIGKILL)
     code, said, errors = ended(process)
     assert code == 0, said + errors
     assert said.count("2 processes, on the CPU") == 2 and f"{steps} steps in" in said

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +112,8 @@ def train(
     """
     with processes.joined():
         refuse_at_once(recipe, out, resume)
+        if processes.count() == 1 and processes.LAUNCHED & os.environ.keys():
+            log.info("1 process")  # accelerate starts no more without a GPU, whatever it is told
         silence_libraries()
         torch.set_num_threads(processes.cores(recipe.training.threads))
         torch.manual_seed(recipe.training.seed)
