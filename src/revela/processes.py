@@ -17,22 +17,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from revela.errors import RevelaError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 LAUNCHED = {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}  # set by torchrun and accelerate
 # The others wait while the first checks the retriever, writes questions or saves.
-LONGEST_WAIT = timedelta(hours=12)
+LONGEST_WAIT = timedelta(hours=4)
 TIMES = itertools.count()  # that these processes were joined, each with a store of its own
 AFTER_AN_ERROR = 20.0  # seconds in which the others notice that one has failed
 LOST = "closed by peer", "reset by peer", "Broken pipe"  # what gloo says of a connection
@@ -91,12 +92,15 @@ def joined() -> Iterator[None]:
     if started() == 1 or count() > 1:
         yield
         return
+    from torch.distributed.distributed_c10d import PrefixStore  # not in every build of torch
+    from torch.distributed.rendezvous import rendezvous
+
     has_gpu = torch.cuda.is_available()
-    if has_gpu:
-        _take_own_gpu()
     try:
         store, rank, size = next(rendezvous("env://"))
-        store = PrefixStore(f"revela-{next(TIMES)}", store)
+        # torchrun has one store for all its restarts, and what an ended process left there stays.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"revela-{attempt}-{next(TIMES)}", store)
         backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
         given: Any = dict(store=store, rank=rank, world_size=size, timeout=LONGEST_WAIT)
         dist.init_process_group(backend, **given)
@@ -109,6 +113,8 @@ def joined() -> Iterator[None]:
         try:
             with redirect_stdout(nowhere) if rank else nullcontext():
                 log.info(f"{size} processes, {'a GPU each' if has_gpu else 'on the CPU'}")
+                if has_gpu:
+                    _take_own_gpu()
                 yield
         except Exception as error:
             _end_together(error, store, rank, size)
@@ -205,13 +211,13 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 def _take_own_gpu() -> None:
-    local, gpus = int(os.environ.get("LOCAL_RANK") or 0), torch.cuda.device_count()
-    if local >= gpus:
+    beside, gpus = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), torch.cuda.device_count()
+    if beside > gpus:
         raise RevelaError(
-            f"process {local + 1} on this machine has no GPU, there are {gpus}: start no more "
-            "processes than GPUs (torchrun --nproc-per-node)"
+            f"{beside} processes are on a machine with {gpus} GPUs: start no more of them there "
+            "(torchrun --nproc-per-node), or hide the GPUs by CUDA_VISIBLE_DEVICES="
         )
-    torch.cuda.set_device(local)
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
 
 
 def _end_together(error: Exception, store: Store, rank: int, size: int) -> None:

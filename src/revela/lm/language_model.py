@@ -181,7 +181,7 @@ class LanguageModel(nn.Module):
         from torch.distributed.fsdp import fully_shard
 
         for layer in self._layers:
-            fully_shard(layer)
+            fully_shard(layer, reshard_after_forward=True)
 
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
         """Drop the padding of a batch, on either side. Each chunk's positions count from 0."""
