@@ -119,8 +119,8 @@ def row(
         command = ["revela", "eval", target, *judged, "--json", f"{scratch}/scores.json"]
         subprocess.run(command, check=True)
         scores = json.loads(Path(scratch, "scores.json").read_text())[folder.name]
-    system = next(s for s in scores if s != "BM25" and not s.endswith("+ BM25"))
-    kinds = {"scores": system, "hybrid": f"{system} + BM25", "bm25": "BM25"}
+    system = next(s for s in scores if s != "BM25" and "+ BM25" not in s)
+    kinds = {"scores": system, "hybrid": f"{system} + BM25 (RRF)", "bm25": "BM25"}
     result |= {kind: {m: scores[it][m] for m in METRICS} for kind, it in kinds.items()}
     path.write_text(json.dumps(result, indent=1))
     return result
