@@ -175,29 +175,28 @@ def train(
         recipe: all settings.
         command: for the model card.
     """
+    from revela.groups.training_set import TrainingSet
+    from revela.processes import is_first, joined, of_first
     from revela.training.run import refuse_at_once
     from revela.training.run import train as run
 
-    refuse_at_once(recipe, out, resume)  # before a language model writes questions for the check
-    data, check = read_training_set(recipe, corpus)
-    bm25 = check.bm25()
-    outcome = run(
-        recipe,
-        data,
-        out,
-        check=check if check.tasks else None,
-        bm25=bm25,
-        corpus=", ".join(map(str, corpus)),
-        command=command,
-        resume=resume,
-    )
+    with joined():
+        refuse_at_once(recipe, out, resume)  # before a language model writes questions
+        if is_first():
+            data, check = read_training_set(recipe, corpus)
+            given: dict[str, Any] = dict(check=check if check.tasks else None, bm25=check.bm25())
+        else:
+            data, given = TrainingSet.read(recipe, corpus), {}
+        given |= dict(corpus=", ".join(map(str, corpus)), command=command)
+        outcome = run(recipe, data, out, resume=resume, **given)
+        bm25 = of_first(lambda: given["bm25"])
     systems = {
         "BM25": bm25,
         "untrained": outcome.untrained,
         "before training": outcome.before,
         "trained": outcome.after,
     }
-    return TrainingResult(outcome, systems if check.tasks else {})
+    return TrainingResult(outcome, systems if outcome.after else {})
 
 
 def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
@@ -205,9 +204,7 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
     from revela.evaluation.label_free import MIN_QUERIES, check_by
     from revela.groups.training_set import TrainingSet, written_answers
     from revela.silence import silence_libraries
-    from revela.training.record import refuse_several_processes
 
-    refuse_several_processes()  # before much is read
     silence_libraries()
     data = TrainingSet.read(recipe, corpus)
     path = data.queries_file

@@ -230,6 +230,9 @@ class LM(Section):
     instruct model in 4 bits)."""
     lm_tokens: int = setting(156, least=2)
     "Longest chunk that the LM, and the retriever in training, read, in tokens."
+    shard_lm: bool = setting(False, rare=True)
+    """Under torchrun, each process holds a part of the frozen LM's layers, for one that does not
+    fit into a GPU beside the rest."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +244,7 @@ class Training(Section):
     warmup_steps: int = setting(10, rare=True)
     "Steps of linear warm-up."
     groups_per_step: int = setting(1, least=1)
-    "Groups per optimiser step."
+    "Groups per optimiser step, of all processes together."
     groups_per_batch: int = setting(1, least=1, rare=True)
     "Groups per forward pass; more fill a GPU and take more memory."
     retriever_batch: int = setting(0, rare=True)
@@ -299,6 +302,9 @@ class Objective(Section):
     "A sentence for the model card, filled in from the recipe's settings."
     loss_is: ClassVar[str] = "loss"
     "What the loss is, and its unit, for plots."
+    across_groups: ClassVar[bool] = False
+    """Whether texts of all groups of a batch are compared; several processes then share each
+    batch, and gather what they compare."""
 
     def build(self, parts: Any) -> tuple[Any, Callable[[Sequence[Mapping[str, Any]]], Any]]:
         """The loss, and what makes its batches.

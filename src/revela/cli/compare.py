@@ -50,7 +50,9 @@ def compare(
     """
     from revela.api import read_training_set
     from revela.evaluation.comparison import compare as run
+    from revela.processes import refuse_several
 
+    refuse_several()
     recipes = recipes_of(presets, recipe_file, given)
     data, check = read_training_set(next(iter(recipes.values())), corpus)
     found = run(

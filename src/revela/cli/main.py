@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from cyclopts import App, CycloptsError
@@ -24,7 +25,8 @@ def main() -> None:
     print_log("stderr" if tokens[:1] == ["search"] else "stdout")
     try:
         add_settings(tokens)
-        app(tokens, exit_on_error=False)
+        # Under torchrun all processes have the same command line; one says what is wrong with it.
+        app(tokens, exit_on_error=False, print_error=os.environ.get("RANK", "0") == "0")
     except CycloptsError:  # it has printed what was wrong
         raise SystemExit(2) from None
     except RevelaError as error:

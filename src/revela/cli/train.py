@@ -26,6 +26,9 @@ def train(
 ) -> None:
     """Train a retriever on raw text.
 
+    On several GPUs: ``torchrun --nproc-per-node N -m revela train GROUPS --out DIR``, on stored
+    groups.
+
     ``--preset NAME --help`` lists the settings of another objective, docs/settings.md all of them.
 
     Parameters
@@ -45,16 +48,18 @@ def train(
         Continue the run in --out from its last checkpoint.
     """
     from revela.api import train as run
+    from revela.processes import joined
 
-    result = run(
-        corpus,
-        out,
-        recipe_of(preset, recipe_file, given),
-        resume=resume,
-        command="revela " + shlex.join(sys.argv[1:]),
-    )
-    if result.scores:
-        print_scores("label-free check, nDCG@10", result.outcome.after, result.scores)
-    outcome = result.outcome
-    more = ", continue with --resume" if outcome.interrupted else ""
-    print(f"{outcome.steps:,} steps in {outcome.minutes:.1f} minutes; saved to {out}{more}")
+    with joined():
+        result = run(
+            corpus,
+            out,
+            recipe_of(preset, recipe_file, given),
+            resume=resume,
+            command="revela " + shlex.join(sys.argv[1:]),
+        )
+        if result.scores:
+            print_scores("label-free check, nDCG@10", result.outcome.after, result.scores)
+        outcome = result.outcome
+        more = ", continue with --resume" if outcome.interrupted else ""
+        print(f"{outcome.steps:,} steps in {outcome.minutes:.1f} minutes; saved to {out}{more}")

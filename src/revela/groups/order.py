@@ -31,6 +31,7 @@ from revela.groups.documents import (
 )
 from revela.groups.folder import GroupFolder
 from revela.groups.similar import order_by_similarity, paired
+from revela.processes import count, gathered, is_first, my_share, of_first
 from revela.retriever.encode import load_encoder
 from revela.retriever.fit import lexical_vectors
 from revela.settings import Recipe
@@ -166,11 +167,13 @@ class IterativeGroups:
 
     def __call__(self, round_: int) -> Iterator[list[int]]:
         file = self.folder / f"groups-{round_}.npy"
-        if not file.is_file():
+        groups = of_first(lambda: np.load(file) if file.is_file() else None)
+        if groups is None:
             groups = np.array(self._build(round_), dtype=np.int64)
-            with atomic_write(file) as temporary:
-                np.save(temporary, groups)
-        yield from np.load(file).tolist()
+            if is_first():
+                with atomic_write(file) as temporary:
+                    np.save(temporary, groups)
+        yield from groups.tolist()
 
     def _build(self, round_: int) -> list[list[int]]:
         recipe = self.recipe
@@ -186,12 +189,11 @@ class IterativeGroups:
         vectors = _vectors(
             recipe,
             rows,
-            _in_parts(self.encoder.encode_queries),
-            _in_parts(self.encoder.encode_passages),
+            _by_all(_in_parts(self.encoder.encode_queries)),
+            _by_all(_in_parts(self.encoder.encode_passages)),
         )
-        order = order_by_similarity(
-            *vectors, recipe.groups.cluster_size or size, int(rng.integers(2**31))
-        )
+        largest, seed = recipe.groups.cluster_size or size, int(rng.integers(2**31))
+        order = of_first(lambda: order_by_similarity(*vectors, largest, seed))
         groups = _only_with_queries(recipe, rows, groups_along(recipe, rows, order))(round_)
         return [some[group].tolist() for group in islice(groups, wanted)]
 
@@ -222,6 +224,18 @@ def _in_parts(encode: Encode, progress: bool = False) -> Encode:
         return vectors_ND
 
     return encode_all
+
+
+def _by_all(encode: Encode) -> Encode:
+    """The same, with each process encoding its share; the first gets all vectors."""
+
+    def encode_share(texts: Sequence[str]) -> Vectors:
+        mine = texts[my_share(len(texts))]
+        found = gathered(encode(mine) if mine else None)
+        parts = [vectors_ND for vectors_ND in found if vectors_ND is not None]
+        return np.concatenate(parts) if parts else np.zeros((0, 1), dtype=np.float32)
+
+    return encode_share if count() > 1 else encode
 
 
 def _only_with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:

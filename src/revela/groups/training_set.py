@@ -11,7 +11,6 @@ import dataclasses
 import gc
 import hashlib
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -53,6 +52,7 @@ from revela.groups.order import (
     vectors_of_beginnings,
 )
 from revela.groups.ready import holds_groups
+from revela.processes import cores, count
 from revela.settings import Recipe
 from revela.types import Chunk, Document, Encoder
 from revela.weights import find_weights, fingerprint
@@ -89,6 +89,8 @@ class TrainingSet:
     ) -> None:
         self.recipe, self.queries_file = recipe, queries_file
         self.folder = source if isinstance(source, GroupFolder) else None
+        if self.folder is None:
+            _refuse_several_readers()
         if isinstance(source, GroupFolder):
             self.documents: Sequence[Document] = source.documents
             self.held_out: Sequence[Document] = source.held_out
@@ -112,11 +114,13 @@ class TrainingSet:
             queries_file: keeps written queries; default: a file beside the first source.
 
         Raises:
-            RevelaError: a source cannot be read, or holds groups that are not stored.
+            RevelaError: a source cannot be read, or holds groups that are not stored; several
+                processes read a corpus.
         """
         kept = queries_file or default_queries_file(sources, recipe)
         if len(sources) == 1 and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=kept)
+        _refuse_several_readers()
         if ready := next((source for source in sources if holds_groups(source)), None):
             raise RevelaError(
                 f"{ready} holds groups: store them by revela groups {ready} --out DIR, "
@@ -184,7 +188,7 @@ class TrainingSet:
             f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
             f"-> {len(first):,} groups of {recipe.groups.group_size} per epoch"
         )
-        if recipe.groups.kind == "iterative" and self.folder is None:
+        if recipe.groups.kind == "iterative":
             return IterativeGroups(recipe, rows, encoder, folder)
         return lambda epoch: iter(first) if epoch == 0 else build(epoch)
 
@@ -222,6 +226,14 @@ class TrainingSet:
         )
 
 
+def _refuse_several_readers() -> None:
+    if count() > 1:
+        raise RevelaError(
+            "several processes train on stored groups: make them once with revela groups CORPUS "
+            "--out DIR, and give that folder"
+        )
+
+
 def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
     """Where queries written for a corpus are kept: beside its first source."""
     name = str(sources[0])
@@ -248,9 +260,7 @@ def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[
     )
     return arrow_list(
         Chunk,
-        chunk_all(
-            titled, recipe.corpus.chunk_words, recipe.training.threads or os.cpu_count() or 1
-        ),
+        chunk_all(titled, recipe.corpus.chunk_words, cores(recipe.training.threads)),
     )
 
 
@@ -330,7 +340,7 @@ def written_answers(
     folder = find_weights(name, recipe.retriever.offline_model)
     file = QueryFile(path, f"{fingerprint(folder)}, {recipe.queries.query_prompting}")
     if missing := len({t for t in texts if file.get(t) is None}):
-        torch.set_num_threads(recipe.training.threads or os.cpu_count() or 1)
+        torch.set_num_threads(cores(recipe.training.threads))
         log.info(f"{name} writes {missing:,} queries into {path}")
         write = writer(
             folder,

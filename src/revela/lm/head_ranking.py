@@ -29,6 +29,7 @@ from revela.files import atomic_write
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.lm.streams import ReadableLM
+from revela.processes import is_first, of_first
 from revela.weights import cache_folder, fingerprint
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ def heads_from_file(path: Path, folder: Path) -> list[Head]:
 def cached_ranking(
     kind: str, lm: LanguageModel, folder: Path, probe: Callable[[], list[Head]]
 ) -> list[Head]:
-    """The cached ranking of an LM's heads, or that of ``probe``, which is cached unless empty.
+    """The cached ranking of an LM's heads, or that of ``probe``, which is cached unless empty; the
+    same in all processes.
 
     Args:
         kind: what the heads are ranked by, part of the file's name.
@@ -80,10 +82,13 @@ def cached_ranking(
         probe: ranks the heads, best first.
     """
     path = cache_folder() / "heads" / f"{fingerprint(folder)}-{kind}.json"
-    if path.is_file():
-        return heads_from_file(path, folder)
+    known = of_first(lambda: heads_from_file(path, folder) if path.is_file() else None)
+    if known is not None:
+        return known
     log.info(f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name}, once")
-    if ranking := probe():
+    found = probe()  # in all processes: they may share the LM
+    ranking = of_first(lambda: found)
+    if ranking and is_first():
         save_heads(path, lm.name, folder, ranking)
     return ranking
 

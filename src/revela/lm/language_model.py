@@ -173,6 +173,16 @@ class LanguageModel(nn.Module):
         """Whether some parameter is trained (LoRA)."""
         return any(p.requires_grad for p in self.model.parameters())
 
+    def shard(self) -> None:
+        """Leave each process a part of every decoder layer; a layer is put together while it runs.
+
+        All processes then have to run the same layers in the same order. Frozen weights only.
+        """
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in self._layers:
+            fully_shard(layer, reshard_after_forward=True)
+
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
         """Drop the padding of a batch, on either side. Each chunk's positions count from 0."""
         keep_BL = mask_BL.bool()

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.corpus.arrow_list import ArrowList
+from revela.errors import RevelaError
 from revela.objectives.gradcache import embed
 from revela.retriever.context import FirstStage
 from revela.settings import Recipe
@@ -186,6 +187,8 @@ def language_model(parts: Parts, trained: bool = False) -> tuple[Any, Any, Path]
     from revela.weights import find_weights
 
     recipe, retriever = parts.recipe, parts.recipe.retriever
+    if recipe.lm.shard_lm and trained:
+        raise RevelaError("--shard-lm is for a frozen LM: leave it, or --lm-lora, out")
     folder = find_weights(recipe.lm.model, retriever.offline_model)
     lora = dict(
         rank=retriever.lora_rank, alpha=retriever.lora_alpha, dropout=retriever.lora_dropout
@@ -193,6 +196,8 @@ def language_model(parts: Parts, trained: bool = False) -> tuple[Any, Any, Path]
     lm = load_language_model(
         folder, bf16=parts.bf16, lora=lora if trained else None, name=recipe.lm.model
     )
+    if recipe.lm.shard_lm:
+        lm.shard()
     return lm.to(parts.device), load_tokenizer(folder), folder
 
 

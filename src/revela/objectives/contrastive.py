@@ -102,6 +102,7 @@ class Crop(Contrast):
 
     name: ClassVar[str] = "crop"
     reads: ClassVar[Literal["chunks", "queries", "windows"]] = "windows"
+    across_groups: ClassVar[bool] = True
     learned_from: ClassVar[str] = (
         "{model} learned to tell another crop of the same text from crops of others."
     )

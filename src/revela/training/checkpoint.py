@@ -1,8 +1,8 @@
 """Checkpoints: what a run needs to go on as if it had not been stopped, as safetensors and JSON.
 
 A checkpoint is a folder ``checkpoint-STEP`` with every trainable tensor of retriever and objective
-(LoRA of both models, gates, temperature), the optimiser's moments, the states of torch's random
-number generators, and the clock, from which the learning rate follows. It is written under a
+(LoRA of both models, gates, temperature), the optimiser's moments, and the clock, from which the
+learning rate follows. Random numbers follow from the number of a batch. It is written under a
 temporary name and renamed when complete; older ones are deleted after that.
 """
 
@@ -23,7 +23,7 @@ from revela.files import atomic_write
 from revela.training.progress import Clock
 
 TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
-RANDOM, CLOCK = "random.safetensors", "clock.json"
+CLOCK = "clock.json"
 MARGIN = 0.005  # nDCG@10: what checks of equally good states differ by (research/notebook.md)
 
 
@@ -44,7 +44,6 @@ def save_checkpoint(
         temporary.mkdir()
         save_file(trainable_state(module), temporary / TRAINABLE)
         save_file(_moments(module, optimizer), temporary / OPTIMIZER)
-        save_file(_random_states(), temporary / RANDOM)
         saved = {"seconds": clock.seconds, "tokens": clock.tokens}
         (temporary / CLOCK).write_text(json.dumps(saved))
         shutil.rmtree(target, ignore_errors=True)
@@ -55,7 +54,7 @@ def save_checkpoint(
 def load_checkpoint(
     checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, clock: Clock
 ) -> None:
-    """Put module, optimiser, clock and random number generators into the state of a checkpoint.
+    """Put module, optimiser and clock into the state of a checkpoint.
 
     Raises:
         RevelaError: another recipe or an earlier version of revela wrote it.
@@ -74,10 +73,6 @@ def load_checkpoint(
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     saved = json.loads((checkpoint / CLOCK).read_text())
     clock.seconds, clock.tokens = saved["seconds"], saved["tokens"]
-    states = load_file(checkpoint / RANDOM)
-    torch.set_rng_state(states.pop("cpu"))
-    if torch.cuda.is_available() and states:
-        torch.cuda.set_rng_state_all([states[f"cuda-{i}"] for i in range(len(states))])
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
@@ -165,15 +160,6 @@ def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, T
     names = list(trainable_parameters(module))
     state = optimizer.state_dict()["state"]
     return {f"{names[i]}/{k}": _copy(v) for i, kept in state.items() for k, v in kept.items()}
-
-
-def _random_states() -> dict[str, Tensor]:
-    """States of torch's generators; numpy's and Python's global ones are not used in training."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        cuda = enumerate(torch.cuda.get_rng_state_all())
-        states |= {f"cuda-{i}": state for i, state in cuda}
-    return states
 
 
 def _copy(tensor: Tensor) -> Tensor:

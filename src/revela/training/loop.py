@@ -1,27 +1,33 @@
 """The training loop: groups of rows -> batches -> gradient steps, until a limit or Ctrl-C ends it.
 
 A step reads one or more batches one after another, sums their gradients, clips these by their joint
-norm, and moves all trained parameters by AdamW. Written over accelerate, which owns the device, the
-backward pass and the trackers; one process for now.
+norm, and moves all trained parameters by AdamW.
+
+Several processes deal a step's batches out, add their gradients up before the clipping, and so have
+the same weights after every step as one process that reads all batches. What a batch draws at
+random depends on its number alone. Once per step they agree on time, tokens and whether to stop;
+the first one checks, logs and saves.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from revela import processes
 from revela.device import autocast
+from revela.errors import RevelaError
 from revela.groups.documents import Groups
 from revela.settings import Recipe
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, step_of
@@ -30,8 +36,10 @@ from revela.training.progress import Checks, Clock, Progress
 MAX_GRAD_NORM = 1.0
 
 Batch = dict[str, Tensor]
-ReadBatch = Callable[[Sequence[tuple[int, int]]], Batch]
-"""(epoch, row) of each row of a batch -> its tensors, named SIDE_NAME."""
+Rows = Sequence[tuple[int, int]]
+"""(epoch, row) of each row of a batch."""
+ReadBatch = Callable[[Rows], Batch]
+"""Rows -> their tensors, named SIDE_NAME."""
 
 
 class Loop:
@@ -44,11 +52,11 @@ class Loop:
         read: makes the batches.
         progress, checks: report the run; checks may be None.
         folder: of the checkpoints.
-        accelerator: device and backward pass.
+        device: of the objective.
 
     Attributes:
         step: optimiser steps done.
-        interrupted: whether Ctrl-C ended the run.
+        interrupted: whether Ctrl-C (SIGINT) or SIGTERM ended the run.
     """
 
     def __init__(
@@ -60,10 +68,10 @@ class Loop:
         progress: Progress,
         checks: Checks | None,
         folder: Path,
-        accelerator: Accelerator,
+        device: torch.device,
     ) -> None:
-        self.recipe, self.module, self.read, self.folder = recipe, objective, read, folder
-        self.progress, self.checks, self.accelerator = progress, checks, accelerator
+        self.recipe, self.objective, self.read, self.folder = recipe, objective, read, folder
+        self.progress, self.checks, self.device = progress, checks, device
         self.clock: Clock = progress.clock
         self.batches_per_step = recipe.training.groups_per_step // recipe.training.groups_per_batch
         self.batches = row_batches(groups, recipe.training.groups_per_batch)
@@ -71,8 +79,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=recipe.training.learning_rate, weight_decay=0.0
         )
-        self.objective, self.stepper = accelerator.prepare(objective, self.optimizer)
-        self.step, self.interrupted = 0, False
+        self.step, self.interrupted, self._stop_asked = 0, False, False
 
     def run(self, checkpoint: Path | None = None) -> None:
         """Take steps until the run is done, or until Ctrl-C.
@@ -81,32 +88,38 @@ class Loop:
             checkpoint: to go on from; None: from the start.
 
         Raises:
-            RevelaError: the checkpoint is another recipe's.
+            RevelaError: the checkpoint is another recipe's, or the loss is not finite any more.
         """
-        recipe, clock = self.recipe, self.clock
+        training, clock = self.recipe.training, self.clock
         if checkpoint is not None:
             self._resume(checkpoint)
-        logged, loss = self.step, torch.zeros((), device=self.accelerator.device)
+        logged, loss = self.step, torch.zeros((), device=self.device)
         if self.checks is not None:
             self.checks.begin(self.step)
-        with self._stopped_by_ctrl_c(), self.progress.bar(self.step):
+        with self._stopped_by_signals(), self.progress.bar(self.step):
             stopping = clock.progress(self.step) >= 1.0
             while not stopping:
                 clock.start()
                 step_loss, grad_norm, learning_rate = self._take_step()
                 loss += step_loss
-                clock.stop()
+                spent = clock.stop()
                 self.progress.advance()
-                if self.step % recipe.training.log_every == 0:
-                    mean = loss.item() / (self.step - logged)
+                self._agree(*spent)
+                done = clock.progress(self.step) >= 1.0
+                stopping = done or self.interrupted
+                logs = self.step % training.log_every == 0
+                saves = stopping or self.step % training.save_every == 0
+                if logs or saves:
+                    summed = self._finite(loss)
+                if logs:
+                    mean = summed / (self.step - logged)
                     self.progress.log(self.step, mean, grad_norm.item(), learning_rate)
                     logged, loss = self.step, torch.zeros_like(loss)
-                done = clock.progress(self.step) >= 1.0
                 if self.checks is not None and not done and self.checks.is_due(self.step):
                     self.checks.run(self.step)
-                stopping = done or self.interrupted
-                if stopping or self.step % recipe.training.save_every == 0:
-                    self._save()
+                if saves and processes.is_first():
+                    folder = self.folder
+                    save_checkpoint(folder, self.step, self.objective, self.optimizer, clock)
 
     def _take_step(self) -> tuple[Tensor, Tensor, float]:
         """Loss, norm of the gradient before clipping, learning rate."""
@@ -114,50 +127,81 @@ class Loop:
         learning_rate = self.recipe.training.learning_rate * factor
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        total = torch.zeros((), device=self.accelerator.device)
-        for left in reversed(range(self.batches_per_step)):
-            batch = send_to_device(self._next_batch(), self.accelerator.device)
-            with self.accelerator.no_sync(self.objective) if left else nullcontext():
-                loss = self.objective(sides(batch)) / self.batches_per_step
-                self.accelerator.backward(loss)
+        total = torch.zeros((), device=self.device)
+        for number, rows, share in self._my_batches():
+            torch.manual_seed(batch_seed(self.recipe.training.seed, number))
+            batch = {name: tensor.to(self.device) for name, tensor in self.read(rows).items()}
+            loss = self.objective(sides(batch)) / share
+            loss.backward()
             total += loss.detach()
-        grad_norm = self.accelerator.clip_grad_norm_(self.parameters, MAX_GRAD_NORM)
-        self.stepper.step()
-        self.stepper.zero_grad()
+        processes.add_gradients(self.parameters)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRAD_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self.step += 1
         return total, grad_norm, learning_rate
 
-    def _next_batch(self) -> Batch:
-        cuda = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(cuda):  # the k-means of iterative groups seeds torch's generator
-            rows = next(self.batches)
-        return self.read(rows)
+    def _my_batches(self) -> Iterator[tuple[int, Rows, int]]:
+        """What this process reads of the next step: the number of each batch in the run, its rows,
+        and what its mean loss is divided by.
+        """
+        first = self.step * self.batches_per_step
+        numbered = list(enumerate(islice(self.batches, self.batches_per_step), first))
+        if self.recipe.objective.across_groups:
+            for number, rows in numbered:
+                mine = rows[processes.my_share(len(rows))]
+                yield number, mine, self.batches_per_step * processes.count()
+        else:
+            for number, rows in numbered[processes.index() :: processes.count()]:
+                yield number, rows, self.batches_per_step
+
+    def _agree(self, seconds: float, tokens: int) -> None:
+        """Share what each process has measured in this step, and whether it is to stop."""
+        shared = processes.of_all((seconds, tokens, self._stop_asked))
+        of_seconds, of_tokens, stops = zip(*shared, strict=True)
+        self.clock.add(of_seconds, of_tokens)
+        self.interrupted = any(stops)
+
+    def _finite(self, loss: Tensor) -> float:
+        """The loss of all processes."""
+        summed = processes.total(loss).item()
+        if not math.isfinite(summed):
+            raise RevelaError(
+                f"the loss was not finite at step {self.step} or shortly before: give a lower "
+                "--learning-rate or --precision fp32, and another --out; or --resume"
+            )
+        return summed
 
     def _resume(self, checkpoint: Path) -> None:
         self.step = step_of(checkpoint)
         for _ in range(self.step * self.batches_per_step):
             next(self.batches)
-        load_checkpoint(checkpoint, self.module, self.optimizer, self.clock)
-
-    def _save(self) -> None:
-        if self.accelerator.is_main_process:
-            save_checkpoint(self.folder, self.step, self.module, self.optimizer, self.clock)
+        load_checkpoint(checkpoint, self.objective, self.optimizer, self.clock)
 
     @contextmanager
-    def _stopped_by_ctrl_c(self) -> Iterator[None]:
-        """While open, the first Ctrl-C ends the run after its step, and the second at once."""
+    def _stopped_by_signals(self) -> Iterator[None]:
+        """While open, the first Ctrl-C or SIGTERM ends the run after its step, and the second at
+        once.
+        """
 
         def interrupt(*_args: Any) -> None:
-            if self.interrupted:
+            if self._stop_asked:
                 raise KeyboardInterrupt
-            self.interrupted = True
+            self._stop_asked = True
             tqdm.write("stopping after this step and saving; press Ctrl-C again to stop at once")
 
-        previous = signal.signal(signal.SIGINT, interrupt)
+        signals = signal.SIGINT, signal.SIGTERM
+        previous = [signal.signal(number, interrupt) for number in signals]
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, previous)
+            for number, handler in zip(signals, previous, strict=True):
+                signal.signal(number, handler)
+
+
+def batch_seed(seed: int, number: int) -> int:
+    """What torch's generator begins with at a batch, whichever process reads it."""
+    return random.Random(f"{seed}/{number}").getrandbits(63)
 
 
 def row_batches(groups: Groups, groups_per_batch: int) -> Iterator[list[tuple[int, int]]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +16,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from revela.files import atomic_write
+from revela.processes import is_first
 
 log = logging.getLogger(__name__)
 
@@ -23,34 +24,39 @@ Scores = dict[str, float]
 
 
 class Clock:
-    """Training time in seconds (without checks and saves) and tokens read, kept over a resume; and
-    how much of the run is done.
+    """Training time in seconds (without checks and saves) and tokens read, of all processes and
+    kept over a resume; and how much of the run is done.
 
     Args:
         max_steps, max_minutes, max_million_tokens: limits of the run; 0: no such limit.
-        cpu: count this process's processor time, of all threads together, in place of wall time.
+        cpu: count processor time, of all threads and processes together, in place of wall time.
     """
 
     def __init__(
         self, max_steps: int, max_minutes: float, max_million_tokens: float = 0.0, cpu: bool = False
     ) -> None:
-        self.now = time.process_time if cpu else time.monotonic
+        self.now, self.cpu = time.process_time if cpu else time.monotonic, cpu
         self.max_steps, self.max_seconds = max_steps, 60 * max_minutes
         self.max_tokens = 1e6 * max_million_tokens
         self.seconds, self.tokens = 0.0, 0
-        self._since: float | None = None
+        self._since, self._counted = 0.0, 0
 
     def start(self) -> None:
-        self._since = self.now()
-
-    def stop(self) -> None:
-        if self._since is not None:
-            self.seconds += self.now() - self._since
-            self._since = None
+        """Begin a step."""
+        self._since, self._counted = self.now(), 0
 
     def count(self, tokens: int) -> None:
-        """Add tokens that the retriever read."""
-        self.tokens += tokens
+        """Count tokens that the retriever reads in this step."""
+        self._counted += tokens
+
+    def stop(self) -> tuple[float, int]:
+        """End a step: its seconds and tokens in this process."""
+        return self.now() - self._since, self._counted
+
+    def add(self, seconds: Sequence[float], tokens: Sequence[int]) -> None:
+        """Add a step, which each process has measured for itself."""
+        self.seconds += sum(seconds) if self.cpu else max(seconds)
+        self.tokens += sum(tokens)
 
     @property
     def minutes(self) -> float:
@@ -127,7 +133,9 @@ class Progress:
         total = self.clock.max_steps or None
         shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
         self._last = (self.clock.seconds, self.clock.tokens)
-        with tqdm(total=total, initial=step, desc="step", bar_format=shape) as self._bar:
+        quiet = not is_first()
+        given: Any = dict(total=total, initial=step, desc="step", bar_format=shape, disable=quiet)
+        with tqdm(**given) as self._bar:
             yield
 
     def advance(self) -> None:
@@ -135,7 +143,11 @@ class Progress:
         self._bar.update(1)
 
     def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
-        """Write and show the mean loss since the last line, and the last step's numbers."""
+        """Write and show the mean loss since the last line, and the last step's numbers, in the
+        first process.
+        """
+        if not is_first():
+            return
         clock = self.clock
         seconds, tokens = clock.seconds - self._last[0], clock.tokens - self._last[1]
         self._last = (clock.seconds, clock.tokens)

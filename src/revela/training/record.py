@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from revela import processes
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.settings import Recipe
@@ -26,7 +27,7 @@ BEFORE_A_CHECKPOINT = frozenset({RUN_FILE, "metrics.jsonl", "checkpoints", TRACK
 # Settings that may differ when a finished run is not repeated, and when a run is resumed.
 FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track"})
 FREE = FREE_WHEN_DONE | {
-    *("max_steps", "max_minutes", "max_tokens_read", "check_every", "checks", "threads")
+    *("max_steps", "max_minutes", "max_tokens_read", "check_every", "checks", "threads", "shard_lm")
 }
 LIBRARIES = (
     *("revela", "torch", "transformers", "sentence-transformers"),
@@ -112,20 +113,6 @@ def remove_begun(out: Path) -> None:
     shutil.rmtree(out)
 
 
-def refuse_several_processes() -> None:
-    """Refuse to be one of several processes of torchrun or accelerate: each would train a retriever
-    of its own, and write into the same folder.
-
-    Raises:
-        RevelaError: WORLD_SIZE is above 1.
-    """
-    if (count := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
-        raise RevelaError(
-            f"a run takes one process and {count} were started (WORLD_SIZE): start revela without "
-            "torchrun or accelerate"
-        )
-
-
 def environment() -> dict[str, Any]:
     """{"versions": {name: version}, "hardware": {...}}, with torch's present number of threads."""
     versions = {"python": platform.python_version()}
@@ -137,6 +124,7 @@ def environment() -> dict[str, Any]:
     system = f"{platform.system()} {platform.machine()}"
     hardware: dict[str, Any] = {"system": system, "cpu": _cpu()}
     hardware["threads"] = torch.get_num_threads()
+    hardware["processes"] = processes.count()
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         hardware["memory"] = f"{memory / 2**30:.0f} GiB"

@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 
+from revela import processes
 from revela.corpus.arrow_list import ArrowList
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
+from revela.lm.language_model import LanguageModel
 from revela.objectives.base import Collate, Parts
 from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
 from revela.objectives.matryoshka import Matryoshka
@@ -42,7 +44,6 @@ from revela.training.record import (
     TRACKER_FOLDER,
     checkpoint_to_resume,
     environment,
-    refuse_several_processes,
     settings_of,
     write_record,
 )
@@ -90,11 +91,13 @@ def train(
     resume: bool = False,
     judge: Check | None = None,
 ) -> Outcome:
-    """Train a retriever on documents and save it to ``out``.
+    """Train a retriever on documents and save it to ``out``; by several processes, if torchrun has
+    started them.
 
     Args:
         recipe: all settings.
-        source: the training set; or documents, or stored groups, to make one of.
+        source: the training set; or documents, or stored groups, to make one of. Several processes
+            take stored groups.
         out: a folder that does not exist yet, or, with ``resume``, one with a checkpoint.
         check: gives label-free scores of an encoder by task; None: no checks.
         bm25: BM25's scores on the same tasks, for comparison.
@@ -105,20 +108,25 @@ def train(
 
     Raises:
         RevelaError: the output folder is in the way, the corpus is too small, a model cannot be
-            used, several processes were started.
+            used, or processes do not agree.
     """
-    refuse_at_once(recipe, out, resume)
-    silence_libraries()
-    torch.set_num_threads(recipe.training.threads or os.cpu_count() or 1)
-    torch.manual_seed(recipe.training.seed)
-    run = Run(recipe, out, check, bm25 or {}, corpus, command, judge)
-    if isinstance(source, TrainingSet):
-        run.open(source.but(recipe), resume)
-    else:
-        run.open(TrainingSet(recipe, source), resume)
-    run.start()
-    run.optimise()
-    return run.finish()
+    with processes.joined():
+        refuse_at_once(recipe, out, resume)
+        if processes.count() == 1 and processes.LAUNCHED & os.environ.keys():
+            log.info("1 process")  # accelerate starts no more without a GPU, whatever it is told
+        silence_libraries()
+        torch.set_num_threads(processes.cores(recipe.training.threads))
+        torch.manual_seed(recipe.training.seed)
+        if not processes.is_first():
+            check = judge = None
+        run = Run(recipe, out, check, bm25 or {}, corpus, command, judge)
+        if isinstance(source, TrainingSet):
+            run.open(source.but(recipe), resume)
+        else:
+            run.open(TrainingSet(recipe, source), resume)
+        run.start()
+        run.optimise()
+        return run.finish()
 
 
 @dataclasses.dataclass
@@ -140,11 +148,12 @@ class Run:
             checkpoint_to_resume(settings, data.fingerprint, self.out) if resume else None
         )
         self.data = data
+        self._refuse_differences(settings)
         device = compute_device()
-        if torch.cuda.device_count() > 1:
+        if torch.cuda.device_count() > 1 and processes.count() == 1:
             log.info(
                 f"there are {torch.cuda.device_count()} GPUs, and a run uses the first: name "
-                "another by CUDA_VISIBLE_DEVICES"
+                "another by CUDA_VISIBLE_DEVICES, or use all by torchrun (docs/scale.md)"
             )
         self.device, self.bf16 = device, uses_bf16(recipe.training.precision, device)
         folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
@@ -166,6 +175,34 @@ class Run:
                 "--context-from neighbours needs groups of similar chunks, made of a corpus: give "
                 "--groups cluster, or another --context-from"
             )
+
+    def _refuse_differences(self, settings: dict[str, Any]) -> None:
+        """Stop if the processes, on several machines maybe, do not begin with the same."""
+        processes.refuse_different(
+            self.data.fingerprint,
+            "the processes read different groups: give a folder that all machines see, or the same "
+            "copy of it",
+        )
+        step = step_of(self.checkpoint) if self.checkpoint else 0
+        processes.refuse_different(
+            (settings, step),
+            f"the processes were given different settings, or do not see the same {self.out}: "
+            "start all by the same command, with an --out that all machines see",
+        )
+
+    def _refuse_other_weights(self) -> None:
+        if processes.count() > 1:
+            processes.refuse_different(
+                processes.digest(self._tensors()),
+                f"the processes have different weights after {self.loop.step} steps: train by one "
+                "process, and report this with your command and versions",
+            )
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that is trained or fitted."""
+        objective = self.loop.objective
+        lms = [module for module in objective.modules() if isinstance(module, LanguageModel)]
+        return processes.tensors_beside(objective, lms)
 
     def _open_context(self) -> None:
         """Add slots and a first stage to the retriever, if the recipe asks for a context."""
@@ -219,16 +256,18 @@ class Run:
                 data.corpora,
             )
         )
-        out.mkdir(parents=True, exist_ok=True)
-        write_record(settings_of(recipe), self._about(), out)
-        self.accelerator = _accelerator(recipe, out, self.device)
-        track = self.accelerator.log if recipe.training.track else None
-        keep_until = step_of(self.checkpoint) if self.checkpoint else None
+        self.accelerator: Accelerator | None = None
+        keep_until = None
+        if processes.is_first():
+            out.mkdir(parents=True, exist_ok=True)
+            write_record(settings_of(recipe), self._about(), out)
+            self.accelerator = _tracking(recipe, out) if recipe.training.track else None
+            keep_until = step_of(self.checkpoint) if self.checkpoint else None
+        track = self.accelerator.log if self.accelerator else None
         self.metrics = Metrics(out / "metrics.jsonl", keep_until, track)
         self.best = BestState(objective, self._checkpoints, self.metrics.checks())
         self.checks = self._checks(clock) if self.check else None
         progress = Progress(clock, self.metrics)
-        torch.manual_seed(recipe.training.seed)  # what was drawn before differs between objectives
         model.train()
         self.loop = Loop(
             recipe,
@@ -238,8 +277,10 @@ class Run:
             progress,
             self.checks,
             self._checkpoints,
-            self.accelerator,
+            self.device,
         )
+        processes.copy_first(self._tensors())
+        self._refuse_other_weights()
 
     def optimise(self) -> None:
         """Check the retriever once, and train it."""
@@ -251,6 +292,10 @@ class Run:
 
     def finish(self) -> Outcome:
         """Check the last state, and save it, or the best one, with card and plot."""
+        self._refuse_other_weights()
+        return processes.of_first(self._finish)
+
+    def _finish(self) -> Outcome:
         recipe, out, loop, clock = self.recipe, self.out, self.loop, self.loop.clock
         steps = kept = loop.step
         after = self.checks.run(steps) if self.checks else {}
@@ -269,7 +314,9 @@ class Run:
             context = SavedContext(self.first_stage, self._context(), {"drawn from": drawn})
         save_retriever(self.model, out, card, recipe.retriever.matryoshka, context)
         plot(self.metrics, self.bm25, out / "training.png", recipe.objective.loss_is)
-        self.accelerator.end_training()
+        if self.accelerator is not None:
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
         if not loop.interrupted:
             shutil.rmtree(self._checkpoints, ignore_errors=True)
         return Outcome(
@@ -332,15 +379,15 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
 
     Raises:
         RevelaError: the output folder is in the way, the run would have no end, a tracker is not
-            installed, several processes were started.
+            installed, the groups of a step cannot be dealt out to the processes.
     """
-    refuse_several_processes()
     _refuse_missing_tracker(recipe.training.track)
     if recipe.training.groups_per_step % recipe.training.groups_per_batch:
         raise RevelaError(
             f"--groups-per-step {recipe.training.groups_per_step} is no multiple of "
             f"--groups-per-batch {recipe.training.groups_per_batch}"
         )
+    _refuse_processes(recipe)
     if not (
         recipe.training.max_steps or recipe.training.max_minutes or recipe.training.max_tokens_read
     ):
@@ -349,6 +396,34 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
         )
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
+
+
+def _refuse_processes(recipe: Recipe) -> None:
+    """Refuse a number of processes for which the result would be another."""
+    n, training = processes.count(), recipe.training
+    whole = n * training.groups_per_batch
+    if recipe.lm.shard_lm and n == 1:
+        raise RevelaError(
+            "--shard-lm deals the LM out to several processes: start them by torchrun, or leave "
+            "it out"
+        )
+    if n == 1:
+        return
+    if not recipe.objective.across_groups and training.groups_per_step % whole:
+        raise RevelaError(
+            f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} processes, "
+            f"{training.groups_per_batch} at a time: give a multiple of {whole}"
+        )
+    if recipe.objective.across_groups and training.groups_per_batch % n:
+        raise RevelaError(
+            f"--groups-per-batch {training.groups_per_batch} cannot be dealt out to {n} processes, "
+            f"which compare the texts of a batch: give a multiple of {n}"
+        )
+    if recipe.objective.across_groups and recipe.context.slots:
+        raise RevelaError(
+            f"--context with --objective {recipe.objective.name} takes one process, for a batch "
+            "has one context: leave it out, or start revela without torchrun"
+        )
 
 
 def build_objective(parts: Parts) -> tuple[nn.Module, Collate]:
@@ -387,22 +462,17 @@ def _row(rows: ArrowList[Chunk], epoch: int, index: int) -> dict[str, Any]:
     return {**values, "row": index, "epoch": epoch}
 
 
-def _accelerator(recipe: Recipe, out: Path, device: torch.device) -> Accelerator:
-    """accelerate on this device, with the recipe's tracker. Precision is the models' own matter."""
+def _tracking(recipe: Recipe, out: Path) -> Accelerator:
+    """accelerate with the recipe's tracker, for which alone it is used."""
     folders = ProjectConfiguration(project_dir=str(out), logging_dir=str(out / TRACKER_FOLDER))
-    accelerator = Accelerator(
-        cpu=device.type == "cpu",
-        mixed_precision="no",
-        log_with=recipe.training.track or None,
-        project_config=folders,
-    )
-    if recipe.training.track:
-        plain = (str, int, float, bool)
-        settings = recipe.flat().items()
-        config = {k: v if isinstance(v, plain) else str(v) for k, v in settings}
-        names = {"wandb": {"name": out.name}, "trackio": {"name": out.name}}
-        accelerator.init_trackers("revela", config, names)
-    return accelerator
+    on_cpu = compute_device().type == "cpu"
+    tracked = Accelerator(cpu=on_cpu, log_with=recipe.training.track, project_config=folders)
+    plain = (str, int, float, bool)
+    settings = recipe.flat().items()
+    config = {k: v if isinstance(v, plain) else str(v) for k, v in settings}
+    names = {"wandb": {"name": out.name}, "trackio": {"name": out.name}}
+    tracked.init_trackers("revela", config, names)
+    return tracked
 
 
 def _refuse_missing_tracker(track: str) -> None:
