@@ -32,7 +32,7 @@ def retriever(folder):
 
 
 def vectors_of(index):
-    rows = index._table.lance.search().select(["passage", "vector"]).limit(10**6).to_list()
+    rows = index.table.lance.search().select(["passage", "vector"]).limit(10**6).to_list()
     rows = {row["passage"]: row["vector"] for row in rows}
     return np.array([rows[passage] for passage in sorted(rows)])
 

@@ -209,7 +209,7 @@ def test_approximate_search_above_a_size(tmp_path, monkeypatch, form):
     docs = documents(600, seed=1)
     made = build(tmp_path / "index", docs, metadata=["year"], vectors=form)
     assert {"vector", "year"} <= {
-        column for found in made._table.lance.list_indices() for column in found.columns
+        column for found in made.table.lance.list_indices() for column in found.columns
     }
     found = total = 0
     for query in [d.text for d in docs[:40]]:
@@ -246,7 +246,7 @@ def test_a_killed_run_is_finished_by_the_same_command(tmp_path, monkeypatch):
 
 def test_fewer_dimensions_are_of_length_one_again(tmp_path):
     made = build(tmp_path / "index", DOCS, dimensions=4)
-    vectors = np.array([row["vector"] for row in made._table.lance.search().limit(100).to_list()])
+    vectors = np.array([row["vector"] for row in made.table.lance.search().limit(100).to_list()])
     assert vectors.shape[1] == 4 == made.info.width
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
     texts = [passage for *_, passage in wanted_rows(DOCS)]
