@@ -184,9 +184,7 @@ class _Actor:
     """Holds a model, on so many threads."""
 
     def __init__(self, load: Callable[[], Callable[[Row], Row]], threads: int) -> None:
-        import torch
-
-        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is imported
         self.error: RevelaError | None = None
         try:
             self.work = load()

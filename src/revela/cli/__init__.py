@@ -2,6 +2,7 @@
 
 from revela.cli import (
     compare,
+    encode,
     eval,
     export,
     groups,
@@ -19,6 +20,7 @@ from revela.cli.main import app, main
 __all__ = [
     "app",
     "compare",
+    "encode",
     "eval",
     "export",
     "groups",

@@ -19,6 +19,8 @@ def groups(
     out: Path | None = None,
     show: int = 0,
     shares: Annotated[list[float], Several] = [],  # noqa: B006
+    cells: str = "",
+    shards: int = 0,
     preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
@@ -29,18 +31,25 @@ def groups(
     ----------
     corpus:
         As for train; or rows that are groups already, lists of texts or {"src": ..., "text":
-        [...]}, in JSONL or hub:owner/name; or a folder of groups, to look at.
+        [...]}, in JSONL, Parquet or hub:owner/name; or a folder of groups, to look at.
     out:
         Folder for the groups.
     show:
         Print this many groups.
     shares:
         Share of the groups that each corpus gets, as weights; none: all groups of all.
+    cells:
+        Column of a Parquet corpus whose rows are chunks (id, text, and as there may be title,
+        chunk, vector; revela encode writes them) that says which cell each is in; no group has
+        chunks of two cells.
+    shards:
+        Files that the groups are written to. 0: 16, or fewer for few groups.
     preset:
         Settings to start from, as for train.
     recipe_file:
         A TOML file of settings, as for train.
     """
+    from revela.groups.cells import groups_of_cells
     from revela.groups.corpora import build_groups
     from revela.groups.folder import GroupFolder, is_group_folder
     from revela.groups.training_set import default_queries_file
@@ -50,8 +59,11 @@ def groups(
         folder = GroupFolder(corpus[0])
     elif out is None:
         raise RevelaError("groups need a folder to be kept in: give --out")
+    elif cells:
+        folder = groups_of_cells(recipe, corpus, out, cells, shards)
     else:
-        folder = build_groups(recipe, corpus, out, shares, default_queries_file(corpus, recipe))
+        queries_file = default_queries_file(corpus, recipe)
+        folder = build_groups(recipe, corpus, out, shares, queries_file, shards)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
     for group in islice(folder.order(recipe.training.seed)(0), show):
         members = folder.members(sorted(group))

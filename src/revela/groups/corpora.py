@@ -47,6 +47,7 @@ def build_groups(
     out: Path,
     shares: Sequence[float],
     queries_file: Path | None,
+    shards: int = 0,
 ) -> GroupFolder:
     """Read corpora, group their chunks as the recipe says, and store the groups.
 
@@ -56,11 +57,17 @@ def build_groups(
         out: a folder that does not exist yet.
         shares: what share each source has of the groups, as weights; none: all groups of all.
         queries_file: keeps the queries that a language model writes, for objectives that need them.
+        shards: number of files; 0: as many as usual.
 
     Raises:
         RevelaError: a source cannot be read or gives no group, ``out`` is in the way.
     """
-    _refuse(recipe, sources, out, shares)
+    refuse_out(recipe, out)
+    if shares and (len(shares) != len(sources) or min(shares) <= 0):
+        raise RevelaError(
+            f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one "
+            "above 0"
+        )
     silence_libraries()
     ready = [source for source in sources if holds_groups(source)]
     # No group has chunks of two corpora.
@@ -97,21 +104,18 @@ def build_groups(
         sample=sorted(kept),
         held_out=[document for domain in domains for document in domain.held_out],
         settings=settings,
+        shards=shards,
     )
 
 
-def _refuse(recipe: Recipe, sources: Sequence[Path], out: Path, shares: Sequence[float]) -> None:
+def refuse_out(recipe: Recipe, out: Path) -> None:
+    """Refuse a folder that is taken, and groups that nobody can build before training."""
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     if recipe.groups.kind == "iterative":
         raise RevelaError(
             "iterative groups are built while a retriever trains: give --groups iterative to "
             "revela train"
-        )
-    if shares and (len(shares) != len(sources) or min(shares) <= 0):
-        raise RevelaError(
-            f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one "
-            "above 0"
         )
 
 

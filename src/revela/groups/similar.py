@@ -11,7 +11,7 @@ Shapes: N chunks, K centroids, D width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,7 +26,11 @@ ROWS, CENTROIDS = 4096, 1024  # of the matrix of distances that k-means holds at
 
 
 def order_by_similarity(
-    vectors_ND: Vectors, swapped_ND: Vectors | None, size: int, seed: int
+    vectors_ND: Vectors,
+    swapped_ND: Vectors | None,
+    size: int,
+    seed: int | Sequence[int],
+    members: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """All N indices in an order in which neighbours are similar; the same for the same vectors and
     seed.
@@ -37,6 +41,7 @@ def order_by_similarity(
             sees and does not place.
         size: most members of a cluster. Inside one the order is random.
         seed: of the run.
+        members: some of the indices, to order only these; None: all.
     """
     rng = np.random.default_rng(seed)
     order: list[NDArray[np.int64]] = []
@@ -65,8 +70,9 @@ def order_by_similarity(
         assert near_D is not None
         return near_D
 
-    if len(vectors_ND):
-        visit(np.arange(len(vectors_ND)), None)
+    members = np.arange(len(vectors_ND)) if members is None else members
+    if len(members):
+        visit(members, None)
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
 
 

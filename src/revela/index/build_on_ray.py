@@ -30,7 +30,7 @@ from revela.corpus.parts import DocumentReader, Part, largest_file, parts_of
 from revela.corpus.read import check_report
 from revela.corpus.readers.common import NAMED, ReadReport
 from revela.errors import RevelaError
-from revela.index.contexts import conditioned, read_rows
+from revela.index.contexts import conditioned
 from revela.index.encode_corpus import (
     BATCH,
     BATCH_DOCUMENTS,
@@ -48,7 +48,7 @@ from revela.index.store import Index, as_stored
 from revela.index.table import Table, arrow_rows, table_uri
 from revela.on_ray import Cluster
 from revela.settings import Precision
-from revela.types import Document, TokenEncoder
+from revela.types import Document, TokenEncoder, Vectors
 from revela.weights import fingerprint
 
 log = logging.getLogger(__name__)
@@ -174,18 +174,20 @@ class Job:
     Args:
         folder: of the index.
         info: its manifest.
+        context: what its retriever reads before every text, (J, D).
         reading: how the corpus is read.
+        precision: arithmetic of the encoder.
         characters: of a batch, which is encoded at once.
         version: of the table, that may hold some of the documents; None: it holds none.
-        precision: arithmetic of the encoder.
     """
 
     folder: Path
     info: Info
+    context: Vectors | None
     reading: DocumentReader
-    characters: int
-    version: int | None
     precision: Precision
+    characters: int = BATCH
+    version: int | None = None
 
     def read(self, part: Part) -> Iterator[on_ray.Row]:
         """Batches of a part's documents, cut into rows, without those that are in the table."""
@@ -218,8 +220,8 @@ class Job:
                 f"{model} is not the same model on every machine: put it where all machines see it"
             )
         encoder: TokenEncoder = load_encoder(model, self.precision)
-        if self.info.context:
-            encoder = conditioned(encoder, read_rows(self.folder, self.info.context["digest"]))
+        if self.context is not None:
+            encoder = conditioned(encoder, self.context)
         return functools.partial(self._encode, encoder)
 
     def _encode(self, encoder: TokenEncoder, batch: on_ray.Row) -> on_ray.Row:
@@ -289,8 +291,8 @@ def add(
     characters = min(BATCH, size)
     with writing(index.folder):
         before = index.table.as_it_is().version if len(index) else None
-        folder = index.folder.resolve()
-        job = Job(folder, info, corpus.reading, characters, before, precision)
+        reading, folder = corpus.reading, index.folder.resolve()
+        job = Job(folder, info, index.context, reading, precision, characters, before)
         written = on_ray.stream(
             corpus.parts, job.read, job.load, job.write, cluster, max(1, size // characters)
         )

@@ -134,9 +134,7 @@ class Index:
             from revela.retriever.encode import load_encoder
 
             encoder = load_encoder(path, precision)
-        width = encoder.encode_passages(["."]).shape[1]
-        width = min(width, settings.dimensions or width)
-        info = Info(str(path.resolve()), fingerprint(path), width, settings, metadata or {})
+        info = describe(path, encoder, settings, metadata or {})
         known = Context.of("saved" if context is None else context)
         has_none = known.kind == "saved" and not slots_of(encoder)
         return cls.begin(Path(folder), info, encoder, lm, None if has_none else known)
@@ -227,13 +225,13 @@ class Index:
             from revela.retriever.encode import load_encoder
 
             self._encoder = load_encoder(self.model_folder, self._precision)
-        return conditioned(self._encoder, self._rows) if self.info.context else self._encoder
+        return self._encoder if self.context is None else conditioned(self._encoder, self.context)
 
     @cached_property
-    def _rows(self) -> Vectors:
-        """The context, (J, D)."""
-        assert self.info.context
-        return read_rows(self.folder, self.info.context["digest"])
+    def context(self) -> Vectors | None:
+        """What its retriever reads before every text, (J, D); None if it reads nothing."""
+        about = self.info.context
+        return read_rows(self.folder, about["digest"]) if about else None
 
     def check_model(self, fingerprint: str, name: str) -> None:
         """Refuse a retriever whose fingerprint is not that of the one that made this index."""
@@ -433,7 +431,8 @@ class Index:
             return
         encoder = with_slots(self.encoder)
         texts = self.table.draw_texts(encoder.slots)
-        if line := drift(encoder, self._rows, about, texts, len(self)):
+        assert self.context is not None
+        if line := drift(encoder, self.context, about, texts, len(self)):
             log.info(line)
 
     def add_batches(self, documents: Iterable[Document]) -> Iterator[Added]:
@@ -554,6 +553,15 @@ class Index:
         saved = self._statistics
         if not saved.changed and saved.version != self.table.version and len(self):
             self._miscounted = True
+
+
+def describe(
+    model: Path, encoder: TokenEncoder, settings: Indexing, metadata: Mapping[str, str]
+) -> Info:
+    """The manifest of vectors that the encoder of a model's folder makes."""
+    width = encoder.encode_passages(["."]).shape[1]
+    width = min(width, settings.dimensions or width)
+    return Info(str(model.resolve()), fingerprint(model), width, settings, metadata)
 
 
 def as_stored(vectors: Vectors, info: Info, folder: Path) -> Vectors:

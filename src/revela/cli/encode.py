@@ -1,0 +1,95 @@
+"""``revela encode``: the vectors of a corpus, for a store of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from revela import on_ray
+from revela.cli.flags import (
+    ENGINE,
+    READING,
+    Corpus,
+    Engine,
+    Flat,
+    Reading,
+    reader_of_parts,
+)
+from revela.cli.main import app
+from revela.cli.printing import print_report
+from revela.settings import Indexing, Precision
+
+CHUNK_WORDS = Indexing.chunk_words
+
+
+@app.command
+def encode(
+    corpus: Corpus,
+    *,
+    out: Path,
+    model: str,
+    chunk_words: int = CHUNK_WORDS,
+    dimensions: int = 0,
+    context: str | None = None,
+    reading: Annotated[Reading, Flat] = READING,
+    precision: Precision = "auto",
+    engine: Annotated[Engine, Flat] = ENGINE,
+) -> None:
+    """Write the chunks of a corpus and their vectors to a file, without an index.
+
+    Parameters
+    ----------
+    corpus:
+        As for train.
+    out:
+        NAME.parquet, with the columns id, chunk, title, text and vector (a folder of files with
+        --engine ray); or NAME.npy, vectors alone, with their rows in NAME.rows.parquet.
+    model:
+        The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
+    chunk_words:
+        Maximum words per chunk.
+    dimensions:
+        Keep this many dimensions of each vector, of those the model was trained for. 0: all.
+    context:
+        What a retriever trained with --context reads before every text, as for index.
+    precision:
+        Arithmetic; auto is bf16 where the hardware has it.
+    """
+    from revela.index import vectors
+    from revela.index.contexts import chosen_for, conditioned
+    from revela.index.store import describe
+    from revela.retriever.encode import load_encoder
+    from revela.weights import refuse_untrained_dimensions, resolve
+
+    vectors.refuse_out(out)
+    folder = resolve(model)
+    refuse_untrained_dimensions(folder, dimensions)
+    encoder = load_encoder(folder, precision)
+    settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
+    info = describe(folder, encoder, settings, {})
+
+    def context_of(documents: Any) -> Any:
+        known = chosen_for(encoder, context, documents, chunk_words)
+        return None if known is None else known.rows(encoder)
+
+    if engine.engine == "ray":
+        from revela.index.build_on_ray import SurveyedCorpus
+
+        reader = reader_of_parts(reading, ())
+        with on_ray.connected(engine.cluster):
+            surveyed = SurveyedCorpus(corpus, reader, reading.max_bad_share)
+            print_report(surveyed.report)
+            count = vectors.encode_on_ray(
+                out, surveyed, info, context_of(surveyed), engine.cluster, precision
+            )
+    else:
+        from revela.corpus.read import read_corpus
+        from revela.index.encode_corpus import refuse_repeated
+
+        documents, report = read_corpus(corpus, **vars(reading), distinct=False, min_words=1)
+        print_report(report)
+        refuse_repeated(document.id for document in documents)
+        rows = context_of(documents)
+        reads = encoder if rows is None else conditioned(encoder, rows)
+        count = vectors.encode(out, documents, info, reads, len(documents))
+    print(f"{count:,} vectors of {info.width} numbers in {out}")

@@ -1,0 +1,248 @@
+"""``revela index --engine ray``: the same index as one process makes, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import make_rows
+from revela import on_ray
+from revela.cli.flags import READING, reader_of_parts
+from revela.corpus.read import read_corpus
+from revela.errors import RevelaError
+from revela.index import build_on_ray
+from revela.index.contexts import chosen_for
+from revela.index.manifest import read_info, writing
+from revela.index.statistics import Statistics
+from revela.index.store import Index
+from revela.index.table import Table, table_uri
+from revela.on_ray import Cluster
+from revela.retriever.encode import load_encoder
+from test_cli import run
+from tests.contextual import save_contextual
+
+for package in ("ray", "lance_ray"):
+    pytest.importorskip(package, reason="needs pip install 'revela[ray]'")
+
+FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
+RAY = ("--engine", "ray", "--workers", 2, "--commit-every", 20)
+
+
+@pytest.fixture(scope="module")
+def ray_session():
+    with on_ray.connected(Cluster()):
+        yield
+
+
+def rows_of_corpus() -> list[dict[str, object]]:
+    return [{**row, "year": 2000 + i % 20} for i, row in enumerate(make_rows(48, sentences=3))]
+
+
+def write_corpus(folder: Path, rows: list[dict[str, object]]) -> Path:
+    """Half of the rows as JSONL without ids, half as Parquet in small row groups."""
+    folder.mkdir()
+    half = len(rows) // 2
+    lines = ({k: v for k, v in row.items() if k != "_id"} for row in rows[:half])
+    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pq.write_table(pa.Table.from_pylist(rows[half:]), folder / "b.parquet", row_group_size=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("ray") / "corpus", rows_of_corpus())
+
+
+def index_by(monkeypatch, capsys, corpus, out, model, *flags) -> tuple[int, str, str]:
+    return run(monkeypatch, capsys, "index", corpus, "--out", out, "--model", model, *FLAGS, *flags)
+
+
+def contents(folder: Path) -> tuple[dict[tuple[str, int], dict[str, object]], np.ndarray]:
+    """Every row without its vector by document and chunk, and the vectors in that order."""
+    found = Index.open(folder).table.lance.search().limit(10**6).to_list()
+    rows = {(row["id"], row["chunk"]): row for row in found}
+    assert len(rows) == len(found), "a row is there twice"
+    vectors = np.array([rows[key].pop("vector") for key in sorted(rows)])
+    return rows, vectors
+
+
+def assert_equal(ours: Path, theirs: Path) -> None:
+    """Rows, vectors and statistics of two indexes."""
+    (rows, vectors), (wanted, known) = contents(ours), contents(theirs)
+    assert rows == wanted
+    np.testing.assert_allclose(vectors, known, atol=1e-5)
+    mine, other = Statistics(ours), Statistics(theirs)
+    assert mine.chunks == other.chunks and mine.best("garden ocean0") == other.best("garden ocean0")
+    np.testing.assert_array_equal(mine._hashes, other._hashes)
+    np.testing.assert_array_equal(mine._counts, other._counts)
+    np.testing.assert_allclose(mine.geometry.spread, other.geometry.spread, atol=0.05)
+    assert mine.version == Index.open(ours).table.version
+
+
+def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
+    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
+):
+    out, alone = tmp_path / "index", tmp_path / "alone"
+    assert index_by(monkeypatch, capsys, corpus, alone, saved_retriever)[0] == 0
+    arguments = ["index", corpus, "--out", out, "--model", saved_retriever, *FLAGS, *RAY]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "revela", *map(str, arguments)], stderr=subprocess.DEVNULL
+    )
+    first = wait_for_rows(out, driver, 1)
+    kill_an_actor(driver.pid)
+    assert wait_for_rows(out, driver, first + 1) < len(Index.open(alone)), "it was done before"
+    driver.kill()
+    driver.wait()
+    with pytest.raises(RevelaError, match="is not finished: run the same revela index again"):
+        Index.open(out)
+    code, _, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, "--keep-tokens")
+    assert code == 2 and "was begun with another model or other settings" in err
+    monkeypatch.setattr("revela.corpus.parts.PART", 1000)  # several parts of the Parquet file
+    code, said, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, *RAY)
+    assert code == 0, err
+    new, unchanged = map(int, re.findall(r"(\d+) documents are new.*?(\d+) unchanged", said)[0])
+    assert "read 48 documents" in said and new + unchanged == 48 and new and unchanged
+    assert_equal(out, alone)
+    ours, theirs = read_info(out), read_info(alone)
+    assert ours == theirs and ours.columns == {"year": "int64"}
+    assert len(list(Path(table_uri(out), "data").iterdir())) == 1, "orphans are left"
+    hits = [Index.open(folder).search("garden", 10) for folder in (out, alone)]
+    assert [(h.id, h.text) for h in hits[0]] == [(h.id, h.text) for h in hits[1]]
+
+
+def kill_an_actor(driver: int) -> None:
+    """Kill one of the actors of a process's Ray."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name = (folder / "cmdline").read_text()
+            parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            above = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        if "_Actor" in name and int(above) == driver:
+            os.kill(int(folder.name), signal.SIGKILL)
+            return
+    raise AssertionError("no actor is there")
+
+
+def wait_for_rows(folder: Path, driver: subprocess.Popen, least: int) -> int:
+    """How many rows are committed, once there are so many."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        assert driver.poll() is None, "it ended before it could be killed"
+        if Path(table_uri(folder), "_versions").is_dir():
+            try:
+                if (found := len(Table.open(folder, read_info(folder)))) >= least:
+                    return found
+            except RevelaError:
+                pass
+        time.sleep(0.02)
+    raise AssertionError("nothing is committed")
+
+
+def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
+    ray_session, monkeypatch, capsys, tiny_lm_folder, tmp_path
+):
+    model = save_contextual(tiny_lm_folder, tmp_path / "model")
+    rows = [dict(row, _id=f"it's {i}") for i, row in enumerate(rows_of_corpus())]
+    before, after = tmp_path / "before.jsonl", tmp_path / "after.parquet"
+    before.write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
+    changed = [dict(row, text=f"another text of {i}.") for i, row in enumerate(rows[20:26])]
+    pq.write_table(pa.Table.from_pylist([*changed, *rows[26:]]), after)
+    for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--commit-every", 20))):
+        out = tmp_path / name
+        assert index_by(monkeypatch, capsys, before, out, model)[0] == 0
+        code, said, err = run(
+            monkeypatch, capsys, "index", after, "--out", out, "--append", *flags,
+            "--precision", "fp32",
+        )  # fmt: skip
+        assert code == 0, err
+        assert "18 documents are new, 6 replaced, 4 unchanged" in said
+    assert_equal(tmp_path / "ray", tmp_path / "local")
+
+
+def test_a_context_is_drawn_from_the_files_as_from_documents(
+    ray_session, corpus, tiny_lm_folder, tmp_path
+):
+    encoder = load_encoder(save_contextual(tiny_lm_folder, tmp_path / "model"), "fp32")
+    here = read_corpus([corpus], distinct=False, min_words=1)[0]
+    surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, ()), 0)
+    assert list(surveyed) == list(here) and surveyed.report.words > 0
+    assert chosen_for(encoder, None, surveyed, 12) == chosen_for(encoder, None, here, 12)
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "sentence"),
+    [
+        ('{"_id": 1, "text": "abc"}\n{"_id": 2, "text": "b"}\n{"_id": 1, "text": "c"}\n', (),
+         'two documents have the id "1": give each its own'),
+        ('{"_id": 1, "text": "abc"}\n{"_id": 2}\n', (),
+         'of 2 entries cannot be read (no text field "text"'),
+        ('{"_id": 1, "text": "abc"}\n', ("--join-titles",), "--join-titles joins rows"),
+        ('{"_id": 1, "text": "abc", "year": 7}\n', ("--metadata", "yaer"),
+         'no document has a field "yaer"'),
+    ],
+)  # fmt: skip
+def test_a_bad_corpus_is_one_sentence_before_anything_is_written(
+    ray_session, monkeypatch, capsys, saved_retriever, tmp_path, lines, flags, sentence
+):
+    path, out = tmp_path / "corpus.jsonl", tmp_path / "index"
+    path.write_text(lines)
+    arguments = ("--model", saved_retriever, *flags)
+    code, _, err = run(
+        monkeypatch, capsys, "index", path, "--out", out, *arguments, "--engine", "ray"
+    )
+    assert code == 2 and sentence in err and err.count("\n") == 1 and not out.exists()
+    if "--join-titles" not in flags:
+        alone = run(monkeypatch, capsys, "index", path, "--out", tmp_path / "alone", *arguments)
+        assert alone[2] == err
+
+
+def test_a_dataset_of_the_hub_and_no_cluster_are_one_sentence(
+    ray_session, monkeypatch, capsys, saved_retriever, tmp_path
+):
+    code, _, err = index_by(
+        monkeypatch, capsys, "hub:a/b", tmp_path / "index", saved_retriever, *RAY
+    )
+    assert code == 2 and "--engine ray reads files that all workers see" in err
+
+
+def test_one_process_at_a_time_may_write(
+    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
+):
+    out = tmp_path / "index"
+    with writing(out):
+        code, _, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, *RAY)
+    assert code == 2 and f"another process is writing to {out}" in err
+    # Where the file system keeps no locks, the version of the table tells.
+    index = Index.create(tmp_path / "other", saved_retriever)
+    version = index.table.version
+    index.table.write(
+        dict(id=["a"], chunk=[0], title=[""], passage=["a"], digest=["0"]),
+        np.ones((1, index.info.width), np.float32), None, [],
+    )  # fmt: skip
+    with pytest.raises(RevelaError, match=r"another process has written to .*other meanwhile"):
+        on_ray.commit(table_uri(index.folder), version, [], [])
+
+
+def test_an_error_of_an_actor_is_one_sentence(
+    ray_session, monkeypatch, corpus, saved_retriever, tmp_path
+):
+    index = Index.create(tmp_path / "index", saved_retriever)
+    index.info = replace(index.info, fingerprint="0123")  # as if the model were another there
+    documents = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, ()), 0)
+    with pytest.raises(RevelaError, match=r"^\S+ is not the same model on every machine"):
+        build_on_ray.add(index, documents, Cluster())
+    assert not len(index)
