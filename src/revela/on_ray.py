@@ -180,6 +180,43 @@ def stream(
         yield _or_error(pickle.loads(row["row"]))
 
 
+def shuffled(
+    items: Sequence[Any],
+    read: Callable[[Any], Iterator[Any]],
+    key: str,
+    work: Callable[[Any], Row],
+    parts: int,
+) -> Iterator[Row]:
+    """``work`` on all rows that share a value of the column ``key``, as one Arrow table.
+
+    Args:
+        items: what is read, each by one task.
+        read: an item -> Arrow tables with the same columns.
+        key: a column of whole numbers.
+        work: a table, which fits into a process's memory -> one row.
+        parts: about how many values the key has.
+    """
+    import ray
+    from ray.data import DataContext
+
+    DataContext.get_current().enable_progress_bars = False
+    rows = [{"item": pickle.dumps(item)} for item in items]
+    data = ray.data.from_items(rows, override_num_blocks=min(len(rows), 4096))
+    data = data.map_batches(_tables, batch_size=1, fn_args=[read])
+    grouped = data.groupby(key, num_partitions=parts)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    for row in grouped.map_groups(_whole, batch_format="pyarrow", fn_args=[work]).iter_rows():
+        yield _or_error(pickle.loads(row["row"]))
+
+
+def _tables(batch: Row, read: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+    yield from read(pickle.loads(batch["item"][0]))
+
+
+def _whole(table: Any, work: Callable[[Any], Row]) -> Row:
+    return _packed(_caught_second(work, table))
+
+
 class _Actor:
     """Holds a model, on so many threads."""
 

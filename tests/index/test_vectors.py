@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import numpy as np
@@ -14,7 +13,6 @@ from revela import Index
 from test_cli import run
 
 FLAGS = ("--chunk-words", 12, "--precision", "fp32")
-ENGINES = ["local"] + ["ray"] * bool(importlib.util.find_spec("lance_ray"))
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +23,13 @@ def corpus(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_vectors_of_an_index(monkeypatch, capsys, corpus, saved_retriever, tmp_path, engine):
+def test_the_vectors_of_an_index(monkeypatch, capsys, corpus, saved_retriever, tmp_path):
     model = ("--model", saved_retriever, *FLAGS)
     assert run(monkeypatch, capsys, "index", corpus, "--out", tmp_path / "index", *model)[0] == 0
     index = Index.open(tmp_path / "index").table.lance.search().limit(10**6).to_list()
     wanted = {(row["id"], row["chunk"]): row for row in index}
     out = tmp_path / "vectors.npy"
-    code, said, err = run(
-        monkeypatch, capsys, "encode", corpus, "--out", out, *model, "--engine", engine
-    )
+    code, said, err = run(monkeypatch, capsys, "encode", corpus, "--out", out, *model)
     assert code == 0, err
     vectors, rows = np.load(out), pq.read_table(tmp_path / "vectors.rows.parquet").to_pylist()
     assert f"{len(index)} vectors of {vectors.shape[1]} numbers in {out}" in said

@@ -6,7 +6,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from revela.cli.flags import Corpus, Given, Preset, RecipeFile, Several, recipe_of
+from revela import on_ray
+from revela.cli.flags import (
+    ENGINE,
+    Corpus,
+    Engine,
+    Flat,
+    Given,
+    Preset,
+    RecipeFile,
+    Several,
+    recipe_of,
+)
 from revela.cli.main import app
 from revela.cli.printing import print_group
 from revela.errors import RevelaError
@@ -21,6 +32,7 @@ def groups(
     shares: Annotated[list[float], Several] = [],  # noqa: B006
     cells: str = "",
     shards: int = 0,
+    engine: Annotated[Engine, Flat] = ENGINE,
     preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
@@ -59,6 +71,13 @@ def groups(
         folder = GroupFolder(corpus[0])
     elif out is None:
         raise RevelaError("groups need a folder to be kept in: give --out")
+    elif engine.engine == "ray":
+        from revela.groups import cells_on_ray
+
+        if not cells:
+            raise RevelaError("--engine ray groups chunks in cells: name their column by --cells")
+        with on_ray.connected(engine.cluster):
+            folder = cells_on_ray.groups_of_cells(recipe, corpus, out, cells, shards)
     elif cells:
         folder = groups_of_cells(recipe, corpus, out, cells, shards)
     else:

@@ -28,19 +28,18 @@ from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport, suffix
 from revela.corpus.readers.rows import ID_FIELDS
 from revela.errors import RevelaError
-from revela.groups.corpora import SAMPLE, refuse_out
 from revela.groups.folder import (
     BLOCK,
+    KEPT,
     GroupFolder,
     Member,
     batched,
     finish_folder,
     new_folder,
+    refuse_out,
     write_shards,
 )
-from revela.groups.order import similar_vectors
 from revela.groups.similar import order_by_similarity
-from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
 from revela.types import Document, Vectors
 from revela.weights import find_weights
@@ -71,6 +70,18 @@ class Rows:
     documents: NDArray[np.int64]
     cells: NDArray[np.int64]
     vectors: Vectors | None
+
+    def some(self, which: NDArray[np.int64]) -> Rows:
+        """These of them."""
+        return Rows(
+            [self.ids[i] for i in which],
+            [self.numbers[i] for i in which],
+            [self.titles[i] for i in which],
+            [self.texts[i] for i in which],
+            self.documents[which],
+            self.cells[which],
+            None if self.vectors is None else self.vectors[which],
+        )
 
     @property
     def keys(self) -> NDArray[np.uint64]:
@@ -151,7 +162,7 @@ class CellReader:
                 report.skip("no cell", place, bad=True)
             else:
                 kept.append(i)
-        some = batch.take(kept)
+        some = batch.take(np.array(kept, np.int64))
         names = some.schema.names
         titles = some.column(self.title).to_pylist() if self.title in names else []
         chosen = [str(ids[i]) for i in kept]
@@ -218,11 +229,15 @@ def refuse_other_width(vectors: Vectors, width: int, path: Path) -> None:
         )
 
 
-def repeated_row(name: str) -> RevelaError:
-    return RevelaError(
-        f'two rows have the id "{name}" and the same chunk: give each chunk its own number in a '
-        f'column "{CHUNK}", or drop one'
-    )
+def refuse_rows(parts: Iterator[Rows], keys: frozenset[int]) -> None:
+    """Name a row with one of the keys that stand twice."""
+    for rows in parts:
+        for name, key in zip(rows.ids, rows.keys.tolist(), strict=True):
+            if key in keys:
+                raise RevelaError(
+                    f'two rows have the id "{name}" and the same chunk: give each chunk its own '
+                    f'number in a column "{CHUNK}", or drop one'
+                )
 
 
 @dataclass
@@ -250,12 +265,28 @@ class CellCount:
         )
 
 
+@dataclass(frozen=True)
+class Grouping:
+    """What of a recipe groups of cells depend on: chunks a group, most members of a cluster, seed;
+    without its objective, which imports torch.
+    """
+
+    size: int
+    cluster_size: int
+    seed: int
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Grouping:
+        size = recipe.groups.group_size
+        return cls(size, recipe.groups.cluster_size or size, recipe.training.seed)
+
+
 def cell_groups(
     vectors: Vectors,
     cells: NDArray[np.int64],
     keys: NDArray[np.uint64],
     rows: NDArray[np.int64],
-    recipe: Recipe,
+    how: Grouping,
     count: CellCount,
 ) -> Iterator[list[int]]:
     """Groups of rows of one cell each; the same for the same cell, in whatever order its rows come.
@@ -265,10 +296,10 @@ def cell_groups(
         cells: (N,).
         keys: (N,), of ids and numbers of chunks.
         rows: indices of the rows to group.
-        recipe: size of groups and clusters, and the seed.
+        how: the sizes, and the seed.
         count: is brought up to date.
     """
-    size, seed = recipe.groups.group_size, recipe.training.seed
+    size, seed = how.size, how.seed
     order = rows[np.lexsort((keys[rows], cells[rows]))]
     kinds, starts = np.unique(cells[order], return_index=True)
     for cell, start, end in zip(kinds, starts, [*starts[1:], len(order)], strict=True):
@@ -278,8 +309,7 @@ def cell_groups(
                             len(members)))  # fmt: skip
         if len(members) < size:
             continue
-        most = recipe.groups.cluster_size or size
-        similar = order_by_similarity(vectors, None, most, [seed, own], members)
+        similar = order_by_similarity(vectors, None, how.cluster_size, [seed, own], members)
         similar = np.roll(similar, -random.Random(f"{seed}/{own}").randrange(size))
         for first in range(0, len(similar) - size + 1, size):
             yield np.sort(similar[first : first + size]).tolist()
@@ -332,15 +362,15 @@ class CellCorpus:
 
     def _refuse_repeated(self, keys: frozenset[int]) -> None:
         for piece in self.pieces:
-            for rows in self.reader.rows(piece, ReadReport()):
-                for name, key in zip(rows.ids, rows.keys.tolist(), strict=True):
-                    if key in keys:
-                        raise repeated_row(name)
+            refuse_rows(self.reader.rows(piece, ReadReport()), keys)
 
     def vectors(self, recipe: Recipe) -> Vectors:
         """Those of the files; or, if they have none, by the surrogate or by words."""
         if self._vectors is not None:
             return self._vectors
+        from revela.groups.order import similar_vectors
+        from revela.retriever.build import untrained_retriever
+
         folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
         texts = arrow_list(Document, (Document("", row.text) for row in self.rows))
         rows: Any = self.rows
@@ -357,10 +387,10 @@ def whole_documents(parts: Iterator[Rows], chosen: NDArray[np.int64]) -> list[Do
     wanted = set(chosen.tolist())
     found: dict[int, list[tuple[int, str, str, str]]] = {}
     for rows in parts:
-        columns = (rows.documents.tolist(), rows.numbers, rows.ids, rows.titles, rows.texts)
-        for owner, *row in zip(*columns, strict=True):
+        columns = zip(rows.numbers, rows.ids, rows.titles, rows.texts, strict=True)
+        for owner, row in zip(rows.documents.tolist(), columns, strict=True):
             if owner in wanted:
-                found.setdefault(owner, []).append(tuple(row))
+                found.setdefault(owner, []).append(row)
     documents = []
     for owner in sorted(found):
         rows_ = sorted(found[owner])
@@ -370,15 +400,23 @@ def whole_documents(parts: Iterator[Rows], chosen: NDArray[np.int64]) -> list[Do
 
 
 def chosen_documents(
-    recipe: Recipe, documents: NDArray[np.int64]
+    recipe: Recipe, owners: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Documents that are held out, and those that are kept whole beside the groups, by hash: the
     first ones, as hashes are random.
+
+    Args:
+        recipe: how many are held out.
+        owners: hashes in order, all or the first ``needed_of`` them.
+        count: of all documents.
     """
-    owners = np.unique(documents)
-    share, most = recipe.corpus.held_out, recipe.corpus.held_out_at_most
-    held = min(most, int(share * len(owners)))
-    return owners[:held], owners[held : held + SAMPLE]
+    held = min(recipe.corpus.held_out_at_most, int(recipe.corpus.held_out * count))
+    return owners[:held], owners[held : held + KEPT]
+
+
+def needed_of(recipe: Recipe) -> int:
+    """How many hashes ``chosen_documents`` reads."""
+    return recipe.corpus.held_out_at_most + KEPT
 
 
 def groups_of_cells(
@@ -398,11 +436,12 @@ def groups_of_cells(
     corpus = CellCorpus(sources, reader, recipe.corpus.max_bad_share)
     for line in corpus.report.lines():
         log.info(line)
-    held, sample = chosen_documents(recipe, corpus.documents)
+    owners = np.unique(corpus.documents)
+    held, sample = chosen_documents(recipe, owners, len(owners))
     kept = np.flatnonzero(~np.isin(corpus.documents, held))
     count, size = CellCount(), recipe.groups.group_size
     vectors = corpus.vectors(recipe)
-    groups = cell_groups(vectors, corpus.cells, corpus.keys, kept, recipe, count)
+    groups = cell_groups(vectors, corpus.cells, corpus.keys, kept, Grouping.of(recipe), count)
     blocks = (
         corpus.rows.take(np.array(some).ravel(), ["document", "text", "query", "name"])
         for some in batched(groups, max(1, BLOCK // size))
@@ -411,10 +450,14 @@ def groups_of_cells(
         made = write_shards(folder, blocks, size, shards)
         count.say(size, len(corpus.rows))
         if not made:
-            raise RevelaError(f"no cell has {size} chunks: lower --group-size")
-        settings = settings_of(recipe, sources, len(np.unique(corpus.documents)) - len(held), cell)
+            raise no_groups(size)
+        settings = settings_of(recipe, sources, len(owners) - len(held), cell)
         finish_folder(folder, made, size, corpus.whole(sample), corpus.whole(held), settings)
     return GroupFolder(out)
+
+
+def no_groups(size: int) -> RevelaError:
+    return RevelaError(f"no cell has {size} chunks: lower --group-size")
 
 
 def settings_of(

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
 from revela.groups.documents import mixed_groups
-from revela.groups.folder import GroupFolder, save_groups
+from revela.groups.folder import KEPT, GroupFolder, refuse_out, save_groups
 from revela.groups.ready import group_documents, group_rows, holds_groups
 from revela.groups.training_set import TrainingSet, split_held_out
 from revela.retriever.build import untrained_retriever
@@ -25,8 +25,6 @@ from revela.types import Chunk, Document
 from revela.weights import find_weights
 
 log = logging.getLogger(__name__)
-
-SAMPLE = 2000  # documents kept whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +92,7 @@ def build_groups(
         "surrogate": recipe.groups.surrogate,
         "seed": seed,
     }
-    kept = random.Random(seed).sample(range(len(documents)), min(SAMPLE, len(documents)))
+    kept = random.Random(seed).sample(range(len(documents)), min(KEPT, len(documents)))
     return save_groups(
         out,
         rows,
@@ -106,17 +104,6 @@ def build_groups(
         settings=settings,
         shards=shards,
     )
-
-
-def refuse_out(recipe: Recipe, out: Path) -> None:
-    """Refuse a folder that is taken, and groups that nobody can build before training."""
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
-    if recipe.groups.kind == "iterative":
-        raise RevelaError(
-            "iterative groups are built while a retriever trains: give --groups iterative to "
-            "revela train"
-        )
 
 
 def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> Domain:

@@ -25,11 +25,13 @@ from revela.corpus.arrow_list import ArrowList, read, write
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.groups.documents import Groups
+from revela.settings import Recipe
 from revela.types import Chunk, Document
 
 MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
 FORMAT = 1
 SHARDS, FEWEST = 16, 4  # shards, and groups that a shard should have at least
+KEPT = 2000  # documents kept whole, for the heads' probe
 BLOCK = 2**16  # chunks looked up at a time
 
 
@@ -130,6 +132,17 @@ class GroupFolder:
 def is_group_folder(path: Path) -> bool:
     """Whether this is a folder of groups, whole or not."""
     return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
+
+
+def refuse_out(recipe: Recipe, out: Path) -> None:
+    """Refuse a folder that is taken, and groups that nobody can build before training."""
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    if recipe.groups.kind == "iterative":
+        raise RevelaError(
+            "iterative groups are built while a retriever trains: give --groups iterative to "
+            "revela train"
+        )
 
 
 def save_groups(

@@ -2,8 +2,8 @@
 groups and not documents.
 
 As in the hub's trumancai/revela_training_corpus: a row is a list of texts, or {"src": where they
-come from, "text": such a list}; in Parquet, ``text`` is a column of lists and ``src`` may be missing.
-A folder of Parquet files is read in the order of their names.
+come from, "text": such a list}; in Parquet, ``text`` is a column of lists and ``src`` may be
+missing. A folder of Parquet files is read in the order of their names.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +77,12 @@ def order_by_similarity(
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
 
 
+def centroids(vectors_ND: Vectors, k: int, seed: int) -> Vectors:
+    """(K, D): the means of k clusters of at most ``SAMPLE`` of these vectors."""
+    found = _k_means(vectors_ND[:SAMPLE], k, np.random.default_rng(seed)).centroids
+    return np.asarray(found, dtype=np.float32)
+
+
 def greedy_path(points_KD: Vectors, start: int) -> list[int]:
     """Every point once: from ``start``, always on to the nearest one that is left (the first of
     equals).
@@ -114,8 +121,6 @@ def _labels(
     """The cluster of each member, 0 to k - 1, some of them empty: k-means on a sample, so that the
     vectors may lie on disk.
     """
-    from fastkmeans import FastKMeans
-
     sample = (
         np.sort(rng.choice(members, SAMPLE, replace=False)) if len(members) > SAMPLE else members
     )
@@ -124,6 +129,15 @@ def _labels(
         if swapped_ND is None
         else np.concatenate([vectors_ND[sample], swapped_ND[sample]])
     )
+    means = _k_means(seen_ND, k, rng)
+    return np.concatenate(
+        [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]
+    )
+
+
+def _k_means(seen_ND: Vectors, k: int, rng: np.random.Generator) -> Any:
+    from fastkmeans import FastKMeans
+
     means = FastKMeans(
         seen_ND.shape[1],
         k,
@@ -134,9 +148,7 @@ def _labels(
     )
     with _random_state_kept():
         means.train(seen_ND)
-    return np.concatenate(
-        [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]
-    )
+    return means
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from revela import on_ray
 from revela.corpus.parallel import batches
 from revela.corpus.parts import DocumentReader, Part, largest_file, parts_of
 from revela.corpus.read import check_report
-from revela.corpus.readers.common import NAMED, ReadReport
+from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.index.contexts import conditioned
 from revela.index.encode_corpus import (
@@ -67,15 +67,7 @@ class Survey:
     types: dict[str, set[type]] = field(default_factory=dict)
 
     def add(self, other: Survey) -> None:
-        mine, theirs = self.report, other.report
-        mine.documents += theirs.documents
-        mine.words += theirs.words
-        mine.bad += theirs.bad
-        mine.skipped.update(theirs.skipped)
-        mine.bad_reasons |= theirs.bad_reasons
-        for reason, places in theirs.examples.items():
-            named = mine.examples.setdefault(reason, [])
-            named += places[: NAMED - len(named)]
+        self.report.add(other.report)
         for name, found in other.types.items():
             self.types.setdefault(name, set()).update(found)
 

@@ -1,4 +1,7 @@
-"""``revela index --engine ray``: the same index as one process makes, whatever is killed."""
+"""``--engine ray`` makes what one process makes, whatever is killed: indexes, vectors and groups.
+
+All of it is in one file, so that Ray is started once.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from revela import on_ray
 from revela.cli.flags import READING, reader_of_parts
 from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
+from revela.groups.folder import GroupFolder
 from revela.index import build_on_ray
 from revela.index.contexts import chosen_for
 from revela.index.manifest import read_info, writing
@@ -32,12 +36,13 @@ from revela.on_ray import Cluster
 from revela.retriever.encode import load_encoder
 from test_cli import run
 from tests.contextual import save_contextual
+from tests.groups.test_cells import chunks_in_cells, groups_of, write_cells
 
 for package in ("ray", "lance_ray"):
     pytest.importorskip(package, reason="needs pip install 'revela[ray]'")
 
 FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
-RAY = ("--engine", "ray", "--workers", 2, "--commit-every", 20)
+RAY = ("--engine", "ray", "--workers", 2, "--commit-every", 40)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +166,7 @@ def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
     before.write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
     changed = [dict(row, text=f"another text of {i}.") for i, row in enumerate(rows[20:26])]
     pq.write_table(pa.Table.from_pylist([*changed, *rows[26:]]), after)
-    for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--commit-every", 20))):
+    for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--commit-every", 40))):
         out = tmp_path / name
         assert index_by(monkeypatch, capsys, before, out, model)[0] == 0
         code, said, err = run(
@@ -237,12 +242,95 @@ def test_one_process_at_a_time_may_write(
         on_ray.commit(table_uri(index.folder), version, [], [])
 
 
-def test_an_error_of_an_actor_is_one_sentence(
-    ray_session, monkeypatch, corpus, saved_retriever, tmp_path
+def test_a_model_that_is_another_on_a_worker_is_refused(
+    ray_session, corpus, saved_retriever, tmp_path
 ):
     index = Index.create(tmp_path / "index", saved_retriever)
-    index.info = replace(index.info, fingerprint="0123")  # as if the model were another there
-    documents = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, ()), 0)
-    with pytest.raises(RevelaError, match=r"^\S+ is not the same model on every machine"):
-        build_on_ray.add(index, documents, Cluster())
-    assert not len(index)
+    info = replace(index.info, fingerprint="0123")  # as if the model were another there
+    reader = reader_of_parts(READING, ())
+    job = build_on_ray.Job(index.folder, info, None, reader, "fp32")
+    with pytest.raises(RevelaError, match="is not the same model on every machine"):
+        job.load()
+
+
+def test_an_error_of_an_actor_is_one_sentence(ray_session):
+    def load():
+        from revela.errors import RevelaError
+
+        raise RevelaError("what is wrong: what to do")
+
+    def read(item):
+        yield {"item": item}
+
+    with pytest.raises(RevelaError, match=r"^what is wrong: what to do$"):
+        list(on_ray.stream([1, 2, 3], read, load, lambda rows: rows[0], Cluster(workers=1), 1))
+
+
+def test_vectors_by_ray_are_those_of_one_process(
+    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
+):
+    found = []
+    for engine in ("local", "ray"):
+        out = tmp_path / engine / "vectors.npy"
+        code, said, err = run(
+            monkeypatch, capsys, "encode", corpus, "--out", out, "--model", saved_retriever,
+            *FLAGS[:2], *FLAGS[4:], "--engine", engine,
+        )  # fmt: skip
+        assert code == 0, err
+        assert {path.name for path in out.parent.iterdir()} == {out.name, "vectors.rows.parquet"}
+        rows = pq.read_table(out.with_suffix(".rows.parquet")).to_pylist()
+        order = sorted(range(len(rows)), key=lambda i: (rows[i]["id"], rows[i]["chunk"]))
+        found.append(([rows[i] for i in order], np.load(out)[order], said.splitlines()[-1][:20]))
+    assert found[0][0] == found[1][0] and found[0][2] == found[1][2]
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
+
+
+def test_cells_are_grouped_by_ray_as_by_one_process(ray_session, monkeypatch, capsys, tmp_path):
+    from revela.groups import cells_on_ray
+
+    rows = chunks_in_cells()
+    write_cells(tmp_path / "a.parquet", rows[:100])
+    write_cells(tmp_path / "b.parquet", rows[100:])
+    monkeypatch.setattr(cells_on_ray, "LARGEST", 60)  # so that the cell of half of all is divided
+    made = {}
+    for engine in ("local", "ray"):
+        out = tmp_path / engine
+        code, said, err = run(
+            monkeypatch, capsys, "groups", tmp_path / "a.parquet", tmp_path / "b.parquet",
+            "--out", out, "--cells", "cell", "--shards", 5, "--group-size", 4, "--held-out", 0.1,
+            "--engine", engine,
+        )  # fmt: skip
+        assert code == 0, err
+        assert ("1 cells of more than 60 chunks are divided" in said) == (engine == "ray")
+        made[engine] = GroupFolder(out)
+    ours, theirs = made["ray"], made["local"]
+    assert ours.settings == theirs.settings
+    assert list(ours.documents) == list(theirs.documents)
+    assert list(ours.held_out) == list(theirs.held_out)
+    assert 1 < len(list((tmp_path / "ray").glob("shard-0*.arrow"))) <= 5
+    cell_of = {row["text"]: row["cell"] for row in rows}
+    found = []
+    for groups in map(groups_of, (ours, theirs)):
+        assert all(len({cell_of[text] for text in group}) == 1 for group in groups)
+        found.append([{g for g in groups if (cell_of[g[0]] == 7) == large} for large in (0, 1)])
+    assert found[0][0] == found[1][0] and found[0][0]
+    parts = len(found[1][1]) - len(found[0][1])
+    assert found[0][1] != found[1][1] and 0 <= parts <= 4
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda row: {**row, "cell": None}, "entries cannot be read (no cell: c.parquet:1"),
+        (lambda row: {**row, "id": "same", "chunk": 3}, 'two rows have the id "same"'),
+        (lambda row: {k: v for k, v in row.items() if k != "vector"}, "has no vectors"),
+        (lambda row: {**row, "vector": [float("inf")] * 8}, "a vector that is not finite"),
+        (lambda row: {**row, "cell": hash(row["text"])}, "no cell has 4 chunks"),
+    ],
+)
+def test_bad_cells_are_one_sentence(ray_session, monkeypatch, capsys, tmp_path, change, sentence):
+    path, out = tmp_path / "c.parquet", tmp_path / "out"
+    write_cells(path, [change(row) for row in chunks_in_cells(24)])
+    flags = ("--cells", "cell", "--group-size", 4, "--engine", "ray")
+    code, _, err = run(monkeypatch, capsys, "groups", path, "--out", out, *flags)
+    assert code == 2 and sentence in err and err.count("\n") == 1 and not out.exists()
