@@ -5,6 +5,7 @@ All of it is in one file, so that Ray is started once.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -28,15 +29,18 @@ from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
 from revela.index import build_on_ray
 from revela.index.contexts import chosen_for
-from revela.index.manifest import read_info, writing
+from revela.index.manifest import Info, read_info, writing
 from revela.index.statistics import Statistics
 from revela.index.store import Index
 from revela.index.table import Table, table_uri
 from revela.on_ray import Cluster
 from revela.retriever.encode import load_encoder
+from revela.settings import Indexing
 from test_cli import run
 from tests.contextual import save_contextual
 from tests.groups.test_cells import chunks_in_cells, groups_of, write_cells
+from tests.index.letters import WORDS, Letters, reopen
+from tests.index.letters import documents as letter_documents
 
 for package in ("ray", "lance_ray"):
     pytest.importorskip(package, reason="needs pip install 'revela[ray]'")
@@ -264,6 +268,34 @@ def test_an_error_of_an_actor_is_one_sentence(ray_session):
 
     with pytest.raises(RevelaError, match=r"^what is wrong: what to do$"):
         list(on_ray.stream([1, 2, 3], read, load, lambda rows: rows[0], Cluster(workers=1), 1))
+
+
+def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkeypatch, tmp_path):
+    monkeypatch.setattr("revela.index.table.EXACT_BELOW", 500)
+    made = []
+    for name in ("one", "several"):
+        info = Info("model", "0123", 8, Indexing(chunk_words=WORDS), {"year": "int64"})
+        index = Index.begin(tmp_path / name, info, Letters())
+        with writing(index.folder):
+            list(index.add_batches(letter_documents(300)))
+            pack = functools.partial(build_on_ray._pack, index) if name == "several" else None
+            index.finish(pack=pack)
+        made.append(reopen(index.folder))
+    one, several = made
+    kinds = [
+        {
+            found.columns[0]: (found.index_type, found.index_details.get("compression"))
+            for found in index.table.lance.list_indices()
+            if not index.table.lance.index_stats(found.name).num_unindexed_rows
+        }
+        for index in made
+    ]
+    assert kinds[0] == kinds[1] and len(kinds[0]) == 4
+    for query in ("abba abab", "title"):
+        hits = [[(h.id, h.text) for h in i.search(query, 10, "lexical")] for i in made]
+        assert hits[0] == hits[1] and hits[0]
+    exact = {h.id for h in one.search("abba abab", 10, "dense", where="chunk >= 0")}
+    assert len(exact & {h.id for h in several.search("abba abab", 10, "dense")}) >= 8
 
 
 def test_vectors_by_ray_are_those_of_one_process(

@@ -4,20 +4,24 @@
     python -m research.benchmarks.scale recall --rows 1000000 --width 384 --out FOLDER
     python -m research.benchmarks.scale memory --documents 100000 --out FOLDER
     python -m research.benchmarks.scale actors --documents 2000 --out FOLDER
+    python -m research.benchmarks.scale kill --documents 2000 --kills 10 --out FOLDER
 
 ``lookup``: milliseconds to look 200 ids up in an index of so many rows, as --append does for each
 batch. ``recall``: recall@10 against the exact scan, at the probes that a search reads, of vectors
 in made-up clusters; ``--by lance`` has the index made by lance-ray as on several machines.
 ``memory``: the greatest memory of the process that drives ``revela index --engine ray``, with a
 retriever that only looks tokens up. ``actors``: seconds of one process, and of Ray with two actors,
-a thread each.
+a thread each. ``kill``: that process is killed at random moments; the index must hold what one
+process makes, once, and no file that nobody refers to.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -27,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from revela.index.manifest import Info
+from revela.index.manifest import Info, read_info
 from revela.index.table import CELLS, Table, arrow_rows, table_uri
 from revela.settings import Indexing
 
@@ -188,8 +192,48 @@ def actors(arguments: argparse.Namespace) -> None:
         print(json.dumps({**facts, "bar_s": round(bar, 1)}), flush=True)
 
 
+def rows_of(folder: Path) -> list[tuple[str, int, str, str]]:
+    table = Table.open(folder, read_info(folder)).lance
+    found = table.search().select(["id", "chunk", "passage", "digest"]).limit(10**8).to_list()
+    return sorted((row["id"], row["chunk"], row["passage"], row["digest"]) for row in found)
+
+
+def committed(out: Path) -> int:
+    """Rows of a table that another process writes."""
+    if not Path(table_uri(out), "_versions").is_dir():
+        return 0
+    return len(Table.open(out, read_info(out)))
+
+
+def kill(arguments: argparse.Namespace) -> None:
+    corpus, rng = corpus_of(arguments.out, arguments.documents), random.Random(0)
+    model = looking_up(arguments.out / "looking-up")
+    alone, out = (arguments.out / f"kill-{name}-{time.time_ns()}" for name in ("alone", "ray"))
+    run(corpus, "--model", model, "--out", alone)
+    flags = ("--engine", "ray", "--workers", 1, "--commit-every", arguments.documents // 100)
+    common = ("--model", model, "--out", out, *flags)
+    command = [sys.executable, "-m", "revela", "index", *map(str, (corpus, *common))]
+    kept = [0]
+    for turn in range(arguments.kills):
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Every other time it is killed wherever it is, then once it has committed something.
+        while turn % 2 and driver.poll() is None and committed(out) == kept[-1]:
+            time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.wait(rng.uniform(0, 3 if turn % 2 else 30))
+        driver.kill()
+        driver.wait()
+        kept.append(committed(out))
+        print(kept, file=sys.stderr, flush=True)
+    if not read_info(out).finished:
+        run(corpus, *common)
+    files = len(list(Path(table_uri(out), "data").iterdir()))
+    facts = dict(rows_after_each_kill=kept[1:], same_rows=rows_of(out) == rows_of(alone))
+    print(json.dumps({**facts, "rows": committed(out), "data_files": files}))
+
+
 def main() -> None:
-    whats = {"lookup": lookup, "recall": recall, "memory": memory, "actors": actors}
+    whats = {"lookup": lookup, "recall": recall, "memory": memory, "actors": actors, "kill": kill}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -198,6 +242,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--documents", type=int, default=2000)
+    parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--by", choices=["lancedb", "lance"], default="lancedb")
     arguments = parser.parse_args()
     whats[arguments.what](arguments)

@@ -56,7 +56,8 @@ def connected(cluster: Cluster) -> Iterator[None]:
         ("RAY_DATA_DISABLE_PROGRESS_BARS", "1"),
     ):
         os.environ.setdefault(name, value)
-    warnings.filterwarnings("ignore", "lance is not fork-safe")  # no process is forked here
+    # Ray starts its processes by exec, after which no lock of Lance's is left.
+    warnings.filterwarnings("ignore", "lance(db fork support is experimental| is not fork-safe)")
     with extra("ray", "--engine ray"):
         import lance_ray  # noqa: F401
         import ray

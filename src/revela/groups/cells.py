@@ -434,7 +434,7 @@ def groups_of_cells(
     refuse_out(recipe, out)
     reader = CellReader(cell, recipe.corpus.text_field, recipe.corpus.title_field)
     corpus = CellCorpus(sources, reader, recipe.corpus.max_bad_share)
-    for line in corpus.report.lines():
+    for line in corpus.report.lines("chunks"):
         log.info(line)
     owners = np.unique(corpus.documents)
     held, sample = chosen_documents(recipe, owners, len(owners))

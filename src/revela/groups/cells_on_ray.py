@@ -227,7 +227,7 @@ def groups_of_cells(
         _refuse_vectors(found.widths)
         if max(found.cells.values()) < (size := recipe.groups.group_size):
             raise no_groups(size)
-        for line in found.report.lines():
+        for line in found.report.lines("chunks"):
             log.info(line)
         chunks = found.report.documents
         held, sample = chosen_documents(recipe, found.owners, found.documents)

@@ -308,8 +308,11 @@ class Table:
         if len(self) >= EXACT_BELOW:
             columns = self.info.columns.items()
             kinds += [(n, "BITMAP" if kind == "bool" else "BTREE", {}) for n, kind in columns]
-            # One bit is LanceDB's own choice; lance_ray and pylance disagree on theirs.
-            kinds.append(("vector", "IVF_RQ", {"metric": "dot", "num_bits": 1}))
+            # One bit is LanceDB's own choice; lance_ray and pylance disagree on theirs. Cells as
+            # LanceDB's, and at least 256 vectors for each, without which lance_ray makes none.
+            cells = min(int(len(self) ** 0.5), len(self) // 256)
+            options = {"metric": "dot", "num_bits": 1, "num_partitions": max(1, cells)}
+            kinds.append(("vector", "IVF_RQ", options))
         return [kind for kind in kinds if kind[0] not in self._indexed()]
 
     def _indexed(self) -> set[str]:

@@ -64,9 +64,9 @@ class ReadReport:
             named = self.examples.setdefault(reason, [])
             named += places[: NAMED - len(named)]
 
-    def lines(self) -> list[str]:
+    def lines(self, of: str = "documents") -> list[str]:
         """The report as text: the totals, the joined passages, and one line per skip reason."""
-        out = [f"read {self.documents:,} documents, {self.words:,} words"]
+        out = [f"read {self.documents:,} {of}, {self.words:,} words"]
         if self.passages:
             out.append(
                 f"joined {self.passages:,} passages into {self.articles:,} articles by title"
