@@ -2,7 +2,7 @@
 
 from revela.cli import (
     compare,
-    encode,
+    encoding,
     eval,
     export,
     groups,
@@ -20,7 +20,7 @@ from revela.cli.main import app, main
 __all__ = [
     "app",
     "compare",
-    "encode",
+    "encoding",
     "eval",
     "export",
     "groups",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from revela import on_ray
 from revela.cli.flags import (
@@ -21,6 +21,10 @@ from revela.cli.flags import (
 from revela.cli.main import app
 from revela.cli.printing import print_group
 from revela.errors import RevelaError
+
+if TYPE_CHECKING:
+    from revela.groups.folder import GroupFolder
+    from revela.settings import Recipe
 
 
 @app.command
@@ -61,26 +65,19 @@ def groups(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    from revela.groups.cells import groups_of_cells
-    from revela.groups.corpora import build_groups
     from revela.groups.folder import GroupFolder, is_group_folder
-    from revela.groups.training_set import default_queries_file
 
     recipe = recipe_of(preset, recipe_file, given)
     if len(corpus) == 1 and is_group_folder(corpus[0]):
         folder = GroupFolder(corpus[0])
     elif out is None:
         raise RevelaError("groups need a folder to be kept in: give --out")
-    elif engine.engine == "ray":
-        from revela.groups import cells_on_ray
-
-        if not cells:
-            raise RevelaError("--engine ray groups chunks in cells: name their column by --cells")
-        with on_ray.connected(engine.cluster):
-            folder = cells_on_ray.groups_of_cells(recipe, corpus, out, cells, shards)
-    elif cells:
-        folder = groups_of_cells(recipe, corpus, out, cells, shards)
+    elif cells or engine.engine == "ray":
+        folder = _of_cells(recipe, corpus, out, cells, shards, engine)
     else:
+        from revela.groups.corpora import build_groups
+        from revela.groups.training_set import default_queries_file
+
         queries_file = default_queries_file(corpus, recipe)
         folder = build_groups(recipe, corpus, out, shares, queries_file, shards)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
@@ -88,3 +85,17 @@ def groups(
         members = folder.members(sorted(group))
         title = f"group {group[0] // folder.size + 1:,}"
         print_group(title, members, [member.name for member in members])
+
+
+def _of_cells(
+    recipe: Recipe, corpus: list[Path], out: Path, cells: str, shards: int, engine: Engine
+) -> GroupFolder:
+    from revela.groups import cells_on_ray
+    from revela.groups.cells import groups_of_cells
+
+    if not cells:
+        raise RevelaError("--engine ray groups chunks in cells: name their column by --cells")
+    if engine.engine == "local":
+        return groups_of_cells(recipe, corpus, out, cells, shards)
+    with on_ray.connected(engine.cluster):
+        return cells_on_ray.groups_of_cells(recipe, corpus, out, cells, shards)

@@ -18,7 +18,6 @@ from revela.on_ray import Cluster
 from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:
-    from revela.corpus.parts import DocumentReader
     from revela.index.encode_corpus import Added
     from revela.index.store import Index
     from revela.types import Document
@@ -75,16 +74,12 @@ def index(
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     opened = _existing(out, append, model, settings, metadata or (), context, precision)
     fields = metadata or () if opened is None else list(opened.info.columns)
-    create = functools.partial(
-        _create, out, str(model), settings=settings, context=context, precision=precision
-    )
+    made: Any = dict(settings=settings, context=context, precision=precision)
+    create = functools.partial(_create, out, str(model), **made)
     if engine.engine == "ray":
-        reader = reader_of_parts(reading, fields)
-        cluster, bad = engine.cluster, reading.max_bad_share
-        with on_ray.connected(cluster):
-            opened, added = _by_ray(
-                corpus, reader, bad, opened, create, cluster, commit_every, precision
-            )
+        opened, added = _by_ray(
+            corpus, reading, fields, opened, create, engine.cluster, commit_every, precision
+        )
     else:
         opened, added = _here(corpus, reading, fields, opened, create)
     print(
@@ -114,8 +109,8 @@ def _here(
 
 def _by_ray(
     corpus: list[Path],
-    reader: DocumentReader,
-    max_bad_share: float,
+    reading: Reading,
+    fields: Sequence[str],
     opened: Index | None,
     create: Callable[..., Index],
     cluster: Cluster,
@@ -125,12 +120,14 @@ def _by_ray(
     """``_here``, by a cluster."""
     from revela.index import build_on_ray
 
-    documents = build_on_ray.SurveyedCorpus(corpus, reader, max_bad_share)
-    print_report(documents.report)
-    if opened is None:
-        opened = create(documents=documents, columns=documents.metadata_columns())
-    kept: Any = dict(wave=commit_every, precision=precision, progress=True)
-    return opened, build_on_ray.add(opened, documents, cluster, **kept)
+    reader = reader_of_parts(reading, fields)
+    with on_ray.connected(cluster):
+        documents = build_on_ray.SurveyedCorpus(corpus, reader, reading.max_bad_share)
+        print_report(documents.report)
+        if opened is None:
+            opened = create(documents=documents, columns=documents.metadata_columns())
+        kept: Any = dict(wave=commit_every, precision=precision, progress=True)
+        return opened, build_on_ray.add(opened, documents, cluster, **kept)
 
 
 def _create(

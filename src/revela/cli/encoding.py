@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from revela import on_ray
 from revela.cli.flags import (
@@ -18,6 +19,14 @@ from revela.cli.flags import (
 from revela.cli.main import app
 from revela.cli.printing import print_report
 from revela.settings import Indexing, Precision
+
+if TYPE_CHECKING:
+    from revela.index.manifest import Info
+    from revela.retriever.encode import RetrieverEncoder
+    from revela.types import Document, Vectors
+
+    ContextOf = Callable[[Sequence[Document]], Vectors | None]
+    "Draws what the retriever reads before every text from documents, (J, D)."
 
 CHUNK_WORDS = Indexing.chunk_words
 
@@ -55,41 +64,67 @@ def encode(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.index import vectors
-    from revela.index.contexts import chosen_for, conditioned
+    from revela.index.contexts import chosen_for
     from revela.index.store import describe
+    from revela.index.vectors import refuse_out
     from revela.retriever.encode import load_encoder
     from revela.weights import refuse_untrained_dimensions, resolve
 
-    vectors.refuse_out(out)
+    refuse_out(out)
     folder = resolve(model)
     refuse_untrained_dimensions(folder, dimensions)
     encoder = load_encoder(folder, precision)
     settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
     info = describe(folder, encoder, settings, {})
 
-    def context_of(documents: Any) -> Any:
+    def context_of(documents: Sequence[Document]) -> Vectors | None:
         known = chosen_for(encoder, context, documents, chunk_words)
         return None if known is None else known.rows(encoder)
 
     if engine.engine == "ray":
-        from revela.index.build_on_ray import SurveyedCorpus
-
-        reader = reader_of_parts(reading, ())
         with on_ray.connected(engine.cluster):
-            surveyed = SurveyedCorpus(corpus, reader, reading.max_bad_share)
-            print_report(surveyed.report)
-            count = vectors.encode_on_ray(
-                out, surveyed, info, context_of(surveyed), engine.cluster, precision
-            )
+            count = _by_ray(out, corpus, reading, info, context_of, engine, precision)
     else:
-        from revela.corpus.read import read_corpus
-        from revela.index.encode_corpus import refuse_repeated
-
-        documents, report = read_corpus(corpus, **vars(reading), distinct=False, min_words=1)
-        print_report(report)
-        refuse_repeated(document.id for document in documents)
-        rows = context_of(documents)
-        reads = encoder if rows is None else conditioned(encoder, rows)
-        count = vectors.encode(out, documents, info, reads, len(documents))
+        count = _here(out, corpus, reading, info, context_of, encoder)
     print(f"{count:,} vectors of {info.width} numbers in {out}")
+
+
+def _here(
+    out: Path,
+    corpus: list[Path],
+    reading: Reading,
+    info: Info,
+    context_of: ContextOf,
+    encoder: RetrieverEncoder,
+) -> int:
+    """How many vectors are written."""
+    from revela.corpus.read import read_corpus
+    from revela.index.contexts import conditioned
+    from revela.index.encode_corpus import refuse_repeated
+    from revela.index.vectors import encode
+
+    documents, report = read_corpus(corpus, **vars(reading), distinct=False, min_words=1)
+    print_report(report)
+    refuse_repeated(document.id for document in documents)
+    rows = context_of(documents)
+    reads = encoder if rows is None else conditioned(encoder, rows)
+    return encode(out, documents, info, reads, len(documents))
+
+
+def _by_ray(
+    out: Path,
+    corpus: list[Path],
+    reading: Reading,
+    info: Info,
+    context_of: ContextOf,
+    engine: Engine,
+    precision: Precision,
+) -> int:
+    """``_here``, by a cluster."""
+    from revela.index.build_on_ray import SurveyedCorpus
+    from revela.index.vectors import encode_on_ray
+
+    documents = SurveyedCorpus(corpus, reader_of_parts(reading, ()), reading.max_bad_share)
+    print_report(documents.report)
+    rows = context_of(documents)
+    return encode_on_ray(out, documents, info, rows, engine.cluster, precision)
