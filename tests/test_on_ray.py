@@ -49,6 +49,16 @@ FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
 RAY = ("--engine", "ray", "--workers", 2, "--commit-every", 40)
 
 
+def test_no_cluster_is_one_sentence_at_once():
+    """Before Ray is started for the other tests, which ``connected`` would use."""
+    address = "127.0.0.1:9"
+    with (
+        pytest.raises(RevelaError, match=f"^no Ray cluster answers at {address} "),
+        on_ray.connected(Cluster(address)),
+    ):
+        pass
+
+
 @pytest.fixture(scope="module")
 def ray_session():
     with on_ray.connected(Cluster()):
@@ -219,7 +229,7 @@ def test_a_bad_corpus_is_one_sentence_before_anything_is_written(
         assert alone[2] == err
 
 
-def test_a_dataset_of_the_hub_and_no_cluster_are_one_sentence(
+def test_a_dataset_of_the_hub_is_one_sentence(
     ray_session, monkeypatch, capsys, saved_retriever, tmp_path
 ):
     code, _, err = index_by(

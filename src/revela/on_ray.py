@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from revela.errors import RevelaError, extra
 
 Row = dict[str, Any]
 PER_ACTOR = 2  # units of work that wait at each actor
+REACHED_S = 10.0  # seconds in which a cluster must answer
 AHEAD = 4  # tasks per processor that are submitted before their results are read
 
 
@@ -65,13 +67,14 @@ def connected(cluster: Cluster) -> Iterator[None]:
     begun = not ray.is_initialized()
     if begun:
         try:
+            _reach(cluster.address)
             ray.init(
                 address=cluster.address or "local",
                 include_dashboard=False if not cluster.address else None,
                 log_to_driver=False,
                 logging_level=logging.CRITICAL,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise RevelaError(
                 f"no Ray cluster answers at {cluster.address or 'this machine'} "
                 f"({str(error).splitlines()[0][:200]}): start one with ray start --head, or leave "
@@ -82,6 +85,13 @@ def connected(cluster: Cluster) -> Iterator[None]:
     finally:
         if begun:
             ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raise OSError if nothing listens at host:port, where Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "//" not in address:
+        socket.create_connection((host, int(port)), REACHED_S).close()
 
 
 def machines() -> int:
