@@ -57,6 +57,13 @@ def convert_gguf(folder):
     _convert(folder / "model.gguf", folder / "out")
 
 
+def connect_to_ray(folder):
+    from revela.on_ray import Cluster, connected
+
+    with connected(Cluster()):
+        pass
+
+
 def import_benchmarks(folder):
     importlib.import_module("revela.evaluation.benchmarks")
 
@@ -71,6 +78,7 @@ def import_benchmarks(folder):
         ("onnx", "onnxscript", export_to_onnx),
         ("embedded", "gguf", convert_gguf),
         ("benchmarks", "mteb", import_benchmarks),
+        ("ray", "ray", connect_to_ray),
     ],
 )
 def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, use):

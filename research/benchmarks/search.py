@@ -144,7 +144,7 @@ def rerank(arguments: argparse.Namespace) -> None:
             row.append(1e3 * (time.perf_counter() - begun))
     size = sum(
         row["tokens"] is not None and len(row["tokens"])
-        for row in index._table.lance.search().limit(10**6).to_list()
+        for row in index.table.lance.search().limit(10**6).to_list()
     ) / len(index)
     print(f"{len(index):,} chunks, {size:,.0f} bytes of tokens per chunk\n")
     print("| | p50, ms | p99, ms |\n|---|---|---|")
@@ -315,8 +315,8 @@ def ours(arguments: argparse.Namespace) -> None:
         f: latencies(lambda row, w=w: index.search(words[row], 10, "hybrid", w))
         for f, w in filters.items()
     }
-    near = [list(index._table.nearest(vector, DEPTH).values()) for vector in vectors]
-    few = [list(index._table.nearest(vector, 20).values()) for vector in vectors]
+    near = [list(index.table.nearest(vector, DEPTH).values()) for vector in vectors]
+    few = [list(index.table.nearest(vector, 20).values()) for vector in vectors]
     exact = exact_best(out, vectors, 10)
 
     def recall(found: list[list[tuple[str, float]]]) -> float:

@@ -90,7 +90,7 @@ def reopen(folder: Path) -> Index:
 
 def rows_of(index: Index) -> list[tuple[str, int, str]]:
     """(document, chunk, passage) of every row, in order."""
-    found = index._table.lance.search().select(["id", "chunk", "passage"]).limit(10**6).to_list()
+    found = index.table.lance.search().select(["id", "chunk", "passage"]).limit(10**6).to_list()
     return sorted((row["id"], row["chunk"], row["passage"]) for row in found)
 
 

@@ -32,7 +32,7 @@ def retriever(folder):
 
 
 def vectors_of(index):
-    rows = index._table.lance.search().select(["passage", "vector"]).limit(10**6).to_list()
+    rows = index.table.lance.search().select(["passage", "vector"]).limit(10**6).to_list()
     rows = {row["passage"]: row["vector"] for row in rows}
     return np.array([rows[passage] for passage in sorted(rows)])
 
@@ -132,8 +132,8 @@ def test_fewer_documents_than_slots_leave_the_rest_null(retriever, tmp_path):
     index = retriever.index(DOCS[:1], tmp_path / "one")
     assert index.info.context["documents"] == 1
     first = retriever.encoder.first_stage
-    np.testing.assert_array_equal(index._rows[1:], first.null_JD.numpy()[1:])
-    assert np.abs(index._rows[0] - first.null_JD.numpy()[0]).max() > 0.01
+    np.testing.assert_array_equal(index.context[1:], first.null_JD.numpy()[1:])
+    assert np.abs(index.context[0] - first.null_JD.numpy()[0]).max() > 0.01
 
 
 def test_drift_is_one_line(retriever, tmp_path, caplog):

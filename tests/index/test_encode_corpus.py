@@ -9,7 +9,7 @@ import pytest
 from letters import build, extend, rows_of
 
 from revela.errors import RevelaError
-from revela.index.encode_corpus import metadata_columns, refuse_repeated
+from revela.index.encode_corpus import commits, metadata_columns, refuse_repeated
 from revela.types import Document
 
 
@@ -81,3 +81,11 @@ def test_ids_may_hold_quotes_and_a_title_may_stand_alone(tmp_path):
     assert extend(made, [*docs[1:], Document("it's", "hhh.")]).replaced == 1
     assert rows_of(made) == [('"; drop', 0, "def."), ("it's", 0, "hhh."), ("é/ü\\", 0, "ghgh ")]
     assert made.delete(["it's"]) == 1 and made.search("ghgh", 1, "lexical")[0].title == "ghgh"
+
+
+def test_commits_grow_with_what_was_read():
+    sizes = [len(batch) for batch in commits(Document(str(i), "a" * 2**17) for i in range(6000))]
+    assert sum(sizes) == 6000 and sizes[:100] == [4] * 100
+    assert sizes[-2] > 12 and max(sizes) * 2**17 <= 6000 * 2**17 // 256 + 2**17
+    assert sorted(sizes[:-1]) == sizes[:-1]
+    assert len(list(commits(Document(str(i), "a") for i in range(2100)))) == 3

@@ -85,7 +85,7 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         )
         texts = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in hits[0]]
         passages = [
-            f"{row['passage']}" for row in plain._table.lance.search().limit(10**6).to_list()
+            f"{row['passage']}" for row in plain.table.lance.search().limit(10**6).to_list()
         ]
 
         def weight(word, passages=passages):
@@ -106,7 +106,7 @@ def test_tokens_come_and_go_with_their_documents(tmp_path):
     made = build(tmp_path / "index", DOCS[:10], keep_tokens=True)
     extend(made, [Document("d3", "hhhh gggg."), Document("new", "hgha.")])
     rows = {
-        (row["id"], row["chunk"]): row for row in made._table.lance.search().limit(100).to_list()
+        (row["id"], row["chunk"]): row for row in made.table.lance.search().limit(100).to_list()
     }
     assert (
         all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows.values())

@@ -209,7 +209,7 @@ def test_approximate_search_above_a_size(tmp_path, monkeypatch, form):
     docs = documents(600, seed=1)
     made = build(tmp_path / "index", docs, metadata=["year"], vectors=form)
     assert {"vector", "year"} <= {
-        column for found in made._table.lance.list_indices() for column in found.columns
+        column for found in made.table.lance.list_indices() for column in found.columns
     }
     found = total = 0
     for query in [d.text for d in docs[:40]]:
@@ -246,7 +246,7 @@ def test_a_killed_run_is_finished_by_the_same_command(tmp_path, monkeypatch):
 
 def test_fewer_dimensions_are_of_length_one_again(tmp_path):
     made = build(tmp_path / "index", DOCS, dimensions=4)
-    vectors = np.array([row["vector"] for row in made._table.lance.search().limit(100).to_list()])
+    vectors = np.array([row["vector"] for row in made.table.lance.search().limit(100).to_list()])
     assert vectors.shape[1] == 4 == made.info.width
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
     texts = [passage for *_, passage in wanted_rows(DOCS)]
@@ -336,3 +336,31 @@ def test_an_empty_index_finds_nothing(tmp_path):
     made.delete(["d0"])
     made.finish()
     assert len(made) == 0 and made.search("abba") == []
+
+
+def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkeypatch):
+    """So that a look-up takes as long in a large table as in a small one (scale.py measures it)."""
+    monkeypatch.setattr(table, "EXACT_BELOW", 50)
+    made = build(tmp_path / "index", DOCS[:30])
+    with writing(made.folder):
+        made.table.lance.drop_index("id_idx")  # as a killed first run leaves it
+        before = made.table.as_it_is()
+        list(made.add_batches(DOCS[30:]))
+    for looked_up, added in ((before, False), (made.table.as_it_is(), True)):
+        found = looked_up.digests([document.id for document in DOCS])
+        assert found.keys() == {d.id for d in (DOCS if added else DOCS[:30])}
+        assert looked_up.lance.index_stats("id_idx").num_unindexed_rows == 0
+        plan = looked_up.lance.search().where(table._id_filter(["d1", "d2"])).explain_plan()
+        assert "ScalarIndexQuery" in plan
+    assert rows_of(made) == wanted_rows(DOCS)
+
+
+def test_many_documents_are_replaced_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "LOOKED_UP", 7)
+    made = build(tmp_path / "index", DOCS)
+    changed = [Document(d.id, f"{d.text} hhhh", d.title) for d in DOCS[:25]]
+    assert extend(made, changed).replaced == 25
+    assert rows_of(made) == wanted_rows([*changed, *DOCS[25:]])
+    words = [made._statistics.best(word) for word in ("hhhh", "title")]
+    fresh = build(tmp_path / "fresh", [*changed, *DOCS[25:]])
+    assert words == [fresh._statistics.best(word) for word in ("hhhh", "title")]

@@ -2,6 +2,7 @@
 
 from revela.cli import (
     compare,
+    encoding,
     eval,
     export,
     groups,
@@ -19,6 +20,7 @@ from revela.cli.main import app, main
 __all__ = [
     "app",
     "compare",
+    "encoding",
     "eval",
     "export",
     "groups",

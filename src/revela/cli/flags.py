@@ -6,11 +6,12 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Group, Parameter
 
 from revela.errors import RevelaError
+from revela.on_ray import Cluster
 from revela.settings import (
     OBJECTIVES,
     SECTIONS,
@@ -25,6 +26,9 @@ from revela.settings import (
     refuse_unread,
 )
 from revela.settings import Corpus as corpus_settings
+
+if TYPE_CHECKING:
+    from revela.corpus.parts import DocumentReader
 
 Corpus = Annotated[list[Path], Parameter(negative=())]
 Several = Parameter(negative=(), consume_multiple=True)
@@ -51,6 +55,46 @@ class Reading:
 
 
 READING = Reading()
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Who does the work."""
+
+    engine: Literal["local", "ray"] = "local"
+    "This process, or Ray: many processes, on this machine or on a cluster."
+    address: str = ""
+    """Of a Ray cluster that runs; auto: this machine's. Empty: Ray is started here, and stopped at
+    the end."""
+    workers: int = 0
+    "Processes that hold a model, with --engine ray. 0: one for each GPU, else for two processors."
+    gpus_per_worker: float = 1.0
+    "GPUs of each of them, where there are some."
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.address, self.workers, self.gpus_per_worker)
+
+
+ENGINE = Engine()
+
+
+def reader_of_parts(reading: Reading, metadata: Sequence[str]) -> DocumentReader:
+    """How --engine ray reads a corpus for search.
+
+    Raises:
+        RevelaError: titles are to be joined, over files that it reads apart.
+    """
+    if reading.join_titles:
+        raise RevelaError(
+            "--join-titles joins rows of neighbouring files, which --engine ray reads apart: join "
+            "them before, or give --engine local"
+        )
+    from revela.corpus.parts import DocumentReader
+    from revela.corpus.readers.rows import Fields
+
+    fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
+    return DocumentReader(fields, min_words=1)
 
 
 def show_settings(verb: Any, tokens: Sequence[str]) -> None:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from revela.cli.flags import Corpus, Given, Preset, RecipeFile, Several, recipe_of
+from revela import on_ray
+from revela.cli.flags import (
+    ENGINE,
+    Corpus,
+    Engine,
+    Flat,
+    Given,
+    Preset,
+    RecipeFile,
+    Several,
+    recipe_of,
+)
 from revela.cli.main import app
 from revela.cli.printing import print_group
 from revela.errors import RevelaError
+
+if TYPE_CHECKING:
+    from revela.groups.folder import GroupFolder
+    from revela.settings import Recipe
 
 
 @app.command
@@ -19,6 +34,9 @@ def groups(
     out: Path | None = None,
     show: int = 0,
     shares: Annotated[list[float], Several] = [],  # noqa: B006
+    cells: str = "",
+    shards: int = 0,
+    engine: Annotated[Engine, Flat] = ENGINE,
     preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
@@ -29,31 +47,55 @@ def groups(
     ----------
     corpus:
         As for train; or rows that are groups already, lists of texts or {"src": ..., "text":
-        [...]}, in JSONL or hub:owner/name; or a folder of groups, to look at.
+        [...]}, in JSONL, Parquet or hub:owner/name; or a folder of groups, to look at.
     out:
         Folder for the groups.
     show:
         Print this many groups.
     shares:
         Share of the groups that each corpus gets, as weights; none: all groups of all.
+    cells:
+        Column of a Parquet corpus whose rows are chunks (id, text, and as there may be title,
+        chunk, vector; revela encode writes them) that says which cell each is in; no group has
+        chunks of two cells.
+    shards:
+        Files that the groups are written to. 0: 16, or fewer for few groups.
     preset:
         Settings to start from, as for train.
     recipe_file:
         A TOML file of settings, as for train.
     """
-    from revela.groups.corpora import build_groups
     from revela.groups.folder import GroupFolder, is_group_folder
-    from revela.groups.training_set import default_queries_file
 
     recipe = recipe_of(preset, recipe_file, given)
     if len(corpus) == 1 and is_group_folder(corpus[0]):
         folder = GroupFolder(corpus[0])
     elif out is None:
         raise RevelaError("groups need a folder to be kept in: give --out")
+    elif cells or engine.engine == "ray":
+        folder = _of_cells(recipe, corpus, out, cells, shards, engine)
     else:
-        folder = build_groups(recipe, corpus, out, shares, default_queries_file(corpus, recipe))
+        from revela.groups.corpora import build_groups
+        from revela.groups.training_set import default_queries_file
+
+        queries_file = default_queries_file(corpus, recipe)
+        folder = build_groups(recipe, corpus, out, shares, queries_file, shards)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
     for group in islice(folder.order(recipe.training.seed)(0), show):
         members = folder.members(sorted(group))
         title = f"group {group[0] // folder.size + 1:,}"
         print_group(title, members, [member.name for member in members])
+
+
+def _of_cells(
+    recipe: Recipe, corpus: list[Path], out: Path, cells: str, shards: int, engine: Engine
+) -> GroupFolder:
+    from revela.groups import cells_on_ray
+    from revela.groups.cells import groups_of_cells
+
+    if not cells:
+        raise RevelaError("--engine ray groups chunks in cells: name their column by --cells")
+    if engine.engine == "local":
+        return groups_of_cells(recipe, corpus, out, cells, shards)
+    with on_ray.connected(engine.cluster):
+        return cells_on_ray.groups_of_cells(recipe, corpus, out, cells, shards)

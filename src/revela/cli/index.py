@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from revela.cli.flags import READING, Flat, Reading, Several
+from revela import on_ray
+from revela.cli.flags import ENGINE, READING, Engine, Flat, Reading, Several, reader_of_parts
 from revela.cli.main import app
+from revela.cli.printing import print_report
 from revela.errors import RevelaError
+from revela.on_ray import Cluster
 from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:
+    from revela.index.encode_corpus import Added
     from revela.index.store import Index
     from revela.types import Document
 
@@ -33,6 +38,8 @@ def index(
     settings: Annotated[Indexing, Flat] = INDEXING,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
+    engine: Annotated[Engine, Flat] = ENGINE,
+    commit_every: int = 10**6,
 ) -> None:
     """Index a corpus for search; add to an index, or delete documents from it. The same command
     resumes a run that was killed.
@@ -57,46 +64,87 @@ def index(
         corpus (the default), the saved ones of its training, none, or a file with a text per line.
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
+    commit_every:
+        Chunks per commit of --engine ray, which are encoded again after a kill.
     """
     if delete:
         _delete(out, delete, corpus)
         return
     if not corpus:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
-    from revela.corpus.read import read_corpus
-
     opened = _existing(out, append, model, settings, metadata or (), context, precision)
     fields = metadata or () if opened is None else list(opened.info.columns)
-    kept: Any = dict(distinct=False, min_words=1, metadata=fields)
-    documents, report = read_corpus(corpus, **vars(reading), **kept)
-    for line in report.lines():
-        print(line)
-    if opened is None:
-        opened = _create(out, str(model), documents, settings, fields, context, precision)
-    added = opened.add(documents, progress=True)
+    made: Any = dict(settings=settings, context=context, precision=precision)
+    create = functools.partial(_create, out, str(model), **made)
+    if engine.engine == "ray":
+        opened, added = _by_ray(
+            corpus, reading, fields, opened, create, engine.cluster, commit_every, precision
+        )
+    else:
+        opened, added = _here(corpus, reading, fields, opened, create)
     print(
         f"{added.new:,} documents are new, {added.replaced:,} replaced, "
         f"{added.unchanged:,} unchanged; {out} holds {len(opened):,} passages"
     )
 
 
+def _here(
+    corpus: list[Path],
+    reading: Reading,
+    fields: Sequence[str],
+    opened: Index | None,
+    create: Callable[..., Index],
+) -> tuple[Index, Added]:
+    """Add a corpus to an index, or to a new one that ``create`` makes."""
+    from revela.corpus.read import read_corpus
+    from revela.index.encode_corpus import metadata_columns
+
+    kept: Any = dict(distinct=False, min_words=1, metadata=fields)
+    documents, report = read_corpus(corpus, **vars(reading), **kept)
+    print_report(report)
+    if opened is None:
+        opened = create(documents=documents, columns=metadata_columns(documents, fields))
+    return opened, opened.add(documents, progress=True)
+
+
+def _by_ray(
+    corpus: list[Path],
+    reading: Reading,
+    fields: Sequence[str],
+    opened: Index | None,
+    create: Callable[..., Index],
+    cluster: Cluster,
+    commit_every: int,
+    precision: Precision,
+) -> tuple[Index, Added]:
+    """``_here``, by a cluster."""
+    from revela.index import build_on_ray
+
+    reader = reader_of_parts(reading, fields)
+    with on_ray.connected(cluster):
+        documents = build_on_ray.SurveyedCorpus(corpus, reader, reading.max_bad_share)
+        print_report(documents.report)
+        if opened is None:
+            opened = create(documents=documents, columns=documents.metadata_columns())
+        kept: Any = dict(wave=commit_every, precision=precision, progress=True)
+        return opened, build_on_ray.add(opened, documents, cluster, **kept)
+
+
 def _create(
     out: Path,
     model: str,
     documents: Sequence[Document],
+    columns: Mapping[str, str],
     settings: Indexing,
-    metadata: Sequence[str],
     context: str | None,
     precision: Precision,
 ) -> Index:
     """A new index whose context, of a model that reads one, is chosen or drawn from documents."""
     from revela.index.contexts import chosen_for
-    from revela.index.encode_corpus import metadata_columns
     from revela.index.store import Index
     from revela.retriever.encode import load_encoder
     from revela.weights import resolve
 
-    columns = metadata_columns(documents, metadata)
     encoder = load_encoder(resolve(model), precision)
     known = chosen_for(encoder, context, documents, settings.chunk_words)
     return Index.create(out, model, columns, settings, context=known, encoder=encoder)

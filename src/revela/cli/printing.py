@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from revela.corpus.readers.common import ReadReport
     from revela.types import Chunk, Hit
 
 SNIPPET = 240  # characters
@@ -35,6 +36,12 @@ def print_log(stream: Literal["stdout", "stderr"]) -> None:
     log.setLevel(logging.INFO)
     if LOG_LINES not in log.handlers:
         log.addHandler(LOG_LINES)
+
+
+def print_report(report: ReadReport) -> None:
+    """What was read from a corpus, and what was skipped."""
+    for line in report.lines():
+        print(line)
 
 
 def print_scores(

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from revela.cli.flags import READING, Corpus, Flat, Reading
 from revela.cli.main import app
-from revela.cli.printing import print_table
+from revela.cli.printing import print_report, print_table
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.settings import Precision
@@ -85,8 +85,7 @@ def probe(
             "--pairs"
         )
     read, report = read_corpus(corpus, **vars(reading))
-    for line in report.lines():
-        print(line)
+    print_report(report)
     common: Any = dict(max_tokens=max_tokens, count=documents, seed=seed, precision=precision)
     if is_retriever:
         moving: Any = dict(move=move, join_titles=reading.join_titles, unit=positions, pairs=pairs)

@@ -73,8 +73,8 @@ def read_corpus(
     read = read_sources(sources, Fields(text_field, title_field, tuple(metadata)), report)
     if join_titles:
         read = joined_by_title(read, report)
-    documents = arrow_list(Document, _wanted(read, distinct, min_words, report))
-    _check(documents, report, sources, max_bad_share)
+    documents = arrow_list(Document, wanted(read, distinct, min_words, report))
+    check_report(len(documents), report, sources, max_bad_share)
     if near:
         documents = _without_near_duplicates(documents, near, report)
     report.documents = len(documents)
@@ -95,14 +95,11 @@ def read_for(
     )
 
 
-def _check(
-    documents: ArrowList[Document],
-    report: ReadReport,
-    sources: Sequence[Path | str],
-    max_bad_share: float,
+def check_report(
+    documents: int, report: ReadReport, sources: Sequence[Path | str], max_bad_share: float
 ) -> None:
     """Raise RevelaError if too much could not be read, or nothing was found."""
-    total = len(documents) + sum(report.skipped.values())
+    total = documents + sum(report.skipped.values())
     if report.bad > max_bad_share * total or (report.bad and not documents):
         examples = ((r, report.examples[r]) for r in report.examples if r in report.bad_reasons)
         bad = "; ".join(f"{reason}: {', '.join(places)}" for reason, places in examples)
@@ -115,9 +112,10 @@ def _check(
         raise RevelaError(f"no document found in {', '.join(map(str, sources))}: {why}")
 
 
-def _wanted(
-    documents: Iterator[Document], distinct: bool, min_words: int, report: ReadReport
+def wanted(
+    documents: Iterable[Document], distinct: bool, min_words: int, report: ReadReport
 ) -> Iterator[Document]:
+    """The documents with so many words, each text once if they are to be ``distinct``."""
     seen = set[bytes]()
     for document in documents:
         words = len(document.full_text.split())

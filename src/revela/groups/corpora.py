@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
 from revela.groups.documents import mixed_groups
-from revela.groups.folder import GroupFolder, save_groups
+from revela.groups.folder import KEPT, GroupFolder, refuse_out, save_groups
 from revela.groups.ready import group_documents, group_rows, holds_groups
 from revela.groups.training_set import TrainingSet, split_held_out
 from revela.retriever.build import untrained_retriever
@@ -25,8 +25,6 @@ from revela.types import Chunk, Document
 from revela.weights import find_weights
 
 log = logging.getLogger(__name__)
-
-SAMPLE = 2000  # documents kept whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +45,7 @@ def build_groups(
     out: Path,
     shares: Sequence[float],
     queries_file: Path | None,
+    shards: int = 0,
 ) -> GroupFolder:
     """Read corpora, group their chunks as the recipe says, and store the groups.
 
@@ -56,11 +55,17 @@ def build_groups(
         out: a folder that does not exist yet.
         shares: what share each source has of the groups, as weights; none: all groups of all.
         queries_file: keeps the queries that a language model writes, for objectives that need them.
+        shards: number of files; 0: as many as usual.
 
     Raises:
         RevelaError: a source cannot be read or gives no group, ``out`` is in the way.
     """
-    _refuse(recipe, sources, out, shares)
+    refuse_out(recipe, out)
+    if shares and (len(shares) != len(sources) or min(shares) <= 0):
+        raise RevelaError(
+            f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one "
+            "above 0"
+        )
     silence_libraries()
     ready = [source for source in sources if holds_groups(source)]
     # No group has chunks of two corpora.
@@ -87,7 +92,7 @@ def build_groups(
         "surrogate": recipe.groups.surrogate,
         "seed": seed,
     }
-    kept = random.Random(seed).sample(range(len(documents)), min(SAMPLE, len(documents)))
+    kept = random.Random(seed).sample(range(len(documents)), min(KEPT, len(documents)))
     return save_groups(
         out,
         rows,
@@ -97,22 +102,8 @@ def build_groups(
         sample=sorted(kept),
         held_out=[document for domain in domains for document in domain.held_out],
         settings=settings,
+        shards=shards,
     )
-
-
-def _refuse(recipe: Recipe, sources: Sequence[Path], out: Path, shares: Sequence[float]) -> None:
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
-    if recipe.groups.kind == "iterative":
-        raise RevelaError(
-            "iterative groups are built while a retriever trains: give --groups iterative to "
-            "revela train"
-        )
-    if shares and (len(shares) != len(sources) or min(shares) <= 0):
-        raise RevelaError(
-            f"--shares gives {len(shares)} numbers for {len(sources)} corpora: give each one "
-            "above 0"
-        )
 
 
 def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> Domain:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,11 +25,13 @@ from revela.corpus.arrow_list import ArrowList, read, write
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.groups.documents import Groups
+from revela.settings import Recipe
 from revela.types import Chunk, Document
 
 MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
 FORMAT = 1
 SHARDS, FEWEST = 16, 4  # shards, and groups that a shard should have at least
+KEPT = 2000  # documents kept whole, for the heads' probe
 BLOCK = 2**16  # chunks looked up at a time
 
 
@@ -131,6 +134,17 @@ def is_group_folder(path: Path) -> bool:
     return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
 
 
+def refuse_out(recipe: Recipe, out: Path) -> None:
+    """Refuse a folder that is taken, and groups that nobody can build before training."""
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    if recipe.groups.kind == "iterative":
+        raise RevelaError(
+            "iterative groups are built while a retriever trains: give --groups iterative to "
+            "revela train"
+        )
+
+
 def save_groups(
     out: Path,
     rows: ArrowList[Chunk],
@@ -141,6 +155,7 @@ def save_groups(
     sample: Iterable[int],
     held_out: Iterable[Document],
     settings: dict[str, Any],
+    shards: int = 0,
 ) -> GroupFolder:
     """Write groups into a folder that does not exist yet.
 
@@ -153,55 +168,102 @@ def save_groups(
         sample: which documents to keep whole, for the heads' probe.
         held_out: documents kept for the label-free check.
         settings: what the groups were made by.
+        shards: number of files; 0: ``SHARDS``, or fewer for few groups.
     """
-    with atomic_write(out) as folder:
-        folder.mkdir()
-        counts = _write_shards(folder, rows, iter(groups), documents, size)
+    blocks = (
+        _members(rows, np.sort(np.array(some, dtype=np.int64)).ravel(), documents)
+        for some in batched(groups, max(1, BLOCK // size))
+    )
+    with new_folder(out) as folder:
+        counts = write_shards(folder, blocks, size, shards)
         if not counts:
             raise RevelaError(
                 f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower "
                 "--chunk-words or --group-size"
             )
-        write(Document, documents.chosen(sample), folder / SAMPLE)
-        write(Document, held_out, folder / HELD_OUT)
-        files = sorted(folder.glob("shard-*.arrow"))
-        shards = [
-            {"file": f.name, "groups": n, "bytes": f.stat().st_size, "digest": _digest(f)}
-            for f, n in zip(files, counts, strict=True)
-        ]
-        counted = {"format": FORMAT, "size": size, "groups": sum(counts)}
-        manifest = {**counted, "settings": settings, "shards": shards}
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        finish_folder(folder, counts, size, documents.chosen(sample), held_out, settings)
     return GroupFolder(out)
 
 
-def _write_shards(
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder that becomes ``out`` when it is whole."""
+    with atomic_write(out) as folder:
+        folder.mkdir()
+        yield folder
+
+
+def finish_folder(
     folder: Path,
-    rows: ArrowList[Chunk],
-    groups: Iterator[list[int]],
-    documents: ArrowList[Document],
+    counts: Mapping[str, int],
     size: int,
-) -> list[int]:
-    """Deal groups to the shards in turn, a block at a time; the number of groups of each shard."""
+    sample: Iterable[Document],
+    held_out: Iterable[Document],
+    settings: dict[str, Any],
+) -> None:
+    """Write what stands beside the shards.
+
+    Args:
+        folder: with the shards.
+        counts: groups of each shard, by the name of its file.
+        size, sample, held_out, settings: as for ``save_groups``.
+    """
+    write(Document, sample, folder / SAMPLE)
+    write(Document, held_out, folder / HELD_OUT)
+    shards = [
+        {
+            "file": name,
+            "groups": counts[name],
+            "bytes": (folder / name).stat().st_size,
+            "digest": _digest(folder / name),
+        }
+        for name in sorted(counts)
+    ]
+    counted = {"format": FORMAT, "size": size, "groups": sum(counts.values())}
+    manifest = {**counted, "settings": settings, "shards": shards}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def shard_name(number: int, shards: int) -> str:
+    """The file of a shard; names sort as numbers do."""
+    return f"shard-{number:0{max(2, len(str(shards - 1)))}}.arrow"
+
+
+def write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -> dict[str, int]:
+    """Deal groups to the shards in turn; the number of groups of each shard, by its file.
+
+    Args:
+        folder: of the shards.
+        blocks: tables of ``Member``, some whole groups each.
+        size: chunks per group.
+        shards: as for ``save_groups``.
+    """
     import pyarrow as pa
 
-    writers: list[Any] = []
-    counts: list[int] = []
-    while some := list(islice(groups, max(1, BLOCK // size))):
-        table = _members(rows, np.sort(np.array(some, dtype=np.int64)).ravel(), documents)
+    writers: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for table in blocks:
+        groups = len(table) // size
         if not writers:
-            number = max(1, min(SHARDS, len(some) // FEWEST))
-            names = [folder / f"shard-{i:02}.arrow" for i in range(number)]
-            writers = [pa.ipc.new_stream(name, table.schema) for name in names]
-            counts = [0] * number
-        which = np.repeat((sum(counts) + np.arange(len(some))) % len(writers), size)
-        for i, writer in enumerate(writers):
+            number = min(shards, groups) or max(1, min(SHARDS, groups // FEWEST))
+            names = [shard_name(i, number) for i in range(number)]
+            writers = {name: pa.ipc.new_stream(folder / name, table.schema) for name in names}
+            counts = dict.fromkeys(names, 0)
+        which = np.repeat((sum(counts.values()) + np.arange(groups)) % len(writers), size)
+        for i, (name, writer) in enumerate(writers.items()):
             mine = table.take(np.flatnonzero(which == i))
             writer.write_table(mine.combine_chunks())
-            counts[i] += len(mine) // size
-    for writer in writers:
+            counts[name] += len(mine) // size
+    for writer in writers.values():
         writer.close()
     return counts
+
+
+def batched(groups: Iterable[list[int]], count: int) -> Iterator[list[list[int]]]:
+    """So many groups at a time."""
+    rest = iter(groups)
+    while some := list(islice(rest, count)):
+        yield some
 
 
 def _digest(file: Path) -> str:

@@ -119,6 +119,22 @@ def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
 def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
     """The rows, similar ones next to each other; pairs of query and chunk by both texts."""
     began = time.monotonic()
+    vectors = similar_vectors(recipe, rows, model)
+    embedded = time.monotonic()
+    order_N = order_by_similarity(
+        *vectors, recipe.groups.cluster_size or recipe.groups.group_size, recipe.training.seed
+    )
+    log.info(
+        f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in "
+        f"{time.monotonic() - embedded:.0f} s"
+    )
+    return order_N
+
+
+def similar_vectors(
+    recipe: Recipe, rows: ArrowList[Chunk], model: Model
+) -> tuple[Vectors, Vectors | None]:
+    """What ``order_by_similarity`` reads, by the surrogate or by words."""
     if recipe.groups.surrogate:
         encoder = load_encoder(
             find_weights(recipe.groups.surrogate, ""),
@@ -134,16 +150,7 @@ def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArr
             lexical_vectors, model(), token_weighting=recipe.fit.token_weighting
         )
         sides = words, words
-    vectors = _vectors(recipe, rows, *sides)
-    embedded = time.monotonic()
-    order_N = order_by_similarity(
-        *vectors, recipe.groups.cluster_size or recipe.groups.group_size, recipe.training.seed
-    )
-    log.info(
-        f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in "
-        f"{time.monotonic() - embedded:.0f} s"
-    )
-    return order_N
+    return _vectors(recipe, rows, *sides)
 
 
 class IterativeGroups:

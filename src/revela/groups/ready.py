@@ -1,14 +1,15 @@
-"""Groups that somebody else has built: JSONL, or a dataset of the hub, whose rows are groups and
-not documents.
+"""Groups that somebody else has built: JSONL, Parquet, or a dataset of the hub, whose rows are
+groups and not documents.
 
 As in the hub's trumancai/revela_training_corpus: a row is a list of texts, or {"src": where they
-come from, "text": such a list}.
+come from, "text": such a list}; in Parquet, ``text`` is a column of lists and ``src`` may be
+missing. A folder of Parquet files is read in the order of their names.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,13 @@ from revela.corpus.readers.hub import PREFIX, hub_rows
 from revela.errors import RevelaError
 from revela.types import Chunk, Document
 
+READ_ROWS = 256  # groups of a Parquet file that are decoded at a time
+
 
 def holds_groups(source: Path) -> bool:
     """Whether a source's rows are groups; its first row tells."""
+    if files := _parquet_files(source):
+        return _holds_lists(files[0])
     if not str(source).startswith(PREFIX) and not (
         source.is_file() and {".jsonl", ".ndjson", ".json"} & set(source.suffixes)
     ):
@@ -45,6 +50,8 @@ def read_groups(source: Path, size: int) -> Iterator[tuple[str, list[str]]]:
         origin, texts = (
             (row.get("src"), row.get("text")) if isinstance(row, dict) else (source.name, row)
         )
+        if origin is None and _parquet_files(source):
+            origin = source.name
         if (
             not isinstance(origin, str)
             or not isinstance(texts, list)
@@ -64,6 +71,9 @@ def _rows(source: Path) -> Iterator[tuple[int, Any]]:
     if str(source).startswith(PREFIX):
         yield from enumerate(hub_rows(str(source)), 1)
         return
+    if files := _parquet_files(source):
+        yield from enumerate(_parquet_rows(files), 1)
+        return
     number = 0
     with open_text(source) as lines:
         try:
@@ -75,6 +85,43 @@ def _rows(source: Path) -> Iterator[tuple[int, Any]]:
         except (OSError, EOFError) as error:
             raise RevelaError(
                 f"{source} cannot be read after line {number} ({error}): get a whole copy of it"
+            ) from error
+
+
+def _parquet_files(source: Path) -> list[Path]:
+    """The Parquet files of a source; [] if it is something else."""
+    if source.is_dir():
+        return sorted(source.glob("*.parquet"))
+    return [source] if source.suffix == ".parquet" and source.is_file() else []
+
+
+def _holds_lists(file: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(file)
+    except (OSError, pa.ArrowException):
+        return False  # whoever reads documents says what is wrong
+    kind = schema.field("text").type if "text" in schema.names else None
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return kind is not None and any(test(kind) for test in tests)
+
+
+def _parquet_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in files:
+        try:
+            with pq.ParquetFile(file) as opened:
+                names = [name for name in ("src", "text") if name in opened.schema_arrow.names]
+                for batch in opened.iter_batches(batch_size=READ_ROWS, columns=names):
+                    yield from batch.to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise RevelaError(
+                f"{file} cannot be read ({reason}): get a whole copy of it"
             ) from error
 
 

@@ -11,8 +11,9 @@ Shapes: N chunks, K centroids, D width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,11 @@ ROWS, CENTROIDS = 4096, 1024  # of the matrix of distances that k-means holds at
 
 
 def order_by_similarity(
-    vectors_ND: Vectors, swapped_ND: Vectors | None, size: int, seed: int
+    vectors_ND: Vectors,
+    swapped_ND: Vectors | None,
+    size: int,
+    seed: int | Sequence[int],
+    members: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """All N indices in an order in which neighbours are similar; the same for the same vectors and
     seed.
@@ -37,6 +42,7 @@ def order_by_similarity(
             sees and does not place.
         size: most members of a cluster. Inside one the order is random.
         seed: of the run.
+        members: some of the indices, to order only these; None: all.
     """
     rng = np.random.default_rng(seed)
     order: list[NDArray[np.int64]] = []
@@ -65,9 +71,16 @@ def order_by_similarity(
         assert near_D is not None
         return near_D
 
-    if len(vectors_ND):
-        visit(np.arange(len(vectors_ND)), None)
+    members = np.arange(len(vectors_ND)) if members is None else members
+    if len(members):
+        visit(members, None)
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
+
+
+def centroids(vectors_ND: Vectors, k: int, seed: int) -> Vectors:
+    """(K, D): the means of k clusters of at most ``SAMPLE`` of these vectors."""
+    found = _k_means(vectors_ND[:SAMPLE], k, np.random.default_rng(seed)).centroids
+    return np.asarray(found, dtype=np.float32)
 
 
 def greedy_path(points_KD: Vectors, start: int) -> list[int]:
@@ -108,8 +121,6 @@ def _labels(
     """The cluster of each member, 0 to k - 1, some of them empty: k-means on a sample, so that the
     vectors may lie on disk.
     """
-    from fastkmeans import FastKMeans
-
     sample = (
         np.sort(rng.choice(members, SAMPLE, replace=False)) if len(members) > SAMPLE else members
     )
@@ -118,6 +129,15 @@ def _labels(
         if swapped_ND is None
         else np.concatenate([vectors_ND[sample], swapped_ND[sample]])
     )
+    means = _k_means(seen_ND, k, rng)
+    return np.concatenate(
+        [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]
+    )
+
+
+def _k_means(seen_ND: Vectors, k: int, rng: np.random.Generator) -> Any:
+    from fastkmeans import FastKMeans
+
     means = FastKMeans(
         seen_ND.shape[1],
         k,
@@ -128,9 +148,7 @@ def _labels(
     )
     with _random_state_kept():
         means.train(seen_ND)
-    return np.concatenate(
-        [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]
-    )
+    return means
 
 
 @contextmanager

@@ -14,14 +14,14 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from revela.corpus.chunk import chunk
-from revela.corpus.parallel import batches
 from revela.errors import RevelaError
 from revela.index.manifest import Info
 from revela.index.table import RESERVED
 from revela.types import Document, Value
 
-BATCH = 2**19  # characters per commit: some hundred chunks, so that a kill costs seconds
-BATCH_DOCUMENTS = 1000  # most documents per commit
+BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
+GROWTH, MOST = 256, 2**25  # later ones hold this part of what was read, and at most so many
+BATCH_DOCUMENTS = 1000  # most documents for each ``BATCH`` of a commit
 NUMBERS = {bool: "bool", int: "int64", float: "double"}
 Rows = dict[str, list[Value | None]]
 
@@ -42,9 +42,18 @@ class Added:
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """The documents of each commit, in order."""
-    least = BATCH // BATCH_DOCUMENTS
-    return batches(documents, lambda document: max(len(document.text), least), BATCH)
+    """The documents of each commit, in order. Commits grow with what was read before, as each
+    lists all files of the table: a kill costs a part of the run that stays the same.
+    """
+    batch, size, read = list[Document](), 0, 0
+    for document in documents:
+        batch.append(document)
+        size += max(len(document.text), BATCH // BATCH_DOCUMENTS)
+        if size >= min(MOST, max(BATCH, read // GROWTH)):
+            yield batch
+            batch, size, read = [], 0, read + size
+    if batch:
+        yield batch
 
 
 def table_rows(
@@ -89,11 +98,15 @@ def refuse_repeated(ids: Iterable[str]) -> None:
     seen = set[str]()
     for name in ids:
         if name in seen:
-            raise RevelaError(
-                f'two documents have the id "{name}": give each its own, '
-                "or index the folder that holds both files"
-            )
+            raise repeated_id(name)
         seen.add(name)
+
+
+def repeated_id(name: str) -> RevelaError:
+    return RevelaError(
+        f'two documents have the id "{name}": give each its own, '
+        "or index the folder that holds both files"
+    )
 
 
 def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> dict[str, str]:
@@ -108,15 +121,25 @@ def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> di
         {'year': 'int64'}
     """
     types: dict[str, set[type]] = {name: set() for name in fields}
-    if taken := [name for name in fields if name in RESERVED or name.startswith("_")]:
+    for document in documents if fields else ():
+        note_types(types, document)
+    return columns_of_types(types)
+
+
+def note_types(types: Mapping[str, set[type]], document: Document) -> None:
+    """Add the types of a document's metadata to those of each field."""
+    for name, found in types.items():
+        if (value := document.metadata.get(name)) is not None:
+            small = not isinstance(value, int) or -(2**63) <= value < 2**63
+            found.add(type(value) if small else str)
+
+
+def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
+    """``metadata_columns`` of the types that each field has."""
+    if taken := [name for name in types if name in RESERVED or name.startswith("_")]:
         raise RevelaError(
             f"--metadata {taken[0]}: columns of this name are the index's own; rename the field"
         )
-    for document in documents if fields else ():
-        for name in fields:
-            if (value := document.metadata.get(name)) is not None:
-                small = not isinstance(value, int) or -(2**63) <= value < 2**63
-                types[name].add(type(value) if small else str)
     if missing := [name for name, found in types.items() if not found]:
         raise RevelaError(
             f'no document has a field "{missing[0]}": name others with --metadata, or omit it'

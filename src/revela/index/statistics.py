@@ -13,6 +13,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,24 @@ from revela.index.fusion import Geometry
 FILE = "statistics.safetensors"
 WORD = re.compile(r"[^\W_]+")  # as LanceDB splits text
 PENDING = 2**20  # changes that are collected before they are merged into the sorted arrays
+
+
+@dataclass(frozen=True)
+class WordCounts:
+    """How many of some chunks hold each word: sorted hashes of words, and their counts."""
+
+    chunks: int
+    hashes: NDArray[np.uint64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, passages: Iterable[str]) -> WordCounts:
+        """Of these chunks."""
+        hash_of, counts, chunks = _Hashes(), Counter[int](), 0
+        for passage in passages:
+            chunks += 1
+            counts.update(_distinct(passage, hash_of))
+        return cls(chunks, *_sorted_counts(counts))
 
 
 class Statistics:
@@ -103,10 +122,16 @@ class Statistics:
         self.changed = True
         for passage in passages:
             self.chunks += times
-            for word in {self._hash_of[word] for word in WORD.findall(passage.lower())}:
+            for word in _distinct(passage, self._hash_of):
                 self._pending[word] += times
         if len(self._pending) > PENDING:
             self._merge()
+
+    def add_counts(self, words: WordCounts) -> None:
+        """``add``, of chunks that were counted by somebody else."""
+        self.changed, self.chunks = True, self.chunks + words.chunks
+        self._merge()
+        self._merge_in(words.hashes, words.counts)
 
     def best(self, query: str) -> float:
         """The greatest BM25 score that a chunk could have for this query; 0 if all its words are
@@ -134,13 +159,24 @@ class Statistics:
     def _merge(self) -> None:
         if not self._pending:
             return
-        hashes = np.fromiter(self._pending.keys(), np.uint64, len(self._pending))
-        counts = np.fromiter(self._pending.values(), np.int64, len(self._pending))
+        self._merge_in(*_sorted_counts(self._pending))
+        self._pending.clear()
+
+    def _merge_in(self, hashes: NDArray[np.uint64], counts: NDArray[np.int64]) -> None:
         hashes, places = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
         totals = np.zeros(len(hashes), np.int64)
         np.add.at(totals, places, np.concatenate([self._counts, counts]))
         self._hashes, self._counts = hashes[totals > 0], totals[totals > 0]
-        self._pending.clear()
+
+
+def _distinct(passage: str, hash_of: _Hashes) -> set[int]:
+    return {hash_of[word] for word in WORD.findall(passage.lower())}
+
+
+def _sorted_counts(counts: Counter[int]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    hashes = np.fromiter(counts.keys(), np.uint64, len(counts))
+    order = np.argsort(hashes)
+    return hashes[order], np.fromiter(counts.values(), np.int64, len(counts))[order]
 
 
 class _Hashes(dict[str, int]):

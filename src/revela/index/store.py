@@ -16,7 +16,7 @@ Shapes: N texts, W numbers of a stored vector.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +51,7 @@ from revela.index.fusion import (
 )
 from revela.index.manifest import WITH_CONTEXT, Info, read_info, unfinished_in, writing
 from revela.index.rerank import READ, RERANKED, Rerank, encode_packed, with_reranker, with_tokens
-from revela.index.statistics import Statistics
+from revela.index.statistics import Statistics, WordCounts
 from revela.index.table import Table
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_missing
@@ -90,7 +90,7 @@ class Index:
         precision: Precision = "auto",
         lm: str | Path = OFFLINE_MODEL,
     ) -> None:
-        self.folder, self.info, self._table = folder, info, table
+        self.folder, self.info, self.table = folder, info, table
         self._encoder, self._model, self._precision, self._lm = encoder, model, precision, lm
         self._statistics = Statistics(folder)
         self._miscounted = False  # whether the words of all chunks have to be counted again
@@ -134,9 +134,7 @@ class Index:
             from revela.retriever.encode import load_encoder
 
             encoder = load_encoder(path, precision)
-        width = encoder.encode_passages(["."]).shape[1]
-        width = min(width, settings.dimensions or width)
-        info = Info(str(path.resolve()), fingerprint(path), width, settings, metadata or {})
+        info = describe(path, encoder, settings, metadata or {})
         known = Context.of("saved" if context is None else context)
         has_none = known.kind == "saved" and not slots_of(encoder)
         return cls.begin(Path(folder), info, encoder, lm, None if has_none else known)
@@ -227,13 +225,13 @@ class Index:
             from revela.retriever.encode import load_encoder
 
             self._encoder = load_encoder(self.model_folder, self._precision)
-        return conditioned(self._encoder, self._rows) if self.info.context else self._encoder
+        return self._encoder if self.context is None else conditioned(self._encoder, self.context)
 
     @cached_property
-    def _rows(self) -> Vectors:
-        """The context, (J, D)."""
-        assert self.info.context
-        return read_rows(self.folder, self.info.context["digest"])
+    def context(self) -> Vectors | None:
+        """What its retriever reads before every text, (J, D); None if it reads nothing."""
+        about = self.info.context
+        return read_rows(self.folder, about["digest"]) if about else None
 
     def check_model(self, fingerprint: str, name: str) -> None:
         """Refuse a retriever whose fingerprint is not that of the one that made this index."""
@@ -245,7 +243,7 @@ class Index:
 
     def __len__(self) -> int:
         """The number of chunks."""
-        return len(self._table)
+        return len(self.table)
 
     # Search
 
@@ -286,28 +284,28 @@ class Index:
             vector = None
         else:
             found = self.encoder.encode_queries([query]) if vector is None else vector[None]
-            vector = self._as_stored(found)[0]
+            vector = as_stored(found, self.info, self.folder)[0]
         reranker = self._heads if rerank == "heads" else rerank
         first = max(k, DEPTH) if mode == "hybrid" else max(2 * k, RERANKED if rerank else 0)
         while True:
-            version = self._table.version
+            version = self.table.version
             try:
                 best, scores = self._find(query, vector, k, first, mode, where, fusion)
                 if reranker is not None:
                     scores = self._rerank(query, best, scores, reranker)
                 documents = list(scores)[:k]
-                rows = self._table.rows([best[document] for document in documents])
+                rows = self.table.rows([best[document] for document in documents])
                 hits = [self._hit(rows[best[name]], scores[name]) for name in documents]
                 if [hit.id for hit in hits] == documents:
                     return hits
             except KeyError:  # a row is gone
                 pass
             except RevelaError:
-                if self._table.version == version:
+                if self.table.version == version:
                     raise
             # Otherwise another process has packed the table meanwhile, so that its rows have other
             # numbers: rank them again.
-            if self._table.version == version:
+            if self.table.version == version:
                 raise RevelaError(
                     f"{self.folder} is damaged (rows that it names are not there): "
                     "make it again with revela index"
@@ -331,9 +329,9 @@ class Index:
         while True:
             rankings = []
             if vector is not None:
-                rankings.append(self._table.nearest(vector, depth, where))
+                rankings.append(self.table.nearest(vector, depth, where))
             if mode != "dense":
-                rankings.append(self._table.matching(query, depth, where))
+                rankings.append(self.table.matching(query, depth, where))
             if vector is not None and mode == "hybrid" and fusion == "score":
                 rankings = [self._fuse(query, vector, *rankings)]
             both = len(rankings) > 1
@@ -347,7 +345,7 @@ class Index:
         self._statistics.refresh()  # another process may have added to the index
         best, geometry = self._statistics.best(query), self._statistics.geometry
         cosines = {row: cosine for row, (_, cosine) in nearest.items()}
-        cosines |= self._table.cosines([row for row in matching if row not in nearest], vector)
+        cosines |= self.table.cosines([row for row in matching if row not in nearest], vector)
         shares = {row: score / best for row, (_, score) in matching.items()} if best else {}
         documents = {row: document for row, (document, _) in [*nearest.items(), *matching.items()]}
         fused = fuse_scores(cosines, shares, float(geometry.mean @ vector), geometry.spread)
@@ -370,7 +368,7 @@ class Index:
         numbers = [
             best[name] for name in list(scores)[: RERANKED if reranker == "tokens" else READ]
         ]
-        rows = self._table.rows(numbers, [column])
+        rows = self.table.rows(numbers, [column])
         found: list[Any] = [rows[number][column] for number in numbers]
         if reranker != "tokens":
             return with_reranker(query, scores, found, reranker)
@@ -388,7 +386,7 @@ class Index:
 
     def sample(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""
-        return self._table.sample_passages()
+        return self.table.sample_passages()
 
     def _hit(self, row: Mapping[str, Any], score: float) -> Hit:
         metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
@@ -423,27 +421,29 @@ class Index:
                     bar.update(added.new + added.replaced + added.unchanged)
             self.finish()
         if total.chunks and not new:
-            self._log_drift()
+            self.log_drift()
         return total
 
-    def _log_drift(self) -> None:
+    def log_drift(self) -> None:
         """Say so if the index has become another corpus than its context was drawn from."""
         about = self.info.context
         if about is None or about["kind"] != "corpus":
             return
         encoder = with_slots(self.encoder)
-        texts = self._table.draw_texts(encoder.slots)
-        if line := drift(encoder, self._rows, about, texts, len(self)):
+        texts = self.table.draw_texts(encoder.slots)
+        assert self.context is not None
+        if line := drift(encoder, self.context, about, texts, len(self)):
             log.info(line)
 
     def add_batches(self, documents: Iterable[Document]) -> Iterator[Added]:
         """``add`` without its lock and without ``finish``: each batch is yielded once it is safe on
-        disk.
+        disk. The documents have ids of their own.
         """
         settings = self.info.settings
+        before = self.table.as_it_is() if len(self) else None
         for batch in commits(documents):
             digests = {document.id: digest_of(document, settings.chunk_words) for document in batch}
-            present = self._table.digests(list(digests))
+            present = before.digests(list(digests)) if before else {}
             changed = [d for d in batch if present.get(d.id) != digests[d.id]]
             rows = table_rows(changed, digests, self.info, self.folder)
             replaced = [document.id for document in changed if document.id in present]
@@ -454,9 +454,9 @@ class Index:
                     vectors, tokens = encode_packed(self.encoder, passages)
                 else:
                     vectors = self.encoder.encode_passages(passages)
-                vectors = self._as_stored(vectors)
+                vectors = as_stored(vectors, self.info, self.folder)
                 self._count(passages, replaced)
-                self._table.write(rows, vectors, tokens, replaced)
+                self.table.write(rows, vectors, tokens, replaced)
             new, unchanged = len(changed) - len(replaced), len(batch) - len(changed)
             yield Added(new, len(replaced), unchanged, len(rows["id"]))
 
@@ -472,31 +472,64 @@ class Index:
         if not (wanted := list(dict.fromkeys(ids))):
             return 0
         with writing(self.folder):
-            known = self._table.digests(wanted)
+            known = self.table.digests(wanted)
             if missing := [name for name in wanted if name not in known]:
                 raise RevelaError(
                     f"{self.folder} has no document {', '.join(missing[:3])}: "
                     "nothing was deleted; give ids that revela search shows"
                 )
             self._count([], wanted)
-            deleted = self._table.delete(wanted)
+            deleted = self.table.delete(wanted)
             self.finish()
         return deleted
 
-    def finish(self) -> None:
+    def commit_written(
+        self, commit: Callable[[], int], words: Iterable[WordCounts], replaced: Sequence[str]
+    ) -> int:
+        """Add rows that other processes have written beside the table.
+
+        Args:
+            commit: makes them part of the table; returns its version.
+            words: of the new rows.
+            replaced: ids of documents whose former rows the commit deletes.
+        """
+        self._count([], replaced)
+        for some in words:
+            self._statistics.add_counts(some)
+        version = commit()
+        if not self._miscounted:  # a file that is old says so to the next process
+            self._statistics.save(version, self._statistics.geometry)
+        return version
+
+    def finish(
+        self,
+        count: Callable[[], Iterable[WordCounts]] | None = None,
+        pack: Callable[[], None] | None = None,
+    ) -> None:
         """Pack the table, bring its indices and the statistics up to date, and let it be searched.
 
         ``add`` and ``delete`` do it; after ``add_batches`` call it once, under the lock.
+
+        Args:
+            count: counts the words of all passages, which is needed after a kill; None: here.
+            pack: packs the table; None: ``Table.pack``.
         """
         self._check_count()
         new = not self.info.finished
-        self._table.pack(new)
+        if pack:
+            pack()
+        else:
+            self.table.pack(new)
         if self._miscounted:
             self._statistics.clear()
-            self._statistics.add(self._table.passages())
+            if count is None:
+                self._statistics.add(self.table.passages())
+            else:
+                for some in count():
+                    self._statistics.add_counts(some)
             self._miscounted = False
-        geometry = Geometry.of(self._table.sample_vectors())
-        self._statistics.save(self._table.version, geometry)
+        geometry = Geometry.of(self.table.sample_vectors())
+        self._statistics.save(self.table.version, geometry)
         if new:
             self.info = replace(self.info, finished=True)
             if self.info.context:
@@ -504,31 +537,13 @@ class Index:
                 self.info = replace(self.info, context=known)
             self.info.save(self.folder)
 
-    def _as_stored(self, vectors: Vectors) -> Vectors:
-        """(N, D) vectors as they are stored, (N, W): the first dimensions only, if the index was
-        made so, and of length one again.
-
-        Raises:
-            RevelaError: they have another width.
-        """
-        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        if (wanted := self.info.settings.dimensions) and vectors.shape[1] > wanted:
-            vectors = vectors[:, :wanted]
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        if vectors.shape[1] != self.info.width:
-            raise RevelaError(
-                f"the model gives {vectors.shape[1]} dimensions and {self.folder} holds "
-                f"{self.info.width}: index again"
-            )
-        return vectors
-
-    def _count(self, added: Iterable[str], deleted: list[str]) -> None:
+    def _count(self, added: Iterable[str], deleted: Sequence[str]) -> None:
         """Bring the counts of words up to date: these passages are added, and those of these
         documents deleted.
         """
         self._check_count()
         if deleted:
-            self._statistics.add(self._table.passages(deleted), times=-1)
+            self._statistics.add(self.table.passages_of(deleted), times=-1)
         self._statistics.add(added)
 
     def _check_count(self) -> None:
@@ -536,8 +551,36 @@ class Index:
         them, or their file was removed.
         """
         saved = self._statistics
-        if not saved.changed and saved.version != self._table.version and len(self):
+        if not saved.changed and saved.version != self.table.version and len(self):
             self._miscounted = True
+
+
+def describe(
+    model: Path, encoder: TokenEncoder, settings: Indexing, metadata: Mapping[str, str]
+) -> Info:
+    """The manifest of vectors that the encoder of a model's folder makes."""
+    width = encoder.encode_passages(["."]).shape[1]
+    width = min(width, settings.dimensions or width)
+    return Info(str(model.resolve()), fingerprint(model), width, settings, metadata)
+
+
+def as_stored(vectors: Vectors, info: Info, folder: Path) -> Vectors:
+    """(N, D) vectors as an index stores them, (N, W): the first dimensions only, if it was made so,
+    and of length one again.
+
+    Raises:
+        RevelaError: they have another width.
+    """
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    if (wanted := info.settings.dimensions) and vectors.shape[1] > wanted:
+        vectors = vectors[:, :wanted]
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    if vectors.shape[1] != info.width:
+        raise RevelaError(
+            f"the model gives {vectors.shape[1]} dimensions and {folder} holds "
+            f"{info.width}: index again"
+        )
+    return vectors
 
 
 def _choices(info: Info) -> Info:

@@ -33,6 +33,7 @@ RESERVED = (*HIT_COLUMNS, "digest", "vector", "tokens")
 EXACT_BELOW = 20_000  # chunks; from there on, vectors are searched by an approximate index
 CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # least number of candidates that are scored again by their stored vectors
+LOOKED_UP = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
 KEEP_VERSIONS = timedelta(days=1)  # for readers that opened the table before it was packed
 TOKENIZER: dict[str, Any] = dict(
@@ -141,20 +142,65 @@ class Table:
         cosines = dict(zip(found["_rowid"].to_pylist(), products, strict=True))
         return {row: cosines[row] for row in numbers}
 
+    def as_it_is(self) -> Table:
+        """The table for ``digests`` only, as it is now: what is added later is not looked up. All
+        ids are in its index, unless there are few, so a look-up takes as long in a large table.
+        """
+        with lance_errors(self.folder):
+            if len(self) >= EXACT_BELOW:
+                self._index_ids()
+        return self.at(self.version)
+
+    def at(self, version: int) -> Table:
+        """The table as it was at a version, to be read only."""
+        import lancedb
+
+        with lance_errors(self.folder):
+            former = lancedb.connect(self.folder).open_table(TABLE)
+            former.checkout(version)
+        return Table(self.folder, self.info, former)
+
+    def _index_ids(self) -> None:
+        """Make the index of ids, or again if it lacks rows."""
+        from lancedb.index import BTree
+
+        known = next((i.name for i in self.lance.list_indices() if i.columns == ["id"]), None)
+        if known is None or self.lance.index_stats(known).num_unindexed_rows:
+            self.lance.create_index("id", config=BTree(), replace=True)
+
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
         """The digest of each of these documents that the table holds, by id."""
+        found = dict[str, str]()
         with lance_errors(self.folder):
-            query = self.lance.search().where(f"{_id_filter(documents)} and chunk = 0")
-            found = query.select(["id", "digest"]).limit(len(documents)).to_list()
-        return {row["id"]: row["digest"] for row in found}
+            for where in self.id_filters(documents):
+                # Not "and chunk = 0": to read one more column of scattered rows takes thrice as
+                # long as to read the digests of all chunks.
+                rows = self.lance.search().where(where).select(["id", "digest"]).to_arrow()
+                found |= dict(zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True))
+        return found
 
-    def passages(self, documents: Sequence[str] | None = None) -> Iterator[str]:
-        """The passages of all rows, or of the rows of these documents."""
+    def passages(self, rows: range | None = None) -> Iterator[str]:
+        """The passages of all rows, or of these, counted from the first."""
         query = self.lance.search().select(["passage"])
-        query = query if documents is None else query.where(_id_filter(documents))
+        if rows is not None:
+            query = query.offset(rows.start).limit(len(rows))
+        yield from self._texts(query)
+
+    def passages_of(self, documents: Sequence[str]) -> Iterator[str]:
+        """The passages of these documents."""
+        for where in self.id_filters(documents):
+            yield from self._texts(self.lance.search().select(["passage"]).where(where))
+
+    def _texts(self, query: Any) -> Iterator[str]:
         with lance_errors(self.folder):
             for batch in query.to_batches(READ_ROWS):
                 yield from batch.column("passage").to_pylist()
+
+    @staticmethod
+    def id_filters(documents: Sequence[str]) -> list[str]:
+        """SQL filters that hold for the rows of these documents, some documents each."""
+        starts = range(0, len(documents), LOOKED_UP)
+        return [_id_filter(documents[start : start + LOOKED_UP]) for start in starts]
 
     def sample_passages(self) -> list[str]:
         """At most ``fusion.SAMPLE`` passages, evenly spaced."""
@@ -207,16 +253,7 @@ class Table:
             replaced: ids of documents that the table holds already; their former rows are deleted
                 by the same commit.
         """
-        import pyarrow as pa
-
-        schema = _schema(self.info)
-        names = [name for name in schema.names if name in columns]
-        arrays = {name: pa.array(columns[name], schema.field(name).type) for name in names}
-        if tokens is not None:
-            arrays["tokens"] = pa.array(tokens, pa.binary())
-        numbers = pa.array(vectors.ravel())
-        arrays["vector"] = pa.FixedSizeListArray.from_arrays(numbers, self.info.width)
-        rows = pa.table(arrays, schema=schema)
+        rows = arrow_rows(self.info, columns, vectors, tokens)
         with lance_errors(self.folder):
             if not replaced:
                 self.lance.add(rows)
@@ -250,7 +287,7 @@ class Table:
         """Make the missing indices: ids, words and, where ``approximate``, metadata and vectors."""
         from lancedb.index import FTS, Bitmap, BTree
 
-        present = {column for index in self.lance.list_indices() for column in index.columns}
+        present = self._indexed()
         if "id" not in present:
             self.lance.create_index("id", config=BTree())
         if "passage" not in present:
@@ -259,6 +296,51 @@ class Table:
             for name, kind in self.info.columns.items():
                 self.lance.create_index(name, config=Bitmap() if kind == "bool" else BTree())
             self.lance.create_index("vector", config=_vector_index(self.info.settings.vectors))
+
+    def missing_indices(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """What ``pack`` would make for binary vectors, as Lance's own names of column, kind and
+        options.
+        """
+        kinds: list[tuple[str, str, dict[str, Any]]] = [
+            ("id", "BTREE", {}),
+            ("passage", "INVERTED", TOKENIZER),
+        ]
+        if len(self) >= EXACT_BELOW:
+            columns = self.info.columns.items()
+            kinds += [(n, "BITMAP" if kind == "bool" else "BTREE", {}) for n, kind in columns]
+            # One bit is LanceDB's own choice; lance_ray and pylance disagree on theirs. Cells as
+            # LanceDB's, and at least 256 vectors for each, without which lance_ray makes none.
+            cells = min(int(len(self) ** 0.5), len(self) // 256)
+            options = {"metric": "dot", "num_bits": 1, "num_partitions": max(1, cells)}
+            kinds.append(("vector", "IVF_RQ", options))
+        return [kind for kind in kinds if kind[0] not in self._indexed()]
+
+    def _indexed(self) -> set[str]:
+        return {column for index in self.lance.list_indices() for column in index.columns}
+
+
+def table_uri(folder: Path) -> str:
+    """Where the table of an index is, for programs that know Lance."""
+    return str(folder / f"{TABLE}.lance")
+
+
+def arrow_rows(
+    info: Info,
+    columns: Mapping[str, Sequence[Value | None]],
+    vectors: Vectors,
+    tokens: Sequence[bytes] | None,
+) -> Any:
+    """Rows of the table, in Arrow; arguments as for ``Table.write``."""
+    import pyarrow as pa
+
+    schema = _schema(info)
+    names = [name for name in schema.names if name in columns]
+    arrays = {name: pa.array(columns[name], schema.field(name).type) for name in names}
+    if tokens is not None:
+        arrays["tokens"] = pa.array(tokens, pa.binary())
+    numbers = pa.array(vectors.ravel())
+    arrays["vector"] = pa.FixedSizeListArray.from_arrays(numbers, info.width)
+    return pa.table(arrays, schema=schema)
 
 
 def _schema(info: Info) -> Any:

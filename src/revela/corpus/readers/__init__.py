@@ -7,6 +7,7 @@ ids; what is skipped goes to the report.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from revela.corpus.readers.common import (
@@ -58,6 +59,21 @@ FORMATS = (
 )
 
 
+@dataclass(frozen=True)
+class File:
+    """A file of a corpus.
+
+    Args:
+        path: where it is.
+        name: starts the ids of its documents.
+        given_by_name: it was not found in a folder, so a format that cannot be read is an error.
+    """
+
+    path: Path
+    name: str
+    given_by_name: bool = False
+
+
 def read_sources(
     sources: Iterable[Path | str], fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
@@ -76,19 +92,28 @@ def read_sources(
     for source in sources:
         if str(source).startswith(PREFIX):
             yield from read_hub(str(source), fields, report)
-            continue
-        path = Path(source)
-        expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
-        if not path.exists():
-            raise RevelaError(f"{path} does not exist: {expected}")
-        if path.is_dir():
-            for file in walk_files(path, report):
-                if _is_wanted(file):
-                    yield from _read(file, file.relative_to(path).as_posix(), fields, report)
-        elif suffix(path) in READERS:
-            yield from _read(path, path.name, fields, report, given_by_name=True)
         else:
-            raise RevelaError(f"{path}: unknown ending; {expected}")
+            for file in files_of(source, report):
+                yield from read_file(file, fields, report)
+
+
+def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
+    """The files of a source that is no dataset of the hub, in order of their paths.
+
+    Raises:
+        RevelaError: the source is missing or of an unknown format.
+    """
+    path = Path(source)
+    expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
+    if not path.exists():
+        raise RevelaError(f"{path} does not exist: {expected}")
+    if path.is_dir():
+        found = (file for file in walk_files(path, report) if _is_wanted(file))
+        yield from (File(file, file.relative_to(path).as_posix()) for file in found)
+    elif suffix(path) in READERS:
+        yield File(path, path.name, given_by_name=True)
+    else:
+        raise RevelaError(f"{path}: unknown ending; {expected}")
 
 
 def _is_wanted(file: Path) -> bool:
@@ -102,14 +127,26 @@ def _is_wanted(file: Path) -> bool:
     return ending in READERS and file.is_file()
 
 
-def _read(
-    path: Path, name: str, fields: Fields, report: ReadReport, given_by_name: bool = False
+def read_file(
+    file: File, fields: Fields, report: ReadReport, reader: Reader | None = None
 ) -> Iterator[Document]:
+    """The documents of a file.
+
+    Args:
+        file: of a known format.
+        fields: names of the fields or columns to read.
+        report: counts what is skipped.
+        reader: of a part of the file; None: the format's.
+
+    Raises:
+        RevelaError: the file changes meanwhile, or was given by name and holds no documents.
+    """
+    path, name = file.path, file.name
     with refuse_changes(path):
         try:
-            yield from READERS[suffix(path)](path, name, fields, report)
+            yield from (reader or READERS[suffix(path)])(path, name, fields, report)
         except UnsupportedFile as error:
-            if given_by_name:
+            if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error
             report.skip(error.reason, _with_detail(name, error))
         except DamagedFile as error:

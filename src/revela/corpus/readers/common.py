@@ -51,9 +51,22 @@ class ReadReport:
         if len(named := self.examples.setdefault(reason, [])) < NAMED:
             named.append(where)
 
-    def lines(self) -> list[str]:
+    def add(self, other: ReadReport) -> None:
+        """Add what was read of another part of the corpus."""
+        self.documents += other.documents
+        self.words += other.words
+        self.bad += other.bad
+        self.passages += other.passages
+        self.articles += other.articles
+        self.skipped.update(other.skipped)
+        self.bad_reasons |= other.bad_reasons
+        for reason, places in other.examples.items():
+            named = self.examples.setdefault(reason, [])
+            named += places[: NAMED - len(named)]
+
+    def lines(self, of: str = "documents") -> list[str]:
         """The report as text: the totals, the joined passages, and one line per skip reason."""
-        out = [f"read {self.documents:,} documents, {self.words:,} words"]
+        out = [f"read {self.documents:,} {of}, {self.words:,} words"]
         if self.passages:
             out.append(
                 f"joined {self.passages:,} passages into {self.articles:,} articles by title"

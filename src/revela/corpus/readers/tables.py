@@ -30,8 +30,10 @@ BATCH = 2**22  # bytes of a Parquet file decoded at a time
 DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 
 
-def read_parquet(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """A Parquet file, a few megabytes at a time."""
+def read_parquet(
+    path: Path, name: str, fields: Fields, report: ReadReport, some: range | None = None
+) -> Iterator[Document]:
+    """A Parquet file, a few megabytes at a time; of some row groups only, or of all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -46,8 +48,11 @@ def read_parquet(path: Path, name: str, fields: Fields, report: ReadReport) -> I
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
         row_bytes = max((g.total_byte_size / max(1, g.num_rows) for g in groups), default=1)
         rows = max(1, min(4096, int(BATCH / max(1, row_bytes))))
-        batches = file.iter_batches(batch_size=rows, columns=wanted, use_threads=False)
-        yield from documents_of(batches, name, fields, report)
+        batches = file.iter_batches(
+            batch_size=rows, row_groups=some, columns=wanted, use_threads=False
+        )
+        before = sum(group.num_rows for group in groups[: some.start]) if some else 0
+        yield from documents_of(batches, name, fields, report, before)
 
 
 def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -84,10 +89,9 @@ def _as_damaged_file(reason: str) -> Iterator[None]:
 
 
 def documents_of(
-    batches: Iterable[Any], name: str, fields: Fields, report: ReadReport
+    batches: Iterable[Any], name: str, fields: Fields, report: ReadReport, number: int = 0
 ) -> Iterator[Document]:
-    """The rows of Arrow record batches or tables as documents, numbered from 1."""
-    number = 0
+    """The rows of Arrow record batches or tables as documents; ``number`` rows stand before."""
     for batch in batches:
         names = columns_of(batch.schema.names, fields)
         for values in zip(*(_values(batch.column(column)) for column in names), strict=True):

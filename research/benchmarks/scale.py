@@ -1,0 +1,252 @@
+"""What decides how far an index scales, each part by itself; on made-up rows.
+
+    python -m research.benchmarks.scale lookup --rows 10000000 --out FOLDER
+    python -m research.benchmarks.scale recall --rows 1000000 --width 384 --out FOLDER
+    python -m research.benchmarks.scale memory --documents 100000 --out FOLDER
+    python -m research.benchmarks.scale actors --documents 2000 --out FOLDER
+    python -m research.benchmarks.scale kill --documents 2000 --kills 10 --out FOLDER
+
+``lookup``: milliseconds to look 200 ids up in an index of so many rows, as --append does for each
+batch. ``recall``: recall@10 against the exact scan, at the probes that a search reads, of vectors
+in made-up clusters; ``--by lance`` has the index made by lance-ray as on several machines.
+``memory``: the greatest memory of the process that drives ``revela index --engine ray``, with a
+retriever that only looks tokens up. ``actors``: seconds of one process, and of Ray with two actors,
+a thread each. ``kill``: that process is killed at random moments; the index must hold what one
+process makes, once, and no file that nobody refers to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from revela.index.manifest import Info, read_info
+from revela.index.table import CELLS, Table, arrow_rows, table_uri
+from revela.settings import Indexing
+
+BATCH = 2**17  # rows made at a time
+LOOKED_UP, TIMES = 200, 50
+
+
+def made(folder: Path, rows: int, width: int, seed: int = 0) -> Table:
+    """A table of made-up rows: unit vectors in clusters of about 100."""
+    info = Info("none", "none", width, Indexing())
+    folder.mkdir(parents=True, exist_ok=True)
+    table = Table.open(folder, info, create=True)
+    centres = np.random.default_rng(seed).normal(size=(max(1, rows // 100), width))
+    for start in range(len(table), rows, BATCH):
+        rng = np.random.default_rng([seed, start])
+        count = min(BATCH, rows - start)
+        names = [f"document-{i}" for i in range(start, start + count)]
+        columns = dict(id=names, chunk=[0] * count, title=[""] * count, passage=names)
+        columns["digest"] = [f"{i:016x}" for i in range(start, start + count)]
+        vectors = near(centres, count, rng)
+        with_rows = arrow_rows(info, columns, vectors, None)
+        table.lance.add(with_rows)
+    return table
+
+
+def near(centres: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Unit vectors beside random centres."""
+    found = centres[rng.integers(len(centres), size=count)]
+    found = found + 0.7 * rng.normal(size=found.shape)
+    return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+
+
+def lookup(arguments: argparse.Namespace) -> None:
+    table = made(arguments.out / "lookup", arguments.rows, 2)
+    table.lance.optimize()  # as an index is left that is finished
+    began = time.perf_counter()
+    before = table.as_it_is()
+    indexed = time.perf_counter() - began
+    rng = np.random.default_rng(1)
+    ids = [
+        [f"document-{i}" for i in rng.integers(2 * arguments.rows, size=LOOKED_UP)]
+        for _ in range(TIMES + 5)
+    ]
+    for name, reader in (("as it is", before), ("without an index", None)):
+        if reader is None:
+            table.lance.drop_index("id_idx")
+            reader = table
+        times = []
+        for some in ids[: TIMES + 5 if reader is before else 8]:
+            wall, cpu = time.perf_counter(), time.process_time()
+            found = reader.digests(some)
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
+            wanted = {name for name in some if int(name.split("-")[1]) < arguments.rows}
+            assert found.keys() == wanted
+        wall_ms, cpu_ms = np.median(np.array(times[5:]) * 1e3, axis=0)
+        facts = dict(rows=arguments.rows, wall_ms=round(wall_ms, 1), cpu_ms=round(cpu_ms, 1))
+        print(json.dumps({"lookup": name, **facts, "indexed_in_s": round(indexed, 1)}), flush=True)
+
+
+def recall(arguments: argparse.Namespace) -> None:
+    folder = arguments.out / "recall"
+    table = made(folder, arguments.rows, arguments.width)
+    began = time.perf_counter()
+    if arguments.by == "lance":
+        from revela import on_ray
+
+        with on_ray.connected(on_ray.Cluster()):
+            on_ray.make_indices(table_uri(folder), table.missing_indices())
+    else:
+        table.pack(new=True)
+    seconds = time.perf_counter() - began
+    centres = np.random.default_rng(0).normal(size=(max(1, arguments.rows // 100), arguments.width))
+    queries = near(centres, 200, np.random.default_rng(2))
+    hits = 0
+    for query in queries:
+        exact = table.lance.search(query, vector_column_name="vector").distance_type("dot")
+        rows = exact.bypass_vector_index().limit(10).select(["id"]).to_list()
+        found = [name for name, _ in table.nearest(query, 10).values()]
+        hits += len({row["id"] for row in rows} & set(found))
+    facts = dict(rows=arguments.rows, width=arguments.width, by=arguments.by, cells=CELLS)
+    print(json.dumps({**facts, "recall@10": hits / 2000, "indexed_in_s": round(seconds, 1)}))
+
+
+def documents(count: int) -> Iterator[dict[str, str]]:
+    rng = np.random.default_rng(0)
+    words = np.array([f"word{i}" for i in range(20_000)])
+    for i in range(count):
+        text = " ".join(words[np.minimum(rng.zipf(1.3, size=60) - 1, len(words) - 1)])
+        yield {"_id": f"document-{i}", "text": f"{text}."}
+
+
+def corpus_of(folder: Path, count: int, files: int = 20) -> Path:
+    """JSONL files of made-up documents."""
+    corpus = folder / f"corpus-{count}"
+    if not corpus.exists():
+        corpus.mkdir(parents=True)
+        sinks = [(corpus / f"{i:02}.jsonl").open("w") for i in range(files)]
+        for i, row in enumerate(documents(count)):
+            sinks[i % files].write(json.dumps(row) + "\n")
+        for sink in sinks:
+            sink.close()
+    return corpus
+
+
+def looking_up(folder: Path) -> Path:
+    """A retriever that is a table of 64 numbers for each token."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
+    from transformers import AutoTokenizer
+
+    from revela.weights import resolve
+
+    if not folder.exists():
+        tokenizer = AutoTokenizer.from_pretrained(resolve("embedded:minilm-l6"))
+        static = StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=64)
+        SentenceTransformer(modules=[static, Normalize()]).save(str(folder))
+    return folder
+
+
+def run(*arguments: object) -> tuple[float, float, float]:
+    """Seconds, seconds until the first document is safe, and GB of ``revela index``."""
+    script = (
+        "import resource, sys\nfrom revela.cli import main\n"
+        "try:\n    main()\nfinally:\n"
+        "    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "    print('peak', peak, file=sys.stderr)\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    began = time.perf_counter()
+    command = [sys.executable, "-c", script, "index", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    seconds = time.perf_counter() - began
+    working = re.findall(r"100%.*?\[(?:(\d+):)?(\d+):(\d+)<", done.stderr)[-1]
+    hours, minutes, rest = (int(part or 0) for part in working)
+    bar = 3600 * hours + 60 * minutes + rest
+    return seconds, bar, int(re.findall(r"peak (\d+)", done.stderr)[-1]) / 2**20
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    model = looking_up(arguments.out / "looking-up")
+    for count in (arguments.documents, 10 * arguments.documents):
+        out = arguments.out / f"memory-{count}-{time.time_ns()}"
+        corpus = corpus_of(arguments.out, count)
+        flags = ("--model", model, "--engine", "ray", "--workers", 1, "--commit-every", 10**5)
+        seconds, _, peak = run(corpus, "--out", out, *flags)
+        facts = dict(documents=count, seconds=round(seconds), driver_gb=round(peak, 2))
+        print(json.dumps(facts), flush=True)
+
+
+def actors(arguments: argparse.Namespace) -> None:
+    corpus = corpus_of(arguments.out, arguments.documents)
+    common = (corpus, "--model", "embedded:minilm-l6", "--precision", "fp32")
+    for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--workers", 2))):
+        out = arguments.out / f"actors-{name}-{time.time_ns()}"
+        seconds, bar, _ = run(*common, "--out", out, *flags)
+        facts = dict(engine=name, documents=arguments.documents, seconds=round(seconds, 1))
+        print(json.dumps({**facts, "bar_s": round(bar, 1)}), flush=True)
+
+
+def rows_of(folder: Path) -> list[tuple[str, int, str, str]]:
+    table = Table.open(folder, read_info(folder)).lance
+    found = table.search().select(["id", "chunk", "passage", "digest"]).limit(10**8).to_list()
+    return sorted((row["id"], row["chunk"], row["passage"], row["digest"]) for row in found)
+
+
+def committed(out: Path) -> int:
+    """Rows of a table that another process writes."""
+    if not Path(table_uri(out), "_versions").is_dir():
+        return 0
+    return len(Table.open(out, read_info(out)))
+
+
+def kill(arguments: argparse.Namespace) -> None:
+    corpus, rng = corpus_of(arguments.out, arguments.documents), random.Random(0)
+    model = looking_up(arguments.out / "looking-up")
+    alone, out = (arguments.out / f"kill-{name}-{time.time_ns()}" for name in ("alone", "ray"))
+    run(corpus, "--model", model, "--out", alone)
+    flags = ("--engine", "ray", "--workers", 1, "--commit-every", arguments.documents // 100)
+    common = ("--model", model, "--out", out, *flags)
+    command = [sys.executable, "-m", "revela", "index", *map(str, (corpus, *common))]
+    kept = [0]
+    for turn in range(arguments.kills):
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Every other time it is killed wherever it is, then once it has committed something.
+        while turn % 2 and driver.poll() is None and committed(out) == kept[-1]:
+            time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.wait(rng.uniform(0, 3 if turn % 2 else 30))
+        driver.kill()
+        driver.wait()
+        kept.append(committed(out))
+        print(kept, file=sys.stderr, flush=True)
+    if not read_info(out).finished:
+        run(corpus, *common)
+    files = len(list(Path(table_uri(out), "data").iterdir()))
+    facts = dict(rows_after_each_kill=kept[1:], same_rows=rows_of(out) == rows_of(alone))
+    print(json.dumps({**facts, "rows": committed(out), "data_files": files}))
+
+
+def main() -> None:
+    whats = {"lookup": lookup, "recall": recall, "memory": memory, "actors": actors, "kill": kill}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=list(whats))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "out" / "scale")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--documents", type=int, default=2000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--by", choices=["lancedb", "lance"], default="lancedb")
+    arguments = parser.parse_args()
+    whats[arguments.what](arguments)
+
+
+if __name__ == "__main__":
+    main()

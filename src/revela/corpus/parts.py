@@ -1,0 +1,141 @@
+"""A corpus in parts that several processes read: files, and row groups of large Parquet files.
+
+A document has the same id, and the same place in its part, whoever reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from revela.corpus.read import wanted
+from revela.corpus.readers import File, files_of, read_file
+from revela.corpus.readers.common import ReadReport, suffix
+from revela.corpus.readers.hub import PREFIX
+from revela.corpus.readers.rows import Fields
+from revela.corpus.readers.tables import read_parquet
+from revela.errors import RevelaError
+from revela.types import Document
+
+PART = 2**26  # bytes of a file, or of many small ones, that one process reads at once
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file, or some row groups of a Parquet file; ``state``: its size and time of change."""
+
+    file: File
+    state: tuple[int, int]
+    groups: range | None = None
+
+
+Part = tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class DocumentReader:
+    """How documents are read: as for ``read.read_corpus``."""
+
+    fields: Fields
+    min_words: int = 1
+
+    def documents(self, part: Part, report: ReadReport) -> Iterator[Document]:
+        """The documents of a part, in order.
+
+        Raises:
+            RevelaError: a file has changed since it was listed, or is of a format that cannot be
+                read and was given by name.
+        """
+        for piece in part:
+            if _state(piece.file.path) != piece.state:
+                raise RevelaError(
+                    f"{piece.file.path} has changed since it was listed: wait until nothing writes "
+                    "to it, and run again"
+                )
+            some = functools.partial(read_parquet, some=piece.groups)
+            reader = None if piece.groups is None else some
+            found = read_file(piece.file, self.fields, report, reader)
+            yield from wanted(found, False, self.min_words, report)
+
+
+def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
+    """The parts of a corpus, in its order: about ``size`` bytes each, unless a file is larger and
+    cannot be divided.
+
+    Raises:
+        RevelaError: a source is missing, of an unknown format, or a dataset of the hub.
+    """
+    parts: list[Part] = []
+    small: list[Piece] = []
+    held = 0
+    for piece, length in _pieces(sources, report, size):
+        if small and held + length > size:
+            parts.append(tuple(small))
+            small, held = [], 0
+        small.append(piece)
+        held += length
+    return [*parts, tuple(small)] if small else parts
+
+
+def largest_file(parts: Sequence[Part], size: int = PART) -> Path | None:
+    """The largest file that is read by one process although it exceeds ``size`` by far."""
+    whole = [piece for part in parts for piece in part if piece.groups is None]
+    largest = max(whole, key=lambda piece: piece.state[0], default=None)
+    return largest.file.path if largest and largest.state[0] > 4 * size else None
+
+
+def _pieces(
+    sources: Sequence[Path | str], report: ReadReport, size: int
+) -> Iterator[tuple[Piece, int]]:
+    """Each piece, and about how many bytes it has."""
+    for source in sources:
+        if str(source).startswith(PREFIX):
+            raise RevelaError(
+                f"{source}: --engine ray reads files that all workers see; download the dataset, "
+                "or index it with --engine local"
+            )
+        for found in files_of(source, report):
+            file = File(found.path.resolve(), found.name, found.given_by_name)
+            state = _state(file.path)
+            groups = _row_groups(file.path) if state[0] > size else []
+            if len(groups) < 2:
+                yield Piece(file, state), state[0]
+                continue
+            for some in _runs(groups, size):
+                yield Piece(file, state, some), sum(groups[some.start : some.stop])
+
+
+def _row_groups(path: Path) -> list[int]:
+    """The bytes of each row group; [] if the file is no Parquet, or damaged."""
+    if suffix(path) != ".parquet" or path.suffix == ".gz":
+        return []
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        known = pq.read_metadata(path)
+    except (pa.ArrowException, OSError):  # its reader says what is wrong
+        return []
+    groups = [known.row_group(i) for i in range(known.num_row_groups)]
+    return [sum(g.column(i).total_compressed_size for i in range(g.num_columns)) for g in groups]
+
+
+def _runs(lengths: Sequence[int], size: int) -> Iterator[range]:
+    """Neighbours whose lengths sum to at most ``size``, or one that is longer."""
+    start = total = 0
+    for i, length in enumerate(lengths):
+        if i > start and total + length > size:
+            yield range(start, i)
+            start, total = i, 0
+        total += length
+    yield range(start, len(lengths))
+
+
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return -1, 0
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,342 @@
+"""``revela index --engine ray``: the same index as ``Index.add`` makes, by many processes.
+
+The corpus is read twice. First it is surveyed: what cannot be read, the types of metadata, ids that
+stand twice; so that a corpus is refused before anything is encoded, as by one process. Then tasks
+read and cut documents, actors encode them, tasks write fragments of the table, and this process
+commits a wave of fragments at a time. All chunks of a document are in one fragment, so the digests
+in the table say what a killed run has left to do.
+
+Every process sees the corpus, the retriever and the index under the same paths.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from tqdm import tqdm
+
+from revela import on_ray
+from revela.corpus.parallel import batches
+from revela.corpus.parts import DocumentReader, Part, largest_file, parts_of
+from revela.corpus.read import check_report
+from revela.corpus.readers.common import ReadReport
+from revela.errors import RevelaError
+from revela.index.contexts import conditioned
+from revela.index.encode_corpus import (
+    BATCH,
+    BATCH_DOCUMENTS,
+    Added,
+    columns_of_types,
+    digest_of,
+    note_types,
+    repeated_id,
+    table_rows,
+)
+from revela.index.manifest import Info, writing
+from revela.index.rerank import encode_packed
+from revela.index.statistics import WordCounts
+from revela.index.store import Index, as_stored
+from revela.index.table import Table, arrow_rows, table_uri
+from revela.on_ray import Cluster
+from revela.settings import Precision
+from revela.types import Document, TokenEncoder, Vectors
+from revela.weights import fingerprint
+
+log = logging.getLogger(__name__)
+
+WAVE = 10**6  # chunks per commit
+FRAGMENTS = 20  # in a wave
+COUNTED = 10**5  # passages whose words a task counts
+CHARACTERS = 6  # of a word, to guess the chunks of a text
+
+
+@dataclass
+class Survey:
+    """What a corpus holds: what was read and skipped, and the types of metadata fields."""
+
+    report: ReadReport = field(default_factory=ReadReport)
+    types: dict[str, set[type]] = field(default_factory=dict)
+
+    def add(self, other: Survey) -> None:
+        self.report.add(other.report)
+        for name, found in other.types.items():
+            self.types.setdefault(name, set()).update(found)
+
+
+class SurveyedCorpus(Sequence[Document]):
+    """Documents in files: read by any process, counted, and each with an id of its own.
+
+    Args:
+        sources: files and folders.
+        reading: how they are read.
+        max_bad_share: as for ``read_corpus``.
+
+    Raises:
+        RevelaError: as ``read_corpus`` and ``refuse_repeated`` do.
+    """
+
+    def __init__(
+        self, sources: Sequence[Path | str], reading: DocumentReader, max_bad_share: float
+    ) -> None:
+        self.reading, found = reading, Survey()
+        self.parts = parts_of(sources, found.report)
+        if large := largest_file(self.parts):
+            log.info(
+                f"{large} is read by one process, as only Parquet can be divided: several files "
+                "are read faster"
+            )
+        counts, ids = [], []
+        survey = functools.partial(_survey, reading=reading)
+        for some, hashes in on_ray.in_tasks(survey, self.parts):
+            counts.append(some.report.documents)
+            ids.append(hashes)
+            found.add(some)
+        self._ends = list(itertools.accumulate(counts))
+        self.report, self.types = found.report, found.types
+        check_report(len(self), self.report, sources, max_bad_share)
+        if twice := on_ray.repeated(ids, len(self)):
+            self._refuse_repeated(frozenset(twice))
+
+    def _refuse_repeated(self, hashes: frozenset[int]) -> None:
+        find = functools.partial(_of_hashes, reading=self.reading, hashes=hashes)
+        seen = set[str]()
+        for names, _ in on_ray.in_tasks(find, self.parts):
+            for name in names:  # two ids may have one hash
+                if name in seen:
+                    raise repeated_id(name)
+                seen.add(name)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | list[Document]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        part = bisect.bisect_right(self._ends, place)
+        before = self._ends[part - 1] if part else 0
+        found = self.reading.documents(self.parts[part], ReadReport())
+        return next(itertools.islice(found, place - before, None))
+
+    def metadata_columns(self) -> dict[str, str]:
+        """As ``encode_corpus.metadata_columns``."""
+        wanted = {name: self.types.get(name, set()) for name in self.reading.fields.metadata}
+        return columns_of_types(wanted)
+
+
+def _survey(part: Part, reading: DocumentReader) -> tuple[Survey, Any]:
+    """What a part holds, and the hashes of its ids, uint64."""
+    found = Survey(types={name: set() for name in reading.fields.metadata})
+    hashes = []
+    for document in reading.documents(part, found.report):
+        found.report.documents += 1
+        note_types(found.types, document)
+        hashes.append(_hash(document.id))
+    return found, np.array(hashes, np.uint64)
+
+
+def _of_hashes(
+    part: Part, reading: DocumentReader, hashes: frozenset[int]
+) -> tuple[list[str], None]:
+    found = reading.documents(part, ReadReport())
+    return [document.id for document in found if _hash(document.id) in hashes], None
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every process knows of an index that is made.
+
+    Args:
+        folder: of the index.
+        info: its manifest.
+        context: what its retriever reads before every text, (J, D).
+        reading: how the corpus is read.
+        precision: arithmetic of the encoder.
+        characters: of a batch, which is encoded at once.
+        version: of the table, that may hold some of the documents; None: it holds none.
+    """
+
+    folder: Path
+    info: Info
+    context: Vectors | None
+    reading: DocumentReader
+    precision: Precision
+    characters: int = BATCH
+    version: int | None = None
+
+    def read(self, part: Part) -> Iterator[on_ray.Row]:
+        """Batches of a part's documents, cut into rows, without those that are in the table."""
+        table = None
+        if self.version is not None:
+            table = Table.open(self.folder, self.info).at(self.version)
+        words = self.info.settings.chunk_words
+        least = max(1, self.characters // BATCH_DOCUMENTS)
+        for batch in batches(
+            self.reading.documents(part, ReadReport()),
+            lambda document: max(least, len(document.text)),
+            self.characters,
+        ):
+            digests = {document.id: digest_of(document, words) for document in batch}
+            present = table.digests(list(digests)) if table else {}
+            changed = [d for d in batch if present.get(d.id) != digests[d.id]]
+            yield {
+                "rows": table_rows(changed, digests, self.info, self.folder),
+                "documents": (len(changed), len(batch)),
+                "replaced": [d.id for d in changed if d.id in present],
+            }
+
+    def load(self) -> Callable[[on_ray.Row], on_ray.Row]:
+        """What an actor does to a batch: encode it as this index does."""
+        from revela.retriever.encode import load_encoder
+
+        model = Path(self.info.model)
+        if not model.is_dir() or fingerprint(model) != self.info.fingerprint:
+            raise RevelaError(
+                f"{model} is not the same model on every machine: put it where all machines see it"
+            )
+        encoder: TokenEncoder = load_encoder(model, self.precision)
+        if self.context is not None:
+            encoder = conditioned(encoder, self.context)
+        return functools.partial(self._encode, encoder)
+
+    def _encode(self, encoder: TokenEncoder, batch: on_ray.Row) -> on_ray.Row:
+        rows = batch.pop("rows")
+        passages, tokens = [str(text) for text in rows["passage"]], None
+        if not passages:
+            return {**batch, "table": None}
+        if self.info.settings.keep_tokens:
+            vectors, tokens = encode_packed(encoder, passages)
+        else:
+            vectors = encoder.encode_passages(passages)
+        vectors = as_stored(vectors, self.info, self.folder)
+        return {**batch, "table": arrow_rows(self.info, rows, vectors, tokens)}
+
+    def write(self, batches: list[on_ray.Row]) -> on_ray.Row:
+        """Write batches as fragments of the table; they are not committed."""
+        import pyarrow as pa
+
+        tables = [batch["table"] for batch in batches if batch["table"] is not None]
+        changed = sum(batch["documents"][0] for batch in batches)
+        read = sum(batch["documents"][1] for batch in batches)
+        replaced = [name for batch in batches for name in batch["replaced"]]
+        row: on_ray.Row = {
+            "added": Added(changed - len(replaced), len(replaced), read - changed),
+            "replaced": replaced,
+            "fragments": [],
+            "words": [],
+        }
+        if tables:
+            rows = pa.concat_tables(tables)
+            row["added"] += Added(chunks=rows.num_rows)
+            row["fragments"] = on_ray.write_fragments(table_uri(self.folder), rows)
+            row["words"] = [WordCounts.of(rows["passage"].to_pylist())]
+        return row
+
+
+def add(
+    index: Index,
+    corpus: SurveyedCorpus,
+    cluster: Cluster,
+    *,
+    wave: int = WAVE,
+    precision: Precision = "auto",
+    progress: bool = False,
+) -> Added:
+    """``Index.add`` of a corpus in files, by a cluster.
+
+    Args:
+        index: new, begun or finished.
+        corpus: with the metadata fields of the index.
+        cluster: ``on_ray.connected`` to it.
+        wave: chunks per commit.
+        precision: arithmetic; "auto" is bf16 where the hardware has it.
+        progress: show a bar.
+
+    Raises:
+        RevelaError: as for ``Index.add``; or another process writes to the table.
+    """
+    info, total, new = index.info, Added(), not index.info.finished
+    by_all = on_ray.machines() > 1 and new
+    if by_all and info.settings.vectors != "binary":
+        raise RevelaError(
+            f"--vectors {info.settings.vectors}: several machines make indices of binary vectors "
+            "only; give --vectors binary"
+        )
+    size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
+    characters = min(BATCH, size)
+    with writing(index.folder):
+        before = index.table.as_it_is().version if len(index) else None
+        reading, folder = corpus.reading, index.folder.resolve()
+        job = Job(folder, info, index.context, reading, precision, characters, before)
+        written = on_ray.stream(
+            corpus.parts, job.read, job.load, job.write, cluster, max(1, size // characters)
+        )
+        version = index.table.version
+        with tqdm(total=len(corpus), unit="document", disable=not progress) as bar:
+            for rows in _waves(written, wave):
+                added = sum((row["added"] for row in rows), Added())
+                version = _commit(index, version, rows)
+                total += added
+                bar.update(added.new + added.replaced + added.unchanged)
+        index.finish(
+            count=functools.partial(_count_words, index),
+            pack=functools.partial(_pack, index) if by_all else None,
+        )
+    if total.chunks and not new:
+        index.log_drift()
+    return total
+
+
+def _waves(rows: Iterator[on_ray.Row], size: int) -> Iterator[list[on_ray.Row]]:
+    """What is committed together: about so many chunks."""
+    yield from batches(rows, lambda row: row["added"].chunks, size)
+
+
+def _commit(index: Index, version: int, rows: Sequence[on_ray.Row]) -> int:
+    """Commit what was written; the version of the table that has it."""
+    fragments = [fragment for row in rows for fragment in row["fragments"]]
+    replaced = [name for row in rows for name in row["replaced"]]
+    if not fragments:
+        return version
+    words = [words for row in rows for words in row["words"]]
+
+    def write() -> int:
+        filters = index.table.id_filters(replaced)
+        return on_ray.commit(table_uri(index.folder), version, fragments, filters)
+
+    return index.commit_written(write, words, replaced)
+
+
+def _count_words(index: Index) -> Iterator[WordCounts]:
+    """Count the words of all passages by the cluster."""
+    starts = range(0, len(index), COUNTED)
+    count = functools.partial(_count_in, folder=index.folder.resolve(), info=index.info)
+    return (words for words, _ in on_ray.in_tasks(count, starts))
+
+
+def _count_in(start: int, folder: Path, info: Info) -> tuple[WordCounts, None]:
+    passages = Table.open(folder, info).passages(rows=range(start, start + COUNTED))
+    return WordCounts.of(passages), None
+
+
+def _pack(index: Index) -> None:
+    """Make the indices of a new table by all machines, and remove what killed runs have left."""
+    on_ray.clean(table_uri(index.folder))
+    on_ray.make_indices(table_uri(index.folder), index.table.missing_indices())

@@ -1,0 +1,378 @@
+"""``--engine ray`` makes what one process makes, whatever is killed: indexes, vectors and groups.
+
+All of it is in one file, so that Ray is started once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import make_rows
+from revela import on_ray
+from revela.cli.flags import READING, reader_of_parts
+from revela.corpus.read import read_corpus
+from revela.errors import RevelaError
+from revela.groups.folder import GroupFolder
+from revela.index import build_on_ray
+from revela.index.contexts import chosen_for
+from revela.index.manifest import Info, read_info, writing
+from revela.index.statistics import Statistics
+from revela.index.store import Index
+from revela.index.table import Table, table_uri
+from revela.on_ray import Cluster
+from revela.retriever.encode import load_encoder
+from revela.settings import Indexing
+from test_cli import run
+from tests.contextual import save_contextual
+from tests.groups.test_cells import chunks_in_cells, groups_of, write_cells
+from tests.index.letters import WORDS, Letters, reopen
+from tests.index.letters import documents as letter_documents
+
+for package in ("ray", "lance_ray"):
+    pytest.importorskip(package, reason="needs pip install 'revela[ray]'")
+
+FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
+RAY = ("--engine", "ray", "--workers", 2, "--commit-every", 40)
+
+
+def test_no_cluster_is_one_sentence_at_once():
+    """Before Ray is started for the other tests, which ``connected`` would use."""
+    address = "127.0.0.1:9"
+    with (
+        pytest.raises(RevelaError, match=f"^no Ray cluster answers at {address} "),
+        on_ray.connected(Cluster(address)),
+    ):
+        pass
+
+
+@pytest.fixture(scope="module")
+def ray_session():
+    with on_ray.connected(Cluster()):
+        yield
+
+
+def rows_of_corpus() -> list[dict[str, object]]:
+    return [{**row, "year": 2000 + i % 20} for i, row in enumerate(make_rows(48, sentences=3))]
+
+
+def write_corpus(folder: Path, rows: list[dict[str, object]]) -> Path:
+    """Half of the rows as JSONL without ids, half as Parquet in small row groups."""
+    folder.mkdir()
+    half = len(rows) // 2
+    lines = ({k: v for k, v in row.items() if k != "_id"} for row in rows[:half])
+    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pq.write_table(pa.Table.from_pylist(rows[half:]), folder / "b.parquet", row_group_size=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("ray") / "corpus", rows_of_corpus())
+
+
+def index_by(monkeypatch, capsys, corpus, out, model, *flags) -> tuple[int, str, str]:
+    return run(monkeypatch, capsys, "index", corpus, "--out", out, "--model", model, *FLAGS, *flags)
+
+
+def contents(folder: Path) -> tuple[dict[tuple[str, int], dict[str, object]], np.ndarray]:
+    """Every row without its vector by document and chunk, and the vectors in that order."""
+    found = Index.open(folder).table.lance.search().limit(10**6).to_list()
+    rows = {(row["id"], row["chunk"]): row for row in found}
+    assert len(rows) == len(found), "a row is there twice"
+    vectors = np.array([rows[key].pop("vector") for key in sorted(rows)])
+    return rows, vectors
+
+
+def assert_equal(ours: Path, theirs: Path) -> None:
+    """Rows, vectors and statistics of two indexes."""
+    (rows, vectors), (wanted, known) = contents(ours), contents(theirs)
+    assert rows == wanted
+    np.testing.assert_allclose(vectors, known, atol=1e-5)
+    mine, other = Statistics(ours), Statistics(theirs)
+    assert mine.chunks == other.chunks and mine.best("garden ocean0") == other.best("garden ocean0")
+    np.testing.assert_array_equal(mine._hashes, other._hashes)
+    np.testing.assert_array_equal(mine._counts, other._counts)
+    np.testing.assert_allclose(mine.geometry.spread, other.geometry.spread, atol=0.05)
+    assert mine.version == Index.open(ours).table.version
+
+
+def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
+    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
+):
+    out, alone = tmp_path / "index", tmp_path / "alone"
+    assert index_by(monkeypatch, capsys, corpus, alone, saved_retriever)[0] == 0
+    arguments = ["index", corpus, "--out", out, "--model", saved_retriever, *FLAGS, *RAY]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "revela", *map(str, arguments)], stderr=subprocess.DEVNULL
+    )
+    first = wait_for_rows(out, driver, 1)
+    kill_an_actor(driver.pid)
+    assert wait_for_rows(out, driver, first + 1) < len(Index.open(alone)), "it was done before"
+    driver.kill()
+    driver.wait()
+    with pytest.raises(RevelaError, match="is not finished: run the same revela index again"):
+        Index.open(out)
+    code, _, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, "--keep-tokens")
+    assert code == 2 and "was begun with another model or other settings" in err
+    monkeypatch.setattr("revela.corpus.parts.PART", 1000)  # several parts of the Parquet file
+    code, said, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, *RAY)
+    assert code == 0, err
+    new, unchanged = map(int, re.findall(r"(\d+) documents are new.*?(\d+) unchanged", said)[0])
+    assert "read 48 documents" in said and new + unchanged == 48 and new and unchanged
+    assert_equal(out, alone)
+    ours, theirs = read_info(out), read_info(alone)
+    assert ours == theirs and ours.columns == {"year": "int64"}
+    assert len(list(Path(table_uri(out), "data").iterdir())) == 1, "orphans are left"
+    hits = [Index.open(folder).search("garden", 10) for folder in (out, alone)]
+    assert [(h.id, h.text) for h in hits[0]] == [(h.id, h.text) for h in hits[1]]
+
+
+def kill_an_actor(driver: int) -> None:
+    """Kill one of the actors of a process's Ray."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name = (folder / "cmdline").read_text()
+            parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            above = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        if "_Actor" in name and int(above) == driver:
+            os.kill(int(folder.name), signal.SIGKILL)
+            return
+    raise AssertionError("no actor is there")
+
+
+def wait_for_rows(folder: Path, driver: subprocess.Popen, least: int) -> int:
+    """How many rows are committed, once there are so many."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        assert driver.poll() is None, "it ended before it could be killed"
+        if Path(table_uri(folder), "_versions").is_dir():
+            try:
+                if (found := len(Table.open(folder, read_info(folder)))) >= least:
+                    return found
+            except RevelaError:
+                pass
+        time.sleep(0.02)
+    raise AssertionError("nothing is committed")
+
+
+def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
+    ray_session, monkeypatch, capsys, tiny_lm_folder, tmp_path
+):
+    model = save_contextual(tiny_lm_folder, tmp_path / "model")
+    rows = [dict(row, _id=f"it's {i}") for i, row in enumerate(rows_of_corpus())]
+    before, after = tmp_path / "before.jsonl", tmp_path / "after.parquet"
+    before.write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
+    changed = [dict(row, text=f"another text of {i}.") for i, row in enumerate(rows[20:26])]
+    pq.write_table(pa.Table.from_pylist([*changed, *rows[26:]]), after)
+    for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--commit-every", 40))):
+        out = tmp_path / name
+        assert index_by(monkeypatch, capsys, before, out, model)[0] == 0
+        code, said, err = run(
+            monkeypatch, capsys, "index", after, "--out", out, "--append", *flags,
+            "--precision", "fp32",
+        )  # fmt: skip
+        assert code == 0, err
+        assert "18 documents are new, 6 replaced, 4 unchanged" in said
+    assert_equal(tmp_path / "ray", tmp_path / "local")
+
+
+def test_a_context_is_drawn_from_the_files_as_from_documents(
+    ray_session, corpus, tiny_lm_folder, tmp_path
+):
+    encoder = load_encoder(save_contextual(tiny_lm_folder, tmp_path / "model"), "fp32")
+    here = read_corpus([corpus], distinct=False, min_words=1)[0]
+    surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, ()), 0)
+    assert list(surveyed) == list(here) and surveyed.report.words > 0
+    assert chosen_for(encoder, None, surveyed, 12) == chosen_for(encoder, None, here, 12)
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "sentence"),
+    [
+        ('{"_id": 1, "text": "abc"}\n{"_id": 2, "text": "b"}\n{"_id": 1, "text": "c"}\n', (),
+         'two documents have the id "1": give each its own'),
+        ('{"_id": 1, "text": "abc"}\n{"_id": 2}\n', (),
+         'of 2 entries cannot be read (no text field "text"'),
+        ('{"_id": 1, "text": "abc"}\n', ("--join-titles",), "--join-titles joins rows"),
+        ('{"_id": 1, "text": "abc", "year": 7}\n', ("--metadata", "yaer"),
+         'no document has a field "yaer"'),
+    ],
+)  # fmt: skip
+def test_a_bad_corpus_is_one_sentence_before_anything_is_written(
+    ray_session, monkeypatch, capsys, saved_retriever, tmp_path, lines, flags, sentence
+):
+    path, out = tmp_path / "corpus.jsonl", tmp_path / "index"
+    path.write_text(lines)
+    arguments = ("--model", saved_retriever, *flags)
+    code, _, err = run(
+        monkeypatch, capsys, "index", path, "--out", out, *arguments, "--engine", "ray"
+    )
+    assert code == 2 and sentence in err and err.count("\n") == 1 and not out.exists()
+    if "--join-titles" not in flags:
+        alone = run(monkeypatch, capsys, "index", path, "--out", tmp_path / "alone", *arguments)
+        assert alone[2] == err
+
+
+def test_a_dataset_of_the_hub_is_one_sentence(
+    ray_session, monkeypatch, capsys, saved_retriever, tmp_path
+):
+    code, _, err = index_by(
+        monkeypatch, capsys, "hub:a/b", tmp_path / "index", saved_retriever, *RAY
+    )
+    assert code == 2 and "--engine ray reads files that all workers see" in err
+
+
+def test_one_process_at_a_time_may_write(
+    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
+):
+    out = tmp_path / "index"
+    with writing(out):
+        code, _, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, *RAY)
+    assert code == 2 and f"another process is writing to {out}" in err
+    # Where the file system keeps no locks, the version of the table tells.
+    index = Index.create(tmp_path / "other", saved_retriever)
+    version = index.table.version
+    index.table.write(
+        dict(id=["a"], chunk=[0], title=[""], passage=["a"], digest=["0"]),
+        np.ones((1, index.info.width), np.float32), None, [],
+    )  # fmt: skip
+    with pytest.raises(RevelaError, match=r"another process has written to .*other meanwhile"):
+        on_ray.commit(table_uri(index.folder), version, [], [])
+
+
+def test_a_model_that_is_another_on_a_worker_is_refused(
+    ray_session, corpus, saved_retriever, tmp_path
+):
+    index = Index.create(tmp_path / "index", saved_retriever)
+    info = replace(index.info, fingerprint="0123")  # as if the model were another there
+    reader = reader_of_parts(READING, ())
+    job = build_on_ray.Job(index.folder, info, None, reader, "fp32")
+    with pytest.raises(RevelaError, match="is not the same model on every machine"):
+        job.load()
+
+
+def test_an_error_of_an_actor_is_one_sentence(ray_session):
+    def load():
+        from revela.errors import RevelaError
+
+        raise RevelaError("what is wrong: what to do")
+
+    def read(item):
+        yield {"item": item}
+
+    with pytest.raises(RevelaError, match=r"^what is wrong: what to do$"):
+        list(on_ray.stream([1, 2, 3], read, load, lambda rows: rows[0], Cluster(workers=1), 1))
+
+
+def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkeypatch, tmp_path):
+    monkeypatch.setattr("revela.index.table.EXACT_BELOW", 500)
+    made = []
+    for name in ("one", "several"):
+        info = Info("model", "0123", 8, Indexing(chunk_words=WORDS), {"year": "int64"})
+        index = Index.begin(tmp_path / name, info, Letters())
+        with writing(index.folder):
+            list(index.add_batches(letter_documents(300)))
+            pack = functools.partial(build_on_ray._pack, index) if name == "several" else None
+            index.finish(pack=pack)
+        made.append(reopen(index.folder))
+    one, several = made
+    kinds = [
+        {
+            found.columns[0]: (found.index_type, found.index_details.get("compression"))
+            for found in index.table.lance.list_indices()
+            if not index.table.lance.index_stats(found.name).num_unindexed_rows
+        }
+        for index in made
+    ]
+    assert kinds[0] == kinds[1] and len(kinds[0]) == 4
+    for query in ("abba abab", "title"):
+        hits = [[(h.id, h.text) for h in i.search(query, 10, "lexical")] for i in made]
+        assert hits[0] == hits[1] and hits[0]
+    exact = {h.id for h in one.search("abba abab", 10, "dense", where="chunk >= 0")}
+    assert len(exact & {h.id for h in several.search("abba abab", 10, "dense")}) >= 8
+
+
+def test_vectors_by_ray_are_those_of_one_process(
+    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
+):
+    found = []
+    for engine in ("local", "ray"):
+        out = tmp_path / engine / "vectors.npy"
+        code, said, err = run(
+            monkeypatch, capsys, "encode", corpus, "--out", out, "--model", saved_retriever,
+            *FLAGS[:2], *FLAGS[4:], "--engine", engine,
+        )  # fmt: skip
+        assert code == 0, err
+        assert {path.name for path in out.parent.iterdir()} == {out.name, "vectors.rows.parquet"}
+        rows = pq.read_table(out.with_suffix(".rows.parquet")).to_pylist()
+        order = sorted(range(len(rows)), key=lambda i: (rows[i]["id"], rows[i]["chunk"]))
+        found.append(([rows[i] for i in order], np.load(out)[order], said.splitlines()[-1][:20]))
+    assert found[0][0] == found[1][0] and found[0][2] == found[1][2]
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
+
+
+def test_cells_are_grouped_by_ray_as_by_one_process(ray_session, monkeypatch, capsys, tmp_path):
+    from revela.groups import cells_on_ray
+
+    rows = chunks_in_cells()
+    write_cells(tmp_path / "a.parquet", rows[:100])
+    write_cells(tmp_path / "b.parquet", rows[100:])
+    monkeypatch.setattr(cells_on_ray, "LARGEST", 60)  # so that the cell of half of all is divided
+    made = {}
+    for engine in ("local", "ray"):
+        out = tmp_path / engine
+        code, said, err = run(
+            monkeypatch, capsys, "groups", tmp_path / "a.parquet", tmp_path / "b.parquet",
+            "--out", out, "--cells", "cell", "--shards", 5, "--group-size", 4, "--held-out", 0.1,
+            "--engine", engine,
+        )  # fmt: skip
+        assert code == 0, err
+        assert ("1 cells of more than 60 chunks are divided" in said) == (engine == "ray")
+        made[engine] = GroupFolder(out)
+    ours, theirs = made["ray"], made["local"]
+    assert ours.settings == theirs.settings
+    assert list(ours.documents) == list(theirs.documents)
+    assert list(ours.held_out) == list(theirs.held_out)
+    assert 1 < len(list((tmp_path / "ray").glob("shard-0*.arrow"))) <= 5
+    cell_of = {row["text"]: row["cell"] for row in rows}
+    found = []
+    for groups in map(groups_of, (ours, theirs)):
+        assert all(len({cell_of[text] for text in group}) == 1 for group in groups)
+        found.append([{g for g in groups if (cell_of[g[0]] == 7) == large} for large in (0, 1)])
+    assert found[0][0] == found[1][0] and found[0][0]
+    parts = len(found[1][1]) - len(found[0][1])
+    assert found[0][1] != found[1][1] and 0 <= parts <= 4
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda row: {**row, "cell": None}, "entries cannot be read (no cell: c.parquet:1"),
+        (lambda row: {**row, "id": "same", "chunk": 3}, 'two rows have the id "same"'),
+        (lambda row: {k: v for k, v in row.items() if k != "vector"}, "has no vectors"),
+        (lambda row: {**row, "vector": [float("inf")] * 8}, "a vector that is not finite"),
+        (lambda row: {**row, "cell": hash(row["text"])}, "no cell has 4 chunks"),
+    ],
+)
+def test_bad_cells_are_one_sentence(ray_session, monkeypatch, capsys, tmp_path, change, sentence):
+    path, out = tmp_path / "c.parquet", tmp_path / "out"
+    write_cells(path, [change(row) for row in chunks_in_cells(24)])
+    flags = ("--cells", "cell", "--group-size", 4, "--engine", "ray")
+    code, _, err = run(monkeypatch, capsys, "groups", path, "--out", out, *flags)
+    assert code == 2 and sentence in err and err.count("\n") == 1 and not out.exists()
