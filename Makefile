@@ -21,7 +21,7 @@ demo: $(VENV)/ready
 	$(VENV)/bin/python -m research.benchmarks.demo $(DEMO)
 
 test: $(VENV)/ready lint
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal
+	$(VENV)/bin/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check src tests research examples
