@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
 from collections.abc import Callable
@@ -28,6 +29,16 @@ settings.load_profile("revela")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-records", action="store_true", help="write tests/records.json anew")
+
+
+@pytest.fixture(autouse=True)
+def quiet_again():
+    """The command line prints what is logged; a test after one that calls it is as before it."""
+    log = logging.getLogger("revela")
+    level, handlers = log.level, list(log.handlers)
+    yield
+    log.setLevel(level)
+    log.handlers[:] = handlers
 
 
 SHARED = Path(__file__).parents[2] / "shared"
