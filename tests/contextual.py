@@ -17,6 +17,7 @@ SLOTS = 8
 
 def save_contextual(lm: Path, folder: Path) -> Path:
     """Save one in a folder, with the context of eight documents."""
+    torch.manual_seed(5)
     prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
     model = build_retriever(
         lm, layers=2, pooling="mean", max_tokens=100, lower_case=False, **prompts
@@ -24,7 +25,6 @@ def save_contextual(lm: Path, folder: Path) -> Path:
     texts = [row["text"] for row in make_rows(40, sentences=2)[::5]]
     first = add_context(Recipe.of(context=SLOTS, context_tokens=32), model, texts[0])
     assert first is not None
-    torch.manual_seed(5)
     for weight in (list(first.model)[-1].linear.weight, first.null_D):
         torch.nn.init.normal_(weight, std=0.3)
     save_retriever(model, folder, "", context=SavedContext(first, first.of_texts(texts), {}))

@@ -4,7 +4,7 @@ it reads.
     python -m research.benchmarks.contexts --models runs/* --on collections/{cranfield,conala} \
         --contexts own null other words --draws 2 --out FILE
     python -m research.benchmarks.contexts --table FILE --against registers
-    python -m research.benchmarks.contexts --cost embedded:minilm-l6
+    python -m research.benchmarks.contexts --cost embedded:minilm-l6 --text FILE
 
 A context is drawn from the collection's own documents (never its queries), as many as there are
 slots or 4 or 8 of them; from those of one topic, the tenth that BM25 finds for one of them (stale:
@@ -16,14 +16,15 @@ Scores of several draws, and of the runs of several seeds (folders that differ b
 are averaged per query before anything is tested; tests are paired, over all queries of all
 collections alike, squad_dev's cut to 500.
 
---cost times a step of the pairs preset on 32 pairs of 48 words, forward and backward, with and
-without a context: median of five, by turns.
+--cost times a step of the pairs preset on 32 pairs of 48 words of --text, forward and backward,
+with and without a context: median of five, by turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import random
 import re
@@ -38,6 +39,7 @@ import numpy as np
 import torch
 
 from revela.corpus.arrow_list import arrow_list
+from revela.corpus.read import read_corpus
 from revela.device import uses_bf16
 from revela.evaluation.beir import Collection, load_collection
 from revela.evaluation.metrics import per_query, top_k
@@ -73,10 +75,11 @@ def main() -> None:
     parser.add_argument("--against", default="registers", help="test against rows of this name")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cost", default="", help="time steps from this model")
+    parser.add_argument("--text", type=Path, help="a corpus, for --cost")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.cost:
-        print_cost(arguments.cost)
+        print_cost(arguments.cost, arguments.text)
         return
     if not arguments.table:
         measure(arguments)
@@ -183,11 +186,10 @@ def ndcg(collection: Collection, queries: Vectors, passages: Vectors) -> dict[st
     return {query: row["ndcg@10"] for query, row in scores.items()}
 
 
-def print_cost(model: str) -> None:
+def print_cost(model: str, text: Path) -> None:
     """Seconds of a step with J = 0, 16, 64 and what they are of J = 0."""
-    rng = random.Random(0)
-    words = ["retrieval", "engine", "harbour", "violin", "market", "glacier", "enzyme", "castle"]
-    texts = [" ".join(rng.choices(words, k=48)) for _ in range(64)]
+    words = itertools.chain.from_iterable(d.text.split() for d in read_corpus([text])[0])
+    texts = [" ".join(itertools.islice(words, 48)) for _ in range(64)]
     rows = arrow_list(Chunk, (Chunk(i, text, texts[i + 32]) for i, text in enumerate(texts[:32])))
     steps: dict[int, Callable[[], None]] = {}
     for slots in (0, 16, 64):
@@ -207,6 +209,8 @@ def print_cost(model: str) -> None:
             [{"row": i, "epoch": 0, "document": i, "text": r.text, "query": r.query}
              for i, r in enumerate(rows)]
         )  # fmt: skip
+        tokens = sum(int(side["attention_mask"].sum()) for side in sides(batch))
+        print(f"J = {slots}: {tokens / 64:.0f} tokens a text, those of the context among them")
         retriever.train()
         steps[slots] = functools.partial(step, objective, sides(batch), retriever, parts.bf16)
     seconds: dict[int, list[float]] = {slots: [] for slots in steps}

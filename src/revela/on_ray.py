@@ -370,6 +370,8 @@ def clean(uri: str) -> None:
 
     dataset = lance.dataset(uri)
     dataset.cleanup_old_versions(older_than=timedelta(milliseconds=1), delete_unverified=True)
+    for half_written in Path(uri, "data").glob(".tmp*"):  # Lance knows finished files only
+        half_written.unlink()
 
 
 def make_indices(uri: str, wanted: Sequence[tuple[str, str, dict[str, Any]]]) -> None:

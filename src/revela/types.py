@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,11 @@ Value = str | int | float | bool
 def is_missing(value: object) -> bool:
     """Whether a field has no value: null, or NaN or infinity, which JSON does not have."""
     return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def hash64(text: str) -> int:
+    """64 bits, from 0, the same in every process and version."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)

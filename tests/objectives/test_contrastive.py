@@ -9,10 +9,10 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from conftest import Embed
+from revela.corpus.text_queries import number_of_query
 from revela.objectives.contrastive import (
     ContrastiveLoss,
     info_nce,
-    number_of_query,
     true_negatives,
 )
 from revela.objectives.gradcache import backward_now

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from revela.corpus.read import wanted
 from revela.corpus.readers import File, files_of, read_file
-from revela.corpus.readers.common import ReadReport, suffix
+from revela.corpus.readers.common import ReadReport, size_and_time, suffix
 from revela.corpus.readers.hub import PREFIX
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.tables import read_parquet
@@ -49,7 +49,7 @@ class DocumentReader:
                 read and was given by name.
         """
         for piece in part:
-            if _state(piece.file.path) != piece.state:
+            if size_and_time(piece.file.path) != piece.state:
                 raise RevelaError(
                     f"{piece.file.path} has changed since it was listed: wait until nothing writes "
                     "to it, and run again"
@@ -98,7 +98,7 @@ def _pieces(
             )
         for found in files_of(source, report):
             file = File(found.path.resolve(), found.name, found.given_by_name)
-            state = _state(file.path)
+            state = size_and_time(file.path)
             groups = _row_groups(file.path) if state[0] > size else []
             if len(groups) < 2:
                 yield Piece(file, state), state[0]
@@ -131,11 +131,3 @@ def _runs(lengths: Sequence[int], size: int) -> Iterator[range]:
             start, total = i, 0
         total += length
     yield range(start, len(lengths))
-
-
-def _state(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return -1, 0
-    return found.st_size, found.st_mtime_ns

@@ -16,11 +16,16 @@ from itertools import groupby
 
 from revela.corpus.chunk import sentences
 from revela.corpus.code import documented_functions
-from revela.types import Chunk, Document
+from revela.types import Chunk, Document, hash64
 
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 4, 40
 SATURATION = 1.2  # BM25's k1
 _WORD = re.compile(r"\w+")
+
+
+def number_of_query(query: str) -> int:
+    """The same number for the same words, at least 0; -1 for no query."""
+    return hash64(query) >> 1 if query else -1
 
 
 def with_titles(chunks: Iterable[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:

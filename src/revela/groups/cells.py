@@ -10,7 +10,6 @@ Shapes: N rows, W numbers of a vector, size chunks a group.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 from collections.abc import Iterator, Sequence
@@ -41,7 +40,7 @@ from revela.groups.folder import (
 )
 from revela.groups.similar import order_by_similarity
 from revela.settings import Recipe
-from revela.types import Document, Vectors
+from revela.types import Document, Vectors, hash64
 from revela.weights import find_weights
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class Rows:
     def keys(self) -> NDArray[np.uint64]:
         """A hash of each id and number."""
         pairs = zip(self.ids, self.numbers, strict=True)
-        return np.array([hash_of(f"{name}\0{number}") for name, number in pairs], np.uint64)
+        return np.array([hash64(f"{name}\0{number}") for name, number in pairs], np.uint64)
 
     @property
     def members(self) -> Iterator[Member]:
@@ -173,15 +172,10 @@ class CellReader:
             some.column(CHUNK).to_pylist() if CHUNK in names else [0] * len(kept),
             [title or "" for title in titles] or [""] * len(kept),
             [texts[i] for i in kept],
-            np.array([hash_of(name) >> 1 for name in chosen], np.int64),
+            np.array([hash64(name) >> 1 for name in chosen], np.int64),
             cells[kept],
             _vectors(some.column(VECTOR), path) if VECTOR in names else None,
         )
-
-
-def hash_of(text: str) -> int:
-    """64 bits."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _whole_numbers(
@@ -305,9 +299,9 @@ def cell_groups(
     for cell, start, end in zip(kinds, starts, [*starts[1:], len(order)], strict=True):
         members = order[start:end]
         own = int(cell) % 2**63
-        count.add(CellCount(1, len(members) // size, len(members) % size, len(members) < size,
-                            len(members)))  # fmt: skip
-        if len(members) < size:
+        whole, left_out = divmod(len(members), size)
+        count.add(CellCount(1, whole, left_out, not whole, len(members)))
+        if not whole:
             continue
         similar = order_by_similarity(vectors, None, how.cluster_size, [seed, own], members)
         similar = np.roll(similar, -random.Random(f"{seed}/{own}").randrange(size))

@@ -29,7 +29,6 @@ from revela.groups.cells import (
     Rows,
     cell_groups,
     chosen_documents,
-    hash_of,
     needed_of,
     no_groups,
     refuse_rows,
@@ -46,7 +45,7 @@ from revela.groups.folder import (
 )
 from revela.groups.similar import SAMPLE, centroids
 from revela.settings import Recipe
-from revela.types import Document, Vectors
+from revela.types import Document, Vectors, hash64
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class Job:
 
     def sample(self, part: Part, shares: Mapping[int, float]) -> tuple[dict[int, Vectors], None]:
         """A share of the vectors of these cells."""
-        rng = np.random.default_rng(hash_of(str(part[0].file.path)))
+        rng = np.random.default_rng(hash64(str(part[0].file.path)))
         found: dict[int, list[Vectors]] = {cell: [] for cell in shares}
         for rows in self.rows(part, ReadReport()):
             assert rows.vectors is not None
@@ -159,7 +158,7 @@ class Job:
             members = list(rows.members)
             yield pa.table(
                 {
-                    "shard": np.array([hash_of(str(c)) % self.shards for c in cells], np.int64),
+                    "shard": np.array([hash64(str(c)) % self.shards for c in cells], np.int64),
                     "cell": cells,
                     "key": rows.keys,
                     "document": rows.documents,
@@ -177,7 +176,7 @@ class Job:
             mine = np.flatnonzero(rows.cells == cell)
             assert rows.vectors is not None
             products = rows.vectors[mine] @ centres.T - (centres**2).sum(axis=1) / 2
-            names = [hash_of(f"{cell}/{part}") >> 1 for part in range(len(centres))]
+            names = [hash64(f"{cell}/{part}") >> 1 for part in range(len(centres))]
             cells[mine] = np.array(names, np.int64)[products.argmax(axis=1)]
         return cells
 

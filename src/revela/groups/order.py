@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from revela.corpus.arrow_list import ArrowList, Texts, vectors_on_disk
+from revela.corpus.text_queries import number_of_query
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.groups.documents import (
@@ -92,8 +93,7 @@ def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_N: NDArray[np.int
     size, seed = recipe.groups.group_size, recipe.training.seed
     if recipe.objective.reads != "queries":
         return functools.partial(ordered_groups, [order_N], size, seed)
-    queries, query_of = np.unique(rows.column("query"), return_inverse=True)
-    query_of = query_of - ("" in queries[:1])  # the empty one comes first, and is none
+    query_of = np.array([number_of_query(query) for query in rows.column("query")], np.int64)
     return lambda epoch: ordered_groups(
         rounds_of_queries(order_N, query_of, seed, epoch), size, seed, epoch
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +47,7 @@ from revela.index.store import Index, as_stored
 from revela.index.table import Table, arrow_rows, table_uri
 from revela.on_ray import Cluster
 from revela.settings import Precision
-from revela.types import Document, TokenEncoder, Vectors
+from revela.types import Document, TokenEncoder, Vectors, hash64
 from revela.weights import fingerprint
 
 log = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ def _survey(part: Part, reading: DocumentReader) -> tuple[Survey, Any]:
     for document in reading.documents(part, found.report):
         found.report.documents += 1
         note_types(found.types, document)
-        hashes.append(_hash(document.id))
+        hashes.append(hash64(document.id))
     return found, np.array(hashes, np.uint64)
 
 
@@ -152,11 +151,7 @@ def _of_hashes(
     part: Part, reading: DocumentReader, hashes: frozenset[int]
 ) -> tuple[list[str], None]:
     found = reading.documents(part, ReadReport())
-    return [document.id for document in found if _hash(document.id) in hashes], None
-
-
-def _hash(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return [document.id for document in found if hash64(document.id) in hashes], None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ differ (a run was killed in between), they are counted again.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 from collections import Counter
@@ -24,6 +23,7 @@ from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.bm25 import STOP_WORDS, best_score, idf
 from revela.index.fusion import Geometry
+from revela.types import hash64
 
 FILE = "statistics.safetensors"
 WORD = re.compile(r"[^\W_]+")  # as LanceDB splits text
@@ -194,6 +194,5 @@ class _Hashes(dict[str, int]):
         with self._lock:
             if len(self) >= self.MOST:
                 self.clear()
-            digest = hashlib.blake2b(self._stem(word).encode(), digest_size=8).digest()
-            self[word] = hashed = int.from_bytes(digest, "little")
+            self[word] = hashed = hash64(self._stem(word))
             return hashed

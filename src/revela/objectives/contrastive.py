@@ -20,7 +20,6 @@ Shapes: Q queries, B passages, D width of a vector, S width of a surrogate's.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.corpus.text_queries import number_of_query
 from revela.errors import RevelaError
 from revela.objectives.base import Batch, Collate, Parts, RetrieverLoss, Row, row_random
 from revela.settings import Objective, setting, share
@@ -159,12 +159,6 @@ class QueryBatches(PairBatches):
             "query_number": number_B[having],
             "passage_number": number_B,
         }
-
-
-def number_of_query(query: str) -> int:
-    """The same number for the same words, in every process, at least 0; -1 for no query."""
-    digest = hashlib.blake2b(query.encode(errors="surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1 if query else -1
 
 
 @dataclass(frozen=True)

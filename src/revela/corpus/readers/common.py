@@ -176,9 +176,9 @@ def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
 @contextmanager
 def refuse_changes(path: Path) -> Iterator[None]:
     """Raise RevelaError at the end if the file changed in the meantime."""
-    before = _size_and_time(path)
+    before = size_and_time(path)
     yield
-    after = _size_and_time(path)
+    after = size_and_time(path)
     if after != before:
         old, new = before[0], after[0]
         how = "vanished" if new < 0 else f"changed ({old:,} bytes, now {new:,})"
@@ -188,7 +188,8 @@ def refuse_changes(path: Path) -> Iterator[None]:
         )
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
+def size_and_time(path: Path) -> tuple[int, int]:
+    """Of the last change, in ns; (-1, 0) for a file that is not there."""
     try:
         found = path.stat()
     except OSError:
