@@ -8,9 +8,11 @@ it reads.
 
 A context is drawn from the collection's own documents (never its queries), as many as there are
 slots or 4 or 8 of them; from those of one topic, the tenth that BM25 finds for one of them (stale:
-what an index has that began so); of another collection's (the next one of --on); of random words of
-its documents; or of none (null). Retrievers without
-slots are scored once.
+what an index has that began so); of another collection's (the next one of --on); of each collection's
+of --on in turn (each); of random words of its documents; or of none (null). Retrievers without slots
+are scored once.
+
+--documents N scores large collections on N documents, those with judgements among them.
 
 Scores of several draws, and of the runs of several seeds (folders that differ by a last -SEED),
 are averaged per query before anything is tested; tests are paired, over all queries of all
@@ -59,7 +61,7 @@ from revela.weights import find_weights, resolve
 
 QUERIES = 500  # most of a collection
 WHITENING, RIDGE = 0.25, 1e-2  # as in the label-free fit
-CONTEXTS = ("own", "4", "8", "stale", "null", "other", "words")
+CONTEXTS = ("own", "4", "8", "stale", "null", "other", "each", "words")
 Scores = dict[str, dict[str, dict[str, dict[str, float]]]]
 """nDCG@10 by model, context and draw, collection, and query."""
 
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[])
     parser.add_argument("--on", nargs="+", type=Path, default=[])
     parser.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=["own"])
+    parser.add_argument("--documents", type=int, default=0, help="most of a collection; 0: all")
     parser.add_argument("--draws", type=int, default=1, help="of the collection's own documents")
     parser.add_argument("--out", type=Path, default=Path("research/out/contexts.json"))
     parser.add_argument("--table", nargs="+", type=Path, help="print these results")
@@ -90,19 +93,26 @@ def measure(arguments: argparse.Namespace) -> None:
     """Score what is not in the file yet, and write it after each collection."""
     out: Path = arguments.out
     found: Scores = json.loads(out.read_text()) if out.is_file() else {}
-    collections = [shortened(load_collection(folder)) for folder in arguments.on]
+    collections = [
+        shortened(load_collection(folder), arguments.documents) for folder in arguments.on
+    ]
+    sources = {collection.name: collection.documents for collection in collections}
+    each = [f"of {name}" for name in sources]
+    contexts = [c for name in arguments.contexts for c in (each if name == "each" else [name])]
     for name in arguments.models:
         encoder = load_encoder(resolve(name), "auto")
         rows = found.setdefault(Path(name).name, {})
-        wanted = arguments.contexts if encoder.slots else ["plain"]
+        wanted = contexts if encoder.slots else ["plain"]
         for i, collection in enumerate(collections):
-            other = collections[(i + 1) % len(collections)]
+            other = collections[(i + 1) % len(collections)].name
             for context in wanted:
+                name_of = {"other": other}.get(context, context.removeprefix("of "))
+                source = sources.get(name_of, collection.documents)
                 for draw in range(arguments.draws if context == "own" else 1):
                     row = rows.setdefault(f"{context}-{draw}", {})
                     if collection.name in row:
                         continue
-                    texts = drawn(context, collection, other, encoder.slots, draw)
+                    texts = drawn(context, source, encoder.slots, draw)
                     queries, passages = encoded(collection, encoder.with_context_of(texts))
                     row[collection.name] = ndcg(collection, queries, passages)
                     refit = rows.setdefault(f"{context} + refit-{draw}", {})
@@ -118,30 +128,34 @@ def measure(arguments: argparse.Namespace) -> None:
                         temporary.write_text(json.dumps(found))
 
 
-def shortened(collection: Collection) -> Collection:
-    """The collection with a sample of its queries if it has many."""
+def shortened(collection: Collection, most: int) -> Collection:
+    """The collection with a sample of its queries if it has many, and ``most`` documents."""
     kept = collection.query_ids
     if len(kept) > QUERIES:
         kept = sorted(random.Random(0).sample(kept, QUERIES))
     texts = dict(zip(collection.query_ids, collection.queries, strict=True))
+    qrels = {query: collection.qrels[query] for query in kept}
+    documents = dict(zip(collection.document_ids, collection.documents, strict=True))
+    if 0 < most < len(documents):
+        judged = {document for row in qrels.values() for document in row}
+        names = random.Random(0).sample(collection.document_ids, len(documents))
+        names = sorted(names, key=lambda name: name not in judged)[:most]  # judged ones first
+        documents = {name: documents[name] for name in names}
     return Collection(
         collection.name,
-        collection.document_ids,
-        collection.documents,
+        list(documents),
+        list(documents.values()),
         kept,
         [texts[query] for query in kept],
-        {query: collection.qrels[query] for query in kept},
+        qrels,
     )
 
 
-def drawn(
-    context: str, collection: Collection, other: Collection, slots: int, seed: int
-) -> list[str]:
-    """The texts of a context."""
+def drawn(context: str, source: Sequence[str], slots: int, seed: int) -> list[str]:
+    """The texts of a context, of a collection's documents."""
     rng = random.Random(f"{context}/{seed}")
     if context in ("null", "plain"):
         return []
-    source = other.documents if context == "other" else collection.documents
     if context == "stale":
         nearest, _ = BM25(source).top_k([rng.choice(source)], max(slots, len(source) // 10))
         source = [source[i] for i in nearest[0]]
