@@ -352,6 +352,16 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
         ),
         (["search", "{tmp}", "query", "--top", "0"], "--top 0 is no number of results"),
         (["search", "{tmp}", "query"], "is not an index"),
+        *(
+            ([verb, "{tmp}", "--out", "s3://bucket/a", *more], "--out is s3://bucket/a, an address")
+            for verb, *more in (
+                ("train",),
+                ("groups",),
+                ("heads",),
+                ("report",),
+                ("encode", "--model", "x"),
+            )
+        ),
         (["train", "{tmp}", "--out", "{tmp}/out", "--recipe", "{tmp}/none.toml"], "none.toml"),
         (
             ["train", "{tmp}", "--out", "{tmp}/out", "--group-size", "1"],

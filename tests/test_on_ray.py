@@ -49,9 +49,10 @@ FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
 RAY = ("--engine", "ray", "--workers", 2, "--commit-every", 40)
 
 
-def test_no_cluster_is_one_sentence_at_once():
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "auto"])
+def test_no_cluster_is_one_sentence_at_once(monkeypatch, address):
     """Before Ray is started for the other tests, which ``connected`` would use."""
-    address = "127.0.0.1:9"
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with (
         pytest.raises(RevelaError, match=f"^no Ray cluster answers at {address} "),
         on_ray.connected(Cluster(address)),

@@ -8,9 +8,9 @@ it reads.
 
 A context is drawn from the collection's own documents (never its queries), as many as there are
 slots or 4 or 8 of them; from those of one topic, the tenth that BM25 finds for one of them (stale:
-what an index has that began so); of another collection's (the next one of --on); of each collection's
-of --on in turn (each); of random words of its documents; or of none (null). Retrievers without slots
-are scored once.
+what an index has that began so); of another collection's (the next one of --on); of those of every
+collection of --on in turn (each); of random words of its documents; or of none (null). Retrievers
+without slots are scored once.
 
 --documents N scores large collections on N documents, those with judgements among them.
 

@@ -75,10 +75,10 @@ def connected(cluster: Cluster) -> Iterator[None]:
                 logging_level=logging.CRITICAL,
             )
         except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0].partition(". ")[0][:200]
             raise RevelaError(
-                f"no Ray cluster answers at {cluster.address or 'this machine'} "
-                f"({str(error).splitlines()[0][:200]}): start one with ray start --head, or leave "
-                "--address away"
+                f"no Ray cluster answers at {cluster.address or 'this machine'} ({reason}): start "
+                "one with ray start --head, or leave --address away"
             ) from error
     try:
         yield

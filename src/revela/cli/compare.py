@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from revela.cli.flags import Corpus, Given, RecipeFile, Several, recipes_of
+from revela.cli.flags import Corpus, Given, Out, RecipeFile, Several, recipes_of
 from revela.cli.main import app
 from revela.cli.printing import print_scores
 
@@ -17,7 +17,7 @@ def compare(
     corpus: Corpus,
     *,
     on: Annotated[list[Path], Several],
-    out: Path,
+    out: Out,
     presets: Annotated[list[str], Several] = ["gated", "crop"],  # noqa: B006
     seeds: Annotated[list[int], Several] = [0],  # noqa: B006
     points: int = 4,

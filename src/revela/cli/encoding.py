@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from revela import on_ray
-from revela.cli.flags import (
-    ENGINE,
-    READING,
-    Corpus,
-    Engine,
-    Flat,
-    Reading,
-    reader_of_parts,
-)
+from revela.cli.flags import ENGINE, READING, Corpus, Engine, Flat, Out, Reading, reader_of_parts
 from revela.cli.main import app
 from revela.cli.printing import print_report
 from revela.settings import Indexing, Precision
@@ -35,7 +27,7 @@ CHUNK_WORDS = Indexing.chunk_words
 def encode(
     corpus: Corpus,
     *,
-    out: Path,
+    out: Out,
     model: str,
     chunk_words: int = CHUNK_WORDS,
     dimensions: int = 0,

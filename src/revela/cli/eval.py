@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Several
+from revela.cli.flags import Out, Several
 from revela.cli.main import app
 from revela.cli.printing import print_table, snippet
 from revela.errors import RevelaError
@@ -32,7 +32,7 @@ def evaluate(
     *,
     on: Annotated[list[Path], Several] = [],  # noqa: B006
     benchmark: Annotated[list[str], Several] = [],  # noqa: B006
-    out: Path = Path("mteb-results"),
+    out: Out = Path("mteb-results"),
     show: int = 0,
     rerank: Literal["tokens", "heads"] | None = None,
     lm: str = OFFLINE_MODEL,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from revela.cli.flags import Out
 from revela.cli.main import app
 from revela.errors import RevelaError
 
@@ -15,7 +15,7 @@ from revela.errors import RevelaError
 def export(
     model: str,
     *,
-    out: Path,
+    out: Out,
     onnx: Annotated[bool, Parameter(negative=())] = False,
     int8: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -31,6 +32,22 @@ if TYPE_CHECKING:
     from revela.corpus.parts import DocumentReader
 
 Corpus = Annotated[list[Path], Parameter(negative=())]
+
+
+def refuse_addresses(_type: object, path: Path | None) -> None:
+    """Folders are locked, renamed and synchronised, which object stores cannot do.
+
+    Raises:
+        RevelaError: this is an address, which Path has cut to one slash.
+    """
+    if path is not None and re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
+        raise RevelaError(
+            f"--out is {str(path).replace(':/', '://', 1)}, an address: give a folder of a file "
+            "system, as that of a mounted bucket"
+        )
+
+
+Out = Annotated[Path, Parameter(validator=refuse_addresses)]
 Several = Parameter(negative=(), consume_multiple=True)
 Preset = Annotated[str, Parameter(show_default=False)]
 RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]

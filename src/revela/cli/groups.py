@@ -13,6 +13,7 @@ from revela.cli.flags import (
     Engine,
     Flat,
     Given,
+    Out,
     Preset,
     RecipeFile,
     Several,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def groups(
     corpus: Corpus,
     *,
-    out: Path | None = None,
+    out: Out | None = None,
     show: int = 0,
     shares: Annotated[list[float], Several] = [],  # noqa: B006
     cells: str = "",

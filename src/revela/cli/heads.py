@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from revela.cli.flags import Corpus, Given, Preset, RecipeFile, recipe_of
+from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import print_table
 
@@ -14,7 +12,7 @@ def heads(
     corpus: Corpus,
     *,
     top: int = 32,
-    out: Path | None = None,
+    out: Out | None = None,
     preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,

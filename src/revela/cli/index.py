@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from revela import on_ray
-from revela.cli.flags import ENGINE, READING, Engine, Flat, Reading, Several, reader_of_parts
+from revela.cli.flags import ENGINE, READING, Engine, Flat, Out, Reading, Several, reader_of_parts
 from revela.cli.main import app
 from revela.cli.printing import print_report
 from revela.errors import RevelaError
@@ -29,7 +29,7 @@ INDEXING = Indexing()
 def index(
     corpus: Annotated[list[Path] | None, Parameter(negative=())] = None,
     *,
-    out: Path,
+    out: Out,
     model: str | None = None,
     append: Annotated[bool, Parameter(negative=())] = False,
     delete: Annotated[list[str] | None, Several] = None,

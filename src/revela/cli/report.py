@@ -7,12 +7,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from revela.cli.flags import Out
 from revela.cli.main import app
 
 
 @app.command
 def report(
-    runs: Annotated[list[Path], Parameter(negative=())], *, out: Path = Path("report.html")
+    runs: Annotated[list[Path], Parameter(negative=())], *, out: Out = Path("report.html")
 ) -> None:
     """Put runs side by side on one HTML page: curves, scores, probes, settings, and commands.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Given, Preset, RecipeFile, recipe_of
+from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import print_scores
 
@@ -18,7 +17,7 @@ from revela.cli.printing import print_scores
 def train(
     corpus: Corpus,
     *,
-    out: Path,
+    out: Out,
     preset: Preset = "",
     recipe_file: RecipeFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
