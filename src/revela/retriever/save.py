@@ -101,6 +101,7 @@ def model_card(
         for system, row in scores.items()
     )
     widths = ", ".join(map(str, matryoshka))
+    how = "on judged queries" if labelled else "without labels"
     truncation = f"\nIts vectors may be cut to their first numbers (`truncate_dim`): {widths}.\n"
     return f"""---
 library_name: sentence-transformers
@@ -109,7 +110,7 @@ tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
 ---
 # {name}
 
-A dense retriever trained {"on judged queries" if labelled else "without labels"} by [revela](https://arxiv.org/abs/2506.16552).
+A dense retriever trained {how} by [revela](https://arxiv.org/abs/2506.16552).
 {learned_from}
 
 ```python
