@@ -17,7 +17,6 @@ Shapes: U queries, N passages, K places of a ranking, R rows.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
 from revela.corpus.arrow_list import Texts
 from revela.corpus.text_queries import number_of_query
@@ -40,8 +40,6 @@ from revela.objectives.contrastive import InfoNCE
 from revela.processes import of_first
 from revela.settings import Recipe
 from revela.types import Encoder
-
-log = logging.getLogger(__name__)
 
 Rank = Callable[[int], NDArray[np.int64]]
 """K -> the K best passages of each query, best first, (U, K); -1 for none."""
@@ -140,7 +138,7 @@ class Negatives:
         by_words = round_ == 0 and self.settings.first_negatives == "bm25"
         rank = self._by_words(queries) if by_words else self._by_model(queries)
         drawn = of_first(lambda: self._draw(round_, asked, queries, rank))
-        log.info(
+        tqdm.write(
             f"negatives for {len(queries):,} queries mined among {len(self.passages):,} passages "
             f"by {'BM25' if by_words else 'the retriever'} in {time.monotonic() - began:.0f} s"
         )
