@@ -25,7 +25,7 @@ from revela.retriever.build import load_retriever
 from revela.settings import Recipe, presets
 from revela.training.negatives import Negatives
 from revela.training.progress import Progress
-from revela.training.run import Run, train
+from revela.training.run import Run, refuse_at_once, train
 from revela.types import Chunk, Document
 from test_cli import run
 
@@ -395,6 +395,13 @@ def test_judged_pairs_on_the_command_line(monkeypatch, capsys, corpus_file, tmp_
     for verb, sentence in said.items():
         code, _, errors = run(monkeypatch, capsys, verb, *given, "--model", "embedded:none")
         assert code == 2 and errors.strip().splitlines()[-1] == f"revela: {sentence}"
+
+
+def test_judged_pairs_take_one_process(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("revela.processes.count", lambda: 2)
+    recipe = recipe.but(pairs="judged", groups_per_step=2)
+    with pytest.raises(RevelaError, match="--pairs takes one process: start revela without"):
+        refuse_at_once(recipe, tmp_path / "out", resume=False)
 
 
 def test_stored_groups_have_no_judged_pairs(recipe, corpus_file, tmp_path):
