@@ -44,10 +44,11 @@ from revela.corpus.arrow_list import arrow_list
 from revela.corpus.read import read_corpus
 from revela.device import uses_bf16
 from revela.evaluation.beir import Collection, load_collection
-from revela.evaluation.metrics import per_query, top_k
+from revela.evaluation.metrics import per_query
 from revela.evaluation.significance import margin, p_values
 from revela.files import atomic_write
 from revela.index.bm25 import BM25
+from revela.index.exact import top_k
 from revela.objectives.base import Parts
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import add_context, train_first_stage

@@ -17,7 +17,8 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from revela.evaluation.beir import load_collection
-from revela.evaluation.metrics import mean_scores, top_k
+from revela.evaluation.metrics import mean_scores
+from revela.index.exact import top_k
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.onnx import MODEL, OnnxEncoder, export_onnx

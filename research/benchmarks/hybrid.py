@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from research.benchmarks.quality import UNTRAINED, corpus_of, save_untrained
 from revela.evaluation.beir import DEPTH, Collection, hybrid, load_collection, outcomes, sample
-from revela.evaluation.metrics import mean_scores, top_k
+from revela.evaluation.metrics import mean_scores
+from revela.index.exact import top_k
 from revela.index.listwise import QueryHeads, load_query_heads
 from revela.index.rerank import READ, encode_packed, with_reranker
 from revela.retriever.encode import RetrieverEncoder, load_encoder

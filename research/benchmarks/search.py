@@ -32,9 +32,10 @@ from revela.corpus.arrow_list import arrow_list
 from revela.corpus.chunk import chunk
 from revela.corpus.read import read_corpus
 from revela.evaluation.beir import load_collection, outcomes
-from revela.evaluation.metrics import mean_scores, top_k
+from revela.evaluation.metrics import mean_scores
 from revela.index.bm25 import BM25
 from revela.index.encode_corpus import metadata_columns
+from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, reciprocal_rank_fusion
 from revela.index.manifest import Info
 from revela.index.store import Index

@@ -175,6 +175,8 @@ class Retriever(Section):
     "Prefix of every passage, likewise."
     max_tokens: int = setting(512, least=1)
     "Longest text that the saved retriever reads, in tokens; the rest is truncated."
+    train_tokens: int = setting(0, rare=True)
+    "Longest text that the retriever reads in training, in tokens. 0: --lm-tokens."
     lora_rank: int = setting(64, least=1)
     "Rank of the retriever's LoRA, which is merged on saving."
     lora_alpha: int = setting(64, above=0, rare=True)
@@ -229,7 +231,8 @@ class LM(Section):
     """Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m (the
     instruct model in 4 bits)."""
     lm_tokens: int = setting(156, least=2)
-    "Longest chunk that the LM, and the retriever in training, read, in tokens."
+    """Longest chunk that the LM reads, in tokens; and the retriever in training, but for
+    --train-tokens."""
     shard_lm: bool = setting(False, rare=True)
     """Under torchrun, each process holds a part of the frozen LM's layers, for one that does not
     fit into a GPU beside the rest."""

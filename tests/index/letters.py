@@ -11,9 +11,9 @@ import numpy as np
 
 from revela.corpus.arrow_list import arrow_list
 from revela.corpus.chunk import chunk
-from revela.evaluation.metrics import top_k
 from revela.index.bm25 import BM25
 from revela.index.encode_corpus import Added, metadata_columns
+from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, Geometry, fuse_scores, reciprocal_rank_fusion
 from revela.index.manifest import Info
 from revela.index.store import Index

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.evaluation.metrics import mean_scores, per_query, top_k
+from revela.evaluation.metrics import mean_scores, per_query
 from revela.index.bm25 import BM25
+from revela.index.exact import top_k
 from revela.index.fusion import (
     Geometry,
     evenly,
@@ -18,18 +19,20 @@ from revela.index.fusion import (
 )
 
 
-@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10))
-def test_top_k_is_a_full_sort_cut_off(count, k, seed):
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10), st.sampled_from([1, 90, 2**26]))
+def test_top_k_is_a_full_sort_cut_off(count, k, seed, scores_at_a_time):
     rng = np.random.default_rng(seed)
     queries, passages = (
         rng.normal(size=(3, 4)).astype(np.float32),
         rng.normal(size=(count, 4)).astype(np.float32),
     )
-    indices, scores = top_k(queries, passages, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("revela.index.exact.SCORES", scores_at_a_time)
+        indices, scores = top_k(queries, passages, k)
     full = queries @ passages.T
     want = np.argsort(-full, axis=1, kind="stable")[:, : min(k, count)]
     np.testing.assert_array_equal(indices, want)
-    np.testing.assert_allclose(scores, np.take_along_axis(full, want, 1))
+    np.testing.assert_allclose(scores, np.take_along_axis(full, want, 1), rtol=1e-5, atol=1e-6)
 
 
 def test_fusion_by_hand():

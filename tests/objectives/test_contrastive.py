@@ -12,6 +12,7 @@ from conftest import Embed
 from revela.corpus.text_queries import number_of_query
 from revela.objectives.contrastive import (
     ContrastiveLoss,
+    compared,
     info_nce,
     true_negatives,
 )
@@ -21,6 +22,12 @@ from revela.objectives.gradcache import backward_now
 def features(n: int, seed: int):
     ids = torch.randint(3, 400, (n, 6), generator=torch.Generator().manual_seed(seed))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def allowed(target, group_size, number=None):
+    """What 6 passages let a query be compared with; a group_size of 0: all are one group."""
+    group = torch.arange(6) // (group_size or 6)
+    return compared(target, group, torch.arange(6) if number is None else number)
 
 
 def test_info_nce_by_hand():
@@ -37,7 +44,9 @@ def test_a_query_meets_its_own_group_only():
     model = Embed()
     query, passage = features(3, 0), features(6, 1)
     target = torch.tensor([0, 2, 4])
-    loss = ContrastiveLoss(model, tau=0.1, group_size=3)([{**query, "target": target}, passage])
+    query |= {"target": target, "allowed": allowed(target, 3)}
+    loss = ContrastiveLoss(model, tau=0.1)([query, passage])
+    query = {name: query[name] for name in passage}
     with torch.no_grad():
         q, p = (
             torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
@@ -63,10 +72,11 @@ def test_false_negatives_leave_the_denominator(margin, group_size):
         for n in (4, 6)
     )
     near_p[1] = near_p[0]  # as near to the first query as its own
-    objective = ContrastiveLoss(model, tau=0.1, group_size=group_size, margin=margin)
-    loss = objective(
-        [{**query, "target": target, "surrogate": near_q}, {**passage, "surrogate": near_p}]
-    )
+    objective = ContrastiveLoss(model, tau=0.1, margin=margin)
+    side = {**query, "target": target}
+    if group_size:
+        side["allowed"] = allowed(target, group_size)
+    loss = objective([{**side, "surrogate": near_q}, {**passage, "surrogate": near_p}])
     with torch.no_grad():
         q, p = (
             torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
@@ -85,9 +95,7 @@ def test_false_negatives_leave_the_denominator(margin, group_size):
         want -= float(q[i] @ p[own] / 0.1 - torch.tensor(total).log()) / 4
     assert dropped > 0
     torch.testing.assert_close(float(loss.detach()), want, atol=1e-4, rtol=0)
-    plain = ContrastiveLoss(model, tau=0.1, group_size=group_size)(
-        [{**query, "target": target}, passage]
-    )
+    plain = ContrastiveLoss(model, tau=0.1)([side, passage])
     assert float(loss.detach()) < float(plain.detach()) - 1e-3
 
 
@@ -109,10 +117,8 @@ def test_a_passage_of_the_same_query_is_no_negative(group_size):
     queries = ["title", "title", "title", "another", "title", ""]
     number = torch.tensor([number_of_query(text) for text in queries])
     query, passage = features(4, 0), features(6, 1)
-    query |= {"target": target, "number": number[target]}
-    loss = ContrastiveLoss(model, tau=0.1, group_size=group_size)(
-        [query, {**passage, "number": number}]
-    )
+    query |= {"target": target, "allowed": allowed(target, group_size, number)}
+    loss = ContrastiveLoss(model, tau=0.1)([query, passage])
     q, p = (
         torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
         for f in ({k: query[k] for k in passage}, passage)

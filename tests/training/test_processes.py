@@ -55,6 +55,7 @@ OPTIONS = {
     "retriever-batch": PRESETS["gated"] | dict(retriever_batch=3),
     "several-batches": PRESETS["gated"] | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
     "iterative": PRESETS["gated"] | dict(groups="iterative", regroup_every=2),
+    "negatives": PRESETS["infonce"] | dict(negatives=2, refresh_every=2, mined_from=20),
     "shared-lm": PRESETS["gated"] | dict(shard_lm=True),
 }
 CASES = {**PRESETS, **OPTIONS}

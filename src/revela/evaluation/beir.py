@@ -6,25 +6,24 @@ and the columns query-id, corpus-id and score.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from revela.corpus.readers.common import open_text
+from revela.corpus.judgements import read_judgements, read_rows, refuse_unknown
 from revela.errors import RevelaError
-from revela.evaluation.metrics import means, per_query, top_k
+from revela.evaluation.metrics import means, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import standings
 from revela.index.bm25 import BM25
 from revela.index.contexts import Choice, Context, refuse_without_slots, slots_of
+from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion
 from revela.index.rerank import (
@@ -223,82 +222,21 @@ def load_collection(folder: Path, split: str = "test") -> Collection:
     """
     corpus = {
         str(r["_id"]): f"{r.get('title') or ''} {r['text']}".strip()
-        for r in _rows(folder, "corpus.jsonl")
+        for r in read_rows(folder, "corpus.jsonl")
     }
-    queries = {str(r["_id"]): str(r["text"]) for r in _rows(folder, "queries.jsonl")}
+    if not corpus:
+        raise RevelaError(f"{folder}: corpus.jsonl is empty")
+    queries, qrels = read_judgements(folder, split)
     path = folder / "qrels" / f"{split}.tsv"
-    qrels = _read_qrels(path)
-    if not corpus or not qrels:
-        empty = "corpus.jsonl" if not corpus else f"qrels/{split}.tsv"
-        raise RevelaError(f"{folder}: {empty} is empty")
-    _refuse_unknown(path, "corpus-id", {d for row in qrels.values() for d in row}, corpus)
-    _refuse_unknown(path, "query-id", qrels, queries)
-    judged = [q for q in qrels if any(score > 0 for score in qrels[q].values())]
-    if not judged:
-        raise RevelaError(
-            f"{folder}: no query has a relevant document in qrels/{split}.tsv: give relevant "
-            "documents scores above 0"
-        )
-    if blank := [q for q in judged if not queries[q].strip()]:
-        raise RevelaError(
-            f"{folder}: {len(blank)} judged queries of queries.jsonl are empty (first: "
-            f"{blank[0]}): write them, or drop them from the qrels"
-        )
-    texts = [queries[q] for q in judged]
-    kept = {q: qrels[q] for q in judged}
-    return Collection(folder.name, list(corpus), list(corpus.values()), judged, texts, kept)
-
-
-def _refuse_unknown(path: Path, kind: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
-    if unknown := sorted(set(named) - known.keys()):
-        where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
-        raise RevelaError(
-            f"{path} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): "
-            "correct one of the two files"
-        )
+    refuse_unknown(path, "corpus-id", {d for row in qrels.values() for d in row}, corpus)
+    kept = {q: qrels[q] for q in queries}
+    texts = list(queries.values())
+    return Collection(folder.name, list(corpus), list(corpus.values()), list(queries), texts, kept)
 
 
 def sample(collection: Collection) -> list[str]:
     """At most a thousand documents, evenly spaced."""
     return [collection.documents[i] for i in evenly(len(collection.documents))]
-
-
-def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
-    if path is None:
-        raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
-    rows = []
-    with open_text(path) as handle:
-        try:
-            for line in handle:
-                if line.strip():
-                    row = json.loads(line)
-                    row["_id"], row["text"]  # both are required: a missing one is an error below
-                    rows.append(row)
-        except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
-            raise RevelaError(
-                f"{path}: line {len(rows) + 1} or so cannot be read "
-                f"({type(error).__name__}: {error})"
-            ) from error
-    return rows
-
-
-def _read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    if not path.is_file():
-        raise RevelaError(f"{path} does not exist: a BEIR-layout folder has its judgements there")
-    qrels: dict[str, dict[str, int]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        fields = line.split("\t")
-        if number == 1 and fields[-1].strip() == "score":
-            continue
-        try:
-            query, document, score = fields
-            qrels.setdefault(query, {})[document] = int(float(score))
-        except ValueError:
-            raise RevelaError(
-                f"{path}:{number} is not query-id, corpus-id and score separated by tabs"
-            ) from None
-    return qrels
 
 
 def mean_outcomes(

@@ -23,8 +23,9 @@ from revela.corpus.chunk import chunk
 from revela.corpus.code import documented_functions
 from revela.corpus.written_queries import Answer
 from revela.evaluation.beir import fuse
-from revela.evaluation.metrics import mean_scores, top_k
+from revela.evaluation.metrics import mean_scores
 from revela.index.bm25 import BM25
+from revela.index.exact import top_k
 from revela.index.fusion import Geometry
 from revela.settings import Recipe
 from revela.types import Document, Encoder, Vectors

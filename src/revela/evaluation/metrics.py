@@ -6,11 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
-from revela.types import Vectors
-
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")
 MAIN = "main"  # the main score of a task of mteb
 _MEASURES = {"ndcg_cut.10", "recall.100", "map"}
@@ -57,34 +52,3 @@ def _reciprocal_rank(judged: Mapping[str, int], ranked: Mapping[str, float], dep
         (1.0 / rank for rank, (document, _) in enumerate(best, 1) if judged.get(document, 0) > 0),
         0.0,
     )
-
-
-BLOCK = 1024  # queries per block
-
-
-def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:
-    """The k nearest passages of each query, best first; ties go to the lower index.
-
-    Args:
-        queries: (Q, D) float32.
-        passages: (N, D) float32.
-        k: at most N are returned.
-
-    Returns:
-        Indices (Q, min(k, N)) and their inner products.
-    """
-    k = min(k, len(passages))
-    indices = np.empty((len(queries), k), dtype=np.int64)
-    scores = np.empty((len(queries), k), dtype=np.float32)
-    for start in range(0, len(queries), BLOCK):
-        block = queries[start : start + BLOCK] @ passages.T
-        best = (
-            np.argpartition(-block, k - 1, axis=1)[:, :k]
-            if k < block.shape[1]
-            else np.tile(np.arange(k), (len(block), 1))
-        )
-        values = np.take_along_axis(block, best, axis=1)
-        order = np.lexsort((best, -values), axis=1)
-        indices[start : start + BLOCK] = np.take_along_axis(best, order, axis=1)
-        scores[start : start + BLOCK] = np.take_along_axis(values, order, axis=1)
-    return indices, scores

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.corpus.arrow_list import ArrowList, read, write
+from revela.corpus.judgements import judged
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.groups.documents import Groups
@@ -142,6 +143,11 @@ def refuse_out(recipe: Recipe, out: Path) -> None:
         raise RevelaError(
             "iterative groups are built while a retriever trains: give --groups iterative to "
             "revela train"
+        )
+    if judged(recipe):
+        raise RevelaError(
+            "groups are stored without the judgements that --pairs reads: give --pairs to revela "
+            "train, with the corpus itself"
         )
 
 

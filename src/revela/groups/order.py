@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from revela.corpus.arrow_list import ArrowList, Texts, vectors_on_disk
+from revela.corpus.judgements import judged
 from revela.corpus.text_queries import number_of_query
 from revela.errors import RevelaError
 from revela.files import atomic_write
@@ -77,7 +78,8 @@ def order_of_groups(
         groups = groups_along(recipe, rows, np.arange(len(rows)) if order_N is None else order_N)
     else:
         shared = reads == "queries" and recipe.queries.source in SHARED
-        build = spread_groups if reads == "windows" or shared else document_groups
+        spread = reads == "windows" or shared or judged(recipe)
+        build = spread_groups if spread else document_groups
         groups = functools.partial(
             build,
             rows.column("document"),
@@ -142,8 +144,8 @@ def similar_vectors(
             recipe.groups.surrogate_tokens,
         )
         sides: tuple[Encode, Encode] = (
-            _in_parts(encoder.encode_queries, progress=True),
-            _in_parts(encoder.encode_passages, progress=True),
+            in_parts(encoder.encode_queries, progress=True),
+            in_parts(encoder.encode_passages, progress=True),
         )
     else:
         words = functools.partial(
@@ -174,13 +176,7 @@ class IterativeGroups:
 
     def __call__(self, round_: int) -> Iterator[list[int]]:
         file = self.folder / f"groups-{round_}.npy"
-        groups = of_first(lambda: np.load(file) if file.is_file() else None)
-        if groups is None:
-            groups = np.array(self._build(round_), dtype=np.int64)
-            if is_first():
-                with atomic_write(file) as temporary:
-                    np.save(temporary, groups)
-        yield from groups.tolist()
+        yield from kept(file, lambda: np.array(self._build(round_), dtype=np.int64)).tolist()
 
     def _build(self, round_: int) -> list[list[int]]:
         recipe = self.recipe
@@ -196,8 +192,8 @@ class IterativeGroups:
         vectors = _vectors(
             recipe,
             rows,
-            _by_all(_in_parts(self.encoder.encode_queries)),
-            _by_all(_in_parts(self.encoder.encode_passages)),
+            by_all(in_parts(self.encoder.encode_queries)),
+            by_all(in_parts(self.encoder.encode_passages)),
         )
         largest, seed = recipe.groups.cluster_size or size, int(rng.integers(2**31))
         order = of_first(lambda: order_by_similarity(*vectors, largest, seed))
@@ -217,7 +213,20 @@ def _vectors(
     return paired(encode_queries(Texts(rows, lambda row: row.query or row.text)), passages_ND)
 
 
-def _in_parts(encode: Encode, progress: bool = False) -> Encode:
+def kept(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """What is in this file, for all processes; if it is missing, all make it and the first writes
+    it.
+    """
+    found = of_first(lambda: np.load(file) if file.is_file() else None)
+    if found is None:
+        found = make()
+        if is_first():
+            with atomic_write(file) as temporary:
+                np.save(temporary, found)
+    return found
+
+
+def in_parts(encode: Encode, progress: bool = False) -> Encode:
     """The same for many texts: a part at a time, its vectors on disk."""
 
     def encode_all(texts: Sequence[str]) -> Vectors:
@@ -233,7 +242,7 @@ def _in_parts(encode: Encode, progress: bool = False) -> Encode:
     return encode_all
 
 
-def _by_all(encode: Encode) -> Encode:
+def by_all(encode: Encode) -> Encode:
     """The same, with each process encoding its share; the first gets all vectors."""
 
     def encode_share(texts: Sequence[str]) -> Vectors:

@@ -2,7 +2,7 @@
 out.
 
 Rows are what groups are made of: the chunks; chunks with queries, for objectives that read queries;
-or several chunks joined, to crop from.
+several chunks joined, to crop from; or whole documents with judged queries.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from tqdm import tqdm
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all
+from revela.corpus.judgements import judged, pair_rows
 from revela.corpus.read import read_for
 from revela.corpus.text_queries import (
+    number_of_query,
     with_authors_words,
     with_first_sentences,
     with_telling_sentences,
@@ -91,6 +93,11 @@ class TrainingSet:
         self.folder = source if isinstance(source, GroupFolder) else None
         if self.folder is None:
             _refuse_several_readers()
+        elif judged(recipe):
+            raise RevelaError(
+                f"--pairs needs whole documents, and {self.folder.folder} holds groups of chunks: "
+                "give the corpus itself"
+            )
         if isinstance(source, GroupFolder):
             self.documents: Sequence[Document] = source.documents
             self.held_out: Sequence[Document] = source.held_out
@@ -142,8 +149,12 @@ class TrainingSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells one training set from another: of titles and texts, or of the stored groups."""
-        return self.folder.fingerprint if self.folder is not None else _digest(self.documents)
+        """Tells one training set from another: of titles, texts and judged queries, or of the
+        stored groups.
+        """
+        if self.folder is not None:
+            return self.folder.fingerprint
+        return _digest(self.documents, self.asked if judged(self.recipe) else ())
 
     @cached_property
     def chunks(self) -> ArrowList[Chunk]:
@@ -159,6 +170,26 @@ class TrainingSet:
             return self.folder.rows
         return training_rows(self.recipe, self.documents, self.chunks, self.queries_file)
 
+    @cached_property
+    def asked(self) -> ArrowList[Chunk]:
+        """The rows that are dealt to groups: all, but for documents that no judged query asks for.
+
+        These come last, so that a row has the same number here and in ``rows``.
+        """
+        if not judged(self.recipe):
+            return self.rows
+        return self.rows.chosen(np.flatnonzero(self.rows.column("query") != ""))
+
+    @cached_property
+    def relevant(self) -> dict[int, set[int]]:
+        """The documents that answer each judged query, by its number; none without judgements."""
+        found: dict[int, set[int]] = {}
+        if judged(self.recipe):
+            asked = zip(self.asked.column("query"), self.asked.column("document"), strict=True)
+            for query, document in asked:
+                found.setdefault(number_of_query(query), set()).add(int(document))
+        return found
+
     def groups(self, model: SentenceTransformer, encoder: Encoder, folder: Path) -> Groups:
         """epoch -> its groups, as indices of ``rows``. The first epoch is built once.
 
@@ -170,7 +201,7 @@ class TrainingSet:
         Raises:
             RevelaError: there are too few rows for a group.
         """
-        recipe, rows = self.recipe, self.rows
+        recipe, rows = self.recipe, self.asked
         if len(rows) < recipe.groups.group_size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
@@ -198,7 +229,7 @@ class TrainingSet:
         Args:
             model: gives the untrained retriever; called only if its token embeddings are needed.
         """
-        recipe, rows = self.recipe, self.rows
+        recipe, rows = self.recipe, self.asked
         if recipe.groups.kind == "cluster":
             self.by_similarity = similar_order(recipe, rows, model)
             return order_of_groups(recipe, rows, order_N=self.by_similarity)
@@ -210,6 +241,11 @@ class TrainingSet:
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
         reads = self.recipe.objective.reads
+        if judged(self.recipe):
+            return (
+                f"{len(self.asked)} pairs are fewer than a group of {size}: lower --group-size, or "
+                "give more judgements"
+            )
         if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
             if self.folder is not None:
                 return (
@@ -243,11 +279,13 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
     return Path(recipe.queries.queries_file or first.with_name(f"{first.name}.queries.jsonl"))
 
 
-def _digest(documents: Iterable[Document]) -> str:
-    """Tells one corpus from another, by titles and texts."""
+def _digest(documents: Iterable[Document], asked: Iterable[Chunk] = ()) -> str:
+    """Tells one corpus from another, by titles, texts and judged queries."""
     digest = hashlib.blake2b(digest_size=8)
     for document in documents:
         digest.update(f"{document.title}\0{document.text}\0".encode())
+    for row in asked:
+        digest.update(f"{row.document}\0{row.query}\0".encode())
     return digest.hexdigest()
 
 
@@ -271,9 +309,11 @@ def training_rows(
     queries_file: Path | None,
 ) -> ArrowList[Chunk]:
     """What groups are made of: the chunks; with queries, if the objective asks for them; for crops,
-    longer runs of a document.
+    longer runs of a document; whole documents, if queries are judged.
     """
     objective: Any = recipe.objective
+    if folder := judged(recipe):
+        return pair_rows(documents, Path(folder), others=objective.negatives > 0)
     if objective.reads == "windows":
         return arrow_list(Chunk, windows(chunks, objective.crop_window))
     if objective.reads == "chunks":

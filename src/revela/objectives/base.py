@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,10 @@ class Parts:
     "The rows, similar ones next to each other, where groups are clusters."
     corpora: Sequence[int] = ()
     "Where corpora but the first begin: numbers of documents; a row's document counts on."
+    relevant: Mapping[int, Collection[int]] = field(default_factory=dict)
+    "Documents that answer a query, by its number, where queries are judged."
+    mined: Callable[[Sequence[Row]], Sequence[Sequence[int]]] | None = None
+    "For each row of a batch, other rows that are mined as negatives of its query."
 
     @property
     def batching(self) -> dict[str, Any]:

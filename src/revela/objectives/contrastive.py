@@ -1,4 +1,4 @@
-"""Contrastive objectives without labels: a query and its passage against the other passages.
+"""Contrastive objectives: a query and its passage against the other passages.
 
     L = -mean_i log softmax_j( cos(q_i, d_j) / tau )  at j = target(i)
 
@@ -7,13 +7,19 @@
 - Random crops (Contriever; Izacard et al., TMLR 2022; Dwell in the Beginning, eq. 1): one crop of a
   text should find another.
 
+For those who have some labels, InfoNCE also takes judged queries (``--pairs``); passages are whole
+documents then. Beside its group's passages a query may get hard negatives, which BM25, and later
+the retriever itself, ranks high for it and which do not answer it (``--negatives``; ANCE; stage 3
+of Dwell in the Beginning): training/negatives.py mines them.
+
 Passages of the same query are left out of the softmax (the chunks of a document, asked for by its
-title), and so may be those that a surrogate model finds as near to a query as its own (false
-negatives; CDE, section 4.1).
+title; all documents that are judged relevant), and so may be those that a surrogate model finds as
+near to a query as its own (false negatives; CDE, section 4.1).
 
 Cost: the retriever reads both sides; no LM. Texts are embedded a few at a time (gradcache.py), so a
-batch is limited by time, not by memory, and every process sees the passages of all.
-When to use it: InfoNCE on docstrings and titles for code (preset ``pairs``); crops as a baseline.
+batch is limited by time, not by memory; every process sees the crops of all.
+When to use it: InfoNCE on docstrings and titles for code (preset ``pairs``), or where queries are
+judged; crops as a baseline.
 
 Shapes: Q queries, B passages, D width of a vector, S width of a surrogate's.
 """
@@ -21,8 +27,9 @@ Shapes: Q queries, B passages, D width of a vector, S width of a surrogate's.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -53,13 +60,12 @@ class Contrast(Objective):
     margin: float = setting(0.0, least=None, rare=True)
     "Nor with one that comes this close to that, in cosine."
 
-    def contrastive_loss(self, parts: Parts, group_size: int) -> ContrastiveLoss:
+    def contrastive_loss(self, parts: Parts) -> ContrastiveLoss:
         return ContrastiveLoss(
             parts.model,
             tau=self.tau,
             learn_tau=self.learn_tau,
             retriever_batch=parts.recipe.training.retriever_batch,
-            group_size=group_size,
             margin=self.margin,
         )
 
@@ -91,9 +97,29 @@ class InfoNCE(Contrast):
         " (queries: {queries})."
     )
 
+    pairs: str = ""
+    """Folder in BEIR layout (queries.jsonl, qrels/train.tsv) whose judged queries are learned from,
+    each beside a whole document that answers it. Empty: --queries."""
+    negatives: int = 0
+    """Hard negatives per query: passages that are mined for it, beside those of its group. 0:
+    none."""
+    refresh_every: int = setting(200, least=1, rare=True)
+    "Steps between two minings of negatives, by the retriever as it then is."
+    mined_from: int = setting(200, least=1, rare=True)
+    "Draw them from this many passages, the best ranked that do not answer the query."
+    first_negatives: Literal["bm25", "model"] = setting("bm25", rare=True)
+    "What mines them before the first step."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.negatives > self.mined_from:
+            raise RevelaError(
+                f"--negatives {self.negatives} cannot be drawn from --mined-from "
+                f"{self.mined_from}: lower the first, or raise the second"
+            )
+
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        loss = self.contrastive_loss(parts, parts.recipe.groups.group_size)
-        return loss, QueryBatches(parts, self.surrogate(parts))
+        return self.contrastive_loss(parts), QueryBatches(parts, self.surrogate(parts))
 
 
 @dataclass(frozen=True)
@@ -125,8 +151,7 @@ class Crop(Contrast):
             )
 
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        loss = self.contrastive_loss(parts, group_size=0)
-        return loss, CropBatches(parts, self.surrogate(parts), self)
+        return self.contrastive_loss(parts), CropBatches(parts, self.surrogate(parts), self)
 
 
 @dataclass(frozen=True)
@@ -145,20 +170,44 @@ class PairBatches:
 
 
 class QueryBatches(PairBatches):
-    """The queries of a batch, with the index of each one's passage, and all its passages; each with
-    the number of its query.
+    """The queries of a batch, each with the index of its passage and what it is compared with; and
+    all passages: those of the groups, then those mined for their queries.
     """
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
+        size = self.parts.recipe.groups.group_size
+        mined = list(self._mined(rows, size))
+        passages = [*rows, *(row for _, row in mined)]
         having = [i for i, row in enumerate(rows) if row["query"]]
-        batch = self.sides([rows[i]["query"] for i in having], [row["text"] for row in rows])
-        number_B = torch.tensor([number_of_query(row["query"]) for row in rows])
-        return {
-            **batch,
-            "query_target": torch.tensor(having),
-            "query_number": number_B[having],
-            "passage_number": number_B,
-        }
+        batch = self.sides([rows[i]["query"] for i in having], [row["text"] for row in passages])
+        target_Q = torch.tensor(having)
+        group_B = [*(i // size for i in range(len(rows))), *(group for group, _ in mined)]
+        number_B = torch.tensor([number_of_query(row["query"]) for row in passages])
+        allowed_QB = compared(target_Q, torch.tensor(group_B), number_B)
+        if self.parts.relevant:
+            allowed_QB &= ~self._answers(number_B[having], passages).scatter(
+                1, target_Q[:, None], False
+            )
+        return {**batch, "query_target": target_Q, "query_allowed": allowed_QB}
+
+    def _mined(self, rows: Sequence[Row], size: int) -> Iterator[tuple[int, Row]]:
+        """(group, row) of what is mined for the queries of each group, a text once per group."""
+        if self.parts.mined is None:
+            return
+        found = self.parts.mined(rows)
+        for start in range(0, len(rows), size):
+            known = {row["text"] for row in rows[start : start + size]}
+            for index in chain.from_iterable(found[start : start + size]):
+                chunk = self.parts.rows[index]
+                if chunk.text not in known:
+                    known.add(chunk.text)
+                    row = {"document": chunk.document, "text": chunk.text, "query": chunk.query}
+                    yield start // size, row
+
+    def _answers(self, number_Q: Tensor, passages: Sequence[Row]) -> Tensor:
+        """Which passages are of a document that is relevant to a query, (Q, B)."""
+        relevant = [self.parts.relevant.get(number, ()) for number in number_Q.tolist()]
+        return torch.tensor([[row["document"] in found for row in passages] for found in relevant])
 
 
 @dataclass(frozen=True)
@@ -234,15 +283,17 @@ def true_negatives(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor, margi
     return (scores_QB < scores_QB.gather(1, own_Q1) - margin).scatter(1, own_Q1, True)
 
 
-def other_queries(number_Q: Tensor, number_B: Tensor, target_Q: Tensor) -> Tensor:
-    """Which passages a query is compared with, (Q, B): its own, and those of other queries.
+def compared(target_Q: Tensor, group_B: Tensor, number_B: Tensor) -> Tensor:
+    """Which passages a query is compared with, (Q, B): its own, and those of its group that are of
+    another query, or of none.
 
     Args:
-        number_Q: tells queries apart.
-        number_B: the number of each passage's query.
         target_Q: index of each query's own passage.
+        group_B: the group of each passage.
+        number_B: tells the queries of passages apart.
     """
-    return (number_Q[:, None] != number_B).scatter(1, target_Q[:, None], True)
+    own_Q1 = target_Q[:, None]
+    return ((group_B[own_Q1] == group_B) & (number_B[own_Q1] != number_B)).scatter(1, own_Q1, True)
 
 
 class ContrastiveLoss(RetrieverLoss):
@@ -250,8 +301,6 @@ class ContrastiveLoss(RetrieverLoss):
 
     Args:
         model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
-        group_size: passages per group: a query is compared with those of its own group only. 0:
-            with all, of all processes.
         margin: of ``true_negatives``, where the sides have vectors of a ``surrogate``.
         tau, learn_tau, retriever_batch: see RetrieverLoss.
     """
@@ -262,28 +311,21 @@ class ContrastiveLoss(RetrieverLoss):
 
     def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
         """Loss in nats per query; ``features`` are queries, with the ``target`` index of each, and
-        passages. Both may have the ``number`` of their query, and vectors of a ``surrogate``.
+        passages. Both may have vectors of a ``surrogate``. The queries may have ``allowed``, which
+        passages each is compared with, (Q, B); without it, with all, of all processes.
         """
         query, passage = ({**side} for side in features)
-        target_Q = query.pop("target")
-        number_Q, number_B = (side.pop("number", None) for side in (query, passage))
+        target_Q, allowed_QB = query.pop("target"), query.pop("allowed", None)
         near_QS, near_BS = (side.pop("surrogate", None) for side in (query, passage))
         query_QD, passage_BD = self.embed(query), self.embed(passage)
         with torch.autocast(query_QD.device.type, enabled=False):
-            rules = []
-            if self.group_size:
-                group_B = torch.arange(len(passage_BD), device=target_Q.device) // self.group_size
-                rules.append(group_B == group_B[target_Q][:, None])
-            else:
+            if allowed_QB is None:
                 passage_BD, first = of_all_processes(passage_BD)
                 target_Q = target_Q + first
                 near_BS = None if near_BS is None else of_all_processes(near_BS)[0]
-                number_B = None if number_B is None else of_all_processes(number_B)[0]
-            if number_Q is not None and number_B is not None:
-                rules.append(other_queries(number_Q, number_B, target_Q))
             if near_QS is not None and near_BS is not None:
-                rules.append(true_negatives(near_QS, near_BS, target_Q, self.margin))
-            allowed_QB = torch.stack(rules).all(dim=0) if rules else None
+                true_QB = true_negatives(near_QS, near_BS, target_Q, self.margin)
+                allowed_QB = true_QB if allowed_QB is None else allowed_QB & true_QB
             return info_nce(query_QD, passage_BD, target_Q, self.tau, allowed_QB)
 
 

@@ -76,6 +76,7 @@ def model_card(
     steps: int,
     matryoshka: Sequence[int] = (),
     slots: int = 0,
+    labelled: bool = False,
 ) -> str:
     """The README.md of a retriever: what it was trained on, by which command, and its label-free
     scores.
@@ -91,6 +92,7 @@ def model_card(
         steps: of training.
         matryoshka: widths that its vectors were trained to be truncated to.
         slots: how many documents it reads as its context; 0: none.
+        labelled: whether it learned from judged queries.
     """
     tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
     header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
@@ -99,6 +101,7 @@ def model_card(
         for system, row in scores.items()
     )
     widths = ", ".join(map(str, matryoshka))
+    how = "on judged queries" if labelled else "without labels"
     truncation = f"\nIts vectors may be cut to their first numbers (`truncate_dim`): {widths}.\n"
     return f"""---
 library_name: sentence-transformers
@@ -107,7 +110,7 @@ tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
 ---
 # {name}
 
-A dense retriever trained without labels by [revela](https://arxiv.org/abs/2506.16552).
+A dense retriever trained {how} by [revela](https://arxiv.org/abs/2506.16552).
 {learned_from}
 
 ```python

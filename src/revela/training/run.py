@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from revela import processes
 from revela.corpus.arrow_list import ArrowList
+from revela.corpus.judgements import judged, read_judgements
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
@@ -39,6 +40,7 @@ from revela.settings import Recipe
 from revela.silence import silence_libraries
 from revela.training.checkpoint import BestState, step_of
 from revela.training.loop import Loop, bf16_forward
+from revela.training.negatives import mined_negatives
 from revela.training.progress import Checks, Clock, Metrics, Progress, Scores, describe, plot
 from revela.training.record import (
     TRACKER_FOLDER,
@@ -159,22 +161,34 @@ class Run:
         folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
         self.model = untrained_retriever(recipe, folder, self.data.documents)
         self._open_context()
-        # In training texts are cut at lm_tokens; the saved model reads this many.
+        # The saved model reads this many.
         self.max_tokens = self.model.max_seq_length or recipe.retriever.max_tokens
-        limit = recipe.lm.lm_tokens + recipe.context.slots
-        self.model.max_seq_length = min(self.max_tokens, limit)
+        self.model.max_seq_length = self._tokens_in_training()
         # A Sentence-Transformers model has layers of its own, and is not fitted.
         self.is_decoder = not (folder / "modules.json").is_file()
         self.encoder = RetrieverEncoder(self.model, self.bf16, first_stage=self.first_stage)
         if self.first_stage is not None:
             self.encoder = self.encoder.with_context(self._context)
         self.groups = data.groups(self.model, self.encoder, self._checkpoints)
+        self.negatives = mined_negatives(recipe, data, self.groups, self.encoder, self._checkpoints)
+        if self.negatives is not None:
+            self.groups = self.negatives.groups
         neighbours = recipe.context.context_from == "neighbours" and recipe.context.slots
         if neighbours and data.by_similarity is None:
             raise RevelaError(
                 "--context-from neighbours needs groups of similar chunks, made of a corpus: give "
                 "--groups cluster, or another --context-from"
             )
+
+    def _tokens_in_training(self) -> int:
+        """Where texts are truncated while the retriever trains, slots included."""
+        wanted, slots = self.recipe.retriever.train_tokens, self.recipe.context.slots
+        if wanted and wanted + slots > self.max_tokens:
+            raise RevelaError(
+                f"--train-tokens {wanted}: the retriever reads {self.max_tokens - slots} at most: "
+                "give no more, or a higher --max-tokens where --model is a language model"
+            )
+        return min(self.max_tokens, (wanted or self.recipe.lm.lm_tokens) + slots)
 
     def _refuse_differences(self, settings: dict[str, Any]) -> None:
         """Stop if the processes, on several machines maybe, do not begin with the same."""
@@ -254,6 +268,8 @@ class Run:
                 self.first_stage,
                 data.by_similarity,
                 data.corpora,
+                data.relevant,
+                self.negatives,
             )
         )
         self.accelerator: Accelerator | None = None
@@ -356,10 +372,11 @@ class Run:
         )
 
     def _card(self, scores: dict[str, Scores]) -> str:
-        settings = self.recipe.flat()
+        settings, pairs = self.recipe.flat(), judged(self.recipe)
+        about = {**settings, "queries": f"judged, of {pairs}"} if pairs else settings
         return model_card(
             self.out.name,
-            self.recipe.objective.learned_from.format(**settings),
+            self.recipe.objective.learned_from.format(**about),
             f"{self.corpus} ({self.data.n_documents:,} documents)",
             self.command,
             "\n".join(f"{k} = {v!r}" for k, v in settings.items()),
@@ -368,6 +385,7 @@ class Run:
             self.loop.step,
             self.recipe.retriever.matryoshka,
             self.recipe.context.slots,
+            labelled=bool(pairs),
         )
 
 
@@ -379,7 +397,8 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
 
     Raises:
         RevelaError: the output folder is in the way, the run would have no end, a tracker is not
-            installed, the groups of a step cannot be dealt out to the processes.
+            installed, judgements cannot be read, the groups of a step cannot be dealt out to the
+            processes.
     """
     _refuse_missing_tracker(recipe.training.track)
     if recipe.training.groups_per_step % recipe.training.groups_per_batch:
@@ -394,6 +413,8 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
         raise RevelaError(
             "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
         )
+    if folder := judged(recipe):
+        read_judgements(Path(folder), "train")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
 
@@ -409,6 +430,8 @@ def _refuse_processes(recipe: Recipe) -> None:
         )
     if n == 1:
         return
+    if judged(recipe):
+        raise RevelaError("--pairs takes one process: start revela without torchrun")
     if not recipe.objective.across_groups and training.groups_per_step % whole:
         raise RevelaError(
             f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} processes, "

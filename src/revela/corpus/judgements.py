@@ -1,0 +1,154 @@
+"""Judged queries in BEIR layout, to score on and to train on.
+
+A folder holds queries.jsonl (or .gz) and qrels/SPLIT.tsv with a header and the columns query-id,
+corpus-id and score; a document is relevant if its score is above 0.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from revela.corpus.arrow_list import ArrowList, arrow_list
+from revela.corpus.readers.common import open_text
+from revela.errors import RevelaError
+from revela.settings import Recipe
+from revela.types import Chunk, Document
+
+log = logging.getLogger(__name__)
+
+Qrels = dict[str, dict[str, int]]
+"""Scores by query id and document id."""
+
+
+def judged(recipe: Recipe) -> str:
+    """The folder of judged queries that a recipe's objective learns from; empty: none."""
+    return str(getattr(recipe.objective, "pairs", ""))
+
+
+def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
+    """The text of each query that has a relevant document, by its id; and all scores.
+
+    Raises:
+        RevelaError: a file is missing, empty or damaged, the qrels name ids that the queries lack,
+            or a judged query has no text.
+    """
+    queries = {str(row["_id"]): str(row["text"]) for row in read_rows(folder, "queries.jsonl")}
+    path = folder / "qrels" / f"{split}.tsv"
+    qrels = _read_qrels(path)
+    if not qrels:
+        raise RevelaError(f"{folder}: qrels/{split}.tsv is empty")
+    refuse_unknown(path, "query-id", qrels, queries)
+    judged = [q for q in qrels if any(score > 0 for score in qrels[q].values())]
+    if not judged:
+        raise RevelaError(
+            f"{folder}: no query has a relevant document in qrels/{split}.tsv: give relevant "
+            "documents scores above 0"
+        )
+    if blank := [q for q in judged if not queries[q].strip()]:
+        raise RevelaError(
+            f"{folder}: {len(blank)} judged queries of queries.jsonl are empty (first: "
+            f"{blank[0]}): write them, or drop them from the qrels"
+        )
+    return {q: queries[q] for q in judged}, qrels
+
+
+def refuse_unknown(path: Path, kind: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
+    """Refuse qrels that name a query or a document which is not there.
+
+    Args:
+        path: of the qrels.
+        kind: "corpus-id" or "query-id".
+        named: ids in the qrels.
+        known: what there is, by id.
+    """
+    if unknown := sorted(set(named) - known.keys()):
+        where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
+        raise RevelaError(
+            f"{path} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): "
+            "correct one of the two files"
+        )
+
+
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a JSONL file of the folder, or of its .gz; each has _id and text."""
+    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+    if path is None:
+        raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
+    rows = []
+    with open_text(path) as handle:
+        try:
+            for line in handle:
+                if line.strip():
+                    row = json.loads(line)
+                    row["_id"], row["text"]  # both are required: a missing one is an error below
+                    rows.append(row)
+        except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+            raise RevelaError(
+                f"{path}: line {len(rows) + 1} or so cannot be read "
+                f"({type(error).__name__}: {error})"
+            ) from error
+    return rows
+
+
+def _read_qrels(path: Path) -> Qrels:
+    if not path.is_file():
+        raise RevelaError(f"{path} does not exist: a BEIR-layout folder has its judgements there")
+    qrels: Qrels = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        fields = line.split("\t")
+        if number == 1 and fields[-1].strip() == "score":
+            continue
+        try:
+            query, document, score = fields
+            qrels.setdefault(query, {})[document] = int(float(score))
+        except ValueError:
+            raise RevelaError(
+                f"{path}:{number} is not query-id, corpus-id and score separated by tabs"
+            ) from None
+    return qrels
+
+
+def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> ArrowList[Chunk]:
+    """Whole documents (title and text), each once with every query that it answers.
+
+    Args:
+        documents: of the corpus that the judgements are of.
+        folder: has queries.jsonl and qrels/train.tsv.
+        others: append the documents that answer no query.
+
+    Raises:
+        RevelaError: see ``read_judgements``; or no relevant document is among these.
+    """
+    texts, qrels = read_judgements(folder, "train")
+    asking: dict[str, dict[str, None]] = {}  # queries by document, each text once
+    for query, text in texts.items():
+        for document, score in qrels[query].items():
+            if score > 0:
+                asking.setdefault(document, {})[text] = None
+    missing = dict(asking)
+
+    def rows() -> Iterator[Chunk]:
+        for number, document in enumerate(documents):
+            missing.pop(document.id, None)
+            for query in asking.get(document.id, ()):
+                yield Chunk(number, document.full_text, query)
+        for number, document in enumerate(documents if others else ()):
+            if document.id not in asking:
+                yield Chunk(number, document.full_text)
+
+    made = arrow_list(Chunk, rows())
+    if missing == asking:
+        raise RevelaError(
+            f"{folder}: no relevant document of qrels/train.tsv is trained on (first: "
+            f"{next(iter(missing))}): give the corpus that it names, with its ids as _id"
+        )
+    total, left = (sum(map(len, found.values())) for found in (asking, missing))
+    log.info(
+        f"{total - left:,} pairs of {folder}; {left:,} left out, whose documents are not in the "
+        "corpus or held out"
+    )
+    return made

@@ -1,0 +1,39 @@
+"""Exact nearest neighbours by inner product, in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revela.types import Vectors
+
+QUERIES, SCORES = 1024, 2**26  # held at a time
+
+
+def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:
+    """The k nearest passages of each query, best first; ties go to the lower index.
+
+    Args:
+        queries: (Q, D) float32.
+        passages: (N, D) float32; they may lie on disk.
+        k: at most N are returned.
+
+    Returns:
+        Indices (Q, min(k, N)) and their inner products.
+    """
+    k = min(k, len(passages))
+    indices = np.empty((len(queries), k), dtype=np.int64)
+    scores = np.empty((len(queries), k), dtype=np.float32)
+    size = max(1, min(QUERIES, SCORES // max(1, len(passages))))
+    for start in range(0, len(queries), size):
+        block = queries[start : start + size] @ passages.T
+        best = (
+            np.argpartition(-block, k - 1, axis=1)[:, :k]
+            if k < block.shape[1]
+            else np.tile(np.arange(k), (len(block), 1))
+        )
+        values = np.take_along_axis(block, best, axis=1)
+        order = np.lexsort((best, -values), axis=1)
+        indices[start : start + size] = np.take_along_axis(best, order, axis=1)
+        scores[start : start + size] = np.take_along_axis(values, order, axis=1)
+    return indices, scores

@@ -1,0 +1,205 @@
+"""Hard negatives: passages that rank high for a query and do not answer it, mined anew every so
+many steps (ANCE; Xiong et al., ICLR 2021; stage 3 of Dwell in the Beginning).
+
+Training goes by rounds of ``refresh_every`` steps. When the first batch of a round is read, the
+queries of all its groups are ranked against all passages: by BM25 before the first step (or
+``first_negatives``), afterwards by the retriever as it then is. Of the ``mined_from`` best passages
+that do not answer the query, ``negatives`` are drawn for each row, by seed, round and row.
+
+The optimiser goes on from round to round, with its moments and one learning-rate schedule. (The
+authors of Dwell start a fresh optimiser in each.) False negatives are left to the loss, which sees
+the mined passages' surrogate vectors beside those of the group.
+
+Cost: a round reads the whole corpus once, and keeps a vector per passage on disk.
+
+Shapes: U queries, N passages, K places of a ranking, R rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
+
+from revela.corpus.arrow_list import Texts
+from revela.corpus.text_queries import number_of_query
+from revela.errors import RevelaError
+from revela.groups.documents import Groups
+from revela.groups.order import by_all, in_parts, kept
+from revela.groups.training_set import TrainingSet
+from revela.index.bm25 import BM25
+from revela.index.exact import top_k
+from revela.objectives.base import Row
+from revela.objectives.contrastive import InfoNCE
+from revela.processes import of_first
+from revela.settings import Recipe
+from revela.types import Encoder
+
+Rank = Callable[[int], NDArray[np.int64]]
+"""K -> the K best passages of each query, best first, (U, K); -1 for none."""
+
+
+def mined_negatives(
+    recipe: Recipe, data: TrainingSet, groups: Groups, encoder: Encoder, folder: Path
+) -> Negatives | None:
+    """The miner of a run, if its recipe asks for one; arguments as for ``Negatives``.
+
+    Raises:
+        RevelaError: there are too few passages, or the groups follow the retriever, too.
+    """
+    objective = recipe.objective
+    if not (isinstance(objective, InfoNCE) and objective.negatives):
+        return None
+    if recipe.groups.kind == "iterative":
+        raise RevelaError(
+            "--negatives are mined for groups that are known before, and --groups iterative are "
+            "not: give another --groups, cluster for example"
+        )
+    rounds = _rounds(groups, objective.refresh_every * recipe.training.groups_per_step)
+    return Negatives(objective, recipe.training.seed, data, rounds, encoder, folder)
+
+
+class Negatives:
+    """Mines negatives for the rows of a batch; and deals out the groups of its rounds.
+
+    What was drawn is kept, so that a run that is resumed reads the same. A run that skips the
+    batches of a round mines nothing for it.
+
+    Args:
+        settings: how many, and from where.
+        seed: of the run.
+        data: rows and judgements.
+        rounds: the groups of each round, without end.
+        encoder: the retriever as it is when a round begins.
+        folder: where rounds are kept, until the run ends.
+
+    Raises:
+        RevelaError: there are too few passages.
+    """
+
+    def __init__(
+        self,
+        settings: InfoNCE,
+        seed: int,
+        data: TrainingSet,
+        rounds: Iterator[list[list[int]]],
+        encoder: Encoder,
+        folder: Path,
+    ) -> None:
+        self.settings, self.seed, self.encoder, self.folder = settings, seed, encoder, folder
+        self.rows, self.relevant = data.rows, data.relevant
+        self._rounds, self._groups = rounds, list[list[int]]()
+        self._mined, self._round = dict[int, list[int]](), -1
+        if settings.negatives >= len(self.passages):
+            raise RevelaError(
+                f"--negatives {settings.negatives}: there are {len(self.passages)} passages to "
+                "mine them from, one of them a query's own: give fewer, or more text"
+            )
+
+    def groups(self, round_: int) -> Iterator[list[int]]:
+        """The groups of a round; rounds are asked for one after another."""
+        self._groups = next(self._rounds)
+        yield from self._groups
+
+    def __call__(self, rows: Sequence[Row]) -> list[list[int]]:
+        """What is mined for each row of a batch of the present round, as rows; its epoch is the
+        number of the round. Fewer than ``negatives`` where fewer passages rank.
+        """
+        if rows[0]["epoch"] != self._round:
+            self._round = int(rows[0]["epoch"])
+            file = self.folder / f"negatives-{self._round}.npy"
+            found = kept(file, partial(self._mine, self._round))
+            self._mined = {row: [i for i in mined if i >= 0] for row, *mined in found.tolist()}
+        return [self._mined.get(row["row"], []) for row in rows]
+
+    @cached_property
+    def passages(self) -> NDArray[np.int64]:
+        """(N,): a row of each passage. Judged documents are one passage in all their rows."""
+        if not self.relevant:
+            return np.arange(len(self.rows))
+        _, first = np.unique(self.rows.column("document"), return_index=True)
+        return first.astype(np.int64)
+
+    def _mine(self, round_: int) -> NDArray[np.int64]:
+        """(R, 1 + negatives): the rows of the round that have a query, each with those drawn for
+        it; -1 where there are no more.
+        """
+        began = time.monotonic()
+        members = sorted({row for group in self._groups for row in group})
+        asked = {row: str(self.rows.value(row, "query")) for row in members}
+        asked = {row: query for row, query in asked.items() if query}
+        queries = list(dict.fromkeys(asked.values()))
+        by_words = round_ == 0 and self.settings.first_negatives == "bm25"
+        rank = self._by_words(queries) if by_words else self._by_model(queries)
+        drawn = of_first(lambda: self._draw(round_, asked, queries, rank))
+        tqdm.write(
+            f"negatives for {len(queries):,} queries mined among {len(self.passages):,} passages "
+            f"by {'BM25' if by_words else 'the retriever'} in {time.monotonic() - began:.0f} s"
+        )
+        return drawn
+
+    def _by_words(self, queries: Sequence[str]) -> Rank:
+        def rank(k: int) -> NDArray[np.int64]:
+            indices, scores = BM25(self._texts).top_k(queries, k)
+            return np.where(scores > 0, indices, -1)
+
+        return rank
+
+    def _by_model(self, queries: Sequence[str]) -> Rank:
+        """Every process encodes its share; the first has all vectors."""
+        passages_ND = by_all(in_parts(self.encoder.encode_passages))(self._texts)
+        queries_UD = by_all(in_parts(self.encoder.encode_queries))(queries)
+        return lambda k: top_k(queries_UD, passages_ND, k)[0]
+
+    @property
+    def _texts(self) -> Texts:
+        return Texts(self.rows.chosen(self.passages), lambda row: row.text)
+
+    def _draw(
+        self, round_: int, asked: dict[int, str], queries: Sequence[str], rank: Rank
+    ) -> NDArray[np.int64]:
+        settings, answers = self.settings, self._answers(queries)
+        deepest = settings.mined_from + max(map(len, answers))
+        best = {
+            query: [place for place in ranking if place >= 0 and place not in own]
+            for query, own, ranking in zip(queries, answers, rank(deepest).tolist(), strict=True)
+        }
+        drawn = np.full((len(asked), 1 + settings.negatives), -1, dtype=np.int64)
+        for line, (row, query) in zip(drawn, asked.items(), strict=True):
+            rng = np.random.default_rng([self.seed, round_, row])
+            places = np.array(best[query][: settings.mined_from], dtype=np.int64)
+            found = self.passages[rng.permutation(places)[: settings.negatives]]
+            line[0], line[1 : 1 + len(found)] = row, found
+        return drawn
+
+    def _answers(self, queries: Sequence[str]) -> list[set[int]]:
+        """The places of each query's passages: those of its rows, or of its relevant documents."""
+        numbers = [number_of_query(query) for query in queries]
+        found: dict[int, set[int]] = {number: set() for number in numbers}
+        if self.relevant:
+            documents = self.rows.column("document")[self.passages].tolist()
+            place = {document: i for i, document in enumerate(documents)}
+            for number in found:
+                found[number] = {place[document] for document in self.relevant[number]}
+        else:
+            for i in np.flatnonzero(np.isin(self._numbers, numbers)).tolist():
+                found[int(self._numbers[i])].add(i)
+        return [found[number] for number in numbers]
+
+    @cached_property
+    def _numbers(self) -> NDArray[np.int64]:
+        """The number of each row's query."""
+        return np.array([number_of_query(query) for query in self.rows.column("query")], np.int64)
+
+
+def _rounds(groups: Groups, size: int) -> Iterator[list[list[int]]]:
+    """The groups of epoch after epoch, so many at a time."""
+    endless = (group for epoch in count() for group in groups(epoch))
+    while True:
+        yield list(islice(endless, size))

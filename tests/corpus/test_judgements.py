@@ -1,0 +1,65 @@
+"""Judged queries as training reads them, and what is said of files that are not as they should."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from revela.corpus.judgements import pair_rows
+from revela.errors import RevelaError
+from revela.types import Chunk, Document
+
+DOCUMENTS = [Document(f"d{i}", f"text {i}", f"title {i}" * (i % 2)) for i in range(5)]
+HEAD = "query-id\tcorpus-id\tscore\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """q0 asks for d1 and d3, q1 for d3, q2 says the same as q1, q3 finds nothing."""
+    (tmp_path / "qrels").mkdir()
+    texts = {"q0": "zero", "q1": "one", "q2": "one", "q3": "three"}
+    rows = [json.dumps({"_id": name, "text": text}) + "\n" for name, text in texts.items()]
+    (tmp_path / "queries.jsonl").write_text("".join(rows))
+    judged = "q0\td1\t1\nq0\td3\t2\nq1\td3\t1\nq2\td3\t1\nq2\td0\t1\nq3\td2\t0\nq1\tgone\t1\n"
+    (tmp_path / "qrels" / "train.tsv").write_text(HEAD + judged)
+    return tmp_path
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_row_for_each_pair_and_the_documents_of_a_row_together(folder, others, caplog):
+    with caplog.at_level(logging.INFO, "revela"):
+        rows = list(pair_rows(DOCUMENTS, folder, others))
+    pairs = [Chunk(0, "text 0", "one"), Chunk(1, "title 1 text 1", "zero")]
+    pairs += [Chunk(3, "title 3 text 3", "zero"), Chunk(3, "title 3 text 3", "one")]
+    rest = [Chunk(2, "text 2"), Chunk(4, "text 4")]
+    assert rows == pairs + (rest if others else [])
+    (said,) = caplog.messages
+    assert said.startswith(f"4 pairs of {folder}; 1 left out, whose documents are not in")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("qrels/train.tsv", None, r"train\.tsv does not exist: a BEIR-layout folder has its judge"),
+        ("queries.jsonl", None, r"is not a BEIR-layout folder: it has no queries\.jsonl"),
+        ("qrels/train.tsv", HEAD, r"qrels/train\.tsv is empty"),
+        ("qrels/train.tsv", HEAD + "q0\tgone\t1\n", r"no relevant document .* \(first: gone\)"),
+        ("qrels/train.tsv", HEAD + "nobody\td0\t1\n", r"names 1 query-ids that queries\.jsonl lac"),
+    ],
+)
+def test_bad_judgements_are_one_sentence(folder, file, text, sentence):
+    if text is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(text)
+    with pytest.raises(RevelaError, match=sentence):
+        pair_rows(DOCUMENTS, folder, False)
+
+
+def test_a_judged_query_without_text_is_one_sentence(folder):
+    file = folder / "queries.jsonl"
+    file.write_text(file.read_text().replace('"zero"', '" "'))
+    with pytest.raises(RevelaError, match=r"1 judged queries .* are empty \(first: q0\)"):
+        pair_rows(DOCUMENTS, folder, False)

@@ -1,0 +1,424 @@
+"""Mined negatives: against a loop over rankings, never what answers the query, the same when a run
+is resumed, and others once the retriever has learned.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from test_run import ctrl_c_after, losses
+
+from conftest import Embed, make_rows
+from revela.corpus.arrow_list import arrow_list
+from revela.corpus.text_queries import number_of_query
+from revela.errors import RevelaError
+from revela.groups.corpora import build_groups
+from revela.groups.folder import GroupFolder
+from revela.groups.training_set import TrainingSet
+from revela.index.bm25 import BM25
+from revela.objectives.contrastive import ContrastiveLoss, InfoNCE, QueryBatches
+from revela.retriever.build import load_retriever
+from revela.settings import Recipe, presets
+from revela.training.negatives import Negatives
+from revela.training.progress import Progress
+from revela.training.run import Run, refuse_at_once, train
+from revela.types import Chunk, Document
+from test_cli import run
+
+DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
+TINY = dict(
+    layers=2, chunk_words=30, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6,
+    log_every=1, save_every=3, check_every=0, precision="fp32", threads=1, lm_tokens=64,
+    max_tokens=64, warmup_steps=2, negatives=2, refresh_every=2, mined_from=10,
+)  # fmt: skip
+
+
+class Hashed:
+    """Unit vectors that depend on the text, and on the seed."""
+
+    def __init__(self, seed=0):
+        self.seed, self.read = seed, 0
+
+    def encode_passages(self, texts, progress=False):
+        self.read += len(texts)
+        vectors = [
+            np.random.default_rng([self.seed, number_of_query(text)]).normal(size=6)
+            for text in texts
+        ]
+        return np.array([v / np.linalg.norm(v) for v in vectors], np.float32).reshape(-1, 6)
+
+    encode_queries = encode_passages
+
+
+def free_rows():
+    """Rows of which two neighbours have the same query, and the last ten none."""
+    words = np.random.default_rng(3).integers(0, 30, size=(40, 12))
+    texts = [" ".join(f"word{w}" for w in line) for line in words]
+    asks = [f"{' '.join(texts[i - i % 2].split()[:4])}" if i < 30 else "" for i in range(40)]
+    rows = [
+        Chunk(i // 4, text, query) for i, (text, query) in enumerate(zip(texts, asks, strict=True))
+    ]
+    return SimpleNamespace(rows=arrow_list(Chunk, rows), relevant={})
+
+
+def judged_rows():
+    """Ten documents with two queries each, of which each asks for two; ten more without."""
+    texts = [row.text for row in free_rows().rows]
+    queries = [" ".join(text.split()[:4]) for text in texts]
+    pairs = [(i, queries[j]) for i in range(10) for j in (i, (i + 1) % 10)]
+    rows = [Chunk(i, texts[i], query) for i, query in pairs]
+    rows += [Chunk(i, texts[i]) for i in range(10, 20)]
+    relevant = {}
+    for document, query in pairs:
+        relevant.setdefault(number_of_query(query), set()).add(document)
+    return SimpleNamespace(rows=arrow_list(Chunk, rows), relevant=relevant)
+
+
+def miner(data, folder, encoder=None, rounds=1, seed=0, **settings):
+    asked = [i for i, row in enumerate(data.rows) if row.query]
+    same = [[asked[:8], asked[8:16]]] * rounds
+    found = InfoNCE(**{"negatives": 3, "mined_from": 5, **settings})
+    return Negatives(found, seed, data, iter(same), encoder or Hashed(), folder)
+
+
+def batch(negatives, round_=0):
+    """The rows of a round as the loop reads them."""
+    members = [i for group in negatives.groups(round_) for i in group]
+    return [{"row": i, "epoch": round_} for i in members]
+
+
+@pytest.mark.parametrize("by", ["bm25", "model"])
+@pytest.mark.parametrize("make", [free_rows, judged_rows])
+def test_negatives_are_the_best_that_do_not_answer(tmp_path, by, make):
+    """Against a loop over all passages: none answers the query, and none has fewer than five
+    others, that do not either, before it.
+    """
+    data = make()
+    rows, encoder = list(data.rows), Hashed()
+    negatives = miner(data, tmp_path, encoder, first_negatives=by)
+    asked = batch(negatives)
+    mined = negatives(asked)
+    texts = [row.text for row in rows]
+    for place, found in zip(asked, mined, strict=True):
+        query = rows[place["row"]].query
+        answers = {row.text for row in rows if row.query == query}
+        if by == "bm25":
+            unique = list(dict.fromkeys(texts))
+            order, scores = BM25(unique).top_k([query], len(unique))
+            score = {unique[i]: s for i, s in zip(order[0], scores[0], strict=True)}
+        else:
+            cosines = encoder.encode_passages(texts) @ encoder.encode_queries([query])[0]
+            score = dict(zip(texts, cosines, strict=True))
+        best = sorted((s for t, s in score.items() if t not in answers), reverse=True)[:5]
+        assert len(found) == len({texts[i] for i in found}) == 3
+        for i in found:
+            assert texts[i] not in answers
+            assert score[texts[i]] >= best[-1] - 1e-6 and (by == "model" or score[texts[i]] > 0)
+
+
+def test_draws_follow_from_seed_round_and_row(tmp_path):
+    drawn = {}
+    for name, seed, round_ in (("a", 0, 0), ("b", 0, 0), ("seed", 1, 0), ("round", 0, 1)):
+        one = miner(
+            free_rows(),
+            tmp_path / name,
+            seed=seed,
+            rounds=2,
+            mined_from=20,
+            first_negatives="model",
+        )
+        for number in range(round_ + 1):
+            rows = batch(one, number)
+        drawn[name] = one(rows)
+    assert drawn["a"] == drawn["b"]
+    assert drawn["a"] != drawn["seed"] and drawn["a"] != drawn["round"]
+    with_title = [drawn["a"][i : i + 2] for i in range(0, 16, 2)]
+    assert any(first != second for first, second in with_title)  # rows of one query
+
+
+def test_what_was_drawn_is_kept_and_a_round_that_is_skipped_mines_nothing(tmp_path):
+    first = miner(free_rows(), tmp_path, rounds=3)
+    batch(first)
+    mined = first(batch(first, 1))
+    assert [file.name for file in tmp_path.iterdir()] == ["negatives-1.npy"]
+    blind = Hashed(seed=9)
+    again = miner(free_rows(), tmp_path, blind, rounds=3)
+    batch(again)
+    assert again(batch(again, 1)) == mined and blind.read == 0
+    again(batch(again, 2))
+    assert blind.read > 0
+
+
+def test_a_query_that_few_passages_match_has_fewer(tmp_path):
+    rows = [Chunk(i, f"text{i}{' both' * (i < 3)}", f"text{i} both" * (i < 2)) for i in range(9)]
+    data = SimpleNamespace(rows=arrow_list(Chunk, rows), relevant={})
+    settings = InfoNCE(negatives=3)
+    negatives = Negatives(settings, 0, data, iter([[[0, 1, 5]]]), Hashed(), tmp_path)
+    assert [sorted(found) for found in negatives(batch(negatives))] == [[1, 2], [0, 2], []]
+
+
+def made(rows, **more):
+    """QueryBatches without a retriever: its texts are ids of words."""
+
+    def sides(queries, passages):
+        def ids(texts):
+            numbers = [[number_of_query(w) % 397 + 3 for w in text.split()[:3]] for text in texts]
+            return torch.tensor(numbers)
+
+        return {"query_input_ids": ids(queries), "passage_input_ids": ids(passages)}
+
+    recipe = Recipe.of("infonce", group_size=4)
+    given = {"relevant": {}, "mined": None, **more}
+    return SimpleNamespace(recipe=recipe, rows=rows, sides=sides, **given)
+
+
+def as_rows(chunks, indices):
+    chunks = [chunks[i] for i in indices]
+    return [dict(text=c.text, query=c.query, document=c.document) for c in chunks]
+
+
+@pytest.mark.parametrize("make", [free_rows, judged_rows])
+def test_a_query_is_compared_with_its_group_and_what_was_mined_for_it(make):
+    """Against the rules, one pair at a time; mined passages are negatives of the whole group."""
+    data = make()
+    chunks = list(data.rows)
+    indices = [0, 2, 4, 19, 6, 3, 10, 25]
+    mined = [[8, 12], [8, 28], [0], [13], [12, 1], [5], [27], [26]]
+    parts = made(chunks, relevant=data.relevant, mined=lambda rows: mined)
+    found = QueryBatches(parts, None)(as_rows(chunks, indices))
+    passages = [(g // 4, chunks[i]) for g, i in enumerate(indices)]
+    for group in (0, 1):
+        known = [chunk.text for g, chunk in passages if g == group]
+        for i in [i for some in mined[4 * group : 4 * group + 4] for i in some]:
+            if chunks[i].text not in known:
+                known.append(chunks[i].text)
+                passages.append((group, chunks[i]))
+    assert len(found["passage_input_ids"]) == len(passages) > 8
+    having = [place for place, i in enumerate(indices) if chunks[i].query]
+    assert found["query_target"].tolist() == having
+    for line, own in zip(found["query_allowed"], having, strict=True):
+        query = chunks[indices[own]].query
+        answers = {row.text for row in chunks if row.query == query} if data.relevant else set()
+        for j, (group, chunk) in enumerate(passages):
+            wrong = group != own // 4 or chunk.query == query or chunk.text in answers
+            assert line[j] == (j == own or not wrong)
+
+
+def test_positives_of_two_queries_in_a_group_are_no_negatives():
+    """Document 1 answers "one" and "two", and stands in the group for "two" only."""
+    chunks = [Chunk(0, "a b c", "one"), Chunk(1, "d e f", "two"), Chunk(1, "d e f", "one")]
+    chunks += [Chunk(2, "g h i", "three"), Chunk(3, "j k l", "four")]
+    relevant = {number_of_query("one"): {0, 1}, number_of_query("two"): {1}}
+    relevant |= {number_of_query("three"): {2}, number_of_query("four"): {3}}
+    found = QueryBatches(made(chunks, relevant=relevant), None)(as_rows(chunks, [0, 1, 3, 4]))
+    assert found["query_allowed"].int().tolist() == [
+        [1, 0, 1, 1],
+        [1, 1, 1, 1],
+        [1, 1, 1, 1],
+        [1, 1, 1, 1],
+    ]
+
+
+def test_a_mined_false_negative_is_left_out():
+    """The surrogate finds a mined passage as near as the query's own: the loss is that of a softmax
+    without it.
+    """
+    chunks = [Chunk(i, f"a{i} b{i} c{i}", f"q{i} r{i} s{i}") for i in range(8)]
+    near = {chunk.text: np.eye(9, dtype=np.float32)[i] for i, chunk in enumerate(chunks)}
+    near |= {chunk.query: near[chunk.text] for chunk in chunks}
+    near[chunks[6].text] = near[chunks[1].text]
+
+    class Surrogate:
+        def encode_passages(self, texts):
+            return np.array([near[text] for text in texts])
+
+        encode_queries = encode_passages
+
+    parts = made(chunks, mined=lambda rows: [[6], [6, 7], [], []])
+    batch = QueryBatches(parts, Surrogate())(as_rows(chunks, [0, 1, 2, 3]))
+    assert batch["passage_surrogate"].shape == (6, 9)
+    assert batch["query_allowed"].all()  # what the surrogate says is the loss's to read
+    model = Embed()
+    query = {name[6:]: tensor for name, tensor in batch.items() if name.startswith("query_")}
+    passage = {name[8:]: tensor for name, tensor in batch.items() if name.startswith("passage_")}
+    with torch.no_grad():
+        loss = ContrastiveLoss(model, tau=0.1)([query, passage])
+        q, p = (
+            torch.nn.functional.normalize(
+                model({"input_ids": side["input_ids"]})["sentence_embedding"], dim=-1
+            )
+            for side in (query, passage)
+        )
+    want = 0.0
+    for i in range(4):
+        kept = [j for j in range(6) if not (i == 1 and j == 4)]
+        want -= float((q[i] @ p[kept].T / 0.1).log_softmax(0)[i]) / 4
+    assert float(loss) == pytest.approx(want, abs=1e-5)
+
+
+@pytest.fixture
+def recipe(tiny_lm_folder):
+    asked = {**presets()["infonce"], **TINY, "queries": "telling-sentence"}
+    return Recipe.of(**asked, model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """What every mining gave, by round."""
+    mine, found = Negatives._mine, []
+
+    def watched(self, round_):
+        found.append((round_, mine(self, round_)))
+        return found[-1][1]
+
+    monkeypatch.setattr(Negatives, "_mine", watched)
+    return found
+
+
+def test_a_resumed_run_reads_the_same_negatives(recipe, tmp_path, rounds):
+    train(recipe, DOCUMENTS, tmp_path / "whole")
+    assert [round_ for round_, _ in rounds] == [0, 1, 2]
+    whole = list(rounds)
+    rounds.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", ctrl_c_after(3))
+        train(recipe, DOCUMENTS, tmp_path / "broken")
+    assert [round_ for round_, _ in rounds] == [0, 1]
+    rounds.clear()
+    train(recipe, DOCUMENTS, tmp_path / "broken", resume=True)
+    assert [round_ for round_, _ in rounds] == [2]  # the rest of round 1 was kept
+    assert np.array_equal(rounds[0][1], whole[2][1])
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    assert not (tmp_path / "whole" / "checkpoints").exists()
+
+
+def test_a_refresh_sees_what_was_learned(recipe, tmp_path, rounds):
+    """All that rank best are drawn: the sets change with the weights, and with nothing else."""
+    recipe = recipe.but(max_steps=3, mined_from=2, first_negatives="model")
+    mined = {}
+    for rate in (0.0, 3e-2):
+        rounds.clear()
+        train(recipe.but(learning_rate=rate), DOCUMENTS, tmp_path / str(rate))
+        (_, first), (_, second) = rounds
+        both = {}
+        for name, drawn in (("first", first), ("second", second)):
+            both[name] = {row: frozenset(some) for row, *some in drawn.tolist()}
+        mined[rate] = both
+    assert mined[0.0]["first"] == mined[3e-2]["first"]
+    assert mined[0.0]["second"] != mined[3e-2]["second"]
+    assert mined[0.0]["second"].keys() == mined[3e-2]["second"].keys()
+
+
+def judged_folder(folder, pairs, queries=None):
+    (folder / "qrels").mkdir(parents=True)
+    queries = queries or {q: f"what is said of {q} here" for q, _, _ in pairs}
+    rows = [{"_id": name, "text": text} for name, text in queries.items()]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [f"{q}\t{d}\t{score}\n" for q, d, score in pairs]
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    return folder
+
+
+PAIRS = [(f"q{i}", f"d{i % 12}", 1) for i in range(16)] + [("q0", "d5", 2), ("q1", "d9", 0)]
+
+
+def test_training_on_judged_pairs(recipe, tmp_path, rounds):
+    folder = judged_folder(tmp_path / "judged", PAIRS)
+    recipe = recipe.but(pairs=str(folder), group_size=6, train_tokens=40)
+    data = TrainingSet(recipe, DOCUMENTS)
+    chunks = list(data.rows)
+    assert len(chunks) == 17 + 12 and len(data.asked) == 17
+    assert all(chunk.text == DOCUMENTS[chunk.document].full_text for chunk in chunks)
+    assert [chunk.document for chunk in chunks[:17]] == sorted(c.document for c in chunks[:17])
+    assert {c.document for c in chunks[17:]} == set(range(12, 24))
+    assert not any(c.query for c in chunks[17:])
+    assert data.relevant[number_of_query("what is said of q0 here")] == {0, 5}
+    assert data.relevant[number_of_query("what is said of q1 here")] == {1}
+    run = Run(recipe, tmp_path / "opened", None, {}, "", "", None)
+    run.open(data, resume=False)
+    assert run.model.max_seq_length == 40 and run.max_tokens == 64
+    for group in run.groups(0):
+        owners = [chunks[i].document for i in group]
+        assert len(set(owners)) == 6 and max(group) < 17
+    train(recipe, DOCUMENTS, tmp_path / "out")
+    assert len(losses(tmp_path / "out")) == 6
+    mined = [(row, i) for _, drawn in rounds for row, *some in drawn.tolist() for i in some]
+    assert any(chunks[i].document >= 12 for _, i in mined if i >= 0)
+    for row, i in mined:
+        relevant = data.relevant[number_of_query(chunks[row].query)]
+        assert i < 0 or chunks[i].document not in relevant
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "trained on judged queries by [revela]" in card and f"judged, of {folder}" in card
+    assert load_retriever(tmp_path / "out").max_seq_length == 64
+    without = TrainingSet(recipe.but(negatives=0), DOCUMENTS)
+    assert (
+        len(without.rows) == 17
+        and without.fingerprint != TrainingSet(recipe.but(pairs=""), DOCUMENTS).fingerprint
+    )
+
+
+def test_fewer_pairs_than_a_group_has(recipe, tmp_path):
+    folder = judged_folder(tmp_path / "judged", PAIRS)
+    with pytest.raises(RevelaError, match="17 pairs are fewer than a group of 20: lower --group"):
+        train(recipe.but(pairs=str(folder), group_size=20), DOCUMENTS, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(negatives=99, mined_from=99), "--negatives 99: there are 20 passages to mine them"),
+        (dict(groups="iterative"), "give another --groups, cluster for example"),
+        (dict(train_tokens=65), "--train-tokens 65: the retriever reads 64 at most"),
+    ],
+)
+def test_what_cannot_be_mined_or_read(recipe, tmp_path, changes, sentence):
+    documents = DOCUMENTS[:7]
+    with pytest.raises(RevelaError, match=sentence):
+        train(recipe.but(**changes), documents, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_judged_pairs_on_the_command_line(monkeypatch, capsys, corpus_file, tmp_path):
+    folder = judged_folder(tmp_path / "judged", PAIRS)
+    (folder / "qrels" / "train.tsv").rename(folder / "qrels" / "dev.tsv")
+    given = (corpus_file, "--out", tmp_path / "out", "--preset", "pairs", "--pairs", folder)
+    train_tsv = folder / "qrels" / "train.tsv"
+    said = {
+        "train": f"{train_tsv} does not exist: a BEIR-layout folder has its judgements there",
+        "groups": "groups are stored without the judgements that --pairs reads: give --pairs to "
+        "revela train, with the corpus itself",
+    }
+    for verb, sentence in said.items():
+        code, _, errors = run(monkeypatch, capsys, verb, *given, "--model", "embedded:none")
+        assert code == 2 and errors.strip().splitlines()[-1] == f"revela: {sentence}"
+
+
+def test_judged_pairs_take_one_process(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("revela.processes.count", lambda: 2)
+    recipe = recipe.but(pairs="judged", groups_per_step=2)
+    with pytest.raises(RevelaError, match="--pairs takes one process: start revela without"):
+        refuse_at_once(recipe, tmp_path / "out", resume=False)
+
+
+def test_stored_groups_have_no_judged_pairs(recipe, corpus_file, tmp_path):
+    build_groups(recipe, [corpus_file], tmp_path / "groups", [], None)
+    with pytest.raises(RevelaError, match=r"--pairs needs whole documents, and .* holds groups of"):
+        TrainingSet(recipe.but(pairs="judged"), GroupFolder(tmp_path / "groups"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (dict(negatives=9, mined_from=8), "--negatives 9 cannot be drawn from --mined-from 8"),
+        (dict(refresh_every=0), "--refresh-every 0: give a number of 1 or more"),
+        (dict(objective="crop", pairs="x"), "--pairs has no effect on --objective crop: leave it"),
+        (dict(objective="gains", negatives=1), "--negatives has no effect on --objective gains"),
+    ],
+)
+def test_settings_that_make_no_sense(settings, sentence):
+    with pytest.raises(RevelaError, match=sentence):
+        Recipe.of(**{"objective": "infonce", **settings})
