@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import os
@@ -172,6 +173,34 @@ def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> 
     LlamaForCausalLM(tiny_config("llama", len(tiny_tokenizer))).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    """A Sentence-Transformers folder of a random BERT, with [CLS] and [SEP] around every text."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+    from tokenizers.processors import TemplateProcessing
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.mask_token = "<s>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+        num_attention_heads=4, max_position_embeddings=64, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    transformer = modules.Transformer(str(folder / "bert"), max_seq_length=40)
+    parts = [transformer, modules.Pooling(32, pooling_mode="mean"), modules.Normalize()]
+    SentenceTransformer(modules=parts).save_pretrained(str(folder / "st"))
+    return folder / "st"
 
 
 @pytest.fixture(scope="session")

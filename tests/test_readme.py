@@ -32,7 +32,7 @@ def test_commands_parse(command):
     function, bound, _ = app.parse_args(tokens, exit_on_error=False)
     assert (
         function.__name__
-        in {"train", "evaluate", "probe", "index", "search", "serve", "compare", "report"}
+        in {"train", "evaluate", "probe", "index", "search", "serve", "compare", "report", "push"}
         and bound.arguments
     )
 
@@ -53,5 +53,5 @@ def test_it_has_at_most_90_lines():
 
 def test_both_kinds_of_command_were_found():
     assert sum(c.startswith("make ") for c in COMMANDS) == 2
-    verbs = {"train", "eval", "probe", "index", "search", "serve", "compare", "report"}
+    verbs = {"train", "eval", "probe", "index", "search", "serve", "compare", "report", "push"}
     assert {c.split()[1] for c in COMMANDS if c.startswith("revela ")} == verbs

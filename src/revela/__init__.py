@@ -18,16 +18,30 @@ if TYPE_CHECKING:
     from revela.api import Retriever
     from revela.errors import RevelaError
     from revela.evaluation.beir import evaluate
+    from revela.evaluation.evaluator import LabelFreeEvaluator
     from revela.index.store import Index
+    from revela.retriever.fit import fit
     from revela.types import Document, Hit
 
-__all__ = ["Document", "Hit", "Index", "Retriever", "RevelaError", "__version__", "evaluate"]
+__all__ = [
+    "Document",
+    "Hit",
+    "Index",
+    "LabelFreeEvaluator",
+    "Retriever",
+    "RevelaError",
+    "__version__",
+    "evaluate",
+    "fit",
+]
 
 _HOMES = {
     "Retriever": "api",
     "Index": "index.store",
     "RevelaError": "errors",
     "evaluate": "evaluation.beir",
+    "fit": "retriever.fit",
+    "LabelFreeEvaluator": "evaluation.evaluator",
     "Document": "types",
     "Hit": "types",
 }

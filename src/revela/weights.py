@@ -81,6 +81,19 @@ def resolve(name: str) -> Path:
     return _from_hub(name)
 
 
+def name_of(folder: Path) -> str:
+    """A retriever's name for people: minilm-l6 if it is embedded, its hub id, or its folder's."""
+    parts = folder.resolve().parts
+    for name, wheel in EMBEDDED.items():
+        inside = (wheel.module, *Path(wheel.file).parent.parts)
+        if parts[-len(inside) :] == inside:
+            return name.removeprefix("embedded:")
+    for part in reversed(parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return parts[-1]
+
+
 def find_weights(name: str, offline_model: str) -> Path:
     """``resolve``, but a recipe's default model that is not available is replaced by
     ``offline_model``, which is logged.

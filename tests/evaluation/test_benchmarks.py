@@ -5,6 +5,8 @@ sentence.
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 
 pytest.importorskip("mteb")
-from revela.evaluation.benchmarks import Contender, contender, find_tasks, run_tasks
+import mteb
+
+from revela.evaluation.benchmarks import Contender, contender, find_tasks, register, run_tasks
 
 
 @pytest.fixture
@@ -220,3 +224,30 @@ def test_a_model_is_filed_under_its_own_name(encoder, tmp_path, tiny_lm_folder):
     )
     hub = contender("owner/model", tmp_path / "snapshots" / "0123abcd", encoder)
     assert (hub.name, hub.revision) == ("owner/model", "0123abcd")
+
+
+def test_mteb_takes_a_folder_that_is_registered(folder, encoder, tmp_path):
+    encoder.model.save_pretrained(str(tmp_path / "my-retriever"))
+    name = str(tmp_path / "my-retriever")
+    meta = register(name, precision="fp32")
+    assert (meta.name, meta.embed_dim, meta.use_instructions) == ("local/my-retriever", 32, True)
+    model = mteb.get_model(name, device="cpu")
+    assert (
+        model.settings["query_prompt"] == "ask: " and model.settings["passage_prompt"] == "read: "
+    )
+    (task,) = find_tasks([str(folder)])[str(folder)]
+    cache = mteb.ResultCache(tmp_path / "out")
+    (result,) = mteb.evaluate(model, task, cache=cache, show_progress_bar=False).task_results
+    ours = mean_outcomes(load_collection(folder), {"m": encoder})["m"]["ndcg@10"]
+    assert result.get_score() == pytest.approx(ours, abs=1e-4)
+    assert list((tmp_path / "out").rglob("local__my-retriever/*/Judged.json"))
+
+
+def test_mtebs_command_line_with_our_folders(encoder, tmp_path, monkeypatch):
+    encoder.model.save_pretrained(str(tmp_path / "my-retriever"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mteb", "run", "-m", "my-retriever", "-t", "SciFact"])
+    taken = []
+    monkeypatch.setattr("mteb.cli.main", lambda: taken.append(mteb.get_model(sys.argv[3])))
+    runpy.run_module("revela.evaluation.benchmarks", run_name="__main__")
+    assert taken[0].mteb_model_meta.name == "local/my-retriever"

@@ -82,7 +82,7 @@ def test_other_models_read_none(folder, saved_retriever, collections, read):
 
 def test_mteb_draws_from_the_tasks_corpus(folder, collections, read, tmp_path):
     pytest.importorskip("mteb")
-    from revela.evaluation.benchmarks import evaluate_benchmarks
+    from revela.evaluation.benchmarks import evaluate_benchmarks, register
 
     names, out = [str(path) for path in collections], tmp_path / "out"
     _, scores = evaluate_benchmarks([str(folder)], names, out, precision="fp32")
@@ -99,6 +99,11 @@ def test_mteb_draws_from_the_tasks_corpus(folder, collections, read, tmp_path):
     assert not read  # scores are kept
     evaluate_benchmarks([str(folder)], names[:1], out, precision="fp32", context="none")
     assert read == [[]] and len(list(out.rglob("One.json"))) == 2  # and have a place per context
+    meta = register(folder, "fp32")  # for mteb's own command line, which names no corpus
+    model = meta.load_model()
+    assert meta.experiment_kwargs["context"] == "saved"
+    assert model.settings["context"] == "those that it was saved with"
+    assert model.reader("One", "default", "test") is model.encoder and len(read) == 1
 
 
 def test_a_judge_reads_each_collection(folder, collections, read, tmp_path, monkeypatch):

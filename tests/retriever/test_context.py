@@ -30,32 +30,6 @@ TEXTS = [row["text"] for row in make_rows(9, sentences=2)]
 SLOTS = 5
 
 
-@pytest.fixture(scope="session")
-def tiny_bert_folder(tmp_path_factory, tiny_tokenizer):
-    """A Sentence-Transformers folder of a random BERT, with [CLS] and [SEP] around every text."""
-    from tokenizers.processors import TemplateProcessing
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("tiny-bert")
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.mask_token = "<s>"
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, max_position_embeddings=64, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    BertModel(config, add_pooling_layer=False).save_pretrained(folder / "bert")
-    tokenizer.save_pretrained(folder / "bert")
-    transformer = modules.Transformer(str(folder / "bert"), max_seq_length=40)
-    parts = [transformer, modules.Pooling(32, pooling_mode="mean"), modules.Normalize()]
-    SentenceTransformer(modules=parts).save_pretrained(str(folder / "st"))
-    return folder / "st"
-
-
 @pytest.fixture(params=["bert", "llama"])
 def plain(request, tiny_bert_folder, tiny_lm_folder):
     """A retriever without slots, in eval mode."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 from small import build, fit
 
+import revela
+from conftest import make_rows
 from revela.retriever import fit as corpus_fit
 from revela.retriever.encode import RetrieverEncoder
 
@@ -136,3 +140,90 @@ def test_the_rotation_changes_no_cosine_and_puts_first_what_says_most(tiny_lm_fo
     np.testing.assert_allclose(
         energy, np.linalg.eigvalsh(plain.T @ plain / len(plain))[::-1], atol=1e-5
     )
+
+
+TEXTS = [row["text"] for row in make_rows(60)]
+
+
+def embedder(folder, pooling, *more):
+    """The tiny BERT with another pooling, and modules after it."""
+    transformer = SentenceTransformer(str(folder))[0]
+    return SentenceTransformer(modules=[transformer, modules.Pooling(32, pooling), *more])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weightedmean", "cls", "lasttoken"])
+def test_any_embedder_is_fitted_and_saved_as_a_stock_folder(tiny_bert_folder, tmp_path, pooling):
+    model = embedder(tiny_bert_folder, pooling)
+    before = model.encode(TEXTS)
+    assert revela.fit(model, TEXTS) is model
+    vectors = model.encode(TEXTS, convert_to_numpy=True)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert vectors.shape == (60, 64) != before.shape and np.isfinite(vectors).all()
+    cosines = (vectors @ vectors.T)[~np.eye(60, dtype=bool)]
+    assert abs(cosines.mean()) < 0.1  # a random BERT gives all texts much the same vector
+    model.save_pretrained(str(tmp_path / "saved"))
+    stock = SentenceTransformer(str(tmp_path / "saved"))
+    np.testing.assert_allclose(stock.encode(TEXTS), vectors, atol=1e-5)
+    kinds = {type(part).__module__.split(".")[0] for part in stock}
+    assert kinds == {"sentence_transformers"} and stock.similarity_fn_name == "cosine"
+
+
+def test_a_fit_without_labels_finds_more(tiny_lm_folder):
+    evaluator = revela.LabelFreeEvaluator(TEXTS, chunk_words=20)
+    model = build(tiny_lm_folder)
+    before = evaluator(model)["sibling_ndcg@10"]
+    after = evaluator(revela.fit(model, TEXTS))["sibling_ndcg@10"]
+    assert after > before + 0.1
+
+
+def test_a_name_is_a_language_models_lower_layers(tiny_lm_folder):
+    model = revela.fit(str(tiny_lm_folder), TEXTS, lexical=0.0)
+    assert model.prompts["query"] == "query: " and model.get_embedding_dimension() == 32
+    kinds = [type(part).__name__ for part in model]
+    assert kinds == ["Transformer", "WordWeights", "Pooling", "Dense", "Dense", "Normalize"]
+
+
+def test_two_fits_of_a_seed_are_one(tiny_bert_folder, monkeypatch):
+    monkeypatch.setattr(corpus_fit, "FITTING_SAMPLE", 20)
+    one, two, other = (
+        revela.fit(SentenceTransformer(str(tiny_bert_folder)), TEXTS, seed=seed).encode(TEXTS[:3])
+        for seed in (0, 0, 1)
+    )
+    assert np.array_equal(one, two) and not np.allclose(one, other, atol=1e-3)
+
+
+def test_special_tokens_weigh_nothing(tiny_bert_folder):
+    model = revela.fit(SentenceTransformer(str(tiny_bert_folder)), TEXTS)
+    weights = model[1].emb_layer.weight[:, 0]
+    assert all(weights[i] == 0 for i in model.tokenizer.all_special_ids)
+    assert not model[3].emb_layer.weight[model.tokenizer.all_special_ids].any()
+    assert weights[model.tokenizer("ocean")["input_ids"][1]] > 0
+
+
+def test_a_model_in_half_precision_becomes_fp32(tiny_bert_folder):
+    model = SentenceTransformer(str(tiny_bert_folder)).bfloat16()
+    assert np.isfinite(revela.fit(model, TEXTS).encode(TEXTS[:2])).all()
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+
+
+def test_what_cannot_be_fitted_is_told_in_one_sentence(tiny_bert_folder):
+    fitted = revela.fit(SentenceTransformer(str(tiny_bert_folder)), TEXTS)
+    dense = embedder(tiny_bert_folder, "mean", modules.Dense(32, 16), modules.Normalize())
+    static = SentenceTransformer(
+        modules=[modules.StaticEmbedding(fitted.tokenizer, embedding_dim=8)]
+    )
+    cases = [
+        (fitted, "WordEmbeddings, .* that is not fitted yet"),
+        (dense, "Transformer, Pooling, Dense, Normalize"),
+        (static, r"\(StaticEmbedding\): give one of Transformer, Pooling by one of mean"),
+        (embedder(tiny_bert_folder, "max"), "pooling by max"),
+        (embedder(tiny_bert_folder, ("cls", "mean")), "pooling by"),
+    ]
+    for model, message in cases:
+        with pytest.raises(revela.RevelaError, match=message):
+            revela.fit(model, TEXTS)
+    plain = SentenceTransformer(str(tiny_bert_folder))
+    for texts in ([], ["one text"], ["", " ", "...", "one text"]):
+        with pytest.raises(revela.RevelaError, match="have words: give two at least"):
+            revela.fit(plain, texts)
+    assert len(plain) == 3  # as it was

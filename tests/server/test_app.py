@@ -280,7 +280,7 @@ def test_bad_input_is_a_4xx_in_openais_shape(server, name):
 
 def test_validation_of_texts_stops_at_the_first_error():
     with pytest.raises(ValidationError) as refused:
-        EmbeddingRequest.model_validate_json(embedding(input=[1] * 2000))
+        EmbeddingRequest.model_validate_json(embedding(input=[""] * 2000))
     assert refused.value.error_count() == 1
 
 
@@ -305,6 +305,49 @@ def test_validation_of_texts_stops_at_the_first_error():
 def test_an_unknown_field_gets_a_suggestion(server, path, content, hint):
     error = post(server, path, json.dumps(content)).json()["error"]
     assert error["message"].startswith(hint) and error["param"] in content
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]]])
+def test_token_ids_of_langchain_are_refused_with_its_setting(server, ids):
+    # OpenAIEmbeddings tokenizes with tiktoken unless it is told not to.
+    body = {"input": ids, "model": "tiny", "encoding_format": "base64"}
+    error = post(server, EMBEDDINGS, json.dumps(body)).json()["error"]
+    assert error["param"] == "input" and error["message"].endswith(
+        "send text (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
+    )
+
+
+def test_requests_of_open_webui(server, encoder):
+    # RAG_EMBEDDING_PREFIX_FIELD_NAME=input_type, RAG_EMBEDDING_QUERY_PREFIX=query and
+    # RAG_EMBEDDING_CONTENT_PREFIX=passage
+    names = [model["id"] for model in httpx.get(server.url + "/v1/models").json()["data"]]
+    assert names[0] == "tiny"
+    headers = {"authorization": "Bearer key", "x-openwebui-user-name": "bob", "accept": "*/*"}
+    vectors = {}
+    for role in ("query", "passage"):
+        body = {"input": TEXTS, "model": "tiny", "input_type": role}
+        answer = httpx.post(server.url + EMBEDDINGS, json=body, headers=headers).json()
+        vectors[role] = [row["embedding"] for row in answer["data"]]
+    np.testing.assert_allclose(vectors["query"], encoder.encode_queries(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(vectors["passage"], encoder.encode_passages(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"encoding_format": "base64", "user": "bob"},  # openai, langchain-openai
+        {"encoding_format": "base64"},  # llama-index-embeddings-openai-like
+        {"encoding_format": "float"},  # haystack-ai
+        {"dimensions": 32, "encoding_format": "base64"},
+    ],
+)
+def test_requests_of_other_clients(server, encoder, fields):
+    body = {"input": TEXTS, "model": "tiny", **fields}
+    rows = httpx.post(server.url + EMBEDDINGS, json=body).json()["data"]
+    vectors = [row["embedding"] for row in rows]
+    if fields["encoding_format"] == "base64":
+        vectors = [np.frombuffer(base64.b64decode(text), dtype="<f4") for text in vectors]
+    np.testing.assert_allclose(vectors, encoder.encode_passages(TEXTS), atol=1e-6)
 
 
 def test_texts_are_cut_when_the_request_says_so(server, encoder):

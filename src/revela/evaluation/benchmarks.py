@@ -6,6 +6,9 @@ have mteb's layout, OUT/results/MODEL/REVISION/TASK.json, as its leaderboard tak
 prompts, maximum length and arithmetic in run_settings.jsonl beside them. Runs with truncated texts
 or in bf16 have their own folders (experiments/...), so that a score is only reused for runs with
 the same vectors.
+
+mteb's own command line takes models of the hub and of its registry; ``python -m
+revela.evaluation.benchmarks`` is that command line with local folders registered (``register``).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +50,7 @@ try:
     from mteb.abstasks.task_metadata import TaskMetadata
     from mteb.get_tasks import TASK_LIST
     from mteb.models import ModelMeta
+    from mteb.models.model_implementations import MODEL_REGISTRY
     from mteb.models.model_meta import ScoringFunction
     from mteb.types import PromptType
 except ModuleNotFoundError as error:
@@ -148,6 +153,35 @@ def contender(given: str, folder: Path, encoder: RetrieverEncoder) -> Contender:
     if Path(given).exists():
         return Contender(encoder, f"local/{folder.resolve().name}", fingerprint(folder))
     return Contender(encoder, given, folder.name)  # the hub's cache names a snapshot by its commit
+
+
+def register(model: str | Path, precision: Precision = "auto") -> ModelMeta:
+    """Make a model known to mteb by the name it is given here, with its own prompts.
+
+    ``mteb.get_model`` takes that name from then on, in this process. A retriever that reads a
+    context reads the one it was saved with, as mteb does not say which corpus it encodes: its own
+    of each task is drawn by ``revela eval --benchmark``.
+
+    Args:
+        model: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
+        precision: arithmetic.
+
+    Returns:
+        What mteb knows of it; its ``load_model()`` gives the model.
+
+    Raises:
+        RevelaError: the model cannot be opened.
+    """
+    folder = resolve(str(model))
+    known = contender(str(model), folder, load_encoder(folder, precision))
+    bridge = _Bridge(str(model), replace(known, context=Context("saved")))
+
+    def load(*_: Any, **__: Any) -> _Bridge:
+        return bridge
+
+    meta = bridge.mteb_model_meta.model_copy(update={"loader": load})
+    MODEL_REGISTRY[str(model)] = meta
+    return meta
 
 
 def find_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
@@ -328,7 +362,7 @@ class _Bridge:
         task: that is run, loaded; it has the corpus that a context is drawn from.
     """
 
-    task: Any
+    task: Any = None
 
     def __init__(self, label: str, model: Contender) -> None:
         self.label, self.encoder, self.settings = label, model.encoder, model.settings()
@@ -393,3 +427,12 @@ class _Bridge:
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         return (np.asarray(embeddings1) * np.asarray(embeddings2)).sum(axis=-1)
+
+
+if __name__ == "__main__":
+    from mteb.cli import main
+
+    for given in sys.argv[1:]:
+        if (Path(given) / "modules.json").is_file():
+            register(given)
+    main()

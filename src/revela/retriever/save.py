@@ -102,11 +102,10 @@ def model_card(
     )
     widths = ", ".join(map(str, matryoshka))
     how = "on judged queries" if labelled else "without labels"
+    results = dict(list(scores.values())[-1]) if scores else {}
     truncation = f"\nIts vectors may be cut to their first numbers (`truncate_dim`): {widths}.\n"
     return f"""---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
+{_card_data(name, results)}
 ---
 # {name}
 
@@ -141,6 +140,32 @@ Settings:
 """
 
 
+def _card_data(name: str, scores: Mapping[str, float]) -> str:
+    """The header of a card: YAML as the hub reads it, with nDCG@10 by task as its model-index."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type="information-retrieval",
+            dataset_type="held-out",
+            dataset_name=f"label-free check: {task}",
+            dataset_config=task,  # results of one dataset are one to the hub
+            metric_type="ndcg_at_10",
+            metric_name="nDCG@10",
+            metric_value=round(score, 4),
+        )
+        for task, score in scores.items()
+    ]
+    data = ModelCardData(
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        tags=["sentence-transformers", "feature-extraction", "dense-retrieval", "revela"],
+        eval_results=results or None,
+        model_name=name,
+    )
+    return str(data.to_yaml())
+
+
 def _on_context(name: str, slots: int) -> str:
     """How to give a contextual retriever another corpus by stock sentence-transformers."""
     return f"""
@@ -152,10 +177,11 @@ corpus that is searched; by hand:
 import torch
 from safetensors.torch import load_file
 
-first = SentenceTransformer("{name}/context")
+folder = "{name}"
+first = SentenceTransformer(f"{{folder}}/context")
 documents = [...]  # {slots} texts, drawn at random from the corpus that is searched
 vectors = first.encode_document(documents, convert_to_tensor=True).cpu()
-rows = load_file("{name}/context/rows.safetensors")["anchors_JD"] + vectors
+rows = load_file(f"{{folder}}/context/rows.safetensors")["anchors_JD"] + vectors
 ids = model.tokenizer.convert_tokens_to_ids([f"<|context-{{j}}|>" for j in range({slots})])
 with torch.no_grad():
     model[0].model.get_input_embeddings().weight[ids] = rows

@@ -120,6 +120,12 @@ ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {
 
 
 def _as_list(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], int | list):
+        message = (
+            "input has token ids, and those of another tokenizer mean other words here: send text "
+            "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
+        )
+        raise Refused(400, message, "input")
     return [value] if isinstance(value, str) else value
 
 

@@ -1,0 +1,115 @@
+"""The label-free check as an evaluator of sentence-transformers, for trainers of other people."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from revela.errors import RevelaError
+from revela.evaluation.label_free import MIN_QUERIES, HeldOutCheck, tasks
+from revela.retriever.encode import RetrieverEncoder
+from revela.settings import Corpus, Training
+from revela.types import Document
+
+
+class LabelFreeEvaluator(BaseEvaluator):
+    """nDCG@10 of a model on tasks made of raw documents, alone and fused with BM25: does the first
+    half of a chunk find the rest of its document, a title its document, a docstring its function?
+
+    It takes no labels, draws the same tasks every time, and leaves the state of random numbers as
+    it was. Queries and passages get the model's own prompts.
+
+    Args:
+        texts: documents that are not trained on: texts, or ``revela.Document`` with titles and, for
+            Python source, kind="code".
+        name: stands before the metrics and in the file's name.
+        chunk_words: most words of a chunk.
+        queries: most queries per task.
+        passages: most passages per task.
+        seed: of the draw.
+        write_csv: append each result to label_free_evaluation_NAME_results.csv in the output
+            folder.
+
+    Attributes:
+        primary_metric: the mean of all scores, by which ``revela train`` keeps the best state.
+        bm25: nDCG@10 of BM25 by task, for comparison.
+
+    Raises:
+        RevelaError: the texts make no task.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> rows = [f"The {w} is old. It was built of {w} stone. Few see it." for w in "abcdef"]
+        >>> evaluator = LabelFreeEvaluator(rows, chunk_words=6)
+        >>> scores = evaluator(SentenceTransformer("my-retriever"))
+        >>> sorted(scores)
+        ['mean_ndcg@10', 'sibling_ndcg@10', 'sibling_with_bm25_ndcg@10']
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str | Document],
+        name: str = "",
+        *,
+        chunk_words: int = Corpus.chunk_words,
+        queries: int = Training.check_queries,
+        passages: int = Training.check_passages,
+        seed: int = Training.seed,
+        write_csv: bool = True,
+    ) -> None:
+        super().__init__()
+        documents = [
+            Document(str(i), text) if isinstance(text, str) else text
+            for i, text in enumerate(texts)
+        ]
+        self.name, self.write_csv = name, write_csv
+        self.about = dict(documents=len(documents), chunk_words=chunk_words, seed=seed)
+        self.check = HeldOutCheck(tasks(documents, chunk_words, queries, passages, seed))
+        if not self.check.tasks:
+            raise RevelaError(
+                f"{len(documents)} texts make no task of the label-free check: give {MIN_QUERIES} "
+                f"at least that are longer than chunk_words={chunk_words} or have titles"
+            )
+        self.bm25 = self.check.bm25()
+        self.primary_metric = "mean_ndcg@10"
+        self.csv_file = "_".join(filter(None, ("label_free_evaluation", name, "results.csv")))
+
+    def __call__(
+        self,
+        model: SentenceTransformer,
+        output_path: str | None = None,
+        epoch: int = -1,
+        steps: int = -1,
+    ) -> dict[str, float]:
+        """Score a model: {metric: nDCG@10}, and the metrics to its model card."""
+        found = self.check(RetrieverEncoder(model, bf16=False))
+        metrics = {
+            f"{task.replace(' + BM25', '_with_bm25')}_ndcg@10": score
+            for task, score in found.items()
+        }
+        metrics["mean_ndcg@10"] = fmean(found.values())
+        if output_path is not None and self.write_csv:
+            self._append(Path(output_path), {"epoch": epoch, "steps": steps, **metrics})
+        named: dict[str, float] = self.prefix_name_to_metrics(metrics, self.name)
+        self.store_metrics_in_model_card_data(model, named, epoch, steps)
+        return named
+
+    def _append(self, folder: Path, row: dict[str, float]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / self.csv_file
+        is_new = not path.is_file()
+        with path.open("a", newline="", encoding="utf-8") as handle:
+            writer = csv.DictWriter(handle, list(row))
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says of this evaluator."""
+        return {**self.about, "bm25": {task: round(s, 4) for task, s in self.bm25.items()}}

@@ -1,0 +1,250 @@
+"""What ``revela push`` sends: the HTTP of the library is faked, so that a commit is seen whole."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import HfHubHTTPError
+from sentence_transformers import SentenceTransformer
+
+from revela import Retriever, RevelaError
+from revela.cli import app
+from revela.retriever.push import published, push, without_paths
+from revela.retriever.save import model_card
+
+# The client that the library uses: httpx, or httpx2 from version 2 on.
+httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[0])
+HOME = str(Path.home())
+PRIVATE = ["/home/bob", "bob", "/mnt/secret", HOME + "/", "invoices of Bob", "checkpoints"]
+
+
+@pytest.fixture
+def trained(saved_retriever, tmp_path):
+    """A folder as a run leaves it, on the machine of a user whose paths are long."""
+    folder = tmp_path / "my-retriever"
+    shutil.copytree(saved_retriever, folder)
+    corpus = "/home/bob/my docs/invoices, /mnt/secret/wiki"
+    command = f"revela train '/home/bob/my docs/invoices' --out {HOME}/runs/my-retriever"
+    settings = "model = '/mnt/secret/models/smollm2'\nlm = 'owner/name'\nqueries_file = ''"
+    scores = {"BM25": {"title": 0.9}, "after 3 steps": {"title": 0.81234, "title + BM25": 0.95}}
+    card = model_card(
+        "my-retriever", "It learned.", corpus, command, settings, scores, 1.0, 3, slots=2
+    )
+    (folder / "README.md").write_text(card)
+    (folder / "run.json").write_text(json.dumps({"about": {"corpus": corpus, "command": command}}))
+    (folder / "metrics.jsonl").write_text("{}\n")
+    (folder / "training.png").write_bytes(b"png")
+    (folder / "docs.queries.jsonl").write_text('{"text": "invoices of Bob"}\n')
+    for inside in ("checkpoints/step-3", "tracker"):
+        (folder / inside).mkdir(parents=True)
+        (folder / inside / "model.safetensors").write_bytes(b"state")
+        (folder / inside / "config.json").write_text("{}")
+    config = json.loads((folder / "config.json").read_text())
+    path = {"_name_or_path": "/home/bob/models/tiny"}
+    (folder / "config.json").write_text(json.dumps({**config, **path}))
+    return folder
+
+
+class Hub:
+    """What the hub is asked, and the files of a commit.
+
+    Its answers are {METHOD path, or all: status, or an exception}.
+    """
+
+    def __init__(self, monkeypatch, answers=None, files=()):
+        self.answers, self.files, self.asked = answers or {}, list(files), []
+        self.sent: dict[str, bytes] = {}
+        self.deleted: list[str] = []
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        transport = httpx.MockTransport(self.answer)
+        huggingface_hub.set_client_factory(lambda: httpx.Client(transport=transport))
+
+    def answer(self, request):
+        path, content = request.url.path, request.read()
+        self.asked.append((request.method, path, content, request.headers))
+        status = self.answers.get(f"{request.method} {path}", self.answers.get("all", 200))
+        if isinstance(status, Exception):
+            raise status
+        url, body = "https://huggingface.co/owner/name", {}
+        if "/repos/create" in path:
+            body = {"url": url}
+        elif "/tree/" in path:
+            body = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in self.files]
+        elif "/preupload/" in path:
+            files = [{**file, "uploadMode": "regular"} for file in json.loads(content)["files"]]
+            body = {"files": [{**file, "shouldIgnore": False} for file in files]}
+        elif "/commit/" in path:
+            for row in map(json.loads, content.splitlines()):
+                if row["key"] == "file":
+                    self.sent[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
+                elif row["key"] == "deletedFile":
+                    self.deleted.append(row["value"]["path"])
+            body = {"commitUrl": f"{url}/commit/{'0' * 40}", "commitOid": "0" * 40}
+        elif path.startswith("/api/models/"):
+            files = [{"rfilename": name} for name in self.files]
+            body = {"id": "owner/name", "siblings": files, "sha": "0" * 40}
+        return httpx.Response(status, json=body, request=request)
+
+
+@pytest.fixture(autouse=True)
+def own_client():
+    yield
+    huggingface_hub.set_client_factory(huggingface_hub.utils._http.default_client_factory)
+
+
+def test_exactly_what_loads_it_and_its_card_are_sent(trained, monkeypatch, capsys):
+    hub = Hub(monkeypatch)
+    app(["push", str(trained), "owner/name"], exit_on_error=False, result_action="return_value")
+    assert capsys.readouterr().out == "https://huggingface.co/owner/name\n" and not hub.deleted
+    _, path, body, headers = hub.asked[0]
+    assert path == "/api/repos/create"
+    assert (
+        json.loads(body)["visibility"] == "private"
+        and headers["authorization"] == "Bearer hf_secret"
+    )
+    modules = {Path(name).parts[0] for name in hub.sent if "/" in name}
+    listed = [part["path"] for part in json.loads(hub.sent["modules.json"])]
+    assert modules == {path for path in listed if any((trained / path).glob("*"))} - {""}
+    assert {name for name in hub.sent if "/" not in name} == {
+        *("README.md", "modules.json", "config.json", "config_sentence_transformers.json"),
+        *("model.safetensors", "sentence_bert_config.json"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+    for name, content in hub.sent.items():
+        if name not in ("README.md", "config.json"):
+            assert content == (trained / name).read_bytes()
+        text = content.decode(errors="replace")
+        assert not [word for word in PRIVATE if word in text], name
+
+
+def test_the_card_has_the_name_and_the_metrics_of_the_hub(trained, monkeypatch):
+    hub = Hub(monkeypatch)
+    push(trained, "owner/name", public=True)
+    assert json.loads(hub.asked[0][2])["visibility"] == "public"
+    text = hub.sent["README.md"].decode()
+    card = ModelCard(text)
+    metrics = {r.dataset_name: (r.metric_type, r.metric_value) for r in card.data.eval_results}
+    assert metrics == {
+        "label-free check: title": ("ndcg_at_10", 0.8123),
+        "label-free check: title + BM25": ("ndcg_at_10", 0.95),
+    }
+    assert card.data.model_name == "name" and card.data.pipeline_tag == "sentence-similarity"
+    assert "# owner/name\n" in text and 'SentenceTransformer("owner/name")' in text
+    assert 'folder = snapshot_download("owner/name")' in text and "my-retriever" in text
+    assert "revela train invoices --out my-retriever" in text.replace("'", "")
+    assert "model = 'smollm2'\nlm = 'owner/name'" in text and "Trained on invoices, wiki, 3" in text
+    assert "https://arxiv.org/abs/2506.16552" in text
+
+
+def test_what_was_sent_loads_by_its_id(trained, monkeypatch, tmp_path):
+    hub = Hub(monkeypatch)
+    push(trained, "owner/name")
+    cached = tmp_path / "hub" / "models--owner--name"
+    for name, content in hub.sent.items():
+        file = cached / "snapshots" / "0123" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.file_download, "HF_HUB_CACHE", str(tmp_path / "hub"), False)
+    ours = Retriever("owner/name", precision="fp32")
+    assert ours.folder == cached / "snapshots" / "0123"
+    expected = Retriever(trained, precision="fp32").encode_passages(["ocean garden"])
+    assert (ours.encode_passages(["ocean garden"]) == expected).all()
+    stock = SentenceTransformer(str(ours.folder)).encode_document(["ocean garden"])
+    assert abs(stock - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"all": 401}, "the token is not valid: run hf auth login"),
+        ({"all": 403}, "the token may not write to owner"),
+        ({"all": 500}, "the hub answers 500: try again later"),
+        ({"all": httpx.ConnectError("no route")}, "the hub cannot be reached"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(trained, monkeypatch, answers, message):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub = Hub(monkeypatch, answers)
+    with pytest.raises(RevelaError, match=f"owner/name is not pushed, {message}"):
+        push(trained, "owner/name")
+    assert not hub.sent
+
+
+def test_a_model_that_exists_is_replaced_only_on_request(trained, monkeypatch):
+    conflict = {"POST /api/repos/create": 409}
+    files = [".gitattributes", "modules.json", "old.bin"]
+    hub = Hub(monkeypatch, conflict, files)
+    with pytest.raises(RevelaError, match="owner/name exists on the hub: say --update"):
+        push(trained, "owner/name")
+    assert not hub.sent
+    push(trained, "owner/name", update=True)
+    assert hub.sent and "old.bin" in hub.deleted and ".gitattributes" not in hub.deleted
+
+
+def test_one_that_an_earlier_push_left_empty_is_filled(trained, monkeypatch):
+    hub = Hub(monkeypatch, {"POST /api/repos/create": 409}, [".gitattributes"])
+    push(trained, "owner/name")
+    assert "modules.json" in hub.sent
+
+
+def test_what_is_wrong_here_is_told_before_the_hub_is_asked(trained, monkeypatch, tmp_path):
+    hub = Hub(monkeypatch)
+    for name, message in [
+        ("name", "name has no owner: give owner/name"),
+        ("owner/na me", "owner/na me cannot be a name on the hub"),
+        ("a/b/c", "a/b/c cannot be a name on the hub"),
+    ]:
+        with pytest.raises(RevelaError, match=message):
+            push(trained, name)
+    with pytest.raises(RevelaError, match=r"is no retriever's folder: it has no modules\.json"):
+        push(tmp_path, "owner/name")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(huggingface_hub.utils._auth, "_get_token_from_google_colab", lambda: None)
+    with pytest.raises(RevelaError, match="the hub wants a token: run hf auth login"):
+        push(trained, "owner/name")
+    assert not hub.asked
+
+
+def test_offline_is_one_sentence(trained, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with pytest.raises(RevelaError, match=r"cannot be reached: .* without HF_HUB_OFFLINE"):
+        push(trained, "owner/name")
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("at /a/b/c.txt, /a/b/", "at c.txt, b"),
+        ("'/a b/c d' and and/or 1/2", "'c d' and and/or 1/2"),
+        ("--out=/tmp/x --on ../../bob/y ./z/w", "--out=x --on y w"),
+        ("https://host/a/b hub:owner/name owner/name", None),
+        (r"C:\Users\bob\docs", "docs"),
+        (f"{HOME}/runs/a", "a"),
+        ("runs/bob/wiki.jsonl", "wiki.jsonl"),
+    ],
+)
+def test_paths_are_shortened(text, left):
+    assert without_paths(text, ["runs/bob/wiki.jsonl"]) == (text if left is None else left)
+
+
+def test_the_first_stage_of_a_contextual_retriever_is_published(trained):
+    context = trained / "context"
+    shutil.copytree(trained, context, ignore=shutil.ignore_patterns("context", "checkpoints"))
+    (context / "rows.safetensors").write_bytes(b"rows")
+    (context / "context.json").write_text('{"drawn from": "16 chunks of /home/bob/x"}')
+    names = {str(file) for file in published(trained)}
+    assert {"context/rows.safetensors", "context/context.json", "context/modules.json"} <= names
+    assert not [name for name in names if re.search("run.json|metrics|checkpoints|png", name)]
