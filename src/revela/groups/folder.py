@@ -25,6 +25,7 @@ from revela.corpus.arrow_list import ArrowList, read, write
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.groups.documents import Groups
+from revela.processes import is_first
 from revela.settings import Recipe
 from revela.types import Chunk, Document
 
@@ -73,6 +74,12 @@ class GroupFolder:
                 raise RevelaError(
                     f"{file} {found}: build the groups again with revela groups --out"
                 )
+            # Once for all processes: it takes as long as to read the file.
+            if is_first() and _digest(file) != shard["digest"]:
+                raise RevelaError(
+                    f"{file} has changed since it was written: build the groups again with "
+                    "revela groups --out"
+                )
         self.folder, self.size, self.settings = (
             folder,
             int(manifest["size"]),
@@ -86,6 +93,8 @@ class GroupFolder:
             self.rows = read(Member, files)
             self.documents = read(Document, [folder / SAMPLE])
             self.held_out = read(Document, [folder / HELD_OUT])
+            for items in (self.rows, self.documents, self.held_out):
+                items.validate()
         except (OSError, ValueError) as error:
             raise RevelaError(
                 f"{folder} is damaged ({str(error).splitlines()[0]}): build the groups again with "
@@ -304,7 +313,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         _ = (
             manifest["size"],
             manifest["settings"],
-            [(s["file"], s["groups"], s["bytes"]) for s in manifest["shards"]],
+            [(s["file"], s["groups"], s["bytes"], s["digest"]) for s in manifest["shards"]],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RevelaError(
