@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from revela.files import atomic_write
@@ -52,3 +55,45 @@ def test_a_folder_in_the_way_is_kept(tmp_path):
     assert (tmp_path / "index" / "precious").read_text() == "x" and len(
         list(tmp_path.iterdir())
     ) == 1
+
+
+def test_links_modes_and_long_names_stay(tmp_path):
+    target, link = tmp_path / "runs" / "scores.json", tmp_path / "latest.json"
+    target.parent.mkdir()
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    with atomic_write(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink() and target.read_text() == "new"
+    assert target.stat().st_mode & 0o777 == 0o600
+    long = tmp_path / ("é" * 120 + ".json")  # a name may have 255 bytes
+    with atomic_write(long) as temporary:
+        temporary.write_text("x")
+    assert long.read_text() == "x"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_written_to(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_write(pipe) as temporary:
+        temporary.write_text("scores")
+    assert os.read(reader, 100) == b"scores" and pipe.is_fifo()
+    os.close(reader)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders cannot be flushed elsewhere")
+def test_all_is_on_the_disk_before_the_old_is_gone(tmp_path, monkeypatch):
+    events, replace = [], Path.replace
+    monkeypatch.setattr(os, "fsync", lambda opened: events.append(os.fstat(opened).st_ino))
+    monkeypatch.setattr(
+        Path, "replace", lambda *paths: (events.append("replace"), replace(*paths))[1]
+    )
+    with atomic_write(tmp_path / "index") as temporary:
+        temporary.mkdir()
+        (temporary / "part").write_text("x")
+        inside = {(temporary / "part").stat().st_ino, temporary.stat().st_ino}
+    before, after = events[: events.index("replace")], events[events.index("replace") + 1 :]
+    assert set(before) == inside and after == [tmp_path.stat().st_ino]

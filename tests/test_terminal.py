@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import signal
+import subprocess
 import sys
 
-from revela.cli.printing import SNIPPET, print_group, print_hits
+import pytest
+
+from revela.cli.main import main
+from revela.cli.printing import (
+    SNIPPET,
+    print_group,
+    print_hits,
+    print_log,
+    print_report,
+    print_scores,
+    print_table,
+)
+from revela.corpus.readers.common import ReadReport
 from revela.types import Chunk, Hit
 
 LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
@@ -67,3 +84,60 @@ def test_a_group_is_shown_document_by_document_with_each_title_once(capsys):
         "  Wax",
         "    - (nothing but the title)",
     ]
+
+
+ESCAPES = "\033]52;c;cm0gLXJm\a\033[2J\x9b31m\x7f\ud800"
+
+
+def test_what_a_stranger_wrote_does_not_control_the_terminal(capsys, monkeypatch):
+    forged = f"title\n2. another hit  [0.9999]\r{ESCAPES}"
+    report = ReadReport()
+    report.skip("broken JSON", f"{forged}.jsonl:1", bad=True)
+    print_report(report)
+    code = f"def f():\n    return 1{ESCAPES}\n"
+    print_hits([Hit("a", 0.5, forged, f"text {ESCAPES}"), Hit(forged, 0.25, "", code)], "text")
+    print_group("group 1", [Chunk(0, ESCAPES, forged)], [forged])
+    print_table(forged, ["name", forged], [[forged, 0.5]])
+    print_log("stdout")
+    logging.getLogger("revela").info(f"{forged} was read")
+    shown = capsys.readouterr().out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800]", shown) and "\ufffd" in shown
+    assert not any(line.startswith("2. another") for line in shown.splitlines())
+    monkeypatch.setattr(sys, "argv", ["revela", "search", "no\033[2Jindex", "a"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "no\ufffd[2Jindex is not an index" in capsys.readouterr().err
+
+
+def test_names_with_brackets_are_no_markup(capsys):
+    print_scores("runs[/a]", ["scifact[dev]", "[/b]"], {"[/x]": {"scifact[dev]": 0.5}})
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("runs[/a]", "scifact[dev]", "[/b]", "[/x]"))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGTERM") or os.name != "posix", reason="needs SIGTERM")
+def test_sigterm_removes_temporary_folders(tmp_path):
+    """The verb is one that waits; nothing of the corpus stays in TMPDIR."""
+    program = (
+        "import sys, time\n"
+        "from revela.cli.main import app, main\n"
+        "from revela.corpus.arrow_list import arrow_list\n"
+        "from revela.types import Document\n"
+        "def wait(*_, **__):\n"
+        "    documents = arrow_list(Document, [Document('a', 'text')])\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+        "app.default(wait)\n"
+        "sys.argv[1:] = []\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n" and list(tmp_path.iterdir())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143 and not list(tmp_path.iterdir())
+    finally:
+        process.kill()

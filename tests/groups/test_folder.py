@@ -110,11 +110,17 @@ def damaged(folder: Path) -> None:
     file.write_bytes(b"\0" * file.stat().st_size)
 
 
+def one_letter(folder: Path) -> None:
+    file = folder / "shard-03.arrow"
+    file.write_bytes(file.read_bytes().replace(b"chunk", b"CHUNK", 1))
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
         (cut_short, "shard-03.arrow has .* bytes of"),
-        (damaged, "damaged"),
+        (damaged, "shard-03.arrow has changed"),
+        (one_letter, "shard-03.arrow has changed"),
         (lambda folder: (folder / "shard-00.arrow").unlink(), "shard-00.arrow is missing"),
         (lambda folder: (folder / "groups.json").unlink(), "no whole group folder"),
         (lambda folder: (folder / "groups.json").write_text("{"), "damaged"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from revela.corpus.readers import common
 from revela.errors import RevelaError
 from revela.groups.ready import group_documents, group_rows, holds_groups, read_groups
 
@@ -105,3 +106,18 @@ def test_groups_of_the_hub_are_streamed(tmp_path, monkeypatch):
 def test_datasets_of_documents_hold_no_groups(tmp_path, rows):
     assert not holds_groups(hub_folder(tmp_path / "owner" / "name", rows))
     assert not holds_groups(Path("hub:no-one/nothing"))
+
+
+def test_files_that_no_reader_can_read_hold_no_groups_and_are_one_sentence(tmp_path, monkeypatch):
+    whole = gzip.compress(json.dumps(["a" * 9] * 10**5).encode() + b"\n")
+    contents = {
+        "nested.jsonl": b"[" * 10**5,
+        "damaged.jsonl.gz": whole[:200] + b"\xff" * 50 + whole[250:],
+        "long.jsonl": b'["' + b"a" * 10**6,
+    }
+    monkeypatch.setattr(common, "MAX_BYTES", 10**5)
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        assert not holds_groups(tmp_path / name)
+        with pytest.raises(RevelaError, match=name):
+            list(read_groups(tmp_path / name, 3))

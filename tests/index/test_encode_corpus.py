@@ -89,3 +89,12 @@ def test_commits_grow_with_what_was_read():
     assert sizes[-2] > 12 and max(sizes) * 2**17 <= 6000 * 2**17 // 256 + 2**17
     assert sorted(sizes[:-1]) == sizes[:-1]
     assert len(list(commits(Document(str(i), "a") for i in range(2100)))) == 3
+
+
+def test_numbers_that_no_column_can_hold_are_one_sentence(tmp_path):
+    for number, (first, huge) in enumerate([(1, 2**63), (1, -(2**70)), (0.5, 10**400)]):
+        made = build(tmp_path / f"{number}", with_metadata(first), metadata=["field"])
+        with pytest.raises(RevelaError, match=r"field of document d0 is -?\d+") as refused:
+            extend(made, with_metadata(huge))
+        assert len(str(refused.value)) < 400
+    assert extend(made, with_metadata(2**70)).replaced == 1  # a double holds it

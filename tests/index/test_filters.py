@@ -171,6 +171,19 @@ def test_depth_and_length_are_bounded():
             where_sql(long, COLUMNS)
 
 
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        ({"or": [{}] * 980}, 35),
+        ({"or": [{"id": None}] * 500}, 0),
+        ({"and": [{"or": [{"id": "1"}, {"id": "2"}]}] * 120}, 2),
+    ],
+)
+def test_as_many_operators_as_fit_do_not_overflow_the_table_s_parser(index, where, count):
+    assert len(where_sql(where, COLUMNS)) > 8000
+    assert len(index.search("ab", 40, "dense", where)) == count
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (

@@ -364,3 +364,9 @@ def test_many_documents_are_replaced_at_once(tmp_path, monkeypatch):
     words = [made._statistics.best(word) for word in ("hhhh", "title")]
     fresh = build(tmp_path / "fresh", [*changed, *DOCS[25:]])
     assert words == [fresh._statistics.best(word) for word in ("hhhh", "title")]
+
+
+def test_what_a_kill_left_before_index_json_is_no_index(tmp_path):
+    for name in (f".{INFO}-abc", ".context.safetensors-abc"):
+        (tmp_path / name).mkdir()
+    assert len(build(tmp_path, DOCS[:2])) > 0

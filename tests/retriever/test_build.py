@@ -246,3 +246,24 @@ def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):
     )
     with pytest.raises(RevelaError, match="no transformer, and so no token vectors"):
         RetrieverEncoder(static, bf16=False).encode_with_tokens(["a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("modules.json", text) for text in ("{}", "[1]", "3", '[{"idx": 0}]', "[")),
+        ("config_sentence_transformers.json", "[]"),
+        ("model.safetensors", "no weights"),
+    ],
+)
+def test_json_of_another_kind_is_one_sentence(tiny_lm_folder, tmp_path, name, content):
+    build(tiny_lm_folder, "mean").save_pretrained(str(tmp_path), create_model_card=False)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RevelaError, match="cannot be opened as a Sentence-Transformers model"):
+        load_retriever(tmp_path)
+
+
+def test_a_card_may_name_a_path_that_is_not_utf8(tiny_lm_folder, tmp_path):
+    """It is written when training is over."""
+    save_retriever(build(tiny_lm_folder, "mean"), tmp_path, "revela train caf\udce9/ --out 模型")
+    assert (tmp_path / "README.md").read_text("utf-8") == "revela train caf?/ --out 模型"

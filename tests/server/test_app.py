@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 from served import Backwards, build, documents, encoder, index, make_service, running, server, slow
 
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.retriever.tokens import TokenCounter
-from revela.server import Limits
-from revela.server.app import Service
+from revela.server import Limits, lifecycle
+from revela.server.app import THREADS, Service
 from revela.server.lifecycle import listen
 from revela.server.schemas import EmbeddingRequest
 
@@ -420,6 +421,58 @@ def test_slow_clients_are_disconnected(make_service):
         assert time.monotonic() - begun >= 0.4
 
 
+def test_clients_that_pipeline_and_do_not_read_are_disconnected(make_service):
+    with running(make_service(client_seconds=0.5)) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)  # some 10 MB
+            wait_for(lambda: server.server.server_state.connections)
+            wait_for(lambda: not server.server.server_state.connections)
+        assert httpx.get(server.url + "/healthz").status_code == 200
+
+
+def test_who_pipelines_and_reads_gets_all_answers_in_order(make_service, slow):
+    with running(make_service(client_seconds=0.3, encoder=slow)) as server:
+        slow.stop()
+        port = int(server.url.rsplit(":", 1)[1])
+        body = b'{"model": "tiny", "input": "a"}'
+        head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\n"
+        asked = head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(
+                b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" + asked % (len(body), body)
+            )
+            time.sleep(0.8)  # the second takes longer than a client may
+            slow.open.set()
+            received = b""
+            while b'"usage"' not in received:
+                received += (part := client.recv(65536))
+                assert part
+            assert received.count(b"200 OK") == 2 and b'"ok"' in received
+
+
+def test_connections_are_limited(make_service, monkeypatch):
+    monkeypatch.setattr(lifecycle, "CONNECTIONS", 3)
+    with running(make_service(client_seconds=60)) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        held = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
+        wait_for(lambda: len(server.server.server_state.connections) == 3)
+        assert httpx.get(server.url + "/healthz").status_code == 503
+        for connection in held:
+            connection.close()
+        wait_for(lambda: not server.server.server_state.connections)
+        assert httpx.get(server.url + "/healthz").status_code == 200
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def all_of(connection: socket.socket) -> bytes:
     """What arrives until the other side closes or resets."""
     received = b""
@@ -505,6 +558,27 @@ def test_texts_of_a_client_that_has_left_are_not_encoded(make_service, slow):
         assert [text for _, texts in slow.batches for text in texts] == ["first", "later"]
 
 
+def test_searches_of_clients_that_have_left_keep_their_threads(make_service, index, monkeypatch):
+    begun, go_on = [], threading.Event()
+
+    def search(*_):
+        begun.append(1)
+        assert go_on.wait(120)
+        return []
+
+    monkeypatch.setattr(type(index), "search", search)
+    with running(make_service()) as server:
+        for _ in range(THREADS + 4):
+            with pytest.raises(httpx.ReadTimeout):
+                query = {"query": "a", "mode": "lexical"}
+                httpx.post(server.url + SEARCH, json=query, timeout=httpx.Timeout(60, read=0.1))
+        time.sleep(0.2)
+        assert len(begun) == THREADS
+        go_on.set()
+        assert post(server, SEARCH, b'{"query": "a", "mode": "lexical"}').status_code == 200
+        assert len(begun) == THREADS + 1  # what waited was dropped
+
+
 def test_shutdown_finishes_accepted_requests(make_service, slow):
     with running(make_service(encoder=slow)) as server, ThreadPoolExecutor(4) as pool:
         slow.stop()
@@ -540,18 +614,18 @@ def test_server_errors_name_no_path(make_service, slow, monkeypatch, capfd):
         monkeypatch.setattr(slow, "_encode", lambda role, texts: (_ for _ in ()).throw(broken))
         answer = post(server, SEARCH, b'{"query": "a"}')
         assert answer.status_code == 500 and "secret" not in answer.text
-        for sentence, status in (
-            ("no such words", 400),
-            (f"{server.service.index.folder} is damaged", 500),
+        folder = server.service.index.folder
+        for error, status in (
+            (QueryError(f"no such words in {folder.name}, as the folder is called"), 400),
+            (RevelaError(f"{folder} is damaged"), 500),
         ):
-            error = RevelaError(sentence)
             monkeypatch.setattr(
                 type(server.service.index),
                 "search",
                 lambda *_, error=error: (_ for _ in ()).throw(error),
             )
             answer = post(server, SEARCH, b'{"query": "a", "mode": "lexical"}')
-            assert answer.status_code == status and (sentence in answer.text) == (status == 400)
+            assert answer.status_code == status and (str(error) in answer.text) == (status == 400)
     assert "/home/secret/weights" in capfd.readouterr().err
 
 

@@ -185,6 +185,21 @@ def test_an_error_fails_its_batch_and_no_other(slow, batcher, monkeypatch):
     assert batcher.waiting_tokens["passage"] == 0
 
 
+def test_an_encoder_that_gives_a_vector_too_few_fails_its_batch_and_the_next_is_encoded(
+    slow, batcher, monkeypatch
+):
+    encode = slow._encode
+    monkeypatch.setattr(slow, "_encode", lambda role, texts: encode(role, texts)[1:])
+
+    async def call():
+        return await asyncio.wait_for(batcher.encode(["a", "b"], [1, 1], "passage"), 30)
+
+    with pytest.raises(ValueError):
+        asyncio.run(call())
+    monkeypatch.undo()
+    assert batcher.alive and len(asyncio.run(call())) == 2
+
+
 def test_closing_finishes_what_was_taken(slow):
     batcher = Batcher(slow, batch_tokens=10, max_tokens=100)
 

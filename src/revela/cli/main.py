@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from cyclopts import App, CycloptsError
 
-from revela.cli.printing import print_log
+from revela.cli.printing import print_log, printable
 from revela.errors import RevelaError
 
 app = App(
@@ -19,7 +20,10 @@ TRAINING_VERBS = ("train", "queries", "groups", "compare", "heads")
 
 
 def main() -> None:
-    """Run the command line; exits with 0, 2 (an error of the user's) or 130 (Ctrl-C)."""
+    """Run the command line; exits with 0, 2 (an error of the user's), 130 (Ctrl-C) or 143
+    (SIGTERM).
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary folders are removed
     tokens = sys.argv[1:]
     # What search prints to stdout may be JSON that a program reads.
     print_log("stderr" if tokens[:1] == ["search"] else "stdout")
@@ -30,7 +34,7 @@ def main() -> None:
     except CycloptsError:  # it has printed what was wrong
         raise SystemExit(2) from None
     except RevelaError as error:
-        print(f"revela: {error}", file=sys.stderr)
+        print(f"revela: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

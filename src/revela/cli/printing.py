@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SNIPPET = 240  # characters
 LINES = 6  # of code
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # a terminal obeys them, or cannot show
 FILE_WIDTH = 160  # columns of a table that goes to a file or a pipe
 
 
@@ -23,7 +24,7 @@ class LogLines(logging.Handler):
     stream: Literal["stdout", "stderr"] = "stdout"
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=getattr(sys, self.stream), flush=True)
+        print(printable(record.getMessage()), file=getattr(sys, self.stream), flush=True)
 
 
 LOG_LINES = LogLines()
@@ -38,10 +39,15 @@ def print_log(stream: Literal["stdout", "stderr"]) -> None:
         log.addHandler(LOG_LINES)
 
 
+def printable(text: str) -> str:
+    """One line of text that may be a stranger's, without characters that control the terminal."""
+    return CONTROL.sub("\ufffd", text)
+
+
 def print_report(report: ReadReport) -> None:
     """What was read from a corpus, and what was skipped."""
     for line in report.lines():
-        print(line)
+        print(printable(line))
 
 
 def print_scores(
@@ -60,20 +66,27 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
     """Floats with three digits, numbers at the right."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     texts = [
         [
-            "" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+            ""
+            if cell is None
+            else f"{cell:.3f}"
+            if isinstance(cell, float)
+            else printable(f"{cell}")
             for cell in row
         ]
         for row in rows
     ]
-    table = Table(title=title or None, title_justify="left")
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left")
     for name, *cells in zip(header, *texts, strict=True):
         numeric = all(cell.replace(".", "", 1).isdigit() for cell in cells if cell)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            Text(printable(name)), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in texts:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # a str would be read as rich's markup
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
@@ -96,14 +109,14 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
             if sys.stdout.isatty()
             else shown
         )
-        print(f"{rank}. {hit.title or hit.id}  [{hit.score:.4f}]\n   {marked}")
+        print(f"{rank}. {one_line(hit.title or hit.id)}  [{hit.score:.4f}]\n   {marked}")
     if not hits:
         print("nothing found")
 
 
 def _sentence(text: str, words: re.Pattern[str]) -> str:
     """Prose in one line, from shortly before the first of these words on."""
-    line = " ".join(text.split())
+    line = one_line(text)
     found = words.search(line)
     start = (
         line.rfind(" ", 0, found.start() - SNIPPET // 3) + 1
@@ -119,7 +132,7 @@ def _lines(text: str, words: re.Pattern[str]) -> str:
     held = [len({word.lower() for word in words.findall(line)}) for line in lines]
     first = max(0, min(held.index(max(held)), len(lines) - LINES))
     indent = min(len(line) - len(line.lstrip()) for line in lines[first : first + LINES])
-    shown = [line[indent : indent + FILE_WIDTH] for line in lines[first : first + LINES]]
+    shown = [printable(line[indent : indent + FILE_WIDTH]) for line in lines[first : first + LINES]]
     return "\n   ".join(
         [*(["..."] if first else []), *shown, *(["..."] if first + LINES < len(lines) else [])]
     )
@@ -144,11 +157,16 @@ def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> N
                 said = snippet(member.text.removeprefix(f"{title}\n")) or "(nothing but the title)"
                 print(
                     f"    - {said}"
-                    + (f"\n      asked for by: {member.query}" if member.query else "")
+                    + (f"\n      asked for by: {one_line(member.query)}" if member.query else "")
                 )
+
+
+def one_line(text: str) -> str:
+    """A text on one line, ``printable``."""
+    return printable(" ".join(text.split()))
 
 
 def snippet(text: str) -> str:
     """The beginning of a text, on one line."""
-    line = " ".join(text.split())
+    line = one_line(text)
     return line if len(line) <= SNIPPET else f"{line[:SNIPPET]}..."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from revela.cli.flags import Corpus, Given, Preset, RecipeFile, given_settings, recipe_of
 from revela.cli.main import app
-from revela.cli.printing import snippet
+from revela.cli.printing import one_line, snippet
 from revela.errors import RevelaError
 
 
@@ -45,4 +45,4 @@ def queries(
         raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")
     rows = [row for row in data.rows if row.query]
     for row in rows[:: max(1, len(rows) // max(1, show))][:show]:
-        print(f"\n{row.query}\n   {snippet(row.text)}")
+        print(f"\n{one_line(row.query)}\n   {snippet(row.text)}")

@@ -81,7 +81,7 @@ def serve(
         from revela.index.listwise import load_query_heads
 
         reranker = load_query_heads(lm, index.sample)
-    local = is_loopback(host)
+    local = is_loopback(listening.getsockname()[0])
     service = Service(
         index,
         encoder,

@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import mmap
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.corpus.parallel import batches
+from revela.errors import RevelaError
 from revela.types import Vectors
 
 Item = TypeVar("Item")
@@ -103,6 +106,15 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
             if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
                 mapped.madvise(mmap.MADV_DONTNEED)
 
+    def validate(self) -> None:
+        """Refuse files of others whose offsets point elsewhere, into memory that is not theirs.
+
+        Raises:
+            ValueError: they do, or a text is not UTF-8.
+        """
+        for batch in self._read():
+            batch.validate(full=True)
+
     def __iter__(self) -> Iterator[Kept]:
         if self._rows is not None and (np.diff(self._rows) <= 0).any():
             yield from (self[i] for i in range(len(self)))
@@ -185,6 +197,9 @@ def vectors_on_disk(count: int, width: int) -> Vectors:
     if count * width == 0:
         return np.zeros((count, width), dtype=np.float32)
     with tempfile.TemporaryFile(prefix="revela-") as file:
+        with _disk_errors(tempfile.gettempdir()):
+            if hasattr(os, "posix_fallocate"):  # a disk that is full later ends the process
+                os.posix_fallocate(file.fileno(), 0, 4 * count * width)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
 
@@ -221,11 +236,24 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
         for some in batches(items, characters, BATCH):
             columns = {name: [_flat(getattr(item, name)) for item in some] for name in names}
             batch = pa.RecordBatch.from_pydict(columns)
-            if writer is None:
-                writer = pa.ipc.new_stream(sink, batch.schema)
-            writer.write_batch(batch)
+            with _disk_errors(path.parent):  # not a fault of the items, which may be read here
+                if writer is None:
+                    writer = pa.ipc.new_stream(sink, batch.schema)
+                writer.write_batch(batch)
         if writer is not None:
-            writer.close()
+            with _disk_errors(path.parent):
+                writer.close()
+
+
+@contextmanager
+def _disk_errors(folder: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RevelaError(
+            f"{folder} cannot be written ({error.strerror or error}): make room there, or set "
+            "TMPDIR to a folder on another disk"
+        ) from error
 
 
 def _flat(value: Any) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
-from revela.corpus.readers.common import open_text
+from revela.corpus.readers.common import READ_ERRORS, lines_of, open_text
 from revela.errors import RevelaError
 from revela.settings import Recipe
 from revela.types import Chunk, Document
@@ -81,12 +81,12 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     rows = []
     with open_text(path) as handle:
         try:
-            for line in handle:
+            for line in lines_of(handle):
                 if line.strip():
                     row = json.loads(line)
                     row["_id"], row["text"]  # both are required: a missing one is an error below
                     rows.append(row)
-        except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, *READ_ERRORS) as error:
             raise RevelaError(
                 f"{path}: line {len(rows) + 1} or so cannot be read "
                 f"({type(error).__name__}: {error})"
@@ -98,14 +98,14 @@ def _read_qrels(path: Path) -> Qrels:
     if not path.is_file():
         raise RevelaError(f"{path} does not exist: a BEIR-layout folder has its judgements there")
     qrels: Qrels = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
         fields = line.split("\t")
         if number == 1 and fields[-1].strip() == "score":
             continue
         try:
             query, document, score = fields
             qrels.setdefault(query, {})[document] = int(float(score))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise RevelaError(
                 f"{path}:{number} is not query-id, corpus-id and score separated by tabs"
             ) from None

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.readers.common import open_text
+from revela.corpus.readers.common import READ_ERRORS, lines_of, open_text
 from revela.corpus.readers.hub import PREFIX, hub_rows
 from revela.errors import RevelaError
 from revela.types import Chunk, Document
@@ -75,14 +75,14 @@ def _rows(source: Path) -> Iterator[tuple[int, Any]]:
         yield from enumerate(_parquet_rows(files), 1)
         return
     number = 0
-    with open_text(source) as lines:
+    with open_text(source) as handle:
         try:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(lines_of(handle), 1):
                 if line.strip():
                     yield number, json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _no_group(source, number) from error
-        except (OSError, EOFError) as error:
+        except READ_ERRORS as error:
             raise RevelaError(
                 f"{source} cannot be read after line {number} ({error}): get a whole copy of it"
             ) from error

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -130,8 +132,11 @@ def note_types(types: Mapping[str, set[type]], document: Document) -> None:
     """Add the types of a document's metadata to those of each field."""
     for name, found in types.items():
         if (value := document.metadata.get(name)) is not None:
-            small = not isinstance(value, int) or -(2**63) <= value < 2**63
-            found.add(type(value) if small else str)
+            found.add(str if _is_beyond_int64(value) else type(value))
+
+
+def _is_beyond_int64(value: Value) -> bool:
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
@@ -156,13 +161,13 @@ def _column_type(types: set[type]) -> str:
 def _as_column(document: Document, name: str, kind: str, folder: Path) -> Value | None:
     """A metadata value as its column holds it."""
     value = document.metadata.get(name)
-    if value is None or NUMBERS.get(type(value)) == kind:
-        return value
     if kind == "string":
-        return value if isinstance(value, str) else json.dumps(value)
-    if kind == "double" and type(value) is int:
+        return value if isinstance(value, str | None) else json.dumps(value)
+    if value is None or (kind == NUMBERS.get(type(value)) and not _is_beyond_int64(value)):
+        return value
+    if kind == "double" and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     raise RevelaError(
-        f"{name} of document {document.id} is {value!r}, where {folder} holds {kind}: "
+        f"{name} of document {document.id} is {reprlib.repr(value)}, where {folder} holds {kind}: "
         "mend the field, or index all of it again"
     )

@@ -26,7 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.index.contexts import (
     CHOSEN,
     Choice,
@@ -598,13 +598,13 @@ def _refuse(
 ) -> None:
     """Refuse a search that cannot be made."""
     if not query.strip():
-        raise RevelaError("the query is empty: give some words to search for")
+        raise QueryError("the query is empty: give some words to search for")
     if any("\ud800" <= letter <= "\udfff" for letter in query + where):
-        raise RevelaError(
+        raise QueryError(
             "the query or its filter is not Unicode (half of a surrogate pair): mend it"
         )
     if rerank == "tokens" and (mode == "lexical" or (mode == "hybrid" and fusion == "rank")):
-        raise RevelaError(
+        raise QueryError(
             "tokens are added to cosines and their sum with BM25: "
             "re-rank dense search, or hybrid search by score"
         )

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.index.bm25 import STOP_WORDS
 from revela.index.fusion import Ranking, evenly
 from revela.index.manifest import Info
@@ -386,7 +386,8 @@ def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> 
     at fault.
 
     Raises:
-        RevelaError: LanceDB has raised an error inside.
+        QueryError: LanceDB has raised an error inside, which the filter has caused.
+        RevelaError: another error.
     """
     try:
         yield
@@ -395,7 +396,7 @@ def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> 
         if where and not isinstance(error, OSError) and not re.search(r"\(IO\)|Not found:", reason):
             why = _PREAMBLE.split(reason)[-1].split(". Valid fields")[0].rstrip(".)")
             names = ", ".join([*HIT_COLUMNS, *columns])
-            raise RevelaError(
+            raise QueryError(
                 f'the filter "{where[:80]}" cannot be used ({why}): '
                 f"compare columns of this index, which are {names}"
             ) from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
@@ -26,6 +27,11 @@ from revela.types import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+# What the libraries raise of files that are damaged, or JSON of another kind.
+DAMAGED = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError),
+    SafetensorError,
+)
 POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
 
 
@@ -39,8 +45,8 @@ def load_retriever(folder: Path | str) -> SentenceTransformer:
         raise RevelaError(f"{folder} is not a Sentence-Transformers folder: it has no modules.json")
     try:
         return SentenceTransformer(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).splitlines()[0]
+    except DAMAGED as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise RevelaError(
             f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
         ) from error
@@ -89,10 +95,9 @@ def build_retriever(
             },
             module_output_name="token_embeddings",
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise RevelaError(
-            f"{folder} cannot be opened as a model: {str(error).splitlines()[0]}"
-        ) from error
+    except DAMAGED as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RevelaError(f"{folder} cannot be opened as a model: {reason}") from error
     if layers:
         keep_lower_layers(transformer.model, layers)
     tokenizer = transformer.tokenizer

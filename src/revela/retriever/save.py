@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
+from revela.files import flush
 from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext
 from revela.retriever.lora import merged
@@ -49,14 +50,17 @@ def save_retriever(
             write_rows(final, context.rows_JD)
             context.save(temporary / CONTEXT)
         final.save_pretrained(hidden, create_model_card=False)
-        (temporary / "README.md").write_text(card)
+        # A path in the card may have bytes that are no UTF-8.
+        (temporary / "README.md").write_text(card, encoding="utf-8", errors="replace")
         if matryoshka:
             configuration = temporary / "config_sentence_transformers.json"
-            settings = json.loads(configuration.read_text())
+            settings = json.loads(configuration.read_text(encoding="utf-8"))
             widths = sorted({*matryoshka, int(model.get_embedding_dimension() or 0)})
-            configuration.write_text(json.dumps({**settings, "matryoshka_dims": widths}, indent=2))
+            changed = json.dumps({**settings, "matryoshka_dims": widths}, indent=2)
+            configuration.write_text(changed, encoding="utf-8")
         for file in temporary.rglob("*"):  # safetensors writes files that only their owner can read
             file.chmod(0o755 if file.is_dir() else 0o644)
+        flush(temporary)
         (folder / "modules.json").unlink(missing_ok=True)
         for part in sorted(temporary.iterdir(), key=lambda p: p.name == "modules.json"):
             target = folder / part.name

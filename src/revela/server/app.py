@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -21,13 +22,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware import Middleware
 
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.index.filters import OWN_COLUMNS, where_sql
 from revela.index.store import Index
 from revela.server import Limits, schemas
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from revela.retriever.tokens import TokenCounter
 
 T = TypeVar("T")
-SEARCH_THREADS = 4
+THREADS = 4  # for texts (counting tokens, writing answers), and for searches
 RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
 BODY_ERRORS = {
     400: "The body does not match the schema",
@@ -102,7 +103,11 @@ class Service:
         self.batcher = Batcher(encoder, limits.batch_tokens, limits.max_tokens, observe)
         self.metrics.observe_queue(self.batcher)
         self.searching = 0
-        self.search_threads, self.heads_thread = CapacityLimiter(SEARCH_THREADS), CapacityLimiter(1)
+        # What a client that leaves has begun keeps its thread until it is done, so that there are
+        # never more; what waits for a thread is dropped.
+        self.text_threads = ThreadPoolExecutor(THREADS, "texts")
+        self.search_threads = ThreadPoolExecutor(THREADS, "search")
+        self.heads_thread = ThreadPoolExecutor(1, "heads")
         self.page_html = files("revela.server").joinpath("page.html").read_text(encoding="utf-8")
         self.page_headers = page_headers(self.page_html)
 
@@ -169,7 +174,8 @@ class Service:
         vectors, tokens = await while_connected(request, work)
         vectors = truncated(vectors, asked.dimensions or self.width)
         form = asked.encoding_format or "float"
-        body = await to_thread.run_sync(embeddings_json, vectors, form, self.name, sum(tokens))
+        write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
+        body = await in_thread(self.text_threads, write)
         return Response(body, media_type="application/json")
 
     async def search(self, asked: SearchRequest, request: Request) -> schemas.SearchResults:
@@ -180,9 +186,7 @@ class Service:
         self.searching += 1
         try:
             hits = await while_connected(request, self._search(asked))
-        except RevelaError as error:
-            if str(self.index.folder) in str(error):
-                raise  # the index's fault, and the message has a path
+        except QueryError as error:  # any other is the index's fault
             raise Refused(400, str(error)) from error
         finally:
             self.searching -= 1
@@ -216,11 +220,9 @@ class Service:
         rerank = self.reranker if asked.rerank == "heads" else asked.rerank
         search = self.index.search
         run = partial(search, asked.query, asked.k, asked.mode, where, asked.fusion, rerank, vector)
-        if asked.rerank == "heads":
-            # It takes seconds: other searches use other threads, and a search whose client leaves
-            # while it waits is never started.
-            return await to_thread.run_sync(run, limiter=self.heads_thread)
-        return await to_thread.run_sync(run, limiter=self.search_threads, abandon_on_cancel=True)
+        # By heads it takes seconds, and other searches do not wait for it.
+        threads = self.heads_thread if asked.rerank == "heads" else self.search_threads
+        return await in_thread(threads, run)
 
     async def encode(
         self, texts: Sequence[str], role: Role, truncate: bool, param: str
@@ -231,7 +233,7 @@ class Service:
             Refused: too many tokens, or a text that is too long (400); the queue is full (429).
         """
         self._refuse_long(texts, param)
-        tokens = await to_thread.run_sync(self.count[role], texts)
+        tokens = await in_thread(self.text_threads, partial(self.count[role], texts))
         longest = self.max_text_tokens or max(tokens)
         for i, count in enumerate(tokens):
             if count > longest and not truncate:
@@ -262,7 +264,7 @@ class Service:
         """The index: its size, the columns for filters, and the ways to re-rank."""
         return schemas.IndexInfo(
             model=self.name,
-            passages=await to_thread.run_sync(self.index.__len__),
+            passages=await in_thread(self.text_threads, self.index.__len__),
             columns=self.columns,
             tokens=self.index.info.settings.keep_tokens,
             heads=self.reranker is not None,
@@ -387,6 +389,11 @@ def queue_full(what: str, seconds: int) -> Refused:
     """The 429 of a full queue."""
     message = f"too many {what} are waiting: try again in {seconds} s"
     return Refused(429, message, code="queue_full", headers={"retry-after": str(seconds)})
+
+
+async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """The result of ``work``, which is not begun if the call is cancelled before."""
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:

@@ -108,7 +108,7 @@ class Batcher:
         with self._change:
             self._drop_done(role)
             waiting = self.waiting_tokens[role]
-            if self._closing or waiting + sum(tokens) > self._max_tokens:
+            if not self.alive or waiting + sum(tokens) > self._max_tokens:
                 raise QueueFull(self._seconds_until(waiting + sum(tokens) - self._max_tokens))
             self.waiting_tokens[role] += sum(tokens)
             self._jobs[role].append(job)
@@ -134,23 +134,22 @@ class Batcher:
 
     def _work(self) -> None:
         while found := self._next_batch():
-            role, batch = found
-            tokens = sum(job.tokens[i] for job, i in batch)
-            begun = time.perf_counter()
             try:
-                vectors = self._encode[role]([job.texts[i] for job, i in batch])
+                self._encode_batch(*found)
             except Exception as error:  # the requests of this batch fail; the next may not
-                for job, _ in batch:
+                for job, _ in found[1]:
                     job.fail(error)
-                continue
-            seconds = time.perf_counter() - begun
-            for (job, i), vector in zip(batch, vectors, strict=True):
-                job.receive(i, vector)
-            self._tokens_done, self._seconds_busy = (
-                self._tokens_done + tokens,
-                self._seconds_busy + seconds,
-            )
-            self._observe(role, len(batch), tokens, seconds)
+
+    def _encode_batch(self, role: Role, batch: _Batch) -> None:
+        tokens = sum(job.tokens[i] for job, i in batch)
+        begun = time.perf_counter()
+        vectors = self._encode[role]([job.texts[i] for job, i in batch])
+        seconds = time.perf_counter() - begun
+        for (job, i), vector in zip(batch, vectors, strict=True):
+            job.receive(i, vector)
+        self._tokens_done += tokens
+        self._seconds_busy += seconds
+        self._observe(role, len(batch), tokens, seconds)
 
     def _next_batch(self) -> tuple[Role, _Batch] | None:
         """Wait for texts; None when the batcher closes and the queue is empty."""

@@ -13,6 +13,8 @@ from revela.errors import RevelaError
 from revela.server import Limits
 from revela.server.app import Service
 
+CONNECTIONS = 512  # open at once; from there on 503. A process may often open 1024 files.
+
 
 class TimeoutProtocol(H11Protocol):
     """uvicorn's HTTP protocol, with time-outs for slow clients.
@@ -31,14 +33,13 @@ class TimeoutProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._answering() and not self.transport.get_write_buffer_size():
             self._stop_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # else the next pipelined request is already running
-            self.unread = self.transport.get_write_buffer_size()
-            self._start_timer()
+        self.unread = self.transport.get_write_buffer_size()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -57,8 +58,12 @@ class TimeoutProtocol(H11Protocol):
         before, self.unread = self.unread, self.transport.get_write_buffer_size()
         if 0 < self.unread < before:
             self._start_timer()
-        else:
+        elif self.unread or not self._answering():
             self.transport.abort()
+
+    def _answering(self) -> bool:
+        """Whether a request runs: the next pipelined one may, while the last answer is unread."""
+        return self.cycle is not None and not self.cycle.response_complete
 
 
 def server_of(service: Service, limits: Limits, **settings: Any) -> uvicorn.Server:
@@ -80,6 +85,7 @@ def server_of(service: Service, limits: Limits, **settings: Any) -> uvicorn.Serv
         proxy_headers=False,
         timeout_keep_alive=limits.client_seconds,  # type: ignore[arg-type]  # passed to call_later
         timeout_graceful_shutdown=limits.shutdown_seconds,
+        limit_concurrency=CONNECTIONS,
         **settings,
     )
     return uvicorn.Server(config)

@@ -20,6 +20,7 @@ from revela.corpus.readers.common import (
     UnsupportedFile,
     read_utf8,
     refuse_changes,
+    shown,
     suffix,
     walk_files,
 )
@@ -109,9 +110,9 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
         raise RevelaError(f"{path} does not exist: {expected}")
     if path.is_dir():
         found = (file for file in walk_files(path, report) if _is_wanted(file))
-        yield from (File(file, file.relative_to(path).as_posix()) for file in found)
+        yield from (File(file, shown(file.relative_to(path))) for file in found)
     elif suffix(path) in READERS:
-        yield File(path, path.name, given_by_name=True)
+        yield File(path, shown(Path(path.name)), given_by_name=True)
     else:
         raise RevelaError(f"{path}: unknown ending; {expected}")
 

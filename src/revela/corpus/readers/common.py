@@ -118,6 +118,18 @@ def open_text(path: Path) -> TextIO:
     return io.TextIOWrapper(open_binary(path), encoding="utf-8")
 
 
+def lines_of(handle: TextIO) -> Iterator[str]:
+    """The lines of a file.
+
+    Raises:
+        DamagedFile: one is longer than ``MAX_BYTES`` characters; no more of it is read.
+    """
+    while line := handle.readline(MAX_BYTES + 1):
+        if len(line) > MAX_BYTES:
+            raise DamagedFile(f"line over {MAX_BYTES >> 20} MB, the file's rest lost")
+        yield line
+
+
 def read_bytes(path: Path) -> bytes:
     """All bytes of a file that is one document.
 
@@ -154,7 +166,25 @@ def decode(raw: bytes) -> str | None:
 
 
 def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
-    """Files below a folder, sorted by path, without hidden files, dependencies and caches."""
+    """Files below a folder, sorted by path, without hidden files, dependencies and caches; links
+    only to files below the folder.
+    """
+    inside = folder.resolve()
+    if inside.parent.name == "snapshots":  # of the hub's cache, whose files are links beside it
+        inside = inside.parent.parent
+    waiting = [(folder, True)]  # the next one last
+    while waiting:
+        path, is_folder = waiting.pop()
+        if is_folder:
+            waiting += reversed(_entries(path, report))
+        elif path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+            report.skip("link to a file outside of the folder", shown(path))
+        else:
+            yield path
+
+
+def _entries(folder: Path, report: ReadReport) -> list[tuple[Path, bool]]:
+    """What a folder holds, sorted by name, and what of it is a folder."""
     try:
         with os.scandir(folder) as entries:
             found = sorted(
@@ -164,13 +194,15 @@ def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
             )
     except OSError as error:
         reason = (error.strerror or "unknown error").lower()
-        report.skip(f"unreadable, {reason}", str(folder), bad=True)
-        return
-    for name, is_folder in found:
-        if not is_folder:
-            yield folder / name
-        elif name not in SKIPPED_FOLDERS:
-            yield from walk_files(folder / name, report)
+        report.skip(f"unreadable, {reason}", shown(folder), bad=True)
+        return []
+    skipped = SKIPPED_FOLDERS
+    return [(folder / name, is_dir) for name, is_dir in found if not (is_dir and name in skipped)]
+
+
+def shown(path: Path) -> str:
+    r"""A path as text; bytes of it that are not UTF-8 as \xe9."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 @contextmanager

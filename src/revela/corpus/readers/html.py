@@ -61,9 +61,13 @@ def _decode_page(raw: bytes) -> str:
     """UTF-8, or the encoding that the page declares in its first kilobyte."""
     if (text := decode(raw)) is not None:
         return text
-    if declared := _CHARSET.search(raw[:1024]):
+    from resiliparse.parse.encoding import map_encoding_to_html5
+
+    declared = _CHARSET.search(raw[:1024])
+    name = declared[1].decode("ascii", "replace") if declared else ""
+    if map_encoding_to_html5(name, False):  # not all that Python decodes is a page's encoding
         try:
-            return raw.decode(declared[1].decode("ascii"))
-        except (LookupError, UnicodeDecodeError):
+            return raw.decode(name)
+        except (LookupError, UnicodeError):
             pass
     raise DamagedFile("neither UTF-8 nor the encoding that the page declares")

@@ -40,6 +40,9 @@ def document_of(
         named = "" if fields.text in row else f" (has {_list_names(row)})"
         report.skip(f'no text field "{fields.text}"', f"{where}{named}", bad=True)
         return None
+    if len(text) > common.MAX_BYTES:
+        report.skip(f"text over {common.MAX_BYTES >> 20} MB", where, bad=True)
+        return None
     found = next((row[name] for name in ID_FIELDS if row.get(name) is not None), where)
     key = str(found)
     metadata = {

@@ -8,15 +8,16 @@ its rank; sorted by them, the posts are read back.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
+from revela.corpus.readers import common
 from revela.corpus.readers.common import (
     READ_ERRORS,
     DamagedFile,
@@ -29,6 +30,7 @@ from revela.corpus.readers.rows import Fields
 from revela.types import Document
 
 QUESTION, ANSWER = "1", "2"  # PostTypeId
+MAX_DEPTH = 16  # a row is at the second level
 FIRST = -(2**63)  # the rank of a question among its answers
 
 
@@ -90,20 +92,43 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
         yield Post(question, rank, " ".join(row.get("Title", "").split()), extract_fragment(body))
 
 
+def _elements(handle: BinaryIO) -> Iterator[tuple[str, ET.Element]]:
+    """("start" or "end", element), as they are read.
+
+    Raises:
+        DamagedFile: one is longer than ``MAX_BYTES``.
+    """
+    parser: Any = ET.XMLPullParser(("start", "end"))
+    size = 0
+    while part := handle.read(2**16):
+        parser.feed(part)
+        size += len(part)
+        for event in parser.read_events():
+            size = 0
+            yield event
+        if size > common.MAX_BYTES:
+            raise DamagedFile(f"XML element over {common.MAX_BYTES >> 20} MB, its rest lost")
+    parser.close()
+
+
 def _rows(handle: BinaryIO) -> Iterator[Mapping[str, str]]:
-    """The attributes of each row; a row is freed once it is read."""
+    """The attributes of each row; an element is freed once it is read."""
     try:
-        events: Iterable[tuple[str, ET.Element]] = ET.iterparse(handle, events=("start", "end"))
         root: ET.Element | None = None
-        for event, element in events:
+        depth = 0
+        for event, element in _elements(handle):
+            depth += 1 if event == "start" else -1
             if root is None:
                 root = element
                 if root.tag != "posts":
                     raise UnsupportedFile(
                         "XML that is not a StackExchange Posts.xml", f"begins with <{root.tag}>"
                     )
-            elif event == "end" and element.tag == "row":
-                yield element.attrib
+            elif depth > MAX_DEPTH:
+                raise DamagedFile("elements within elements, no StackExchange Posts.xml")
+            elif event == "end":
+                if element.tag == "row":
+                    yield element.attrib
                 root.clear()
     except ET.ParseError as error:
         where = f"after line {error.position[0]:,}"

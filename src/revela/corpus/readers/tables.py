@@ -20,6 +20,7 @@ from revela.corpus.readers.common import (
     DamagedFile,
     ReadReport,
     UnsupportedFile,
+    lines_of,
     open_binary,
     suffix,
 )
@@ -27,6 +28,7 @@ from revela.corpus.readers.rows import Fields, columns_of, document_of
 from revela.types import Document
 
 BATCH = 2**22  # bytes of a Parquet file decoded at a time
+ROWS = 16  # decoded at a time; those of a small file may share a long text
 DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 
 
@@ -47,7 +49,7 @@ def read_parquet(
         wanted = _text_columns(file.schema_arrow, fields)
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
         row_bytes = max((g.total_byte_size / max(1, g.num_rows) for g in groups), default=1)
-        rows = max(1, min(4096, int(BATCH / max(1, row_bytes))))
+        rows = max(1, min(ROWS, int(BATCH / max(1, row_bytes))))
         batches = file.iter_batches(
             batch_size=rows, row_groups=some, columns=wanted, use_threads=False
         )
@@ -69,8 +71,24 @@ def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
             file = pa.ipc.open_file(source)
             schema = file.schema
             batches = (file.get_batch(i) for i in range(file.num_record_batches))
-        _text_columns(schema, fields)
-        yield from documents_of(batches, name, fields, report)
+        wanted = _text_columns(schema, fields)
+        yield from documents_of((_checked(b, wanted) for b in batches), name, fields, report)
+
+
+def _checked(batch: Any, names: list[str]) -> Any:
+    """These columns; offsets that point out of them would read the memory of this process.
+
+    Raises:
+        ArrowInvalid: they do.
+    """
+    import pyarrow as pa
+
+    batch = batch.select(names)
+    for column in batch.columns:
+        # Text is checked as bytes: one that is not UTF-8 spoils its row only.
+        raw = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
+        (column.view(raw) if raw else column).validate(full=True)
+    return batch
 
 
 @contextmanager
@@ -92,9 +110,10 @@ def documents_of(
     batches: Iterable[Any], name: str, fields: Fields, report: ReadReport, number: int = 0
 ) -> Iterator[Document]:
     """The rows of Arrow record batches or tables as documents; ``number`` rows stand before."""
-    for batch in batches:
-        names = columns_of(batch.schema.names, fields)
-        for values in zip(*(_values(batch.column(column)) for column in names), strict=True):
+    parts = (b.slice(start, ROWS) for b in batches for start in range(0, b.num_rows, ROWS))
+    for part in parts:
+        names = columns_of(part.schema.names, fields)
+        for values in zip(*(_values(part.column(column)) for column in names), strict=True):
             number += 1
             row = dict(zip(names, values, strict=True))
             if document := document_of(row, f"{name}:{number}", fields, report):
@@ -137,9 +156,10 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
         open_binary(path) as raw,
         io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="") as text,
     ):
-        header = text.readline()
+        read = lines_of(text)
+        header = next(read, "")
         delimiter = max(DELIMITERS[suffix(path)], key=header.count)
-        reader = csv.reader(chain([header], text), delimiter=delimiter)
+        reader = csv.reader(chain([header], read), delimiter=delimiter)
         try:
             names = next(reader, [])
             if not names:
