@@ -54,14 +54,11 @@ def push(folder: Path, name: str, *, public: bool = False, update: bool = False)
     """
     if not (folder / "modules.json").is_file():
         raise RevelaError(f"{folder} is no retriever's folder: it has no modules.json")
-    from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        HTTPError,  # type: ignore[attr-defined]  # of its client
-        OfflineModeIsEnabled,
-    )
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+    from huggingface_hub import HfApi, errors, get_token
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.utils import validate_repo_id
+
+    client_error: Any = vars(errors)["HTTPError"]  # of its HTTP client, which it does not export
 
     try:
         validate_repo_id(name)
@@ -90,7 +87,7 @@ def push(folder: Path, name: str, *, public: bool = False, update: bool = False)
             403: f"the token may not write to {name.split('/')[0]}: give another owner or token",
         }.get(status, f"the hub answers {status}: try again later")
         raise RevelaError(f"{name} is not pushed, {reason}") from error
-    except (OfflineModeIsEnabled, HTTPError, ConnectionError) as error:
+    except (OfflineModeIsEnabled, client_error, ConnectionError) as error:
         raise RevelaError(
             f"{name} is not pushed, the hub cannot be reached: try again with a network, and "
             "without HF_HUB_OFFLINE"
