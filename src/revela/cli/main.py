@@ -23,7 +23,9 @@ def main() -> None:
     """Run the command line; exits with 0, 2 (an error of the user's), 130 (Ctrl-C) or 143
     (SIGTERM).
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary folders are removed
+    if "RANK" not in os.environ:  # torchrun ends its processes itself
+        # As an exception, so that temporary folders are removed.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tokens = sys.argv[1:]
     # What search prints to stdout may be JSON that a program reads.
     print_log("stderr" if tokens[:1] == ["search"] else "stdout")
