@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
+from typing import Any
 
 from revela.errors import RevelaError
 from revela.retriever.context import FOLDER as CONTEXT
@@ -54,14 +55,13 @@ def push(folder: Path, name: str, *, public: bool = False, update: bool = False)
     """
     if not (folder / "modules.json").is_file():
         raise RevelaError(f"{folder} is no retriever's folder: it has no modules.json")
-    from huggingface_hub import HfApi, errors, get_token
+    from huggingface_hub import HfApi, errors, get_token, utils
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-    from huggingface_hub.utils import validate_repo_id
 
-    client_error: Any = vars(errors)["HTTPError"]  # of its HTTP client, which it does not export
-
+    client_error: Any = vars(errors)["HTTPError"]  # of its HTTP client
+    validate: Any = vars(utils)["validate_repo_id"]
     try:
-        validate_repo_id(name)
+        validate(name)
     except HFValidationError as error:
         raise RevelaError(f"{name} cannot be a name on the hub: give owner/name") from error
     if name.count("/") != 1:

@@ -137,9 +137,11 @@ def test_folders_may_be_nested_deep(tmp_path):
         os.close(above)
     Path(f"/proc/self/fd/{folder}/a.txt").write_text(SENTENCE)
     os.close(folder)
-    found = list(read_sources([tmp_path], FIELDS, ReadReport()))
+    try:
+        found = list(read_sources([tmp_path], FIELDS, ReadReport()))
+    finally:  # pytest could not remove it
+        subprocess.run(["rm", "-r", str(tmp_path / "d")], check=True)
     assert [d.id for d in found] == [f"{deep}/a.txt"]
-    subprocess.run(["rm", "-r", str(tmp_path / "d")], check=True)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
