@@ -29,3 +29,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
         temporary = Path(hidden) / path.name
         yield temporary
         temporary.replace(path)
+
+
+def make_readable(folder: Path) -> None:
+    """Let everybody read what is in a folder: safetensors writes files for their owner only."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)

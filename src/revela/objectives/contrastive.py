@@ -124,6 +124,9 @@ class Crop(Contrast):
                 "the first the smaller"
             )
 
+    def window_words(self, recipe: Any) -> int:
+        return self.crop_window
+
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
         loss = self.contrastive_loss(parts, group_size=0)
         return loss, CropBatches(parts, self.surrogate(parts), self)

@@ -93,7 +93,7 @@ def build_retriever(
         raise RevelaError(
             f"{folder} cannot be opened as a model: {str(error).splitlines()[0]}"
         ) from error
-    if layers:
+    if layers and not hasattr(transformer.model.config, "decoder"):  # T5Gemma has two depths
         keep_lower_layers(transformer.model, layers)
     tokenizer = transformer.tokenizer
     tokenizer.padding_side = "right"
