@@ -33,7 +33,7 @@ FILE = Path(__file__).parent / "records.json"
 RELATIVE, ABSOLUTE = 5e-4, 5e-6
 
 DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
-MORE = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(48)]
+MORE = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(80)]
 TEXTS = ["ocean01 ocean02 ocean03", "Violin15 engine10.", DOCUMENTS[7].text]
 TINY = dict(
     layers=2, chunk_words=12, group_size=8, groups_per_step=1, lora_rank=4, lora_alpha=8,

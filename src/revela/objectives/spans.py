@@ -68,13 +68,13 @@ class Spans(Objective):
                 )
 
     def window_words(self, recipe: Recipe) -> int:
-        # A word has one token at least, so this fills lm_tokens; SpanBatches takes a run of it.
-        return recipe.lm.lm_tokens
+        # A word has one token at least, so a row fills a run; SpanBatches takes one of it.
+        return longest_run(recipe)
 
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
         from revela.lm.encoder_decoder import load_encoder_decoder
 
-        tokens = parts.recipe.lm.lm_tokens
+        tokens = longest_run(parts.recipe)
         lm = load_encoder_decoder(parts.folder, parts.bf16)
         lm.share(parts.model[0].model.encoder, parts.model.tokenizer)
         if (needed := span_count(tokens, self.span_share, self.span_length)) > len(lm.sentinels):
@@ -91,9 +91,14 @@ class Spans(Objective):
         loss.lm.save(folder / FOLDER)
 
 
+def longest_run(recipe: Recipe) -> int:
+    """Tokens of a text in training."""
+    return recipe.lm.lm_tokens
+
+
 @dataclass(frozen=True)
 class SpanBatches:
-    """A run of ``lm_tokens`` tokens of each row, with spans hidden, and what is hidden.
+    """A run of ``longest_run`` tokens of each row, with spans hidden, and what is hidden.
 
     A row has as many words as a run has tokens, or a few more, so a run is most of it: which part
     differs by epoch. A shorter row is read whole.
@@ -118,10 +123,10 @@ class SpanBatches:
 
     def _pair(self, row: Row, ids: list[int]) -> tuple[list[int], list[int]]:
         """What the encoder reads, and what the decoder is to write."""
-        recipe, lm = self.parts.recipe, self.lm
-        draw = row_random(row, recipe.training.seed)
-        start = draw.randint(0, max(0, len(ids) - recipe.lm.lm_tokens))
-        run = ids[start : start + recipe.lm.lm_tokens]
+        lm, longest = self.lm, longest_run(self.parts.recipe)
+        draw = row_random(row, self.parts.recipe.training.seed)
+        start = draw.randint(0, max(0, len(ids) - longest))
+        run = ids[start : start + longest]
         of_spans = self.settings.span_share, self.settings.span_length
         read, target = corrupt(run, *of_spans, lm.sentinels, draw)
         return lm.around(read), [*target, lm.tokenizer.eos_token_id]
