@@ -198,7 +198,7 @@ def test_a_language_model_has_no_answers_to_move(
     )
     assert (
         code == 2
-        and "is a language model, of which only the loss is probed: omit --move and --pairs" in err
+        and "is a language model, of which no retrieval is probed: omit --move and --pairs" in err
     )
 
 

@@ -33,6 +33,7 @@ FILE = Path(__file__).parent / "records.json"
 RELATIVE, ABSOLUTE = 5e-4, 5e-6
 
 DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
+MORE = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(80)]
 TEXTS = ["ocean01 ocean02 ocean03", "Violin15 engine10.", DOCUMENTS[7].text]
 TINY = dict(
     layers=2, chunk_words=12, group_size=8, groups_per_step=1, lora_rank=4, lora_alpha=8,
@@ -50,6 +51,7 @@ RUNS["dream"] |= ASKED
 RUNS["attention"] |= ASKED
 RUNS["infonce"] |= dict(queries="title")
 RUNS["crop"] |= dict(crop_window=40)
+RUNS["spans"] |= dict(model="new:tiny", lora_rank=0)
 RUNS["cde"] |= dict(surrogate="", drop_false_negatives=False)  # the preset's surrogate is MiniLM
 # A run that draws fewer random numbers, should another training loop draw them in another order;
 # then what no preset turns on.
@@ -91,8 +93,10 @@ def keep(request: pytest.FixtureRequest) -> Callable[[str, Record], None]:
 @pytest.mark.parametrize("name", RUNS)
 def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))  # the LM's heads are found anew
-    recipe = Recipe.of(**RUNS[name], model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
-    train(recipe, DOCUMENTS, tmp_path / "out")
+    models = dict.fromkeys(("model", "lm"), str(tiny_lm_folder))
+    recipe = Recipe.of(**models | RUNS[name])
+    # A tokenizer takes more text.
+    train(recipe, MORE if name == "spans" else DOCUMENTS, tmp_path / "out")
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "loss" in row]
     record: Record = {}

@@ -60,3 +60,9 @@ def _flush_one(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def make_readable(folder: Path) -> None:
+    """Let everybody read what is in a folder: safetensors writes files for their owner only."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)

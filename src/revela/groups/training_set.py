@@ -2,7 +2,7 @@
 out.
 
 Rows are what groups are made of: the chunks; chunks with queries, for objectives that read queries;
-several chunks joined, to crop from; or whole documents with judged queries.
+several chunks joined, to crop from or to hide spans in; or whole documents with judged queries.
 """
 
 from __future__ import annotations
@@ -308,14 +308,14 @@ def training_rows(
     chunks: ArrowList[Chunk],
     queries_file: Path | None,
 ) -> ArrowList[Chunk]:
-    """What groups are made of: the chunks; with queries, if the objective asks for them; for crops,
-    longer runs of a document; whole documents, if queries are judged.
+    """What groups are made of: the chunks; with queries, if the objective asks for them; for crops
+    and spans, longer runs of a document; whole documents, if queries are judged.
     """
     objective: Any = recipe.objective
     if folder := judged(recipe):
         return pair_rows(documents, Path(folder), others=objective.negatives > 0)
     if objective.reads == "windows":
-        return arrow_list(Chunk, windows(chunks, objective.crop_window))
+        return arrow_list(Chunk, windows(chunks, objective.window_words(recipe)))
     if objective.reads == "chunks":
         return chunks
     if recipe.queries.source == "title":

@@ -31,9 +31,17 @@ from torch import Tensor, nn
 
 from revela.lm.prompts import of_group
 from revela.lm.query_heads import candidate_scores
-from revela.objectives.base import Collate, Parts, RetrieverLoss, Side, ranking_loss, standard
+from revela.objectives.base import (
+    Collate,
+    Parts,
+    RetrieverLoss,
+    Side,
+    ranking_loss,
+    refuse_without_start,
+    standard,
+)
 from revela.objectives.dream import PromptBatches, QueryFocused
-from revela.settings import setting
+from revela.settings import Recipe, setting
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,9 @@ class Attention(QueryFocused):
     "Factor of the target's standard scores, before their softmax."
     prior: float = setting(1.0, least=None)
     "Weight of the retriever's cosines before training in the target."
+
+    def refuse(self, recipe: Recipe) -> None:
+        refuse_without_start(recipe, self.prior)
 
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
         from revela.retriever.lora import without_lora

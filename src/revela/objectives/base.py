@@ -59,6 +59,8 @@ class Parts:
     "Documents that answer a query, by its number, where queries are judged."
     mined: Callable[[Sequence[Row]], Sequence[Sequence[int]]] | None = None
     "For each row of a batch, other rows that are mined as negatives of its query."
+    folder: Path = Path()
+    "What the retriever was opened from."
 
     @property
     def batching(self) -> dict[str, Any]:
@@ -177,6 +179,20 @@ def ranking_loss(
         target_QB = sharpness * standard(standard(teacher_QB) + prior * standard(start_QB))
         return F.kl_div(
             (cosine_QB / tau).log_softmax(dim=-1), target_QB.softmax(dim=-1), reduction="batchmean"
+        )
+
+
+def refuse_without_start(recipe: Recipe, prior: float) -> None:
+    """Refuse to compare with the retriever before training, at the weight ``prior``, where it is
+    not kept.
+
+    Raises:
+        RevelaError: all weights are trained, without LoRA to turn off.
+    """
+    if prior and not recipe.retriever.lora_rank:
+        raise RevelaError(
+            f"--objective {recipe.objective.name} compares with the retriever before training, "
+            "which --lora-rank 0 does not keep: give a rank, or --prior 0"
         )
 
 

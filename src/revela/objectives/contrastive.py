@@ -150,6 +150,9 @@ class Crop(Contrast):
                 "the first the smaller"
             )
 
+    def window_words(self, recipe: Any) -> int:
+        return self.crop_window
+
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
         return self.contrastive_loss(parts), CropBatches(parts, self.surrogate(parts), self)
 

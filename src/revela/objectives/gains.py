@@ -30,9 +30,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from revela.objectives.base import Collate, Parts, Side, others, ranking_loss
+from revela.objectives.base import (
+    Collate,
+    Parts,
+    Side,
+    others,
+    ranking_loss,
+    refuse_without_start,
+)
 from revela.objectives.revela import InBatch, RevelaLoss
-from revela.settings import setting
+from revela.settings import Recipe, setting
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,9 @@ class Gains(InBatch):
     "Factor of the target's standard scores, before their softmax."
     prior: float = setting(1.0, least=None)
     "Weight of the retriever's cosines before training in the target."
+
+    def refuse(self, recipe: Recipe) -> None:
+        refuse_without_start(recipe, self.prior)
 
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
         from revela.retriever.lora import without_lora

@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.errors import RevelaError
 from revela.lm.document_attention import Kernel
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.streams import ReadableLM
@@ -48,7 +49,7 @@ from revela.objectives.base import (
     softmax_of_others,
 )
 from revela.objectives.gradcache import backward_now
-from revela.settings import Objective, setting, share
+from revela.settings import Objective, Recipe, setting, share
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,12 @@ class Revela(InBatch):
     "Weight of a contrastive loss on the same vectors: chunks of one document are positives."
     lm_lora: bool = setting(False, rare=True)
     "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
+
+    def refuse(self, recipe: Recipe) -> None:
+        if self.lm_lora and not recipe.retriever.lora_rank:
+            raise RevelaError(
+                "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
+            )
 
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
         lm, arguments, collate = self.in_batch(parts, trained=self.lm_lora)

@@ -98,7 +98,7 @@ def build_retriever(
     except DAMAGED as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise RevelaError(f"{folder} cannot be opened as a model: {reason}") from error
-    if layers:
+    if layers and not hasattr(transformer.model.config, "decoder"):  # T5Gemma has two depths
         keep_lower_layers(transformer.model, layers)
     tokenizer = transformer.tokenizer
     tokenizer.padding_side = "right"

@@ -15,12 +15,16 @@ def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) 
     """Freeze the model and add LoRA to the linear layers of the transformer's blocks, in place.
 
     W becomes W + (alpha / rank) B A (Hu et al., ICLR 2022), where A has ``rank`` rows; B starts at
-    0, so the model's vectors do not change yet.
+    0, so the model's vectors do not change yet. With a rank of 0 there is no LoRA, and all weights
+    of the transformer are trained.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     model.requires_grad_(False)
     transformer = model[0].model
+    if not rank:
+        transformer.requires_grad_(True)
+        return
     linear = [name for name, part in transformer.named_modules() if isinstance(part, nn.Linear)]
     targets = [name for name in linear if "layer" in name]
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
@@ -29,7 +33,7 @@ def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) 
 
 @contextlib.contextmanager
 def without_lora(model: SentenceTransformer) -> Iterator[None]:
-    """While open, the model computes as it did before ``add_lora``."""
+    """While open, the model computes as it did before ``add_lora`` with a rank above 0."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from revela.files import flush
+from revela.files import flush, make_readable
 from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext
 from revela.retriever.lora import merged
@@ -58,8 +58,7 @@ def save_retriever(
             widths = sorted({*matryoshka, int(model.get_embedding_dimension() or 0)})
             changed = json.dumps({**settings, "matryoshka_dims": widths}, indent=2)
             configuration.write_text(changed, encoding="utf-8")
-        for file in temporary.rglob("*"):  # safetensors writes files that only their owner can read
-            file.chmod(0o755 if file.is_dir() else 0o644)
+        make_readable(temporary)
         flush(temporary)
         (folder / "modules.json").unlink(missing_ok=True)
         for part in sorted(temporary.iterdir(), key=lambda p: p.name == "modules.json"):

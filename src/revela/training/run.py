@@ -26,6 +26,7 @@ from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
+from revela.lm.encoder_decoder import new_encoder_decoder, size_of
 from revela.lm.language_model import LanguageModel
 from revela.objectives.base import Collate, Parts
 from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
@@ -43,6 +44,7 @@ from revela.training.loop import Loop, bf16_forward
 from revela.training.negatives import mined_negatives
 from revela.training.progress import Checks, Clock, Metrics, Progress, Scores, describe, plot
 from revela.training.record import (
+    RUN_FILE,
     TRACKER_FOLDER,
     checkpoint_to_resume,
     environment,
@@ -50,7 +52,7 @@ from revela.training.record import (
     write_record,
 )
 from revela.types import Chunk, Document, Encoder
-from revela.weights import find_weights
+from revela.weights import NEW, find_weights
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +124,15 @@ def train(
         if not processes.is_first():
             check = judge = None
         run = Run(recipe, out, check, bm25 or {}, corpus, command, judge)
-        if isinstance(source, TrainingSet):
-            run.open(source.but(recipe), resume)
-        else:
-            run.open(TrainingSet(recipe, source), resume)
-        run.start()
+        try:
+            if isinstance(source, TrainingSet):
+                run.open(source.but(recipe), resume)
+            else:
+                run.open(TrainingSet(recipe, source), resume)
+            run.start()
+        except RevelaError:
+            run.remove_new_model()
+            raise
         run.optimise()
         return run.finish()
 
@@ -142,6 +148,8 @@ class Run:
     corpus: str
     command: str
     judge: Check | None
+    made: Path | None = None
+    "The folder of a new model, if this run has made it."
 
     def open(self, data: TrainingSet, resume: bool) -> None:
         """Open the untrained retriever, and make the groups."""
@@ -158,7 +166,7 @@ class Run:
                 "another by CUDA_VISIBLE_DEVICES, or use all by torchrun (docs/scale.md)"
             )
         self.device, self.bf16 = device, uses_bf16(recipe.training.precision, device)
-        folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
+        self.folder = folder = self._weights()
         self.model = untrained_retriever(recipe, folder, self.data.documents)
         self._open_context()
         # The saved model reads this many.
@@ -189,6 +197,26 @@ class Run:
                 "give no more, or a higher --max-tokens where --model is a language model"
             )
         return min(self.max_tokens, (wanted or self.recipe.lm.lm_tokens) + slots)
+
+    def _weights(self) -> Path:
+        """The folder of the model that is trained: a new one is made here, by the first process."""
+        name, retriever = self.recipe.retriever.model, self.recipe.retriever
+        if not name.startswith(NEW):
+            return find_weights(name, retriever.offline_model)
+        folder = self._checkpoints / name.replace(":", "-")  # for as long as the run may resume
+        if processes.is_first() and not folder.is_dir():
+            documents, seed = self.data.documents, self.recipe.training.seed
+            order = random.Random(seed).sample(range(len(documents)), len(documents))
+            texts = (documents[i].full_text for i in order)
+            new_encoder_decoder(name, texts, folder, seed)
+            self.made = folder
+        processes.of_first(lambda: None)  # all wait until it is there
+        return folder
+
+    def remove_new_model(self) -> None:
+        """Leave no new model behind, of a run that could not start."""
+        if self.made is not None and not (self.out / RUN_FILE).exists():
+            shutil.rmtree(self.out)
 
     def _refuse_differences(self, settings: dict[str, Any]) -> None:
         """Stop if the processes, on several machines maybe, do not begin with the same."""
@@ -270,6 +298,7 @@ class Run:
                 data.corpora,
                 data.relevant,
                 self.negatives,
+                self.folder,
             )
         )
         self.accelerator: Accelerator | None = None
@@ -329,6 +358,7 @@ class Run:
             drawn = f"{len(self.context_texts)} chunks of {self.corpus}"
             context = SavedContext(self.first_stage, self._context(), {"drawn from": drawn})
         save_retriever(self.model, out, card, recipe.retriever.matryoshka, context)
+        recipe.objective.save(loop.objective, out)
         plot(self.metrics, self.bm25, out / "training.png", recipe.objective.loss_is)
         if self.accelerator is not None:
             for tracker in self.accelerator.trackers:
@@ -401,6 +431,8 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
             processes.
     """
     _refuse_missing_tracker(recipe.training.track)
+    recipe.objective.refuse(recipe)
+    _refuse_full_training(recipe)
     if recipe.training.groups_per_step % recipe.training.groups_per_batch:
         raise RevelaError(
             f"--groups-per-step {recipe.training.groups_per_step} is no multiple of "
@@ -417,6 +449,23 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
         read_judgements(Path(folder), "train")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
+
+
+def _refuse_full_training(recipe: Recipe) -> None:
+    """Refuse what does not go with training all weights, or with a model that is new."""
+    name, rank = recipe.retriever.model, recipe.retriever.lora_rank
+    if name.startswith(NEW):
+        size_of(name)
+        if rank:
+            raise RevelaError(
+                f"--model {name} has weights without training, which LoRA would leave as they "
+                "are: give --lora-rank 0"
+            )
+    if recipe.context.slots and not rank:
+        raise RevelaError(
+            "--context trains its slots beside LoRA, not with all weights: give --lora-rank 1 or "
+            "more"
+        )
 
 
 def _refuse_processes(recipe: Recipe) -> None:

@@ -1,0 +1,370 @@
+"""Encoder-decoders of transformers: opened from a folder, or made without training in a named size.
+
+T5 with rotary positions, as "Dwell in the Beginning" trains it, is in no library; T5Gemma is the
+nearest stock model. It differs from T5 by GeGLU, norms before and after each block, embeddings
+times sqrt(D) and scaled attention. Cross-attention has no positions in either.
+
+This is the only file that knows transformers' sequence-to-sequence classes. Sentence Transformers
+takes the encoder out of such a folder by itself; ``EncoderDecoder.share`` then puts that encoder
+under the decoder, so that both are one module.
+
+Shapes: B texts of L tokens, T tokens that the decoder reads, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from revela.device import autocast
+from revela.errors import RevelaError
+from revela.files import atomic_write, make_readable
+from revela.lm.language_model import load_tokenizer
+from revela.types import Vectors
+from revela.weights import NEW
+
+log = logging.getLogger(__name__)
+
+FOLDER = "encoder-decoder"
+"Of a run's output: the whole model, beside the retriever, which is its encoder."
+SENTINELS = 128
+SENTINEL = re.compile(r"<(?:extra_id_|unused)(\d+)>")  # of T5 and of Gemma
+START, END, PADDING = "<s>", "</s>", "<pad>"  # ids 0, 1 and 2
+THETA, LONGEST = 8000.0, 2048  # RoPE's base, tokens
+TOKENIZER_CHARACTERS = 20_000_000  # a tokenizer reads texts until it has so many
+POOLED_AT_ONCE = 8  # texts
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a new model; ``vocabulary`` counts bytes and merges, without sentinels."""
+
+    width: int
+    encoder_layers: int
+    decoder_layers: int
+    heads: int
+    head_width: int
+    feed_forward: int
+    vocabulary: int
+
+
+SIZES = {
+    "tiny": Size(64, 2, 2, 2, 32, 128, 384),
+    "small": Size(256, 4, 2, 4, 64, 704, 8192),
+    "base": Size(512, 8, 4, 8, 64, 1408, 16384),
+}
+
+
+def size_of(name: str) -> Size:
+    """The size that "new:SIZE" names.
+
+    Raises:
+        RevelaError: there is no such size.
+    """
+    size = name.removeprefix(NEW)
+    if size not in SIZES:
+        raise RevelaError(f"--model {name}: give {', '.join(NEW + size for size in SIZES)}")
+    return SIZES[size]
+
+
+def new_encoder_decoder(name: str, texts: Iterable[str], folder: Path, seed: int) -> None:
+    """Write a model without training, and a tokenizer of the texts; the same for the same seed.
+
+    Args:
+        name: "new:SIZE".
+        texts: of the corpus, in random order; the tokenizer is trained on the first ones.
+        folder: which does not exist yet.
+        seed: of the weights.
+
+    Raises:
+        RevelaError: there is no such size, or too little text for its tokenizer.
+    """
+    from transformers import T5GemmaConfig, T5GemmaForConditionalGeneration
+    from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
+
+    size = size_of(name)
+    tokenizer = _trained_tokenizer(name, texts, size.vocabulary)
+    shared = dict(
+        vocab_size=len(tokenizer),
+        hidden_size=size.width,
+        intermediate_size=size.feed_forward,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        head_dim=size.head_width,
+        query_pre_attn_scalar=size.head_width,
+        max_position_embeddings=LONGEST,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    encoder, decoder = (
+        T5GemmaModuleConfig(
+            num_hidden_layers=layers, layer_types=["full_attention"] * layers, **shared
+        )
+        for layers in (size.encoder_layers, size.decoder_layers)
+    )
+    config = T5GemmaConfig(encoder=encoder, decoder=decoder, vocab_size=len(tokenizer))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = T5GemmaForConditionalGeneration(config)
+    with atomic_write(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        make_readable(temporary)
+    count = sum(p.numel() for p in model.parameters())
+    log.info(f"{name}: {count:,} weights without training, {len(tokenizer):,} tokens")
+
+
+def _trained_tokenizer(name: str, texts: Iterable[str], vocabulary: int) -> Any:
+    """A byte-level BPE tokenizer that ends every text by ``END``, with ``SENTINELS``."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[START, END, PADDING],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_until(texts, TOKENIZER_CHARACTERS), trainer)
+    if (found := tokenizer.get_vocab_size()) < vocabulary:
+        smaller = "" if name == f"{NEW}tiny" else f", or --model {NEW}tiny"
+        raise RevelaError(
+            f"the corpus has only {found:,} different tokens of the {vocabulary:,} that "
+            f"--model {name} has: give more text{smaller}"
+        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=START,
+        eos_token=END,
+        pad_token=PADDING,
+        additional_special_tokens=[f"<extra_id_{i}>" for i in range(SENTINELS)],
+    )
+
+
+def _until(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """Texts until they have so many characters in all."""
+    read = 0
+    for text in texts:
+        if read >= characters:
+            return
+        yield text
+        read += len(text)
+
+
+def is_encoder_decoder(folder: Path) -> bool:
+    """Whether a model folder holds an encoder and a decoder."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError):
+        return False  # whoever opens it says what is wrong
+    return bool(config.is_encoder_decoder)
+
+
+def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
+    """Open an encoder-decoder in fp32.
+
+    Args:
+        folder: of it, or of a run that has saved one beside its retriever.
+        bf16: run under bf16 autocast.
+
+    Raises:
+        RevelaError: there is none, or it cannot be opened.
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    whole = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    if not is_encoder_decoder(whole):
+        raise RevelaError(
+            f"{folder} has no decoder beside its encoder, which spans need: give --model "
+            f"{NEW}small, a T5Gemma, or the folder of a run of --objective spans"
+        )
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(
+            whole, local_files_only=True, dtype=torch.float32
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise RevelaError(f"{whole} cannot be opened as an encoder-decoder: {reason}") from error
+    return EncoderDecoder(model, load_tokenizer(whole), str(folder), bf16)
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder-decoder, its tokenizer and what the decoder begins with.
+
+    Args:
+        model: of transformers, in fp32.
+        tokenizer: its own.
+        name: in messages.
+        bf16: run under bf16 autocast.
+
+    Attributes:
+        sentinels: ids of the tokens that stand for a span, the first span's first.
+        start: the id that the decoder reads first.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str, bf16: bool = False) -> None:
+        super().__init__()
+        self.model, self.tokenizer, self.name, self.bf16 = model, tokenizer, name, bf16
+        numbered = (
+            (int(match[1]), i)
+            for token, i in tokenizer.get_vocab().items()
+            if (match := SENTINEL.fullmatch(token))
+        )
+        self.sentinels = [i for _, i in sorted(numbered)]
+        one = torch.ones(1, 1, dtype=torch.long)
+        self.start = int(model.prepare_decoder_input_ids_from_labels(one)[0, 0])
+
+    def share(self, encoder: nn.Module, tokenizer: Any) -> None:
+        """Take an encoder of the same form in place of its own, and its tokenizer.
+
+        Raises:
+            RevelaError: it is no T5Gemma, in which nothing else belongs to both sides.
+        """
+        if self.model.config.model_type != "t5gemma":
+            raise RevelaError(
+                f"{self.name} is a {self.model.config.model_type}: --objective spans trains "
+                f"T5Gemma, {NEW}small for example"
+            )
+        self.model.model.encoder, self.tokenizer = encoder, tokenizer
+
+    def around(self, ids: Sequence[int]) -> list[int]:
+        """A text's ids with the special tokens that the tokenizer puts before and after a text."""
+        before, after = self._edges
+        return [*before, *ids, *after]
+
+    @cached_property
+    def _edges(self) -> tuple[list[int], list[int]]:
+        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        special = self.tokenizer("a")["input_ids"]
+        first = special.index(plain[0])
+        return special[:first], special[first + len(plain) :]
+
+    def loss(self, hidden_BLD: Tensor, mask_BL: Tensor, target_BT: Tensor) -> Tensor:
+        """Mean cross-entropy (nats) of the target's tokens.
+
+        Args:
+            hidden_BLD: the encoder's last states.
+            mask_BL: its tokens.
+            target_BT: ids; -100 where there is none.
+        """
+        from transformers.modeling_outputs import BaseModelOutput
+
+        with autocast(hidden_BLD.device, self.bf16):
+            encoded = BaseModelOutput(last_hidden_state=hidden_BLD)
+            output = self.model(encoder_outputs=encoded, attention_mask=mask_BL, labels=target_BT)
+        loss: Tensor = output.loss
+        return loss
+
+    @torch.inference_mode()
+    def predict(self, ids_BL: Tensor, begin: Sequence[int], count: int) -> Tensor:
+        """The next ``count`` tokens of the decoder's text by greedy choice, (B, count).
+
+        Args:
+            ids_BL: what the encoder reads, without padding.
+            begin: what the decoder's text begins with.
+            count: of tokens to choose.
+        """
+        from transformers.modeling_outputs import BaseModelOutput
+
+        device = self.model.device
+        mask_BL = torch.ones_like(ids_BL, device=device)
+        read_BT = torch.tensor([[self.start, *begin]], device=device).repeat(len(ids_BL), 1)
+        with autocast(device, self.bf16):
+            encoded = BaseModelOutput(last_hidden_state=self._encode(ids_BL.to(device), mask_BL))
+            for _ in range(count):
+                logits_BTV = self.model(
+                    encoder_outputs=encoded,
+                    attention_mask=mask_BL,
+                    decoder_input_ids=read_BT,
+                    use_cache=False,
+                ).logits
+                read_BT = torch.cat([read_BT, logits_BTV[:, -1:].argmax(dim=-1)], dim=1)
+        return read_BT[:, -count:].cpu()
+
+    @torch.inference_mode()
+    def pooled(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """Vectors of texts, (B, D) of length one: the decoder's state at the id it reads first."""
+        device = self.model.device
+        ids_BL, mask_BL = ids_BL.to(device), mask_BL.to(device)
+        with autocast(device, self.bf16):
+            state_B1D = self.model.get_decoder()(
+                input_ids=torch.full((len(ids_BL), 1), self.start, device=device),
+                encoder_hidden_states=self._encode(ids_BL, mask_BL),
+                encoder_attention_mask=mask_BL,
+                use_cache=False,
+            ).last_hidden_state
+        return F.normalize(state_B1D[:, 0].float(), dim=-1).cpu()
+
+    def _encode(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        encoder = self.model.get_encoder()
+        hidden_BLD: Tensor = encoder(input_ids=ids_BL, attention_mask=mask_BL).last_hidden_state
+        return hidden_BLD
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer into ``folder``, in place of what is there."""
+        tokenizer = copy.deepcopy(self.tokenizer)
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+        with atomic_write(folder) as temporary:
+            self.model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            make_readable(temporary)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class DecoderPooling:
+    """An ``Encoder`` by the decoder's first state, as "Dwell in the Beginning" reads a text.
+
+    No stock module does that, so it is for probes, and is not saved.
+
+    Args:
+        lm: the encoder-decoder.
+        max_tokens: where texts are truncated.
+    """
+
+    def __init__(self, lm: EncoderDecoder, max_tokens: int) -> None:
+        self.lm, self.max_tokens = lm, max_tokens
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) unit vectors."""
+        return self.encode_passages(texts, progress)
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) unit vectors; ``progress`` shows nothing."""
+        by_length, found = sorted(range(len(texts)), key=lambda i: len(texts[i])), []
+        for start in range(0, len(texts), POOLED_AT_ONCE):
+            read = self.lm.tokenizer(
+                [texts[i] for i in by_length[start : start + POOLED_AT_ONCE]],
+                truncation=True,
+                max_length=self.max_tokens,
+                padding=True,
+                padding_side="right",
+                return_tensors="pt",
+            )
+            found.append(self.lm.pooled(read["input_ids"], read["attention_mask"]))
+        vectors: Vectors = torch.cat(found)[np.argsort(by_length)].numpy()
+        return vectors

@@ -1,0 +1,242 @@
+"""An encoder-decoder from nothing, by spans; then crops from its encoder: what each stage leaves
+for the next, and what is refused.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_run import ctrl_c_after, losses
+
+from conftest import make_rows
+from revela.corpus.read import read_corpus
+from revela.errors import RevelaError
+from revela.lm.encoder_decoder import FOLDER, load_encoder_decoder
+from revela.retriever.build import load_retriever
+from revela.retriever.encode import load_encoder
+from revela.settings import Recipe, presets
+from revela.training.progress import Progress
+from revela.training.run import train
+from test_cli import run
+
+TINY = dict(
+    model="new:tiny", lm_tokens=48, max_tokens=64, group_size=8, groups_per_step=1, max_minutes=0,
+    max_steps=6, log_every=1, save_every=3, warmup_steps=2, precision="fp32", threads=1,
+)  # fmt: skip
+SPANS = Recipe.of("spans", **TINY)
+
+
+@pytest.fixture
+def documents(corpus_file):
+    return read_corpus([corpus_file])[0]
+
+
+@pytest.fixture(scope="module")
+def run_of_spans(corpus_file, tmp_path_factory):
+    out = tmp_path_factory.mktemp("stages") / "spans"
+    train(SPANS, read_corpus([corpus_file])[0], out)
+    return out
+
+
+def test_every_stage_by_the_command_line(monkeypatch, capsys, corpus_file, tmp_path):
+    """Spans -> crops of its encoder -> scores, an index and a search."""
+    monkeypatch.chdir(tmp_path)
+    collection = tmp_path / "beir"
+    (collection / "qrels").mkdir(parents=True)
+    rows = make_rows(12)
+    (collection / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    asked = [{"_id": r["_id"], "text": r["text"].split(".")[0]} for r in rows]
+    (collection / "queries.jsonl").write_text("".join(json.dumps(q) + "\n" for q in asked))
+    judged = "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
+    (collection / "qrels" / "test.tsv").write_text(judged)
+    tiny = ("--max-steps", 4, "--group-size", 8, "--precision", "fp32", "--threads", 1)
+    new = ("--model", "new:tiny", "--lm-tokens", 48, "--groups-per-step", 1)
+    start = ("--model", "one", "--lora-rank", 0, "--lm-tokens", 64, "--crop-window", 60)
+    for command in (
+        ("train", corpus_file, "--preset", "spans", *new, "--out", "one", *tiny),
+        ("train", corpus_file, "--preset", "crop", *start, "--out", "two", *tiny),
+        ("eval", "one", "two", "--on", "beir", "--precision", "fp32"),
+        ("index", corpus_file, "--model", "two", "--out", "found"),
+        ("search", "found", "ocean01 ocean02"),
+    ):
+        code, out, err = run(monkeypatch, capsys, *command)
+        assert code == 0, (command, out, err)
+    assert not (tmp_path / "two" / FOLDER).exists()
+    first, second = (load_retriever(tmp_path / name) for name in ("one", "two"))
+    assert [type(part).__name__ for part in second] == ["Transformer", "Pooling", "Normalize"]
+    assert second[1].pooling_mode == "mean" and second.max_seq_length == 2048
+    assert set(second.prompts.values()) == {""}
+    both = zip(first[0].parameters(), second[0].parameters(), strict=True)
+    assert all(not torch.equal(a, b) for a, b in both)  # all weights are trained
+
+
+def test_the_retriever_is_the_encoder_of_what_is_saved_beside_it(run_of_spans):
+    model, lm = load_retriever(run_of_spans), load_encoder_decoder(run_of_spans, bf16=False)
+    ours, theirs = model[0].model.encoder.state_dict(), lm.model.get_encoder().state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    features = model.preprocess(["ocean1 ocean2."])
+    with torch.no_grad():
+        mean_D = lm._encode(features["input_ids"], features["attention_mask"])[0].mean(dim=0)
+    vector_D = torch.nn.functional.normalize(mean_D, dim=0).numpy()
+    np.testing.assert_allclose(model.encode(["ocean1 ocean2."])[0], vector_D, atol=1e-6)
+    assert sorted(p.name for p in (run_of_spans / FOLDER).iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    ]  # fmt: skip
+    assert not (run_of_spans / "checkpoints").exists()
+    card = (run_of_spans / "README.md").read_text()
+    assert "new:tiny, the encoder of an encoder-decoder, learned to say what is hidden" in card
+
+
+def test_resume_equals_unbroken(documents, tmp_path):
+    train(SPANS, documents, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", ctrl_c_after(3))
+        assert train(SPANS, documents, tmp_path / "broken").interrupted
+    assert (tmp_path / "broken" / FOLDER).is_dir()  # of the third step
+    train(SPANS, documents, tmp_path / "broken", resume=True)
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    assert len(losses(tmp_path / "whole")) == 6
+    for name in ("model.safetensors", f"{FOLDER}/model.safetensors"):
+        whole, broken = (load_file(tmp_path / run / name) for run in ("whole", "broken"))
+        assert all(torch.equal(whole[k], broken[k]) for k in whole)
+
+
+def test_training_goes_on_from_a_run(run_of_spans, documents, tmp_path):
+    """The loss goes on where it was, and both sides are trained."""
+    more = SPANS.but(model=str(run_of_spans), max_steps=2)
+    train(more, documents, tmp_path / "more")
+    fresh, first = losses(run_of_spans)[1], losses(tmp_path / "more")[1]
+    assert first < fresh - 0.1
+    before, after = (load_encoder_decoder(f, False) for f in (run_of_spans, tmp_path / "more"))
+    pairs = zip(before.parameters(), after.parameters(), strict=True)
+    assert all(not torch.equal(a, b) for a, b in pairs)
+    whole = SPANS.but(model=str(run_of_spans / FOLDER), max_steps=2)
+    train(whole, documents, tmp_path / "whole")
+    assert losses(tmp_path / "whole") == losses(tmp_path / "more")
+
+
+def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
+    changes = dict(model=str(run_of_spans), lora_rank=4, lm_tokens=64, crop_window=40, max_steps=3)
+    recipe = Recipe.of("crop", **TINY | changes, check_every=0)
+    train(recipe, documents, tmp_path / "out")
+    start, found = (load_file(f / "model.safetensors") for f in (run_of_spans, tmp_path / "out"))
+    moved = {name for name in start if not torch.equal(start[name], found[name])}
+    assert start.keys() == found.keys() and moved
+    assert all("proj" in name for name in moved)
+    assert load_encoder(tmp_path / "out", "fp32").encode_passages(["ocean1"]).shape == (1, 64)
+    with pytest.raises(RevelaError, match="has no decoder beside its encoder"):
+        load_encoder_decoder(tmp_path / "out", bf16=False)
+
+
+def test_all_weights_of_a_decoder_are_trained_and_resume(tiny_lm_folder, documents, tmp_path):
+    """--lora-rank 0: what the fit has added stays as it is."""
+    recipe = Recipe.of(
+        "crop", layers=2, chunk_words=12, group_size=8, crop_window=30, lora_rank=0, max_minutes=0,
+        max_steps=6, log_every=1, save_every=3, check_every=0, precision="fp32", threads=1,
+        lm_tokens=64, max_tokens=64, warmup_steps=2, model=str(tiny_lm_folder), keep="last",
+    )  # fmt: skip
+    outcome = train(recipe, documents, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", ctrl_c_after(3))
+        train(recipe, documents, tmp_path / "broken")
+    train(recipe, documents, tmp_path / "broken", resume=True)
+    assert outcome.steps == 6 and losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    files = [f.relative_to(tmp_path / "whole") for f in (tmp_path / "whole").rglob("*.safetensors")]
+    assert len(files) > 3
+    for file in files:
+        whole, broken = (load_file(tmp_path / run / file) for run in ("whole", "broken"))
+        assert all(torch.equal(whole[k], broken[k]) for k in whole), file
+    start = load_file(tiny_lm_folder / "model.safetensors")
+    found = load_file(tmp_path / "whole" / "model.safetensors")
+    assert not any(torch.equal(found[k], start[f"model.{k}"]) for k in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({**presets()["crop"], "model": "new:tiny"}, "which LoRA would leave as they are: give"),
+        ({**presets()["crop"], "model": "new:huge"}, "--model new:huge: give new:tiny, new:small"),
+        ({**presets()["gains"], "lora_rank": 0}, "--objective gains compares with the retriever"),
+        ({**presets()["attention"], "lora_rank": 0}, "--objective attention compares with the"),
+        ({"objective": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
+        ({**presets()["crop"], "lora_rank": 0, "context": 2}, "--context trains its slots beside"),
+        ({**presets()["spans"], "lm_tokens": 4096, "model": "new:tiny"}, "makes 205 spans and the"),
+        ({**presets()["spans"], "model": "new:small"}, "different tokens of the 8,192 that"),
+        ({**presets()["spans"], "model": "new:tiny", "group_size": 900}, "fewer than a group of"),
+    ],
+)
+def test_refusals_leave_nothing_behind(tiny_lm_folder, documents, tmp_path, changes, message):
+    recipe = Recipe.of(**{"lm": str(tiny_lm_folder), "model": str(tiny_lm_folder), **changes})
+    with pytest.raises(RevelaError, match=message):
+        train(recipe, documents, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_it_is_exported(monkeypatch, capsys, run_of_spans, tmp_path):
+    flags = ("--onnx", "--out", tmp_path / "graph")
+    code, out, err = run(monkeypatch, capsys, "export", run_of_spans, *flags)
+    assert code == 0 and "from torch's vectors" in out, err
+
+
+def test_a_decoder_is_refused_and_so_is_a_new_model_elsewhere(
+    monkeypatch, capsys, tiny_lm_folder, corpus_file, tmp_path
+):
+    flags = ("--preset", "spans", "--model", tiny_lm_folder, "--out", tmp_path / "out")
+    code, _, err = run(monkeypatch, capsys, "train", corpus_file, *flags, "--lm-tokens", 48)
+    assert code == 2 and "has no decoder beside its encoder, which spans need" in err
+    assert not (tmp_path / "out").exists()
+    code, _, err = run(monkeypatch, capsys, "eval", "new:tiny", "--on", tmp_path)
+    assert code == 2 and "is made by revela train CORPUS --preset spans" in err
+
+
+def test_the_probe_of_a_run_and_of_its_encoder_decoder(
+    monkeypatch, capsys, run_of_spans, corpus_file, tmp_path
+):
+    flags = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")
+    found = {}
+    for name, model in (("run", run_of_spans), ("whole", run_of_spans / FOLDER)):
+        given = (*flags, "--json", tmp_path / f"{name}.json", "--plot", tmp_path / f"{name}.png")
+        code, out, err = run(monkeypatch, capsys, "probe", model, corpus_file, *given)
+        assert code == 0 and "spans by place" in out, err
+        found[name] = json.loads((tmp_path / f"{name}.json").read_text())["profiles"]
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    by_decoder = [f"exact match{both}, by the decoder" for both in ("", ", both orders")]
+    assert list(found["whole"]) == ["spans by place", *by_decoder]
+    exact = ["exact match", "exact match, both orders"]
+    assert list(found["run"]) == [*exact, "spans by place", *by_decoder]
+    assert found["whole"] == {name: found["run"][name] for name in found["whole"]}
+    profile = found["run"]["spans by place"]
+    assert profile["rows"] == 6 and all(0 <= p["value"] <= 1 for p in profile["places"])
+
+
+def test_a_model_that_knows_the_text_finds_the_spans_at_every_place(documents):
+    """A stand-in that answers right in the last five stretches only."""
+    from types import SimpleNamespace
+
+    from revela.evaluation.position import PLACES, spans_by_place
+
+    texts = [" ".join(str(1000 + i) for i in range(40)) for _ in range(4)]
+
+    def tokenizer(given, add_special_tokens=False):
+        return {"input_ids": [[int(word) for word in text.split()] for text in given]}
+
+    def predict(batch, begin, count):
+        rows = [row.tolist().index(7) for row in batch]
+        assert begin == [7] and batch.shape[1] == 40 - 3 + 1 + 1
+        right = [[1000 + at + k for k in range(count)] for at in rows]
+        return torch.tensor([r if at >= 20 else [0] * 3 for r, at in zip(right, rows, strict=True)])
+
+    lm = SimpleNamespace(sentinels=[7, 8], around=lambda ids: [*ids, 1], predict=predict, name="m")
+    found = spans_by_place(texts, lm, SimpleNamespace(tokenizer=tokenizer))["spans by place"]
+    assert [p.value for p in found.places] == [0.0] * 5 + [1.0] * 5 and len(found.places) == PLACES
+    assert found.slope.low > 0.1 and found.drop.value == -1.0
+    with pytest.raises(RevelaError, match="29 tokens are too few for 10 spans: raise --max-tok"):
+        spans_by_place([texts[0][: 29 * 5 - 1]], lm, SimpleNamespace(tokenizer=tokenizer))
+    with pytest.raises(RevelaError, match="of m has no sentinel"):
+        lm.sentinels = []
+        spans_by_place(texts, lm, SimpleNamespace(tokenizer=tokenizer))
