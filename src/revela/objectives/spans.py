@@ -47,7 +47,7 @@ class Spans(Objective):
     learned_from: ClassVar[str] = (
         "{model}, the encoder of an encoder-decoder, learned to say what is hidden in a text."
     )
-    loss_is: ClassVar[str] = "span loss (nats per token)"
+    loss_is: ClassVar[str] = "span loss (nats)"
 
     span_share: float = setting(0.15, above=0, most=0.5)
     "Share of a text's tokens that are hidden."
