@@ -34,6 +34,6 @@ def push(
     update:
         Replace the model that the hub has by this name.
     """
-    from revela.retriever.push import push as upload
+    from revela.retriever.publish import push as upload
 
     print(upload(model, name, public=public, update=update))

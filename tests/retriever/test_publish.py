@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela import Retriever, RevelaError
 from revela.cli import app
-from revela.retriever.push import published, push, without_paths
+from revela.retriever.publish import published, push, without_paths
 from revela.retriever.save import model_card
 
 # The client that the library uses: httpx, or httpx2 from version 2 on.
