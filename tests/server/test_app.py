@@ -616,7 +616,7 @@ def test_server_errors_name_no_path(make_service, slow, monkeypatch, capfd):
         assert answer.status_code == 500 and "secret" not in answer.text
         folder = server.service.index.folder
         for error, status in (
-            (QueryError(f"no such words in {folder.name}, as the folder is called"), 400),
+            (QueryError(f"no such words: {folder}"), 400),  # a folder may be called as a word is
             (RevelaError(f"{folder} is damaged"), 500),
         ):
             monkeypatch.setattr(
