@@ -50,6 +50,18 @@ def test_the_commands_at_the_head_parse(file):
     assert verbs in (["compare", "report"], ["groups", "compare", "compare", "compare", "report"])
 
 
+@pytest.mark.parametrize("stage", ["spans", "crops", "episodes"])
+def test_the_stages_of_dwell_parse(stage):
+    file = ABLATIONS / "dwell" / f"{stage}.toml"
+    (command,) = commands(file)
+    add_settings(command)
+    _, bound, _ = cli.app.parse_args(command, exit_on_error=False)
+    recipe = recipes_of([""], file, None)[""]
+    assert bound.arguments["recipe_file"] == Path("research/recipes/dwell") / file.name
+    assert recipe.objective.name == {"crops": "crop", "episodes": "infonce"}.get(stage, stage)
+    assert recipe.retriever.max_tokens == 2048 and recipe.training.max_steps
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("preset", ["gated", "paper"])
 def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):

@@ -45,8 +45,9 @@ class LabelFreeEvaluator(BaseEvaluator):
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
-        >>> rows = [f"The {w} is old. It was built of {w} stone. Few see it." for w in "abcdef"]
-        >>> evaluator = LabelFreeEvaluator(rows, chunk_words=6)
+        >>> text = "House {} is very old now. It was built of {} stone long ago."
+        >>> texts = [text.format(letter, letter) for letter in "abcdefgh"]
+        >>> evaluator = LabelFreeEvaluator(texts, chunk_words=8)
         >>> scores = evaluator(SentenceTransformer("my-retriever"))
         >>> sorted(scores)
         ['mean_ndcg@10', 'sibling_ndcg@10', 'sibling_with_bm25_ndcg@10']

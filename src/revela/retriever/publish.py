@@ -59,7 +59,7 @@ def push(folder: Path, name: str, *, public: bool = False, update: bool = False)
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     client_error: Any = vars(errors)["HTTPError"]  # of its HTTP client
-    validate: Any = vars(utils)["validate_repo_id"]
+    validate: Any = getattr(utils, "validate_repo_id")  # noqa: B009  # not exported
     try:
         validate(name)
     except HFValidationError as error:
