@@ -177,7 +177,8 @@ def test_two_processes_are_one(both, name):
     first, second = (load_file(f"{two}-{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[tensor], second[tensor]) for tensor in first)
-    assert any(tensor.abs().max() > 0 for key, tensor in first.items() if "lora_B" in key)
+    moved = (tensor.abs().max() > 0 for key, tensor in first.items() if "lora_B" in key)
+    assert any(moved) or CASES[name].get("lora_rank") == 0
     files = [{path.relative_to(out) for path in out.rglob("*")} for out in (two, one)]
     assert files[0] == files[1] and Path("modules.json") in files[0]
 
@@ -206,7 +207,7 @@ def test_each_process_holds_half_of_a_shared_lm(both, tiny_lm_folder):
 def test_the_first_process_alone_prints(both):
     _, said = both
     assert said.count("2 processes, on the CPU\n") == len(CASES)
-    assert said.count("token weights and whitening fitted") == len(CASES) - 1  # but for paper
+    assert said.count("token weights and whitening fitted") == len(CASES) - 2  # not paper, spans
 
 
 @pytest.fixture(scope="module")
