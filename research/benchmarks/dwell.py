@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from research.benchmarks.position import cell, profile_of
+from research.benchmarks.position import cell, profile_of, slug
 from revela.corpus.chunk import sentences
 from revela.corpus.read import read_corpus
 from revela.evaluation.moved_passage import Answer, Answered, load_answers, move_all
@@ -103,10 +103,6 @@ STRONG = {
     },
 }
 STAGES = {**SPANS, **STRONG}
-
-
-def slug(name: str) -> str:
-    return name.replace(",", "").replace(" ", "-")
 
 
 def made(name: str, arguments: argparse.Namespace) -> str:

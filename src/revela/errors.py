@@ -14,6 +14,11 @@ class QueryError(RevelaError):
     """A search that cannot be made as asked for; the message names nothing but the search."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says in its first line, or its kind if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
     """Import optional dependencies; a missing one is an error that names the extra to install.

@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from revela.errors import RevelaError, extra
+from revela.errors import RevelaError, extra, first_line
 
 Row = dict[str, Any]
 PER_ACTOR = 2  # units of work that wait at each actor
@@ -75,7 +75,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
                 logging_level=logging.CRITICAL,
             )
         except (OSError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0].partition(". ")[0][:200]
+            reason = first_line(error).partition(". ")[0][:200]
             raise RevelaError(
                 f"no Ray cluster answers at {cluster.address or 'this machine'} ({reason}): start "
                 "one with ray start --head, or leave --address away"

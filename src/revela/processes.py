@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -107,7 +107,7 @@ def joined() -> Iterator[None]:
     except (ValueError, RuntimeError) as error:
         raise RevelaError(
             f"{started()} processes were started (WORLD_SIZE) and cannot reach each other "
-            f"({str(error).splitlines()[0]}): start them by torchrun"
+            f"({first_line(error)}): start them by torchrun"
         ) from error
     with Path(os.devnull).open("w") as nowhere:
         try:

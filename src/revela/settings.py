@@ -371,6 +371,11 @@ class Recipe:
         """
         return merged(preset, {}, settings)
 
+    @property
+    def tokens_in_training(self) -> int:
+        """Where a text is truncated, in tokens, that the retriever reads in training."""
+        return self.retriever.train_tokens or self.lm.lm_tokens
+
     def but(self, **settings: Any) -> Recipe:
         """The same with other settings, by flag name; those of another objective stay with it."""
         objective = settings.pop("objective", self.objective)

@@ -68,17 +68,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
     from rich.table import Table
     from rich.text import Text
 
-    texts = [
-        [
-            ""
-            if cell is None
-            else f"{cell:.3f}"
-            if isinstance(cell, float)
-            else printable(f"{cell}")
-            for cell in row
-        ]
-        for row in rows
-    ]
+    texts = [[_cell(value) for value in row] for row in rows]
     table = Table(title=Text(printable(title)) if title else None, title_justify="left")
     for name, *cells in zip(header, *texts, strict=True):
         numeric = all(cell.replace(".", "", 1).isdigit() for cell in cells if cell)
@@ -88,6 +78,12 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
     for row in texts:
         table.add_row(*map(Text, row))  # a str would be read as rich's markup
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else printable(str(value))
 
 
 def print_hits(hits: Sequence[Hit], query: str) -> None:

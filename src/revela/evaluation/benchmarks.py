@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.evaluation.beir import labelled, load_collection
 from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
@@ -327,7 +327,7 @@ def _load(task: Any, cache: Any) -> None:
     except RevelaError:
         raise
     except Exception as error:  # a lost connection has many types: datasets', the hub's, HTTP's
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise RevelaError(
             f"{task.metadata.name}: its data cannot be loaded ({reason}); run again with a "
             f"network, finished tasks are kept in {cache.cache_path}"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from revela.device import compute_device, uses_bf16
 from revela.evaluation.beir import load_collection
@@ -108,29 +107,6 @@ def probe_retriever(
     return ProbeResult(model=name, tokens=tokens, profiles=profiles, **found)
 
 
-def probe_encoder_decoder(
-    folder: Path,
-    name: str,
-    documents: Sequence[Document],
-    *,
-    max_tokens: int,
-    count: int,
-    seed: int,
-    precision: Precision,
-    progress: bool = True,
-) -> ProbeResult:
-    """Spans by place of an encoder-decoder, and the exact match of its decoder's vectors; arguments
-    as for ``probe_retriever``.
-    """
-    silence_libraries()
-    device = compute_device()
-    lm = load_encoder_decoder(folder, uses_bf16(precision, device)).to(device)
-    window = TokenWindow(lm.tokenizer, max_tokens - len(lm.around([])))
-    texts = long_texts(documents, window, count, seed)
-    profiles = _of_decoder(texts, lm, window, max_tokens, seed, progress)
-    return ProbeResult(model=name, tokens=window.size - SPARE, profiles=profiles)
-
-
 def _of_decoder(
     texts: Sequence[str],
     lm: EncoderDecoder,
@@ -156,21 +132,24 @@ def probe_language_model(
     precision: Precision,
     progress: bool = True,
 ) -> ProbeResult:
-    """Next-token loss of a causal LM by place; arguments as for ``probe_retriever``. Of an
-    encoder-decoder, ``probe_encoder_decoder``.
+    """Next-token loss of a causal LM by place; of an encoder-decoder, spans by place, and the exact
+    match of its decoder's vectors. Arguments as for ``probe_retriever``.
     """
-    if is_encoder_decoder(folder):
-        given: Any = dict(max_tokens=max_tokens, count=count, seed=seed, precision=precision)
-        return probe_encoder_decoder(folder, name, documents, progress=progress, **given)
     silence_libraries()
-    window = TokenWindow(load_tokenizer(folder), max_tokens)
-    tokens = window.size - SPARE
-    texts = long_texts(documents, window, count, seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    lm = load_language_model(folder, bf16=uses_bf16(precision, device), name=name).to(device)
-    log.info(f"next-token loss: {len(texts):,} documents of {tokens} tokens")
-    profiles = loss_by_place(texts, lm, window, seed, progress)
-    return ProbeResult(model=name, tokens=tokens, profiles=profiles)
+    device = compute_device()
+    bf16 = uses_bf16(precision, device)
+    if is_encoder_decoder(folder):
+        both = load_encoder_decoder(folder, bf16).to(device)
+        window = TokenWindow(both.tokenizer, max_tokens - len(both.around([])))
+        texts = long_texts(documents, window, count, seed)
+        profiles = _of_decoder(texts, both, window, max_tokens, seed, progress)
+    else:
+        window = TokenWindow(load_tokenizer(folder), max_tokens)
+        texts = long_texts(documents, window, count, seed)
+        lm = load_language_model(folder, bf16=bf16, name=name).to(device)
+        log.info(f"next-token loss: {len(texts):,} documents of {window.size - SPARE} tokens")
+        profiles = loss_by_place(texts, lm, window, seed, progress)
+    return ProbeResult(model=name, tokens=window.size - SPARE, profiles=profiles)
 
 
 class UnitEncoder:

@@ -26,7 +26,7 @@ from revela.corpus.parts import Piece, parts_of
 from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport, suffix
 from revela.corpus.readers.rows import ID_FIELDS
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.groups.folder import (
     BLOCK,
     KEPT,
@@ -132,7 +132,7 @@ class CellReader:
                     yield self._valid(batch, f"{name}:{{}}", before, path, report)
                     before += len(batch)
         except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise RevelaError(f"{path} cannot be read ({reason}): get a whole copy") from error
 
     def _columns(self, names: Sequence[str], path: Path) -> list[str]:

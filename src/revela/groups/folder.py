@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from revela.corpus.arrow_list import ArrowList, read, write
 from revela.corpus.judgements import judged
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
 from revela.groups.documents import Groups
 from revela.processes import is_first
@@ -101,7 +101,7 @@ class GroupFolder:
                 items.validate()
         except (OSError, ValueError) as error:
             raise RevelaError(
-                f"{folder} is damaged ({str(error).splitlines()[0]}): build the groups again with "
+                f"{folder} is damaged ({first_line(error)}): build the groups again with "
                 "revela groups"
             ) from error
         if len(self.rows) != len(self) * self.size:

@@ -16,7 +16,7 @@ from typing import Any
 
 from revela.corpus.readers.common import READ_ERRORS, lines_of, open_text
 from revela.corpus.readers.hub import PREFIX, hub_rows
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.types import Chunk, Document
 
 READ_ROWS = 256  # groups of a Parquet file that are decoded at a time
@@ -119,7 +119,7 @@ def _parquet_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
                 for batch in opened.iter_batches(batch_size=READ_ROWS, columns=names):
                     yield from batch.to_pylist()
         except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise RevelaError(
                 f"{file} cannot be read ({reason}): get a whole copy of it"
             ) from error

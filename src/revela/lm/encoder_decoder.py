@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.device import autocast
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, make_readable
 from revela.lm.language_model import load_tokenizer
 from revela.types import Vectors
@@ -122,12 +122,18 @@ def new_encoder_decoder(name: str, texts: Iterable[str], folder: Path, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = T5GemmaForConditionalGeneration(config)
+    _write(model, tokenizer, folder)
+    count = sum(p.numel() for p in model.parameters())
+    log.info(f"{name}: {count:,} weights without training, {len(tokenizer):,} tokens")
+
+
+def _write(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write both into ``folder``, in place of what is there."""
     with atomic_write(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         make_readable(temporary)
-    count = sum(p.numel() for p in model.parameters())
-    log.info(f"{name}: {count:,} weights without training, {len(tokenizer):,} tokens")
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _trained_tokenizer(name: str, texts: Iterable[str], vocabulary: int) -> Any:
@@ -207,7 +213,7 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
             whole, local_files_only=True, dtype=torch.float32
         )
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise RevelaError(f"{whole} cannot be opened as an encoder-decoder: {reason}") from error
     return EncoderDecoder(model, load_tokenizer(whole), str(folder), bf16)
 
@@ -329,11 +335,7 @@ class EncoderDecoder(nn.Module):
         tokenizer = copy.deepcopy(self.tokenizer)
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
-        with atomic_write(folder) as temporary:
-            self.model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-            make_readable(temporary)
-            shutil.rmtree(folder, ignore_errors=True)
+        _write(self.model, tokenizer, folder)
 
 
 class DecoderPooling:

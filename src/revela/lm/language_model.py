@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.streams import Memory, Mix, Predicting, Reading, StopForward, Stream
 from revela.packing import Layout, attention, no_mask
@@ -367,7 +367,7 @@ def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True, **settings)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
 
 

@@ -69,12 +69,12 @@ class Spans(Objective):
 
     def window_words(self, recipe: Recipe) -> int:
         # A word has one token at least, so a row fills a run; SpanBatches takes one of it.
-        return longest_run(recipe)
+        return recipe.tokens_in_training
 
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
         from revela.lm.encoder_decoder import load_encoder_decoder
 
-        tokens = longest_run(parts.recipe)
+        tokens = parts.recipe.tokens_in_training
         lm = load_encoder_decoder(parts.folder, parts.bf16)
         lm.share(parts.model[0].model.encoder, parts.model.tokenizer)
         if (needed := span_count(tokens, self.span_share, self.span_length)) > len(lm.sentinels):
@@ -92,14 +92,9 @@ class Spans(Objective):
         loss.lm.save(folder / FOLDER)
 
 
-def longest_run(recipe: Recipe) -> int:
-    """Tokens of a text in training."""
-    return recipe.retriever.train_tokens or recipe.lm.lm_tokens
-
-
 @dataclass(frozen=True)
 class SpanBatches:
-    """A run of ``longest_run`` tokens of each row, with spans hidden, and what is hidden.
+    """A run of ``tokens_in_training`` tokens of each row, with spans hidden, and what is hidden.
 
     A row has as many words as a run has tokens, or a few more, so a run is most of it: which part
     differs by epoch. A shorter row is read whole.
@@ -124,7 +119,7 @@ class SpanBatches:
 
     def _pair(self, row: Row, ids: list[int]) -> tuple[list[int], list[int]]:
         """What the encoder reads, and what the decoder is to write."""
-        lm, longest = self.lm, longest_run(self.parts.recipe)
+        lm, longest = self.lm, self.parts.recipe.tokens_in_training
         draw = row_random(row, self.parts.recipe.training.seed)
         start = draw.randint(0, max(0, len(ids) - longest))
         run = ids[start : start + longest]

@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.settings import Recipe
 from revela.types import Document
 
@@ -46,7 +46,7 @@ def load_retriever(folder: Path | str) -> SentenceTransformer:
     try:
         return SentenceTransformer(str(folder), local_files_only=True)
     except DAMAGED as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise RevelaError(
             f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
         ) from error
@@ -96,8 +96,7 @@ def build_retriever(
             module_output_name="token_embeddings",
         )
     except DAMAGED as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RevelaError(f"{folder} cannot be opened as a model: {reason}") from error
+        raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
     if layers and not hasattr(transformer.model.config, "decoder"):  # T5Gemma has two depths
         keep_lower_layers(transformer.model, layers)
     tokenizer = transformer.tokenizer

@@ -33,7 +33,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.corpus.chunk import chunk
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.retriever.build import keep_lower_layers, load_retriever
 from revela.retriever.lora import add_lora, merged
 from revela.retriever.slots import (
@@ -225,7 +225,7 @@ def load_first_stage(folder: Path) -> FirstStage | None:
         stage = FirstStage(first, tensors["anchors_JD"], int(about["slots"]), about["constant"])
         stage.null_D.data.copy_(tensors["null_D"])
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise RevelaError(f"{own} is damaged ({reason}): train the retriever again") from error
     return stage.to(first.device).requires_grad_(False).eval()
 

@@ -33,7 +33,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from revela.errors import RevelaError, extra
+from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
 from revela.retriever.slots import STEM, read_as_text
@@ -207,7 +207,7 @@ def _write_graph(model: SentenceTransformer, file: Path) -> None:
                 dynamic_shapes=(axes, axes),
             )
     except RuntimeError as error:  # the exporter's own errors are subclasses
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         raise RevelaError(
             f"{type(model[0].model).__name__} cannot be exported to ONNX ({reason}): "
             "serve it with torch"

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any
 
 from revela.errors import RevelaError
 from revela.retriever.context import FOLDER as CONTEXT
@@ -55,13 +54,13 @@ def push(folder: Path, name: str, *, public: bool = False, update: bool = False)
     """
     if not (folder / "modules.json").is_file():
         raise RevelaError(f"{folder} is no retriever's folder: it has no modules.json")
-    from huggingface_hub import HfApi, errors, get_token, utils
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HTTPError as ClientError  # type: ignore[attr-defined]
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    client_error: Any = vars(errors)["HTTPError"]  # of its HTTP client
-    validate: Any = getattr(utils, "validate_repo_id")  # noqa: B009  # not exported
     try:
-        validate(name)
+        validate_repo_id(name)
     except HFValidationError as error:
         raise RevelaError(f"{name} cannot be a name on the hub: give owner/name") from error
     if name.count("/") != 1:
@@ -87,7 +86,7 @@ def push(folder: Path, name: str, *, public: bool = False, update: bool = False)
             403: f"the token may not write to {name.split('/')[0]}: give another owner or token",
         }.get(status, f"the hub answers {status}: try again later")
         raise RevelaError(f"{name} is not pushed, {reason}") from error
-    except (OfflineModeIsEnabled, client_error, ConnectionError) as error:
+    except (OfflineModeIsEnabled, ClientError, ConnectionError) as error:
         raise RevelaError(
             f"{name} is not pushed, the hub cannot be reached: try again with a network, and "
             "without HF_HUB_OFFLINE"

@@ -57,7 +57,6 @@ from revela.weights import NEW, find_weights
 log = logging.getLogger(__name__)
 
 Check = Callable[[Encoder], Scores]
-FITTING_SAMPLE = 1500  # chunks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +195,7 @@ class Run:
                 f"--train-tokens {wanted}: the retriever reads {self.max_tokens - slots} at most: "
                 "give no more, or a higher --max-tokens where --model is a language model"
             )
-        return min(self.max_tokens, (wanted or self.recipe.lm.lm_tokens) + slots)
+        return min(self.max_tokens, self.recipe.tokens_in_training + slots)
 
     def _weights(self) -> Path:
         """The folder of the model that is trained: a new one is made here, by the first process."""
@@ -292,13 +291,13 @@ class Run:
                 data.rows,
                 self.device,
                 self.bf16,
-                clock.count,
-                self.first_stage,
-                data.by_similarity,
-                data.corpora,
-                data.relevant,
-                self.negatives,
-                self.folder,
+                count=clock.count,
+                first_stage=self.first_stage,
+                by_similarity=data.by_similarity,
+                corpora=data.corpora,
+                relevant=data.relevant,
+                mined=self.negatives,
+                folder=self.folder,
             )
         )
         self.accelerator: Accelerator | None = None
