@@ -157,10 +157,11 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     texts = [f"{word} is chunk {i} of them all." for i, word in enumerate(words)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
     data = TrainingSet(recipe.but(chunk_words=30), documents, queries_file=tmp_path / "q.jsonl")
-    written = data.written
+    written, told = data.written, []
+    written.progress = lambda *counts: told.append(counts)
     groups = written.groups(lambda epoch: iter([[0, 1], [2, 3], [4, 5]]))
     first = groups(0)
-    assert next(first) == [0, 1] and len(asked) == 2
+    assert next(first) == [0, 1] and len(asked) == 2 and told == [(0, 2), (2, 0)]
     assert [data.row(i).query[:12] for i in (0, 1)] == ["Which ocean1", "Which garden"]
     assert next(first, None) is None and len(asked) == 6  # 2 repeats 0, 3 has none, 4 and 5 are one
     assert [data.row(i).query for i in (2, 3, 4, 5)] == [""] * 4

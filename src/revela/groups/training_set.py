@@ -503,7 +503,7 @@ class QueriesInTraining:
 
     Attributes:
         progress: called with the number of queries that were written, and of those that have to be
-            before training goes on, after each batch.
+            before training goes on, before and after each batch.
     """
 
     def __init__(self, lm: QueryLM, rows: ArrowList[Chunk]) -> None:
@@ -556,6 +556,8 @@ class QueriesInTraining:
             self._written, left = self._written + count, left - count
             self.progress(self._written, left)
 
+        if left:
+            batch(0)
         self.lm.write(texts, batch)
         found = {i: self.lm.file.get(text) or Answer() for i, text in zip(rows, texts, strict=True)}
         for i, answer in found.items():
