@@ -80,6 +80,9 @@ class Answer:
     rejected: str = ""
 
 
+REPEATED = Answer(rejected="asked of several passages")  # it says too little about each
+
+
 def check_output(output: str, passage: str) -> Answer:
     """The question in a language model's output, or why it is rejected.
 
@@ -150,16 +153,18 @@ class QueryFile:
 
     def add(self, passages: Sequence[str], answers: Sequence[Answer]) -> None:
         """Append answers to the file at once."""
+        lines = []
+        for passage, answer in zip(passages, answers, strict=True):
+            key = _digest(passage)
+            self.answers[key] = answer
+            row = {"passage": key, "by": self.by, **asdict(answer)}
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         try:
-            with self.path.open("a", encoding="utf-8") as handle:
+            with self.path.open("ab", buffering=0) as handle:  # whole lines, if others write, too
                 if self._has_half_line:
                     handle.truncate(self._complete)
                     self._has_half_line = False
-                for passage, answer in zip(passages, answers, strict=True):
-                    key = _digest(passage)
-                    self.answers[key] = answer
-                    row = {"passage": key, "by": self.by, **asdict(answer)}
-                    handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+                handle.write("".join(lines).encode())
         except OSError as error:
             message = f"{self.path} cannot be written ({error.strerror})"
             raise RevelaError(f"{message}: give another --queries-file") from error
@@ -194,10 +199,9 @@ def write_queries(
 
 
 def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
-    """Reject questions to several passages: they say too little about each."""
+    """Reject questions to several passages."""
     counts = Counter(a.query.lower() for a in answers)
-    repeated = Answer(rejected="asked of several passages")
-    return [repeated if a.query and counts[a.query.lower()] > 1 else a for a in answers]
+    return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
 
 
 def documents_with_chunks(owners: Sequence[int], at_most: int, seed: int) -> set[int]:

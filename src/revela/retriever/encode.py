@@ -28,7 +28,7 @@ from revela.retriever.build import load_retriever
 from revela.retriever.context import FirstStage, load_first_stage
 from revela.retriever.slots import filled, read_as_text, slot_ids
 from revela.settings import Precision
-from revela.silence import silence_libraries
+from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import Vectors
 
 TOKENS_PER_BATCH = 8192
@@ -213,7 +213,8 @@ class RetrieverEncoder:
                 return np.asarray(vectors, dtype=np.float32)
             width = model.get_embedding_dimension()
             vectors_ND = np.empty((len(texts), width), dtype=np.float32)
-            with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
+            how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
+            with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
                 read = read_as_text(texts) if self.slots else texts
                 for indices, features in token_batches(model, read, prompt):
                     transformer, *rest = model

@@ -20,7 +20,6 @@ from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 
 from revela import processes
-from revela.corpus.arrow_list import ArrowList
 from revela.corpus.judgements import judged, read_judgements
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
@@ -48,10 +47,11 @@ from revela.training.record import (
     TRACKER_FOLDER,
     checkpoint_to_resume,
     environment,
+    remove_begun,
     settings_of,
     write_record,
 )
-from revela.types import Chunk, Document, Encoder
+from revela.types import Document, Encoder
 from revela.weights import NEW, find_weights
 
 log = logging.getLogger(__name__)
@@ -298,6 +298,7 @@ class Run:
                 relevant=data.relevant,
                 mined=self.negatives,
                 folder=self.folder,
+                written=data.written,
             )
         )
         self.accelerator: Accelerator | None = None
@@ -312,12 +313,14 @@ class Run:
         self.best = BestState(objective, self._checkpoints, self.metrics.checks())
         self.checks = self._checks(clock) if self.check else None
         progress = Progress(clock, self.metrics)
+        if data.written is not None:
+            data.written.progress = progress.written
         model.train()
         self.loop = Loop(
             recipe,
             objective,
             self.groups,
-            lambda batch: collate([_row(data.rows, *place) for place in batch]),
+            lambda batch: collate([_row(data, *place) for place in batch]),
             progress,
             self.checks,
             self._checkpoints,
@@ -331,8 +334,13 @@ class Run:
         self.before: Scores = dict(self.metrics.checks()).get(0, {})
         if self.checks and not self.before:
             self.before = self.checks.run(0)
-        with without_padding(self.model), bf16_forward(self.model, self.bf16):
-            self.loop.run(self.checkpoint)
+        try:
+            with without_padding(self.model), bf16_forward(self.model, self.bf16):
+                self.loop.run(self.checkpoint)
+        except RevelaError:  # the language model that writes queries, or what it wrote
+            if processes.is_first() and self.checkpoint is None and not self.loop.step:
+                remove_begun(self.out)
+            raise
 
     def finish(self) -> Outcome:
         """Check the last state, and save it, or the best one, with card and plot."""
@@ -347,6 +355,8 @@ class Run:
             self.best.restore()
             kept, after = self.best.step, self.best.scores
             log.info(f"the state after {kept} steps had the best label-free check: it is saved")
+        if self.data.written is not None:
+            log.info(self.data.written.kept())
         self.metrics.write(steps, minutes=round(clock.minutes, 3), kept=kept)
         label = f"after {steps} steps" if kept == steps else f"after {kept} of {steps} steps"
         table = {"BM25": self.bm25, "untrained": self.untrained, "before training": self.before}
@@ -526,9 +536,9 @@ def build_objective(parts: Parts) -> tuple[nn.Module, Collate]:
     return contextual, collate if constant else ContextBatches(parts, collate, first_stage)
 
 
-def _row(rows: ArrowList[Chunk], epoch: int, index: int) -> dict[str, Any]:
+def _row(data: TrainingSet, epoch: int, index: int) -> dict[str, Any]:
     """A row as an objective's collator reads it."""
-    chunk = rows[index]
+    chunk = data.row(index)
     values = {"document": chunk.document, "text": chunk.text, "query": chunk.query}
     return {**values, "row": index, "epoch": epoch}
 
