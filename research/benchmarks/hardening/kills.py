@@ -131,6 +131,12 @@ def temporary(out: Path) -> list[str]:
     return sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.name.startswith("."))
 
 
+def last_step(out: Path) -> int:
+    """Of the last checkpoint; 0 before the first."""
+    steps = [path.name.split("-")[1] for path in out.glob("checkpoints/checkpoint-*")]
+    return max(map(int, steps), default=0)
+
+
 def twice(out: Path) -> list[str]:
     """Steps whose loss metrics.jsonl has more than once."""
     rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
@@ -146,16 +152,17 @@ def one(trained: Trained, out: Path, processes: int, kills: int, rng: random.Ran
         process = trained.start(out, processes, resume=(out / "run.json").exists())
         while process.poll() is None and not (out / "run.json").exists():
             time.sleep(0.02)
-        deadline = time.monotonic() + rng.choice([0.2, 1, 3]) * rng.random()
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
+        # By the step, since a machine may be slow; then a moment later.
+        step = rng.randrange(last_step(out), STEPS)
+        while process.poll() is None and last_step(out) + 3 < step:
+            time.sleep(0.002)
+        time.sleep(0.5 * rng.random() ** 3)
         if process.poll() is not None:  # it was faster
             times.append("after its end")
             break
         whom = kill(process, processes, rng)
-        steps = [p.name.split("-")[1] for p in out.glob("checkpoints/checkpoint-*")]
         refuse_half(out)
-        times.append((whom, max(map(int, steps), default=0)))
+        times.append((whom, last_step(out)))
     log = out.with_name(f"{out.name}.log")
     if not (out / "modules.json").exists() or (out / "checkpoints").exists():
         process = trained.start(out, processes, resume=(out / "run.json").exists())
