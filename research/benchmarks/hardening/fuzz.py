@@ -165,6 +165,7 @@ def leftovers(folder: Path, ended: Ended) -> str:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=600.0, help="then no more are begun")
     parser.add_argument("--only", type=int, nargs="*", help="numbers to run again, and to show")
     parser.add_argument("--failures", type=Path, default=Path("fuzz-failures.jsonl"))
 
@@ -180,6 +181,8 @@ def run(a: argparse.Namespace) -> int:
         begun = time.monotonic()
         numbers = a.only if a.only else range(a.first, a.first + a.inputs)
         for number in numbers:
+            if time.monotonic() - begun > 60 * a.minutes:
+                break
             with tempfile.TemporaryDirectory(prefix=f"{number}-", dir=place) as inside:
                 folder = Path(inside)
                 kind, command = inputs.made(a.seed, number, folder, sound)
@@ -200,7 +203,7 @@ def run(a: argparse.Namespace) -> int:
         report(
             "fuzz",
             seed=a.seed,
-            inputs=len(numbers),
+            inputs=kinds.total(),
             kinds=kinds,
             codes=codes,
             failures=failed,
