@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from revela.files import atomic_write
+from revela.files import atomic_write, disk_errors
 from revela.processes import is_first
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Metrics:
         """Append a line."""
         row = {"step": step, **values}
         self.rows.append(row)
-        with self.path.open("a") as handle:
+        with disk_errors(self.path), self.path.open("a") as handle:
             handle.write(json.dumps(row) + "\n")
         if self.track is not None:
             scores = {
