@@ -56,9 +56,12 @@ resolve: $(VENV)/ready
 		$(RESOLVE) --extra $$extra || exit 1; done
 	for python in 3.11 3.12 3.13 3.14; do $(RESOLVE) --all-extras --python-version $$python || exit 1; done
 
-# The tests with the oldest releases that pyproject.toml admits (torch with CUDA: some 5 GB).
+# The tests with the oldest releases that pyproject.toml admits, first of what the core needs, then of the extras (torch
+# with CUDA: some 5 GB).
+LOWEST = $(VENV)/bin/uv pip compile pyproject.toml -q --resolution lowest-direct -o
 lowest: $(VENV)/ready
-	$(VENV)/bin/uv pip compile pyproject.toml -q --all-extras --resolution lowest-direct -o $(VENV)/lowest.txt
+	$(LOWEST) $(VENV)/core.txt
+	$(LOWEST) $(VENV)/lowest.txt --all-extras -c $(VENV)/core.txt
 	$(VENV)/bin/uv venv -q --clear $(VENV)/lowest
 	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest -r $(VENV)/lowest.txt
 	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest --no-deps -e . $(WHEELS)
@@ -66,7 +69,7 @@ lowest: $(VENV)/ready
 
 # Known vulnerabilities of what is installed.
 audit: $(VENV)/ready
-	$(VENV)/bin/uv tool run pip-audit --skip-editable --path $$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	$(VENV)/bin/uv tool run pip-audit -s osv --skip-editable --path $$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 clean:
 	rm -rf $(VENV) build dist

@@ -24,7 +24,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^((?:revela|pip) [^#\n]+?) *(?:#.*)?$", README, re.M)
 CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
 # What a short run changes in the README's command.
-SHORTER = {"--check-questions 100": "--check-questions 2 --max-steps 2 --keep last"}
+SHORTER = {
+    "--check-questions 100": "--check-questions 1 --max-steps 1 --group-size 4 --gate-heads 0 --keep last"
+}
 BASE = """
 import contextlib, importlib.util, io, sys
 import revela
@@ -36,7 +38,7 @@ from revela.cli import app, main
 verbs = [name for name in app if not name.startswith("-")]
 for verb in verbs:
     sys.argv = ["revela", verb, "--help"]
-    with contextlib.redirect_stdout(io.StringIO()) as out:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         main()
     assert f"Usage: revela {verb}" in out.getvalue(), verb
 print(len(verbs), "verbs")
@@ -129,11 +131,11 @@ def serve(installed: Installed, command: list[str]) -> None:
         url = re.findall(r"http://\S+/", line)[0]
         assert "<title>" in ask(url)
         hits = json.loads(ask(f"{url}v1/search", {"query": "how is a token given"}))
-        print(hits.keys())
+        assert hits["data"] and hits["data"][0]["id"].endswith(".md"), hits
         vectors = json.loads(ask(f"{url}v1/embeddings", {"input": "text", "model": "minilm-l6"}))
         assert len(vectors["data"][0]["embedding"]) == 384
         server.send_signal(signal.SIGINT)
-        print("exit code", server.wait(30))
+        assert server.wait(120) == 128 + signal.SIGINT
     finally:
         server.kill()
 
@@ -148,7 +150,8 @@ def main() -> None:
         install = ["python", "-m", "pip", "install", "-qq", "--no-compile"]
         run([*install, *CONSTRAINTS, str(wheel)])
         run([*install, *readme("pip install --no-deps")[2:]])
-        run(["python", "-c", BASE], rf"^{installed.bin.parent}/.*{wheel.name.split('-')[1]}\n")
+        inside = rf"^{installed.bin.parent}/.*{wheel.name.split('-')[1]}\n"
+        run(["python", "-c", BASE], inside, r"\n1\d verbs\n")
         run(readme("revela index"), "documents")
         run(readme("revela search"), r"0\.\d+")
         run(readme("revela serve"), r"pip install 'revela\[serve\]'", code=2)
