@@ -51,8 +51,8 @@ from revela.training.record import (
     TRACKER_FOLDER,
     checkpoint_to_resume,
     environment,
-    remove_begun,
     is_taken,
+    remove_begun,
     settings_of,
     write_record,
 )
