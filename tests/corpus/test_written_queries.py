@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -137,3 +139,34 @@ def test_documents_are_drawn_until_there_are_enough_chunks():
         chosen = documents_with_chunks(owners, 7, seed)
         assert chosen and (len(chosen) == 1 or sum(o in chosen for o in owners) <= 7)
         assert chosen == documents_with_chunks(owners, 7, seed)
+
+
+def test_two_writers_add_to_one_file(tmp_path):
+    path = tmp_path / "corpus.queries.jsonl"
+    first, second = QueryFile(path, "tiny"), QueryFile(path, "tiny")
+    first.add(["a"], [Answer("What is a?")])
+    with path.open("ab") as handle:  # killed in the middle of a line, that is longer than the next
+        handle.write(b'{"passage": "' + b"x" * 1000)
+    second.add(["b"], [Answer("What is b?")])
+    first.add(["c"], [Answer("What is c?")])
+    assert first.get("b") == Answer("What is b?")
+    read = QueryFile(path, "tiny")
+    assert [read.get(passage) for passage in "abc"] == [
+        Answer(f"What is {letter}?") for letter in "abc"
+    ]
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "corpus.queries.jsonl"
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from revela.corpus.written_queries import Answer, QueryFile\n"
+        "file = QueryFile(Path(sys.argv[1]), 'tiny')\n"
+        "for i in range(100): file.add([sys.argv[2] + str(i)], [Answer('why? ' * 3000)])\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    writers = [subprocess.Popen([*command, name]) for name in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    read = QueryFile(path, "tiny")
+    assert len(read.answers) == 200 == path.read_bytes().count(b"\n")

@@ -153,3 +153,15 @@ def test_what_is_interrupted_leaves_nothing(tmp_path):
     with pytest.raises(RevelaError, match="no group of 4 can be made of 40 chunks"):
         save_groups(tmp_path / "g", rows, [], documents, **settings)
     assert not list(tmp_path.iterdir())
+
+
+def test_two_that_write_one_folder_are_told_so(tmp_path):
+    with (
+        pytest.raises(RevelaError, match="was made by another process meanwhile"),
+        shards.new_folder(tmp_path / "groups") as folder,
+    ):
+        (folder / "shard").write_text("one")
+        with shards.new_folder(tmp_path / "groups") as other:
+            (other / "shard").write_text("another")
+    assert (tmp_path / "groups" / "shard").read_text() == "another"
+    assert [p.name for p in tmp_path.iterdir()] == ["groups"]

@@ -263,6 +263,15 @@ def test_json_of_another_kind_is_one_sentence(tiny_lm_folder, tmp_path, name, co
         load_retriever(tmp_path)
 
 
+def test_a_tokenizer_that_is_not_utf8_is_one_sentence(tiny_tokenizer, tmp_path):
+    static = modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)
+    SentenceTransformer(modules=[static]).save_pretrained(str(tmp_path))
+    (tokenizer,) = tmp_path.rglob("tokenizer.json")
+    tokenizer.write_bytes(b'{"a": "\xff\xfe"}')
+    with pytest.raises(RevelaError, match="cannot be opened as a Sentence-Transformers model"):
+        load_retriever(tmp_path)
+
+
 def test_a_card_may_name_a_path_that_is_not_utf8(tiny_lm_folder, tmp_path):
     """It is written when training is over."""
     save_retriever(build(tiny_lm_folder, "mean"), tmp_path, "revela train caf\udce9/ --out 模型")

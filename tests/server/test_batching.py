@@ -219,3 +219,22 @@ def test_closing_finishes_what_was_taken(slow):
         return await asyncio.gather(*tasks)
 
     assert [len(vectors) for vectors in asyncio.run(run())] == [1] * 5
+
+
+def test_a_text_that_fails_does_not_fail_its_neighbours(slow, batcher, monkeypatch):
+    encode = slow._encode
+
+    def broken(role, texts):
+        if "broken" in texts:
+            raise MemoryError("no room")
+        return encode(role, texts)
+
+    monkeypatch.setattr(slow, "_encode", broken)
+
+    async def run():
+        calls = [batcher.encode([word], [5], "passage") for word in ("one", "broken", "two")]
+        return await behind_a_batch(slow, batcher, *calls)
+
+    one, failed, two = asyncio.run(run())
+    assert isinstance(failed, MemoryError) and len(one) == len(two) == 1
+    assert [texts for _, texts in slow.batches[1:]] == [["one"], ["two"]]

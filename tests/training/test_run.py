@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import os
+import shutil
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -18,14 +16,16 @@ from conftest import make_rows
 from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
 from revela.groups.training_set import TrainingSet
+from revela.index.manifest import writing
 from revela.objectives.base import ChunkBatches
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import Recipe, objective_class, presets
+from revela.training.checkpoint import remove_whole, saved_checkpoints
 from revela.training.progress import Progress
 from revela.training.record import settings_of
-from revela.training.run import train
+from revela.training.run import Run, train
 from revela.types import Document
 
 TINY = Recipe.of(
@@ -347,42 +347,6 @@ def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(
         about["versions"]["torch"] == torch.__version__
         and about["hardware"]["threads"] == torch.get_num_threads()
     )
-
-
-def test_killed_at_any_time_it_resumes(recipe, documents, corpus_file, tmp_path):
-    out = tmp_path / "out"
-    given = {k: v for k, v in recipe.flat().items() if v != "" and not isinstance(v, bool | list)}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    flags = [f for f in flags if not f.startswith(("--quer", "--max-quer"))]  # of other objectives
-    flags = [f for f in flags if not f.startswith(("--max-steps", "--save-every"))]
-    command = [
-        sys.executable,
-        "-m",
-        "revela",
-        "train",
-        str(corpus_file),
-        "--out",
-        str(out),
-        "--save-every=1",
-        "--max-steps=300",
-        *flags,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.time() + 120
-    while time.time() < deadline and not list(out.glob("checkpoints/checkpoint-*")):
-        time.sleep(0.01)
-        assert process.poll() is None, process.stderr.read().decode()
-    time.sleep(0.3)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    command = [c if c != "--max-steps=300" else "--max-steps=12" for c in command]
-    done = subprocess.run(
-        [*command, "--resume"], capture_output=True, text=True, env=os.environ, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert load_retriever(out) is not None
-    steps = list(losses(out))
-    assert steps == sorted(set(steps))
 
 
 @pytest.mark.parametrize(
@@ -787,3 +751,70 @@ def test_a_context_goes_around_every_objective(recipe, documents, tmp_path, name
     assert torch.equal(table[-3:].cpu(), tensors["rows_JD"])
     head = load_file(tmp_path / "out" / "context" / "4_Dense" / "model.safetensors")
     assert head["linear.weight"].abs().max() > 0
+
+
+def test_a_run_killed_before_its_first_checkpoint_resumes_and_leaves_nothing(
+    recipe, documents, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+
+    def killed(self):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", killed)
+        with pytest.raises(ZeroDivisionError):
+            train(recipe, documents, out)
+    for name in (".run.json-abcd", ".metrics.jsonl-abcd", ".model-abcd"):
+        (out / name).mkdir()
+    for name in (".checkpoint-3-abcd", ".checkpoint-3-removed"):
+        (out / "checkpoints" / name).mkdir(parents=True)
+    train(recipe, documents, out, resume=True)
+    assert not [path for path in out.rglob(".*")]
+    train(recipe, documents, tmp_path / "whole")
+    assert losses(out) == losses(tmp_path / "whole")
+
+
+def test_a_folder_killed_before_run_json_was_written_is_free(recipe, documents, tmp_path):
+    (tmp_path / "out" / ".run.json-abcd").mkdir(parents=True)
+    train(recipe.but(max_steps=1), documents, tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_two_runs_do_not_write_to_one_folder(recipe, documents, tmp_path):
+    out = tmp_path / "out"
+    with writing(out), pytest.raises(RevelaError, match="another process is writing to"):
+        train(recipe, documents, out)
+    run = Run(recipe, out, None, {}, "", "", None)
+    run.open(TrainingSet(recipe, documents), resume=False)
+    train(recipe.but(max_steps=1), documents, out)  # was as fast
+    with pytest.raises(RevelaError, match="was taken by another run meanwhile"):
+        run.start()
+
+
+def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half_of_it(tmp_path, monkeypatch):
+    for step in (3, 6):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+
+    def killed(folder, ignore_errors=False):
+        if folder.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        remove_whole(tmp_path / "checkpoint-3")
+    assert saved_checkpoints(tmp_path) == [tmp_path / "checkpoint-6"]
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on(recipe, documents, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("revela.training.checkpoint.save_file", full)
+        with pytest.raises(RevelaError, match=r"checkpoint-3 cannot be written \(no space left"):
+            train(recipe, documents, out)
+    train(recipe, documents, out, resume=True)
+    assert list(losses(out)) == [1, 2, 3, 4, 5, 6] and not list(out.glob(".*"))

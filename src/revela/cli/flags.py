@@ -38,8 +38,11 @@ def refuse_addresses(_type: object, path: Path | None) -> None:
     """Folders are locked, renamed and synchronised, which object stores cannot do.
 
     Raises:
-        RevelaError: this is an address, which Path has cut to one slash.
+        RevelaError: this is an address, which Path has cut to one slash; or its name is no text,
+            which Arrow and Lance cannot open.
     """
+    if path is not None and re.search("[\ud800-\udfff]", str(path)):
+        raise RevelaError(f"--out {str(path)!a} is no UTF-8: give another name")
     if path is not None and re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
         raise RevelaError(
             f"--out is {str(path).replace(':/', '://', 1)}, an address: give a folder of a file "

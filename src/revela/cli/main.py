@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from cyclopts import App, CycloptsError
 
 from revela.cli.printing import print_log, printable
 from revela.errors import RevelaError
+from revela.files import disk_error
 
 app = App(
     name="revela",
@@ -26,6 +28,9 @@ def main() -> None:
     if "RANK" not in os.environ:  # torchrun ends its processes itself
         # As an exception, so that temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for stream in (sys.stdout, sys.stderr):  # a name of a file may be no text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     tokens = sys.argv[1:]
     # What search prints to stdout may be JSON that a program reads.
     print_log("stderr" if tokens[:1] == ["search"] else "stdout")
@@ -37,6 +42,11 @@ def main() -> None:
         raise SystemExit(2) from None
     except RevelaError as error:
         print(f"revela: {printable(str(error))}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except Exception as error:
+        if not (sentence := disk_error(error)):
+            raise
+        print(f"revela: {printable(sentence)}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

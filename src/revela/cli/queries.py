@@ -43,6 +43,7 @@ def queries(
     data = TrainingSet.read(recipe, corpus)
     if data.folder is not None:
         raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")
+    data.write_queries()
     rows = [row for row in data.rows if row.query]
     for row in rows[:: max(1, len(rows) // max(1, show))][:show]:
         print(f"\n{one_line(row.query)}\n   {snippet(row.text)}")

@@ -232,7 +232,7 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
         return sum(len(value) for value in values if isinstance(value, str)) + 64
 
     writer = None
-    with pa.OSFile(str(path), "wb") as sink:
+    with pa.OSFile(os.fsencode(path), "wb") as sink:
         for some in batches(items, characters, BATCH):
             columns = {name: [_flat(getattr(item, name)) for item in some] for name in names}
             batch = pa.RecordBatch.from_pydict(columns)

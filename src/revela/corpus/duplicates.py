@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.corpus.arrow_list import ArrowList
+from revela.silence import waiting
 from revela.types import Document
 
 RUN = 5  # words that are hashed together
@@ -69,7 +70,8 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
     hashed = functools.lru_cache(maxsize=64)(lambda row: shingles(documents.value(row, "text")))
     members = np.full((int(groups.max(initial=-1)) + 1, KEPT), -1, dtype=np.int64)
     dropped: dict[int, int] = {}
-    for row, mine in zip(rows.tolist(), groups, strict=True):
+    pairs = zip(rows.tolist(), groups, strict=True)
+    for row, mine in waiting("near-duplicates", "document", pairs, len(rows)):
         mine = mine[mine >= 0]
         near = np.unique(members[mine])
         near = near[near >= 0]
@@ -133,6 +135,7 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
     bands = np.zeros((len(documents), count), dtype=np.uint32)
     weights = _powers(_BASE)[:rows]
     done = 0
+    shown = waiting("near-duplicates", "document", total=len(documents))
     for text, bounds in _batches_of_bytes(documents):
         hashes, counts = runs(text, bounds)
         long = counts > SHORTEST - RUN
@@ -145,6 +148,8 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
             sketches[done + some] = (numbers & np.uint64(255)).astype(np.uint8)
             bands[done + some] = np.maximum(mixed >> np.uint64(32), 1).astype(np.uint32)
         done += len(counts)
+        shown.update(len(counts))
+    shown.close()
     return sketches, bands
 
 

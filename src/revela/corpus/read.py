@@ -18,6 +18,7 @@ from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
 from revela.errors import RevelaError
 from revela.settings import Recipe
+from revela.silence import waiting
 from revela.types import Document
 
 MIN_WORDS = 5  # per document; fewer are not a sentence
@@ -73,7 +74,8 @@ def read_corpus(
     read = read_sources(sources, Fields(text_field, title_field, tuple(metadata)), report)
     if join_titles:
         read = joined_by_title(read, report)
-    documents = arrow_list(Document, wanted(read, distinct, min_words, report))
+    shown = waiting("reading", "document", read)
+    documents = arrow_list(Document, wanted(shown, distinct, min_words, report))
     check_report(len(documents), report, sources, max_bad_share)
     if near:
         documents = _without_near_duplicates(documents, near, report)

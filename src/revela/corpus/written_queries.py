@@ -80,6 +80,9 @@ class Answer:
     rejected: str = ""
 
 
+REPEATED = Answer(rejected="asked of several passages")  # it says too little about each
+
+
 def check_output(output: str, passage: str) -> Answer:
     """The question in a language model's output, or why it is rejected.
 
@@ -112,7 +115,8 @@ def check_output(output: str, passage: str) -> Answer:
 class QueryFile:
     """Answers by passage, in a JSONL file that is only appended to.
 
-    If a kill left half a line at the end, the next ``add`` removes it.
+    If a kill left half a line at the end, the next ``add`` removes it. Several processes may add
+    to one file: each takes a lock to do so, and reads what the others have added.
 
     Args:
         path: created by the first answer.
@@ -125,19 +129,24 @@ class QueryFile:
     def __init__(self, path: Path, by: str) -> None:
         self.path, self.by = path, by
         self.answers: dict[str, Answer] = {}
-        content = path.read_bytes() if path.exists() else b""
-        self._complete = content.rfind(b"\n") + 1  # bytes; half a line may follow
-        lines, half = content[: self._complete].splitlines(), content[self._complete :]
-        for number, line in enumerate(lines, 1):
+        self._lines = self._complete = 0  # lines read so far, and their bytes
+        self._read(path.read_bytes() if path.exists() else b"")
+
+    def _read(self, content: bytes) -> None:
+        """Read whole lines that follow those read so far; half a line may be the last."""
+        end = content.rfind(b"\n") + 1
+        half = content[end:]
+        for line in content[:end].splitlines():
+            self._lines += 1
             try:
                 row = json.loads(line)
-                if row["by"] == by:
+                if row["by"] == self.by:
                     self.answers[row["passage"]] = Answer(row["query"], row["rejected"])
             except (ValueError, KeyError, TypeError):
-                raise self._wrong_line(number) from None
+                raise self._wrong_line(self._lines) from None
         if half[: len(BEGINNING)] != BEGINNING[: len(half)]:
-            raise self._wrong_line(len(lines) + 1)
-        self._has_half_line = bool(half)
+            raise self._wrong_line(self._lines + 1)
+        self._complete += end
 
     def _wrong_line(self, number: int) -> RevelaError:
         return RevelaError(
@@ -150,19 +159,29 @@ class QueryFile:
 
     def add(self, passages: Sequence[str], answers: Sequence[Answer]) -> None:
         """Append answers to the file at once."""
+        from filelock import FileLock
+
         try:
-            with self.path.open("a", encoding="utf-8") as handle:
-                if self._has_half_line:
-                    handle.truncate(self._complete)
-                    self._has_half_line = False
-                for passage, answer in zip(passages, answers, strict=True):
-                    key = _digest(passage)
-                    self.answers[key] = answer
-                    row = {"passage": key, "by": self.by, **asdict(answer)}
-                    handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+            lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
+            with lock, self.path.open("ab+") as handle:
+                handle.seek(self._complete)
+                self._read(handle.read())
+                handle.truncate(self._complete)  # nobody else writes: half a line is a kill's
+                self._complete += handle.write(self._lines_of(passages, answers))
+                self._lines += len(passages)
         except OSError as error:
             message = f"{self.path} cannot be written ({error.strerror})"
             raise RevelaError(f"{message}: give another --queries-file") from error
+
+    def _lines_of(self, passages: Sequence[str], answers: Sequence[Answer]) -> bytes:
+        """New lines, whose answers are taken."""
+        lines = []
+        for passage, answer in zip(passages, answers, strict=True):
+            key = _digest(passage)
+            self.answers[key] = answer
+            row = {"passage": key, "by": self.by, **asdict(answer)}
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+        return "".join(lines).encode()
 
 
 def _digest(passage: str) -> str:
@@ -194,10 +213,9 @@ def write_queries(
 
 
 def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
-    """Reject questions to several passages: they say too little about each."""
+    """Reject questions to several passages."""
     counts = Counter(a.query.lower() for a in answers)
-    repeated = Answer(rejected="asked of several passages")
-    return [repeated if a.query and counts[a.query.lower()] > 1 else a for a in answers]
+    return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
 
 
 def documents_with_chunks(owners: Sequence[int], at_most: int, seed: int) -> set[int]:

@@ -77,9 +77,12 @@ def compare(
             log.info(f"== {name}, seed {seed}")
             if not begun:
                 remove_begun(folder)
+            own = data.but(recipe)
+            if recipe.training.max_minutes:
+                own.write_queries()  # otherwise the first run would spend its time on them
             outcome = train(
                 recipe,
-                data,
+                own,
                 folder,
                 check=check,
                 bm25=bm25,

@@ -74,7 +74,7 @@ class HeldOutCheck:
         texts: list[str] = []
         for task, lexical in zip(self.tasks, self._lexical, strict=True):
             if task.passages != texts:  # sibling, title and question share their passages
-                texts, passages = task.passages, encoder.encode_passages(task.passages)
+                texts, passages = task.passages, encoder.encode_passages(task.passages, True)
                 geometry = Geometry.of(passages)
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))

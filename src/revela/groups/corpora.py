@@ -108,6 +108,7 @@ def build_groups(
 
 def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> Domain:
     data = TrainingSet.read(recipe, sources, queries_file)
+    data.write_queries()
     documents, rows, held = data.documents, data.rows, data.held_out
     assert isinstance(documents, ArrowList)
     log.info(

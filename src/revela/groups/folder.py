@@ -9,6 +9,7 @@ folder gets its name when it is whole.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -205,10 +206,21 @@ def save_groups(
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder that becomes ``out`` when it is whole."""
-    with atomic_write(out) as folder:
-        folder.mkdir()
-        yield folder
+    """A folder that becomes ``out`` when it is whole.
+
+    Raises:
+        RevelaError: another process has made one meanwhile.
+    """
+    try:
+        with atomic_write(out) as folder:
+            folder.mkdir()
+            yield folder
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        raise RevelaError(
+            f"{out} was made by another process meanwhile: use that, or choose another --out"
+        ) from error
 
 
 def finish_folder(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from tqdm import tqdm
 
 from revela.corpus.arrow_list import ArrowList, Texts, vectors_on_disk
 from revela.corpus.judgements import judged
@@ -37,6 +36,7 @@ from revela.processes import count, gathered, is_first, my_share, of_first
 from revela.retriever.encode import load_encoder
 from revela.retriever.fit import lexical_vectors
 from revela.settings import Recipe
+from revela.silence import waiting
 from revela.types import Chunk, Document, Encoder, Vectors
 from revela.weights import find_weights
 
@@ -57,6 +57,7 @@ def order_of_groups(
     rows: ArrowList[Chunk],
     vectors_ND: Vectors | None = None,
     order_N: NDArray[np.int64] | None = None,
+    unasked: bool = False,
 ) -> Groups:
     """epoch -> the groups of that epoch, as the objective needs them.
 
@@ -67,6 +68,7 @@ def order_of_groups(
             None: with any.
         order_N: the rows, similar ones next to each other, for groups of similar chunks; None: in
             the order of the corpus.
+        unasked: give groups in which no chunk has a query, too: it may be written later.
     """
     groups: Groups
     reads = recipe.objective.reads
@@ -87,7 +89,7 @@ def order_of_groups(
             recipe.training.seed,
             vectors_ND=vectors_ND,
         )
-    return _only_with_queries(recipe, rows, groups)
+    return groups if unasked else _only_with_queries(recipe, rows, groups)
 
 
 def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_N: NDArray[np.int64]) -> Groups:
@@ -144,8 +146,8 @@ def similar_vectors(
             recipe.groups.surrogate_tokens,
         )
         sides: tuple[Encode, Encode] = (
-            in_parts(encoder.encode_queries, progress=True),
-            in_parts(encoder.encode_passages, progress=True),
+            in_parts(encoder.encode_queries),
+            in_parts(encoder.encode_passages),
         )
     else:
         words = functools.partial(
@@ -226,13 +228,13 @@ def kept(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]
     return found
 
 
-def in_parts(encode: Encode, progress: bool = False) -> Encode:
+def in_parts(encode: Encode) -> Encode:
     """The same for many texts: a part at a time, its vectors on disk."""
 
     def encode_all(texts: Sequence[str]) -> Vectors:
         first = encode(texts[:1])
         vectors_ND = vectors_on_disk(len(texts), first.shape[1])
-        with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
+        with waiting("encoding", "text", total=len(texts)) as bar:
             for start in range(0, len(texts), ENCODING_BATCH):
                 some = texts[start : start + ENCODING_BATCH]
                 vectors_ND[start : start + len(some)] = encode(some)

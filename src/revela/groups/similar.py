@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.silence import waiting
 from revela.types import Vectors
 
 BRANCH = 256  # clusters a level
@@ -58,6 +59,7 @@ def order_by_similarity(
         kinds = np.unique(labels)
         if len(kinds) == 1:  # small enough, or all alike
             order.append(rng.permutation(members))
+            shown.update(len(members))
             return np.asarray(vectors_ND[members].mean(axis=0))
         parts = [members[labels == kind] for kind in kinds]
         centroids_KD = np.stack([vectors_ND[part].mean(axis=0) for part in parts])
@@ -72,8 +74,9 @@ def order_by_similarity(
         return near_D
 
     members = np.arange(len(vectors_ND)) if members is None else members
-    if len(members):
-        visit(members, None)
+    with waiting("clustering", "chunk", total=len(members)) as shown:
+        if len(members):
+            visit(members, None)
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
 
 

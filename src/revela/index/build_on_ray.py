@@ -56,6 +56,9 @@ WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
 COUNTED = 10**5  # passages whose words a task counts
 CHARACTERS = 6  # of a word, to guess the chunks of a text
+# A corpus is encoded in so many batches at least, or the last actor works while the others wait;
+# but in none of fewer characters than fill an encoder's batches.
+BATCHES, LEAST_BATCH = 64, 2**15
 
 
 @dataclass
@@ -129,6 +132,12 @@ class SurveyedCorpus(Sequence[Document]):
         before = self._ends[part - 1] if part else 0
         found = self.reading.documents(self.parts[part], ReadReport())
         return next(itertools.islice(found, place - before, None))
+
+    @property
+    def batch_characters(self) -> int:
+        """How much text an actor encodes at once."""
+        sizes = {piece.file.path: piece.state[0] for part in self.parts for piece in part}
+        return min(BATCH, max(LEAST_BATCH, sum(sizes.values()) // BATCHES))
 
     def metadata_columns(self) -> dict[str, str]:
         """As ``encode_corpus.metadata_columns``."""
@@ -275,7 +284,7 @@ def add(
             "only; give --vectors binary"
         )
     size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
-    characters = min(BATCH, size)
+    characters = min(corpus.batch_characters, size)
     with writing(index.folder):
         before = index.table.as_it_is().version if len(index) else None
         reading, folder = corpus.reading, index.folder.resolve()

@@ -1,12 +1,14 @@
 """Filters as JSON: ``{"year": {"gt": 2020}, "lang": "en"}``, translated into the table's SQL.
 
 SQL itself is for callers who may run any expression: a function can ask for gigabytes
-(``repeat('a', 2000000000)``), and a long sum overflows the parser's stack, which ends the process.
+(``repeat('a', 2000000000)``). A long sum would overflow the parser's stack, which ends the process,
+so operators are counted.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 
@@ -14,6 +16,13 @@ from revela.errors import RevelaError
 
 FILTER_LIMIT = 10_000  # characters of SQL
 MAX_DEPTH = 20
+MAX_OPERATORS = 200  # of SQL; 800 additions are too many for the parser's stack
+# Texts and quoted names, which are passed over; or an operator, which is the group.
+OPERATOR = re.compile(
+    r"""'(?:[^']|'')*+'?|`[^`]*+`?|"[^"]*+"?|([-+*/%|&^=<>!~:(\[{]|"""
+    r"\b(?:and|or|not|is|in|i?like|similar|between|case|when|cast|div|escape)\b)",
+    re.IGNORECASE,
+)
 OWN_COLUMNS = {"id": "string", "title": "string"}  # of every index
 COMPARISONS = {"eq": "=", "ne": "!=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 MEMBERSHIP = {"in": "in", "not_in": "not in"}
@@ -35,14 +44,22 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
 
     Raises:
         RevelaError: an unknown column or operator, a value of another type than its column's, more
-            than 20 levels, or more than 10,000 characters of SQL.
+            than 20 levels, more than 10,000 characters of SQL, or more than 200 operators of a
+            caller's own SQL.
 
     Example:
         >>> where_sql({"year": {"gte": 2019, "lt": 2021}}, {"year": "int64"})
         '`year` is not null and `year` >= 2019 and `year` is not null and `year` < 2021'
     """
-    sql = where if isinstance(where, str) else _all_of(where, {**OWN_COLUMNS, **columns}, 1)
-    return _join("", [sql])
+    if not isinstance(where, str):
+        return _join("", [_all_of(where, {**OWN_COLUMNS, **columns}, 1)])
+    sql = _join("", [where])
+    if sum(found[1] is not None for found in OPERATOR.finditer(sql)) > MAX_OPERATORS:
+        raise RevelaError(
+            f"the filter has more than {MAX_OPERATORS} operators and brackets: give a simpler one, "
+            "such as id in ('a', 'b')"
+        )
+    return sql
 
 
 def _join(separator: str, parts: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from revela.corpus.text_queries import with_telling_sentences
 from revela.device import compute_device, uses_bf16
@@ -97,7 +98,7 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
     def probe() -> list[tuple[int, int, float]]:
         return ranked_heads(score_query_heads(lm, telling_questions(passages(), make, name)))
 
-    ranking = cached_ranking("questions", lm, folder, probe)
+    ranking = cached_ranking("questions", lm, folder, probe, "look from a question to its answer")
     return QueryHeads(lm, make, [(layer, head) for layer, head, _ in ranking[:HEADS]])
 
 
@@ -118,5 +119,5 @@ def telling_questions(
             "by: rank them on other text, once, with revela heads CORPUS --objective dream "
             f"--queries telling-sentence --lm {name}"
         )
-    for start in range(0, len(rows), READ):
+    for start in tqdm(range(0, len(rows), READ), unit="prompt"):
         yield make.head_example(rows[start : start + READ])

@@ -212,7 +212,7 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
         model = AutoModelForSeq2SeqLM.from_pretrained(
             whole, local_files_only=True, dtype=torch.float32
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(f"{whole} cannot be opened as an encoder-decoder: {reason}") from error
     return EncoderDecoder(model, load_tokenizer(whole), str(folder), bf16)

@@ -70,7 +70,7 @@ def heads_from_file(path: Path, folder: Path) -> list[Head]:
 
 
 def cached_ranking(
-    kind: str, lm: LanguageModel, folder: Path, probe: Callable[[], list[Head]]
+    kind: str, lm: LanguageModel, folder: Path, probe: Callable[[], list[Head]], sought: str
 ) -> list[Head]:
     """The cached ranking of an LM's heads, or that of ``probe``, which is cached unless empty; the
     same in all processes.
@@ -80,12 +80,16 @@ def cached_ranking(
         lm: the language model.
         folder: its weights, whose fingerprint is part of the file's name.
         probe: ranks the heads, best first.
+        sought: what the best of them do.
     """
     path = cache_folder() / "heads" / f"{fingerprint(folder)}-{kind}.json"
     known = of_first(lambda: heads_from_file(path, folder) if path.is_file() else None)
     if known is not None:
         return known
-    log.info(f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name}, once")
+    log.info(
+        f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name} for those that {sought}, once "
+        "for this language model"
+    )
     found = probe()  # in all processes: they may share the LM
     ranking = of_first(lambda: found)
     if ranking and is_first():

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from revela.corpus.arrow_list import ArrowList
 from revela.errors import RevelaError
+from revela.groups.training_set import QueriesInTraining
 from revela.objectives.gradcache import embed
 from revela.retriever.context import FirstStage
 from revela.settings import Recipe
@@ -44,7 +45,7 @@ class Parts:
     "The retriever, a SentenceTransformer."
     documents: Sequence[Document]
     rows: ArrowList[Chunk]
-    "What groups are made of."
+    "What groups are made of; without their queries where ``written`` has these."
     device: torch.device
     bf16: bool
     count: Callable[[int], None] = lambda tokens: None
@@ -61,6 +62,8 @@ class Parts:
     "For each row of a batch, other rows that are mined as negatives of its query."
     folder: Path = Path()
     "What the retriever was opened from."
+    written: QueriesInTraining | None = None
+    "Queries that are written as training comes to their chunks."
 
     @property
     def batching(self) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class QueryFocused(Objective):
         if self.heads:
             ranking = heads_from_file(Path(self.heads), folder)
         else:
-            ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows)
+            ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows, parts.written)
         heads = [(layer, head) for layer, head, _ in ranking[: self.query_heads]]
         named = " ".join(f"{layer}-{head}" for layer, head in heads)
         log.info(f"{len(heads)} heads that look from questions to answers: {named}")

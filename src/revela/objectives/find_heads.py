@@ -7,22 +7,24 @@ question to its answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from revela.corpus.arrow_list import ArrowList
 from revela.device import compute_device, uses_bf16
 from revela.groups.order import order_of_groups
-from revela.groups.training_set import training_chunks, training_rows
+from revela.groups.training_set import FIRST_BLOCK, QueriesInTraining, TrainingSet
 from revela.lm.head_ranking import Head, cached_ranking, probe_heads, ranked_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
 from revela.lm.query_heads import score_query_heads
+from revela.processes import is_first
 from revela.settings import Recipe
 from revela.types import Chunk, Document
 from revela.weights import find_weights
@@ -48,8 +50,8 @@ def rank_heads(
 
     if not isinstance(recipe.objective, QueryFocused):
         return folder, sibling_heads(recipe, lm, tokenizer, folder, documents)
-    rows = training_rows(recipe, documents, training_chunks(recipe, documents), queries_file)
-    return folder, query_heads(recipe, lm, tokenizer, folder, rows)
+    data = TrainingSet(recipe, documents, queries_file=queries_file)
+    return folder, query_heads(recipe, lm, tokenizer, folder, data.rows, data.written)
 
 
 def sibling_heads(
@@ -77,24 +79,37 @@ def sibling_heads(
             groups.append(
                 (lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners))
             )
-        return ranked_heads(probe_heads(lm, groups)) if groups else []
+        shown = tqdm(groups, unit="group", disable=not is_first())
+        return ranked_heads(probe_heads(lm, shown)) if groups else []
 
-    return cached_ranking("siblings", lm, folder, probe)
+    return cached_ranking("siblings", lm, folder, probe, "look to a related document")
 
 
 def query_heads(
-    recipe: Recipe, lm: LanguageModel, tokenizer: Any, folder: Path, rows: ArrowList[Chunk]
+    recipe: Recipe,
+    lm: LanguageModel,
+    tokenizer: Any,
+    folder: Path,
+    rows: ArrowList[Chunk],
+    written: QueriesInTraining | None = None,
 ) -> list[Head]:
-    """Heads that look from a question to its answer; their score is nDCG@10."""
+    """Heads that look from a question to its answer; their score is nDCG@10.
+
+    Args:
+        recipe: of the objective.
+        lm, tokenizer, folder: the language model.
+        rows: chunks with their queries.
+        written: has these, where they are written as they are needed.
+    """
     settings: Any = recipe.objective  # of QueryFocused
     chat, drop = settings.lm_prompt == "chat", settings.drop_outliers
     make = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size, chat)
 
     def probe() -> list[Head]:
-        return ranked_heads(score_query_heads(lm, _questions(recipe, rows, make), drop))
+        return ranked_heads(score_query_heads(lm, _questions(recipe, rows, written, make), drop))
 
     kind = "questions-without-outliers" if drop else "questions"
-    return cached_ranking(kind, lm, folder, probe)
+    return cached_ranking(kind, lm, folder, probe, "look from a question to its answer")
 
 
 def _probe_groups(
@@ -121,17 +136,24 @@ def _probe_groups(
 
 
 def _questions(
-    recipe: Recipe, rows: ArrowList[Chunk], make: PromptMaker
+    recipe: Recipe, rows: ArrowList[Chunk], written: QueriesInTraining | None, make: PromptMaker
 ) -> Iterator[tuple[Batch, Batch, Tensor]]:
     """Prompt, tail with "N/A" as its last question, and the candidate that answers each of the
     others.
     """
-    asked = 0
     # Groups of a folder lie in another order.
     rows = rows.chosen(np.argsort(rows.column("document"), kind="stable"))
-    for group in order_of_groups(recipe.but(groups="document"), rows)(0):
-        prompt, tail, answers = make.head_example([rows[i] for i in group])
-        yield prompt, tail, answers
-        asked += len(answers)
-        if asked >= PROBE_QUESTIONS:
-            return
+    groups = order_of_groups(recipe.but(groups="document"), rows, unasked=written is not None)
+    row: Callable[[int], Chunk] = rows.__getitem__
+    if written is not None:  # what training reads does not depend on what is asked here
+        probed = QueriesInTraining(written.lm, rows)
+        groups, row = probed.groups(groups, FIRST_BLOCK), probed.row
+    asked = 0
+    with tqdm(total=PROBE_QUESTIONS, unit="question", disable=not is_first()) as bar:
+        for group in groups(0):
+            prompt, tail, answers = make.head_example([row(i) for i in group])
+            yield prompt, tail, answers
+            bar.update(min(len(answers), PROBE_QUESTIONS - asked))
+            asked += len(answers)
+            if asked >= PROBE_QUESTIONS:
+                return

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
@@ -27,11 +26,6 @@ from revela.types import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-# What the libraries raise of files that are damaged, or JSON of another kind.
-DAMAGED = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError),
-    SafetensorError,
-)
 POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedmean"}
 
 
@@ -45,7 +39,7 @@ def load_retriever(folder: Path | str) -> SentenceTransformer:
         raise RevelaError(f"{folder} is not a Sentence-Transformers folder: it has no modules.json")
     try:
         return SentenceTransformer(str(folder), local_files_only=True)
-    except DAMAGED as error:
+    except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(
             f"{folder} cannot be opened as a Sentence-Transformers model: {reason}"
@@ -95,7 +89,7 @@ def build_retriever(
             },
             module_output_name="token_embeddings",
         )
-    except DAMAGED as error:
+    except Exception as error:
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
     if layers and not hasattr(transformer.model.config, "decoder"):  # T5Gemma has two depths
         keep_lower_layers(transformer.model, layers)

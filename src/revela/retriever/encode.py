@@ -21,14 +21,14 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor
 from tqdm import tqdm
 
-from revela.device import autocast, uses_bf16
+from revela.device import autocast, keep_freed_memory, uses_bf16
 from revela.errors import RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
 from revela.retriever.context import FirstStage, load_first_stage
 from revela.retriever.slots import filled, read_as_text, slot_ids
 from revela.settings import Precision
-from revela.silence import silence_libraries
+from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import Vectors
 
 TOKENS_PER_BATCH = 8192
@@ -56,6 +56,8 @@ def load_encoder(
     silence_libraries()
     model = load_retriever(folder)
     bf16 = uses_bf16(precision, model.device)
+    if model.device.type == "cpu":
+        keep_freed_memory()
     first_stage = load_first_stage(folder)
     return RetrieverEncoder(model, bf16, max_tokens, name=str(folder), first_stage=first_stage)
 
@@ -211,7 +213,8 @@ class RetrieverEncoder:
                 return np.asarray(vectors, dtype=np.float32)
             width = model.get_embedding_dimension()
             vectors_ND = np.empty((len(texts), width), dtype=np.float32)
-            with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
+            how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
+            with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
                 read = read_as_text(texts) if self.slots else texts
                 for indices, features in token_batches(model, read, prompt):
                     transformer, *rest = model

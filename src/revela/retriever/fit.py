@@ -45,6 +45,7 @@ from revela.retriever.encode import (
 )
 from revela.retriever.slots import slot_ids
 from revela.settings import Fit, Recipe, Retriever
+from revela.silence import waiting
 from revela.types import Chunk, Vectors
 from revela.weights import resolve
 
@@ -212,10 +213,13 @@ def lexical_vectors(
     weight_V = _token_weights(model.tokenizer, counts_V, token_weighting)
     table_VD = _lexical_table(model, counts_V, weight_V)
     vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
+    shown = waiting("reading words", "text", total=len(texts))
     for start in range(0, len(texts), TEXTS):
         some = texts[start : start + TEXTS]
+        shown.update(len(some))
         sums_ND, _ = _sums_of_rows(model.tokenizer, some, table_VD, weight_V)
         vectors_ND[start : start + TEXTS] = F.normalize(sums_ND, dim=1).numpy()
+    shown.close()
     return vectors_ND
 
 
@@ -324,6 +328,7 @@ def _read_sample(
     transformer, *rest = parts[: pooling + 1]
     width = transformer.get_embedding_dimension()
     pooled_ND, moments = torch.empty(len(texts), width).double(), _Moments(width)
+    shown = waiting("fitting", "chunk", total=len(texts))
     for indices, features in token_batches(model, texts, passage_prompt_of(model)):
         with autocast(model.device, bf16), without_padding(model):
             features = transformer(features)
@@ -333,6 +338,8 @@ def _read_sample(
             for module in rest:
                 features = module(features)
         pooled_ND[indices] = features["sentence_embedding"].cpu().double()
+        shown.update(len(indices))
+    shown.close()
     model.train(training)
     return pooled_ND, moments
 

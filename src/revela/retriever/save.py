@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from revela.files import flush, make_readable
+from revela.files import disk_errors, flush, make_readable
 from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext
 from revela.retriever.lora import merged
@@ -37,9 +37,15 @@ def save_retriever(
         matryoshka: widths that its vectors were trained to be truncated to; with the full width
             they become "matryoshka_dims" of its configuration.
         context: of a retriever with slots, which are saved with its rows.
+
+    Raises:
+        RevelaError: the disk is full, or the folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden:
+    with (
+        disk_errors(folder),
+        tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden,
+    ):
         temporary = Path(hidden)
         if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
             # training truncates texts shorter than the model may read

@@ -200,7 +200,7 @@ class Service:
     async def _search(self, asked: SearchRequest) -> list[Hit]:
         self._refuse_long([asked.query], "query")
         try:
-            where = where_sql(asked.where or {}, self.index.info.columns)
+            where_sql(asked.where or {}, self.index.info.columns)
         except RevelaError as error:
             raise Refused(400, str(error), "where") from error
         if asked.rerank == "tokens" and not self.index.info.settings.keep_tokens:
@@ -219,7 +219,8 @@ class Service:
             vector = (await self.encode([asked.query], "query", False, "query"))[0][0]
         rerank = self.reranker if asked.rerank == "heads" else asked.rerank
         search = self.index.search
-        run = partial(search, asked.query, asked.k, asked.mode, where, asked.fusion, rerank, vector)
+        where, fusion = asked.where, asked.fusion
+        run = partial(search, asked.query, asked.k, asked.mode, where, fusion, rerank, vector)
         # By heads it takes seconds, and other searches do not wait for it.
         threads = self.heads_thread if asked.rerank == "heads" else self.search_threads
         return await in_thread(threads, run)

@@ -136,15 +136,32 @@ class Batcher:
         while found := self._next_batch():
             try:
                 self._encode_batch(*found)
-            except Exception as error:  # the requests of this batch fail; the next may not
-                for job, _ in found[1]:
-                    job.fail(error)
+            except Exception as error:
+                self._encode_singly(*found, error)
+
+    def _encode_singly(self, role: Role, batch: _Batch, error: Exception) -> None:
+        """Encode a failed batch again, each request by itself: only those fail that are at fault.
+
+        Args:
+            role, batch: as for ``_encode_batch``.
+            error: of the batch.
+        """
+        requests = dict.fromkeys(job for job, _ in batch)
+        for request in requests:
+            try:
+                if len(requests) == 1:
+                    raise error
+                self._encode_batch(role, [(job, i) for job, i in batch if job is request])
+            except Exception as fault:
+                request.fail(fault)
 
     def _encode_batch(self, role: Role, batch: _Batch) -> None:
         tokens = sum(job.tokens[i] for job, i in batch)
         begun = time.perf_counter()
         vectors = self._encode[role]([job.texts[i] for job, i in batch])
         seconds = time.perf_counter() - begun
+        if len(vectors) != len(batch):
+            raise ValueError(f"{len(vectors)} vectors of {len(batch)} texts")
         for (job, i), vector in zip(batch, vectors, strict=True):
             job.receive(i, vector)
         self._tokens_done += tokens

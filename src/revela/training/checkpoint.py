@@ -46,9 +46,17 @@ def save_checkpoint(
         save_file(_moments(module, optimizer), temporary / OPTIMIZER)
         saved = {"seconds": clock.seconds, "tokens": clock.tokens}
         (temporary / CLOCK).write_text(json.dumps(saved))
-        shutil.rmtree(target, ignore_errors=True)
+        remove_whole(target)
     for old in saved_checkpoints(folder)[:-1]:
-        shutil.rmtree(old)
+        remove_whole(old)
+
+
+def remove_whole(folder: Path) -> None:
+    """Remove a folder so that a kill leaves all of it or nothing by its name."""
+    removed = folder.with_name(f".{folder.name}-removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder.rename(removed), ignore_errors=True)
 
 
 def load_checkpoint(

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from revela.files import atomic_write
+from revela.files import atomic_write, disk_errors
 from revela.processes import is_first
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Metrics:
         """Append a line."""
         row = {"step": step, **values}
         self.rows.append(row)
-        with self.path.open("a") as handle:
+        with disk_errors(self.path), self.path.open("a") as handle:
             handle.write(json.dumps(row) + "\n")
         if self.track is not None:
             scores = {
@@ -125,6 +125,7 @@ class Progress:
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
         self.clock, self.metrics = clock, metrics
         self._bar: Any = None
+        self._shown: tuple[str, str] = ("", "")  # of steps, of queries
         self._last = (0.0, 0)  # seconds and tokens at the last line
 
     @contextmanager
@@ -141,6 +142,16 @@ class Progress:
     def advance(self) -> None:
         """One more step is done."""
         self._bar.update(1)
+
+    def written(self, queries: int, left: int) -> None:
+        """Show how many queries this run has written, and how many the next step waits for."""
+        waits = f", {left:,} more for the next step" if left else ""
+        self._show(queries=f"{queries:,} queries written{waits}")
+
+    def _show(self, steps: str = "", queries: str = "") -> None:
+        self._shown = steps or self._shown[0], queries or self._shown[1]
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(filter(None, self._shown)))
 
     def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
         """Write and show the mean loss since the last line, and the last step's numbers, in the
@@ -162,7 +173,7 @@ class Progress:
         )
         done = clock.progress(step)
         left = clock.minutes * (1 - done) / done if done > 0 else 0.0
-        self._bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {left:.1f} min left")
+        self._show(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {left:.1f} min left")
 
 
 class Checks:

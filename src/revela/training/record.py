@@ -17,13 +17,14 @@ import torch
 
 from revela import processes
 from revela.errors import RevelaError
-from revela.files import atomic_write
+from revela.files import atomic_write, remove_unfinished
+from revela.index.manifest import LOCK
 from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints
 
 RUN_FILE, TRACKER_FOLDER = "run.json", "tracker"
 # All that a run may have written before its first checkpoint.
-BEFORE_A_CHECKPOINT = frozenset({RUN_FILE, "metrics.jsonl", "checkpoints", TRACKER_FOLDER})
+BEFORE_A_CHECKPOINT = frozenset({LOCK, RUN_FILE, "metrics.jsonl", "checkpoints", TRACKER_FOLDER})
 # Settings that may differ when a finished run is not repeated, and when a run is resumed.
 FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track"})
 FREE = FREE_WHEN_DONE | {
@@ -81,17 +82,29 @@ def refuse_another(settings: dict[str, Any], digest: str, out: Path, free: Colle
         )
 
 
-def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Path:
-    """The last checkpoint of the run in ``out``.
+def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Path | None:
+    """The last checkpoint of the run in ``out``; None if it was stopped before the first.
 
     Raises:
-        RevelaError: there is none, or the run has other settings or another corpus.
+        RevelaError: the run is finished, or has other settings or another corpus.
     """
     refuse_another(settings, digest, out, FREE)
     checkpoints = saved_checkpoints(out / "checkpoints")
-    if not checkpoints:
-        raise RevelaError(f"{out} has no checkpoint to resume from: start again with another --out")
-    return checkpoints[-1]
+    if not checkpoints and (out / "modules.json").exists():
+        remove_unfinished(out, ["checkpoints"])
+        raise RevelaError(
+            f"{out} has no checkpoint to resume from, for its run is finished: start again with "
+            "another --out"
+        )
+    return checkpoints[-1] if checkpoints else None
+
+
+def is_taken(out: Path) -> bool:
+    """Whether there is more in ``out`` than a run leaves that is killed when it begins."""
+    early = f".{RUN_FILE}-", LOCK
+    return out.exists() and (
+        not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
+    )
 
 
 def remove_begun(out: Path) -> None:
@@ -104,7 +117,7 @@ def remove_begun(out: Path) -> None:
     if not inside:
         return
     _record(out)
-    half_written = f".{RUN_FILE}-"  # a hidden folder of atomic_write
+    half_written = tuple(f".{name}-" for name in BEFORE_A_CHECKPOINT)  # atomic_write's folders
     others = {name for name in inside if not name.startswith(half_written)} - BEFORE_A_CHECKPOINT
     if others:
         raise RevelaError(

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 
 from revela import processes
-from revela.corpus.arrow_list import ArrowList
 from revela.corpus.judgements import judged, read_judgements
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
+from revela.files import remove_unfinished
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
+from revela.index.manifest import LOCK, writing
 from revela.lm.encoder_decoder import new_encoder_decoder, size_of
 from revela.lm.language_model import LanguageModel
 from revela.objectives.base import Collate, Parts
@@ -39,24 +41,28 @@ from revela.retriever.lora import add_lora
 from revela.retriever.save import model_card, save_retriever
 from revela.settings import Recipe
 from revela.silence import silence_libraries
-from revela.training.checkpoint import BestState, step_of
+from revela.training.checkpoint import BestState, remove_whole, step_of
 from revela.training.loop import Loop, bf16_forward
 from revela.training.negatives import mined_negatives
 from revela.training.progress import Checks, Clock, Metrics, Progress, Scores, describe, plot
 from revela.training.record import (
+    BEFORE_A_CHECKPOINT,
     RUN_FILE,
     TRACKER_FOLDER,
     checkpoint_to_resume,
     environment,
+    is_taken,
+    remove_begun,
     settings_of,
     write_record,
 )
-from revela.types import Chunk, Document, Encoder
+from revela.types import Document, Encoder
 from revela.weights import NEW, find_weights
 
 log = logging.getLogger(__name__)
 
 Check = Callable[[Encoder], Scores]
+BEFORE_THE_FIRST = -1  # a step, none of whose metrics are kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,17 +129,18 @@ def train(
         if not processes.is_first():
             check = judge = None
         run = Run(recipe, out, check, bm25 or {}, corpus, command, judge)
-        try:
-            if isinstance(source, TrainingSet):
-                run.open(source.but(recipe), resume)
-            else:
-                run.open(TrainingSet(recipe, source), resume)
-            run.start()
-        except RevelaError:
-            run.remove_new_model()
-            raise
-        run.optimise()
-        return run.finish()
+        with run.lock:
+            try:
+                if isinstance(source, TrainingSet):
+                    run.open(source.but(recipe), resume)
+                else:
+                    run.open(TrainingSet(recipe, source), resume)
+                run.start()
+            except RevelaError:
+                run.remove_new_model()
+                raise
+            run.optimise()
+            return run.finish()
 
 
 @dataclasses.dataclass
@@ -149,10 +156,13 @@ class Run:
     judge: Check | None
     made: Path | None = None
     "The folder of a new model, if this run has made it."
+    lock: ExitStack = dataclasses.field(default_factory=ExitStack)
+    "Of the output folder, from when it is written to."
 
     def open(self, data: TrainingSet, resume: bool) -> None:
         """Open the untrained retriever, and make the groups."""
         recipe, settings = self.recipe, settings_of(self.recipe)
+        self.resume = resume
         self.checkpoint = (
             checkpoint_to_resume(settings, data.fingerprint, self.out) if resume else None
         )
@@ -298,26 +308,29 @@ class Run:
                 relevant=data.relevant,
                 mined=self.negatives,
                 folder=self.folder,
+                written=data.written,
             )
         )
         self.accelerator: Accelerator | None = None
         keep_until = None
         if processes.is_first():
-            out.mkdir(parents=True, exist_ok=True)
+            self._take_folder()
             write_record(settings_of(recipe), self._about(), out)
             self.accelerator = _tracking(recipe, out) if recipe.training.track else None
-            keep_until = step_of(self.checkpoint) if self.checkpoint else None
+            keep_until = step_of(self.checkpoint) if self.checkpoint else BEFORE_THE_FIRST
         track = self.accelerator.log if self.accelerator else None
         self.metrics = Metrics(out / "metrics.jsonl", keep_until, track)
         self.best = BestState(objective, self._checkpoints, self.metrics.checks())
         self.checks = self._checks(clock) if self.check else None
         progress = Progress(clock, self.metrics)
+        if data.written is not None:
+            data.written.progress = progress.written
         model.train()
         self.loop = Loop(
             recipe,
             objective,
             self.groups,
-            lambda batch: collate([_row(data.rows, *place) for place in batch]),
+            lambda batch: collate([_row(data, *place) for place in batch]),
             progress,
             self.checks,
             self._checkpoints,
@@ -326,13 +339,33 @@ class Run:
         processes.copy_first(self._tensors())
         self._refuse_other_weights()
 
+    def _take_folder(self) -> None:
+        """Lock the output folder, and remove what a killed run has left half written.
+
+        Raises:
+            RevelaError: another process writes to it, or has since this run began.
+        """
+        self.lock.enter_context(writing(self.out))
+        self.lock.callback((self.out / LOCK).unlink, missing_ok=True)
+        if not self.resume and (self.out / RUN_FILE).exists():
+            raise RevelaError(
+                f"{self.out} was taken by another run meanwhile: choose another --out"
+            )
+        remove_unfinished(self.out, [*BEFORE_A_CHECKPOINT, "training.png", "model"])
+        remove_unfinished(self._checkpoints, ["checkpoint", "best", "groups", "negatives"])
+
     def optimise(self) -> None:
         """Check the retriever once, and train it."""
         self.before: Scores = dict(self.metrics.checks()).get(0, {})
         if self.checks and not self.before:
             self.before = self.checks.run(0)
-        with without_padding(self.model), bf16_forward(self.model, self.bf16):
-            self.loop.run(self.checkpoint)
+        try:
+            with without_padding(self.model), bf16_forward(self.model, self.bf16):
+                self.loop.run(self.checkpoint)
+        except RevelaError:  # the language model that writes queries, or what it wrote
+            if processes.is_first() and self.checkpoint is None and not self.loop.step:
+                remove_begun(self.out)
+            raise
 
     def finish(self) -> Outcome:
         """Check the last state, and save it, or the best one, with card and plot."""
@@ -347,6 +380,8 @@ class Run:
             self.best.restore()
             kept, after = self.best.step, self.best.scores
             log.info(f"the state after {kept} steps had the best label-free check: it is saved")
+        if self.data.written is not None:
+            log.info(self.data.written.kept())
         self.metrics.write(steps, minutes=round(clock.minutes, 3), kept=kept)
         label = f"after {steps} steps" if kept == steps else f"after {kept} of {steps} steps"
         table = {"BM25": self.bm25, "untrained": self.untrained, "before training": self.before}
@@ -363,7 +398,7 @@ class Run:
             for tracker in self.accelerator.trackers:
                 tracker.finish()
         if not loop.interrupted:
-            shutil.rmtree(self._checkpoints, ignore_errors=True)
+            remove_whole(self._checkpoints)
         return Outcome(
             self.untrained, self.before, after, steps, kept, clock.minutes, loop.interrupted
         )
@@ -446,7 +481,7 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
         )
     if folder := judged(recipe):
         read_judgements(Path(folder), "train")
-    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not resume and is_taken(out):
         raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
 
 
@@ -526,9 +561,9 @@ def build_objective(parts: Parts) -> tuple[nn.Module, Collate]:
     return contextual, collate if constant else ContextBatches(parts, collate, first_stage)
 
 
-def _row(rows: ArrowList[Chunk], epoch: int, index: int) -> dict[str, Any]:
+def _row(data: TrainingSet, epoch: int, index: int) -> dict[str, Any]:
     """A row as an objective's collator reads it."""
-    chunk = rows[index]
+    chunk = data.row(index)
     values = {"document": chunk.document, "text": chunk.text, "query": chunk.query}
     return {**values, "row": index, "epoch": epoch}
 

@@ -173,3 +173,15 @@ def test_a_full_disk_is_no_fault_of_the_corpus(tmp_path, monkeypatch):
     (tmp_path / "Posts.xml").write_text('<posts><row Id="1" PostTypeId="1" Body="text"/></posts>')
     with pytest.raises(RevelaError, match="cannot be written"):
         read_corpus([tmp_path], max_bad_share=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_tables_whose_names_are_no_text_are_read(tmp_path):
+    table = pa.table({"text": [SENTENCE]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as sink:
+        sink.write_table(table)
+    for ending in ("parquet", "arrow"):
+        (tmp_path / f"a.{ending}").rename(tmp_path / f"caf\udce9.{ending}")
+    documents, report = read_corpus([tmp_path], distinct=False)
+    assert [document.text for document in documents] == [SENTENCE] * 2 and not report.skipped

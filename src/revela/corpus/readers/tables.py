@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ def read_parquet(
     # row groups.
     with (
         _as_damaged_file("damaged Parquet"),
-        pa.OSFile(str(path)) as source,
+        pa.OSFile(os.fsencode(path)) as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
     ):
         wanted = _text_columns(file.schema_arrow, fields)
@@ -61,7 +62,7 @@ def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
     """An Arrow stream or file, such as the datasets library's cache or ``save_to_disk`` writes."""
     import pyarrow as pa
 
-    with _as_damaged_file("damaged Arrow file"), pa.OSFile(str(path)) as source:
+    with _as_damaged_file("damaged Arrow file"), pa.OSFile(os.fsencode(path)) as source:
         batches: Iterable[Any]
         try:
             batches = stream = pa.ipc.open_stream(source)

@@ -1,0 +1,163 @@
+"""The wheel in an empty virtual environment, without the repository: `make wheel`.
+
+Builds sdist and wheel, installs the wheel in a temporary folder, first without any extra, and runs
+the README's first commands and its Python there, on a few texts. Each step must exit as it should
+and print what a reader of the README would look for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^((?:revela|pip) [^#\n]+?) *(?:#.*)?$", README, re.M)
+CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
+# In place of "--check-questions 100" in the README.
+SHORT = "--check-questions 1 --max-steps 1 --group-size 4 --gate-heads 0 --keep last"
+BASE = """
+import contextlib, importlib.util, io, sys
+import revela
+print(revela.__file__, revela.__version__)
+missing = [name for name in ("fastapi", "matplotlib", "mteb") if importlib.util.find_spec(name)]
+assert not missing, f"{missing} came without an extra"
+assert all(getattr(revela, name) for name in revela.__all__)
+from revela.cli import app, main
+verbs = [name for name in app if not name.startswith("-")]
+for verb in verbs:
+    sys.argv = ["revela", verb, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        main()
+    assert f"Usage: revela {verb}" in out.getvalue(), verb
+print(len(verbs), "verbs")
+"""
+
+
+class Installed:
+    """A virtual environment and an empty working folder, both outside of the repository."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin, self.work = folder / "venv" / "bin", folder / "work"
+        self.work.mkdir()
+        subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "REVELA"))}
+        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
+        self.env = kept | {"PATH": path, "REVELA_CACHE": str(folder / "cache")}
+
+    def run(self, command: list[str], *printed: str, code: int = 0) -> str:
+        """Run a command there; it must exit with this code and print these regular expressions."""
+        print(f"\n$ {shlex.join(command).partition(chr(10))[0]}", flush=True)
+        began = time.monotonic()
+        command = [str(self.bin / command[0]), *command[1:]]
+        done = subprocess.run(
+            command, cwd=self.work, env=self.env, text=True, capture_output=True, check=False
+        )
+        out = done.stdout + done.stderr
+        print(f"{out[-2000:]}({time.monotonic() - began:.0f} s)", flush=True)
+        assert done.returncode == code, f"exit code {done.returncode}, not {code}: {out}"
+        for pattern in printed:
+            assert re.search(pattern, out), f"{pattern!r} is not in what was printed"
+        return out
+
+
+def readme(begin: str) -> list[str]:
+    """The README's first command that begins so, made shorter."""
+    command = next(c for c in COMMANDS if c.startswith(begin))
+    return shlex.split(command.replace("--check-questions 100", SHORT))
+
+
+def build(out: Path) -> Path:
+    """Build sdist and, from the sdist, the wheel; the path of the wheel."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0 and "warning" not in text.lower(), text
+    wheel = next(out.glob("*.whl"))
+    print(f"built {wheel.name}")
+    return wheel
+
+
+def write_texts(work: Path) -> None:
+    """docs/ and beir/scifact, which the README's commands name: pages of the documentation."""
+    pages = [ROOT / "docs" / f"{name}.md" for name in ("serving", "scale", "objectives", "papers")]
+    texts = {page.stem: page.read_text(encoding="utf-8") for page in pages}
+    (work / "docs").mkdir()
+    (work / "beir" / "scifact" / "qrels").mkdir(parents=True)
+    rows = {"corpus": "", "queries": ""}
+    judged = "query-id\tcorpus-id\tscore\n"
+    for name, text in texts.items():
+        (work / "docs" / f"{name}.md").write_text(text, encoding="utf-8")
+        rows["corpus"] += json.dumps({"_id": name, "text": text[:2000]}) + "\n"
+        rows["queries"] += json.dumps({"_id": name, "text": f"documentation of {name}"}) + "\n"
+        judged += f"{name}\t{name}\t1\n"
+    for name, lines in rows.items():
+        (work / "beir" / "scifact" / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    (work / "beir" / "scifact" / "qrels" / "test.tsv").write_text(judged, encoding="utf-8")
+
+
+def ask(url: str, body: dict[str, object] | None = None) -> str:
+    """The body of the answer to a GET, or to a POST of JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def serve(installed: Installed, command: list[str]) -> None:
+    """Start the service, ask its page, search and embeddings, and stop it as Ctrl-C does."""
+    print(f"\n$ {shlex.join(command)}", flush=True)
+    command = [str(installed.bin / command[0]), *command[1:], "--port", "0"]
+    server = subprocess.Popen(
+        command, cwd=installed.work, env=installed.env, text=True, stdout=subprocess.PIPE
+    )
+    try:
+        assert server.stdout is not None
+        line = next(line for line in server.stdout if line.startswith("serving "))
+        print(line, end="", flush=True)
+        url = re.findall(r"http://\S+/", line)[0]
+        assert "<title>" in ask(url)
+        hits = json.loads(ask(f"{url}v1/search", {"query": "how is a token given"}))
+        assert hits["data"] and hits["data"][0]["id"].endswith(".md"), hits
+        vectors = json.loads(ask(f"{url}v1/embeddings", {"input": "text", "model": "minilm-l6"}))
+        assert len(vectors["data"][0]["embedding"]) == 384
+        server.send_signal(signal.SIGINT)
+        assert server.wait(120) == 128 + signal.SIGINT
+    finally:
+        server.kill()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="revela-wheel-") as name:
+        folder = Path(name).resolve()
+        wheel = build(folder / "dist")
+        installed = Installed(folder)
+        write_texts(installed.work)
+        run = installed.run
+        install = ["python", "-m", "pip", "install", "-qq", "--no-compile"]
+        run([*install, *CONSTRAINTS, str(wheel)])
+        run([*install, *readme("pip install --no-deps")[2:]])
+        inside = rf"^{installed.bin.parent}/.*{wheel.name.split('-')[1]}\n"
+        run(["python", "-c", BASE], inside, r"\n1\d verbs\n")
+        run(readme("revela index"), "documents")
+        run(readme("revela search"), r"0\.\d+")
+        run(readme("revela serve"), r"pip install 'revela\[serve\]'", code=2)
+        run([*install, *CONSTRAINTS, f"{wheel}[embedded,serve]"])
+        run(readme("revela train"), "saved|wrote")
+        run(readme("revela eval"), "BM25", "my-retriever")
+        for block in re.findall(r"```python\n(.*?)```", README, re.S):
+            run(["python", "-c", block], "Invoices are kept")
+        serve(installed, readme("revela serve"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""sdist and wheel hold what they should, and say of themselves what is true.
+
+`make wheel` installs the wheel into an empty environment and runs it there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import revela
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# What lies about in a working copy and belongs in no release.
+LEFTOVERS = [
+    *(".venv/lib/module.py", "dist/old.whl", "runs/model/run.json", "research/out/scores.json"),
+    *("src/revela/__pycache__/api.cpython-311.pyc", "tests/.pytest_cache/README.md", "demo/a.md"),
+]
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """(files of the repository, files of the sdist, the open wheel, what the build printed)."""
+    git = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    if git.returncode:
+        pytest.skip("the list of files to release comes from git")
+    files = {name for name in git.stdout.split("\0") if name and (ROOT / name).is_file()}
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
+    for name in files:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    for name in LEFTOVERS:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("left over")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    with tarfile.open(next(out.glob("*.tar.gz"))) as sdist:
+        names = {member.name.partition("/")[2] for member in sdist if member.isfile()}
+    with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
+        yield files, names, wheel, built.stdout + built.stderr
+
+
+def test_the_build_prints_no_warning(released):
+    assert "warning" not in released[3].lower()
+    assert "Successfully built" in released[3]
+
+
+def test_the_sdist_is_the_repository(released):
+    files, sdist, *_ = released
+    assert sdist == files | {"PKG-INFO"}
+    assert {"CITATION.cff", "LICENSE", "Makefile", "constraints.txt", ".ci/run"} <= sdist
+
+
+def test_the_wheel_is_the_package(released):
+    files, _, wheel, _ = released
+    info = f"revela-{PROJECT['version']}.dist-info/"
+    inside = {name.removeprefix("src/") for name in files if name.startswith("src/revela/")}
+    about = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+    assert set(wheel.namelist()) == inside | {info + name for name in about}
+    ends = {Path(name).suffix or Path(name).name for name in inside}
+    assert ends == {".py", ".toml", ".html", ".typed"}  # code, presets, pages, py.typed
+
+
+def test_the_metadata_has_licence_and_readme(released):
+    _, _, wheel, _ = released
+    metadata = wheel.read(next(n for n in wheel.namelist() if n.endswith("METADATA"))).decode()
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert metadata.endswith((ROOT / "README.md").read_text())
+
+
+def test_pythons_are_those_that_the_linters_read():
+    oldest = re.findall(r"\d+\.\d+", PROJECT["requires-python"])[0]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert named[0] == oldest == "3.11" and named == sorted(named, key=lambda v: int(v[2:]))
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0" and citation["license"] == PROJECT["license"]
+    assert citation["version"] == PROJECT["version"] == revela.__version__
+    titles = " ".join(paper["title"] for paper in citation["references"])
+    papers = [
+        "Revela",
+        "REPLUG",
+        "DREAM",
+        "Contextual Document Embeddings",
+        "Dwell in the Beginning",
+    ]
+    assert all(name in titles for name in papers) and len(citation["references"]) == 5
+
+
+Package = tuple[str, tuple[str, ...]]
+"""Name and extras."""
+
+
+def licences(package: Package, found: dict[Package, str]) -> dict[Package, str]:
+    """The licence that its metadata names, of this package and of all that it needs."""
+    name, extras = package
+    installed = importlib.metadata.distribution(name)
+    of = installed.metadata
+    classes = [c for c in of.get_all("Classifier", []) if c.startswith("License")]
+    found[package] = of.get("License-Expression") or " ".join(classes) or of.get("License", "")
+    for needed in map(Requirement, installed.requires or []):
+        asked = [{"extra": extra} for extra in extras or ("",)]
+        if needed.marker is None or any(needed.marker.evaluate(extra) for extra in asked):
+            key = needed.name, tuple(sorted(needed.extras))
+            if key not in found:
+                licences(key, found)
+    return found
+
+
+def test_what_users_install_has_licences_that_agree_with_apache_2():
+    """CUDA's libraries, which come with torch's GPU build, have NVIDIA's terms and are not ours to
+    pass on.
+    """
+    found = {
+        name: licence
+        for (name, _), licence in licences(("revela", ("all",)), {}).items()
+        if not name.startswith(("nvidia-", "cuda-"))
+    }
+    assert len(found) > 100
+    agreed = re.compile(r"\b(Apache|BSD|MIT|ISC|MPL|PSF|Python Software Foundation)\b")
+    refused = re.compile(r"GPL|General Public|SSPL|Commercial|Proprietary", re.I)
+    wrong = {n: t for n, t in found.items() if not agreed.search(t) or refused.search(t)}
+    assert not wrong

@@ -1,0 +1,247 @@
+"""Queries that a language model writes while a retriever trains: as many as its steps need, in its
+time, and always the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import make_rows
+from revela.corpus.written_queries import QueryFile
+from revela.errors import RevelaError
+from revela.evaluation import comparison
+from revela.groups import training_set
+from revela.groups.training_set import QueriesInTraining, QueryLM, TrainingSet
+from revela.objectives.find_heads import rank_heads
+from revela.settings import Recipe, presets
+from revela.training.progress import Progress
+from revela.training.run import train
+from revela.types import Document
+
+DOCUMENTS = [Document(row["_id"], row["text"]) for row in make_rows(24)]
+TINY = dict(
+    layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=3,
+    log_every=1, save_every=1, check_every=0, precision="fp32", threads=1, lm_tokens=64,
+    max_tokens=64, warmup_steps=2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def recipe(tiny_lm_folder):
+    folder = str(tiny_lm_folder)
+    return Recipe.of(**(presets()["infonce"] | TINY), model=folder, lm=folder)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the writer is asked, which takes a moment, and asks the same of all chunks that begin
+    alike.
+    """
+    texts: list[str] = []
+
+    def write(passages):
+        began = time.process_time()
+        while time.process_time() < began + 0.05:
+            pass
+        texts.extend(passages)
+        return [
+            "nothing" if p.split()[0].endswith("0") else f"Which {p.split()[0]} is it here?"
+            for p in passages
+        ]
+
+    monkeypatch.setattr("revela.lm.generate.writer", lambda *_: write)
+    return texts
+
+
+@pytest.fixture
+def train_into(recipe, tmp_path):
+    def run(name, file="q.jsonl", resume=False, documents=DOCUMENTS, **changes):
+        data = TrainingSet(recipe, documents, queries_file=tmp_path / file)
+        return train(recipe.but(**changes), data, tmp_path / name, resume=resume)
+
+    return run
+
+
+def ctrl_c_after(steps):
+    """In place of ``Progress.advance``: Ctrl-C is pressed when so many steps are done."""
+    original, done = Progress.advance, 0
+
+    def advance(self):
+        nonlocal done
+        done += 1
+        if done == steps:
+            signal.raise_signal(signal.SIGINT)
+        original(self)
+
+    return advance
+
+
+def of_run(folder):
+    """Losses by step, and the saved tensors."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return (
+        {row["step"]: row["loss"] for row in rows if "loss" in row},
+        load_file(folder / "model.safetensors"),
+    )
+
+
+def assert_equal(one, other):
+    assert one[0] == other[0] and all(torch.equal(v, other[1][k]) for k, v in one[1].items())
+
+
+def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
+    recipe, asked, train_into, tmp_path, caplog
+):
+    caplog.set_level("INFO", "revela")
+    train_into("one")
+    assert len(asked) == training_set.FIRST_BLOCK
+    said = [line for line in caplog.messages if "as training comes to them" in line]
+    assert len(said) == 1 and f"writes queries into {tmp_path / 'q.jsonl'}" in said[0]
+    assert "queries for" in caplog.text and "not a question" in caplog.text
+    train_into("two")
+    assert len(asked) == training_set.FIRST_BLOCK
+    TrainingSet(recipe, DOCUMENTS, queries_file=tmp_path / "q.jsonl").write_queries()
+    assert len(asked) > 2 * training_set.FIRST_BLOCK  # the rest of the corpus
+    written = len(asked)
+    train_into("three")
+    assert len(asked) == written
+    one, two, three = (of_run(tmp_path / name) for name in ("one", "two", "three"))
+    assert_equal(one, two)
+    assert_equal(one, three)
+    texts = [json.loads(line)["passage"] for line in (tmp_path / "q.jsonl").open()]
+    assert len(texts) == len(set(texts)) == len(asked)
+
+
+@pytest.mark.parametrize("clock", ["wall", "cpu"])
+def test_writing_is_training_time(asked, train_into, clock):
+    batches = training_set.FIRST_BLOCK // training_set.WRITING_BATCH
+    outcome = train_into("out", clock=clock, max_steps=1)
+    assert outcome.minutes * 60 >= batches * 0.05
+    # The first step is the last when its queries have taken all the time.
+    outcome = train_into("late", file="other.jsonl", clock=clock, max_steps=0, max_minutes=0.001)
+    assert outcome.steps == 1
+
+
+@pytest.mark.parametrize("between", ["completed", "lost"])
+def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch, between):
+    """Through several blocks and into the second epoch, whatever became of the file meanwhile."""
+    monkeypatch.setattr(training_set, "FIRST_BLOCK", 16)
+    monkeypatch.setattr(training_set, "LARGEST_BLOCK", 32)
+    some, file = dict(documents=DOCUMENTS[:8], max_steps=9), tmp_path / "broken.jsonl"
+    train_into("whole", **some)
+    for steps in (4, 9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Progress, "advance", ctrl_c_after(steps))
+            outcome = train_into("broken", file.name, steps > 4, **some)
+        assert outcome.interrupted == (steps < 9)
+        if between == "completed":
+            TrainingSet(recipe, DOCUMENTS[:8], queries_file=file).write_queries()
+        elif between == "lost":
+            file.unlink()
+    assert outcome.steps == 9
+    assert_equal(of_run(tmp_path / "whole"), of_run(tmp_path / "broken"))
+
+
+def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
+    recipe, asked, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training_set, "FIRST_BLOCK", 2)
+    monkeypatch.setattr(training_set, "LARGEST_BLOCK", 2)
+    words = ["ocean1", "garden1", "ocean1", "ocean0", "engine1", "engine1"]
+    texts = [f"{word} is chunk {i} of them all." for i, word in enumerate(words)]
+    documents = [Document(str(i), text) for i, text in enumerate(texts)]
+    data = TrainingSet(recipe.but(chunk_words=30), documents, queries_file=tmp_path / "q.jsonl")
+    written, told = data.written, []
+    written.progress = lambda *counts: told.append(counts)
+    groups = written.groups(lambda epoch: iter([[0, 1], [2, 3], [4, 5]]))
+    first = groups(0)
+    assert next(first) == [0, 1] and len(asked) == 2 and told == [(0, 2), (2, 0)]
+    assert [data.row(i).query[:12] for i in (0, 1)] == ["Which ocean1", "Which garden"]
+    assert next(first, None) is None and len(asked) == 6  # 2 repeats 0, 3 has none, 4 and 5 are one
+    assert [data.row(i).query for i in (2, 3, 4, 5)] == [""] * 4
+    assert list(groups(1)) == [[0, 1]] and len(asked) == 6
+    assert [data.row(i).query[:12] for i in (0, 1)] == ["", "Which garden"]
+    assert "queries for 1 of 6 chunks" in written.kept() and "4 asked of several" in written.kept()
+
+
+def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, monkeypatch):
+    monkeypatch.setattr("revela.lm.generate.writer", lambda *_: lambda some: ["no"] * len(some))
+    with pytest.raises(RevelaError, match="no chunk has a query: try another --queries than lm"):
+        train_into("out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    with pytest.raises(RevelaError, match="no chat template"):
+        train_into("out", file="other.jsonl", query_prompting="instruction")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "late"),
+    [
+        ({}, True),
+        ({"groups": "random"}, True),
+        ({"groups": "cluster"}, False),
+        ({"groups": "iterative"}, False),
+        ({"negatives": 1}, False),
+        ({"queries": "first-sentence"}, False),
+        ({"objective": "crop"}, False),
+    ],
+)
+def test_only_what_can_wait_is_written_late(recipe, tmp_path, asked, changes, late):
+    if "objective" in changes:
+        changes = presets()["crop"]
+    data = TrainingSet(recipe.but(**changes), DOCUMENTS, queries_file=tmp_path / "q.jsonl")
+    assert isinstance(data.written, QueriesInTraining) == late
+    has_queries = any(data.rows.column("query"))
+    assert has_queries == (not late and data.recipe.objective.reads == "queries")
+    assert bool(asked) == (has_queries and data.recipe.queries.source == "lm")
+
+
+@pytest.mark.parametrize(("minutes", "late"), [(1.0, False), (0.0, True)])
+def test_runs_that_are_compared_for_the_same_time_find_their_queries(
+    recipe, asked, tmp_path, monkeypatch, minutes, late
+):
+    class Begun(Exception):
+        pass
+
+    def begun(own, data, *_, **__):
+        assert own.objective.name == "infonce" and (data.written is not None) == late
+        raise Begun
+
+    monkeypatch.setattr(comparison, "train", begun)
+    recipe = recipe.but(max_minutes=minutes)
+    data = TrainingSet(recipe.but(**presets()["crop"]), DOCUMENTS, queries_file=tmp_path / "q")
+    given = dict(seeds=[0], points=1, check=None, bm25={}, corpus="", command="")
+    with pytest.raises(Begun):
+        comparison.compare({"one": recipe}, data, [], tmp_path / "out", **given)
+    assert bool(asked) != late
+
+
+def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same(
+    recipe, asked, train_into, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    caplog.set_level("INFO", "revela")
+    dream = {**presets()["dream"], "group_size": 8, "query_heads": 3}
+    _, ranking = rank_heads(recipe.but(**dream), DOCUMENTS, tmp_path / "heads.jsonl")
+    few = 3 * training_set.FIRST_BLOCK
+    assert len(ranking) == 16 and 64 <= len(asked) <= few
+    assert "for those that look from a question to its answer, once" in caplog.text
+    train_into("known", "one.jsonl", **dream)
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    train_into("probed", "two.jsonl", **dream)
+    assert_equal(of_run(tmp_path / "known"), of_run(tmp_path / "probed"))
+
+
+def test_two_that_write_into_one_file_leave_whole_lines(recipe, asked, tmp_path):
+    one, two = (QueryLM(recipe, tmp_path / "q.jsonl") for _ in range(2))
+    for i in range(3):
+        for lm in (one, two):
+            lm.write([f"ocean{i} {'é' * 9000} {lm is one}"], lambda _: None)
+    assert len(QueryFile(tmp_path / "q.jsonl", one.file.by).answers) == 6
