@@ -26,6 +26,7 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -368,8 +369,8 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
 
 
 def ask(passages: list[str]) -> list[str]:
-    """What a language model might write about each passage."""
-    return [f"What is known about {passage.split()[1]} here?" for passage in passages]
+    """What a language model might write about each passage, and about no other."""
+    return [f"What does number {crc32(p.encode())} say of {p.split()[1]}?" for p in passages]
 
 
 @pytest.fixture
