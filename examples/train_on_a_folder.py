@@ -1,48 +1,55 @@
-"""Train a retriever on a folder of text without labels, index the folder with it, and search.
+# %% [markdown]
+# # Text, retriever, search
+#
+# Train a retriever on raw text, see how it does beside BM25, and search with it. The text is the
+# reference of the Python language, which comes with every Python: 79 documents. For your own text
+# give a folder to `Retriever.train`. Some minutes; the results lie in `runs/`, which must be new.
 
-    python examples/train_on_a_folder.py docs/ my-retriever "how are invoices archived"
-
-The retriever starts from the lower layers of SmolLM2-135M, fitted to the text. Training takes five
-minutes here; `revela train docs/ --out my-retriever --max-minutes 5` does the same.
-"""
-
-from __future__ import annotations
-
-import sys
+# %%
+import json
 from pathlib import Path
-from typing import Any
+from pydoc_data.topics import topics
 
-from revela import Hit, Retriever
-from revela.corpus.read import read_corpus
+from sentence_transformers import SentenceTransformer
 
+from revela import Document, LabelFreeEvaluator, Retriever
+
+documents = [Document(name, text, name) for name, text in topics.items()]
+held_out = documents[::4]
+Path("runs").mkdir(exist_ok=True)
+with Path("runs/python.jsonl").open("w", encoding="utf-8") as file:
+    for document in documents:
+        if document not in held_out:
+            row = {"id": document.id, "title": document.title, "text": document.text}
+            file.write(json.dumps(row) + "\n")
+
+# %% [markdown]
+# The retriever starts from the six lower layers of a language model, fitted to the text without
+# labels or gradient steps; then another copy of that model tells it which chunks belong together.
+
+# %%
 SMOLLM2 = "embedded:smollm2-135m"
+retriever = Retriever.train(
+    "runs/python.jsonl", "runs/text-retriever", model=SMOLLM2, lm=SMOLLM2, max_minutes=3
+)
 
+# %% [markdown]
+# The held-out documents ask: does the first half of a chunk find the rest of its document, a title
+# its document? nDCG@10 of the retriever, alone and fused with BM25, and of BM25.
 
-def main(
-    corpus: str | Path,
-    out: str | Path,
-    question: str,
-    model: str | Path = SMOLLM2,
-    lm: str | Path = SMOLLM2,
-    **settings: Any,
-) -> list[Hit]:
-    """Train on ``corpus``, save to ``out``, index to ``out``-index; the five best hits.
+# %%
+evaluator = LabelFreeEvaluator(held_out)
+scores = evaluator(SentenceTransformer("runs/text-retriever"))
+for task, score in scores.items():
+    print(f"{task:32} {score:.3f}")
+print({f"BM25, {task}": round(score, 3) for task, score in evaluator.bm25.items()})
 
-    Args:
-        corpus: folder or file of text.
-        out: folder for the retriever; must not exist.
-        question: what to search for.
-        model: decoder that the retriever starts from: a folder, a hub id or embedded:NAME.
-        lm: language model that gives the training signal.
-        settings: settings of ``revela train``, e.g. ``max_minutes``.
-    """
-    chosen = {"model": str(model), "lm": str(lm), "max_minutes": 5, **settings}
-    retriever = Retriever.train(corpus, out, preset="gated", **chosen)
-    documents, _ = read_corpus([corpus])
-    index = retriever.index(documents, f"{out}-index", keep_tokens=True)
-    return index.search(question, k=5, rerank="tokens")
+# %% [markdown]
+# An index of all documents. It keeps the vectors of single tokens, so that re-ranking by them takes
+# milliseconds.
 
-
-if __name__ == "__main__":
-    for hit in main(*sys.argv[1:4]):
-        print(f"{hit.score:.3f}  {hit.id}  {hit.text[:100]!r}")
+# %%
+index = retriever.index(documents, "runs/text-index", keep_tokens=True)
+hits = index.search("how do I catch an exception", k=5, rerank="tokens")
+for hit in hits:
+    print(f"{hit.score:.3f}  {hit.id}  {hit.text[:80]!r}")

@@ -1,4 +1,5 @@
-"""Writes docs/settings.md, the list of all settings: ``make settings``.
+"""Writes docs/settings.md, the list of all settings, and a page for each objective: ``make
+settings``.
 
 python -m research.settings_page
 """
@@ -6,12 +7,16 @@ python -m research.settings_page
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from revela.settings import OBJECTIVES, SECTIONS, documented, flag_of, objective_class, presets
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Settings
 
 Generated from the package by `make settings`; do not edit.
@@ -38,18 +43,51 @@ A flag wins over a recipe file, and a file over a preset. `--help` leaves out se
 """
 
 
-def page() -> str:
-    """The page as text."""
+def pages() -> dict[Path, str]:
+    """The text of every generated page, by its path."""
+    objectives = {DOCS / "objectives" / f"{name}.md": objective_page(name) for name in OBJECTIVES}
+    return {DOCS / "settings.md": settings_page(), **objectives}
+
+
+def settings_page() -> str:
+    """What all objectives share, and where the settings of each are."""
     parts = [HEAD, "## Presets\n", "| preset | sets |", "|---|---|"]
     for name, settings in presets().items():
         changes = ", ".join(f"`{key} = {value!r}`" for key, value in settings.items())
         parts.append(f"| {name} | {changes} |")
     for section, kind in SECTIONS.items():
         parts += ["", f"## {section}", "", *table(section, kind)]
-    for name in OBJECTIVES:
-        kind = objective_class(name)
-        parts += ["", f"## objective: {name}", "", f"{kind.__doc__}", "", *table("objective", kind)]
+    links = " · ".join(f"[{name}](objectives/{name}.md#settings)" for name in OBJECTIVES)
+    parts += ["", "## objective", "", f"Each has settings of its own: {links}"]
     return "\n".join(parts) + "\n"
+
+
+def objective_page(name: str) -> str:
+    """What an objective's file says about it, its presets, and its settings."""
+    kind = objective_class(name)
+    module = sys.modules[kind.__module__]
+    file = Path(*module.__name__.split(".")).with_suffix(".py")
+    # The legend of shapes is for who reads the code.
+    text = re.sub(r"\n\nShapes:.*", "", inspect.cleandoc(module.__doc__ or ""), flags=re.S)
+    text = re.sub(r"^(Cost|When to use it): ", r"\n**\1:** ", text, flags=re.M)
+    parts = [f"# {name}", "", f"{kind.__doc__}", "", text.replace("\n\n\n", "\n\n"), ""]
+    parts += [
+        f"The file is `src/{file.as_posix()}`. [What each objective gave]"
+        "(../results.md#which-objective-is-best-at-equal-time) · "
+        "[the papers, equation by equation](../papers.md)",
+        "",
+        "## Presets",
+    ]
+    for preset, settings in presets().items():
+        if settings.get("objective") != name:
+            continue
+        toml = resources.files("revela").joinpath("presets", f"{preset}.toml")
+        command = f"revela train docs/ --preset {preset} --out {preset}-retriever"
+        parts += ["", f"### {preset}", "", "```bash", command, "```", ""]
+        parts += ["```toml", toml.read_text(encoding="utf-8").rstrip(), "```"]
+    parts += ["", "## Settings", "", "Beside [those that all objectives share](../settings.md); "]
+    parts[-1] += "`--help` leaves out those with a ·."
+    return "\n".join([*parts, "", *table("objective", kind)]) + "\n"
 
 
 def table(section: str, kind: Any) -> list[str]:
@@ -73,5 +111,7 @@ def table(section: str, kind: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")

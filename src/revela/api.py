@@ -40,7 +40,7 @@ class Retriever:
     Raises:
         RevelaError: the model cannot be found or opened.
 
-    Example:
+    Examples:
         >>> from revela import Retriever
         >>> retriever = Retriever("my-retriever")
         >>> texts = ["Invoices are kept for ten years.", "The garden opens at nine."]
@@ -72,8 +72,6 @@ class Retriever:
     ) -> Retriever:
         """Train a retriever on raw text, save it and load it.
 
-        >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
-
         Args:
             corpus: folders, files or datasets of the hub (hub:owner/name), or a folder of groups.
             out: folder for the retriever, which does not exist yet.
@@ -84,6 +82,9 @@ class Retriever:
 
         Raises:
             RevelaError: the corpus, a model or a setting cannot be used, or ``out`` is in the way.
+
+        Examples:
+            >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
         """
         sources = [corpus] if isinstance(corpus, str | Path) else list(corpus)
         paths = [Path(source) for source in sources]

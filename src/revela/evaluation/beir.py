@@ -146,7 +146,7 @@ def evaluate(
         RevelaError: a model or a folder cannot be read, or a model gives vectors that are not
             finite.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp(), "sea")
         >>> (folder / "qrels").mkdir(parents=True)

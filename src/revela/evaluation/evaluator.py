@@ -43,7 +43,7 @@ class LabelFreeEvaluator(BaseEvaluator):
     Raises:
         RevelaError: the texts make no task.
 
-    Example:
+    Examples:
         >>> from sentence_transformers import SentenceTransformer
         >>> text = "House {} is very old now. It was built of {} stone long ago."
         >>> texts = [text.format(letter, letter) for letter in "abcdefgh"]

@@ -67,7 +67,7 @@ class Index:
 
     Other processes may search it at any time, and see what is added; one at a time may change it.
 
-    Example:
+    Examples:
         >>> from revela import Document, Index
         >>> index = Index.create("my-notes", "my-retriever", {"year": "int64"})
         >>> first = Document("a", "Invoices are kept for ten years.", metadata={"year": 2020})

@@ -12,7 +12,7 @@ a_ki is head k's score of candidate i, cos_0 the retriever's cosine before train
 scores over the candidates of a question.
 
 Cost: the LM reads the candidates and questions once, without a graph, up to the highest of its
-    heads.
+heads.
 When to use it: on queries taken from the text (preset ``attention``); no query has to be written.
 
 Shapes: Q questions, B candidates, K heads, D width of a vector.

@@ -12,9 +12,8 @@ so a retriever that gives the answer more weight lowers the loss. A~ times the v
 attention.
 
 Ours: the candidates are read once, without a graph, for the questions to all of them, which
-    continue
-that one reading; nothing before a question depends on w. What the paper leaves open and we chose
-stands in presets/dream.toml and docs/papers.md.
+continue that one reading; nothing before a question depends on w. What the paper leaves open and
+we chose stands in presets/dream.toml and docs/papers.md.
 
 Cost: one reading of all candidates, and one forward and backward pass over questions and answers.
 When to use it: with written queries, and an LM that answers by its query-focused heads.

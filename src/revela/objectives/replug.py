@@ -8,8 +8,7 @@ likelihood does.
 A chunk in front of itself would win trivially, so j = i is left out.
 
 Cost: the frozen LM reads every D_i after every D_j: B^2 readings, where Revela needs two. D_j is
-    read
-once, and what it leaves is continued by all D_i, some at a time.
+read once, and what it leaves is continued by all D_i, some at a time.
 When to use it: as a reference; ``gains`` gives nearly the same signal for two readings.
 
 Shapes: B chunks of a group, T tokens in all.

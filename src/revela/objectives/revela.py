@@ -4,11 +4,11 @@
 The retriever gives the similarity of chunk i (as query) to each other chunk j (as passage) of its
 group. An LM predicts chunk i while its attention also reads the other chunks, weighted by it:
 
-    Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )                                        (eq. 4)
-    b_i    = sum_j Sim_ij * attention(Q_i, K_j, V_j)                                        (eqs.
-    5-7) h_i    = (1 - g) s_i + g b_i           gated: per head, the LM frozen (ours) h_i    = s_i +
-    b_i                     sum: V-normalised b, all heads, the LM trained by LoRA L      = mean
-    over tokens of -log p(token | what precedes it)                           (eq. 8)
+    Sim_ij = softmax_{j != i}( cos(q_i, p_j) / tau )                       (eq. 4)
+    b_i    = sum_j Sim_ij * attention(Q_i, K_j, V_j)                       (eqs. 5-7)
+    h_i    = (1 - g) s_i + g b_i    gated: per head, the LM frozen (ours)
+    h_i    = s_i + b_i              sum: V-normalised b, all heads, the LM trained by LoRA
+    L      = mean over tokens of -log p(token | what precedes it)          (eq. 8)
 
 s is the LM's own attention output in its document. A chunk that helps lowers the loss, so its
 weight grows. A frozen LM survives the gated form, and gives a signal from the first step.

@@ -79,7 +79,9 @@ def fit(
         model: changed in place, to fp32; or a name (a folder, a hub id, embedded:smollm2-135m),
             of which a language model's lower layers are taken, as ``revela train`` does.
         texts: what will be searched, or a part of it; 1,500 of them are drawn.
-        token_weighting, whitening, lexical: of ``revela train`` (docs/settings.md); 0: without.
+        token_weighting: as for ``revela train`` (docs/settings.md); 0: without.
+        whitening: likewise.
+        lexical: likewise.
         seed: of the draw.
 
     Returns:
