@@ -1049,7 +1049,7 @@ def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_names_that_are_no_text_are_refused_or_shown(monkeypatch, capsys, corpus_file, tmp_path):
-    flags = ("--group-size", 4, "--chunk-words", 12, "--out")
+    flags = ("--group-size", 4, "--chunk-words", 12, "--neighbours", "random", "--out")
     odd = tmp_path / "caf\udce9"
     code, _, err = run(monkeypatch, capsys, "groups", corpus_file, *flags, odd)
     assert code == 2 and "is no UTF-8: give another name" in err and not odd.exists()
@@ -1057,6 +1057,15 @@ def test_names_that_are_no_text_are_refused_or_shown(monkeypatch, capsys, corpus
     (tmp_path / "groups").rename(odd)
     code, out, _ = run(monkeypatch, capsys, "groups", odd)
     assert code == 0 and "caf\\udce9" in out
+
+
+def test_odd_files_as_a_corpus_are_one_sentence(monkeypatch, capsys, tmp_path):
+    damaged, link = tmp_path / "caf\udce9.parquet", tmp_path / "self.txt"
+    damaged.write_bytes(b"PAR1")
+    link.symlink_to(link)
+    for source in (damaged, link):
+        code, _, err = run(monkeypatch, capsys, "groups", source, "--out", tmp_path / "groups")
+        assert code == 2 and err.count("revela: ") == 1
 
 
 def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, capsys, tmp_path):

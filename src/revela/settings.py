@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import math
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 VectorForm = Literal["float32", "int8", "binary"]
 Value = TypeVar("Value")
 
-MOST = 2**63  # no number is as large, nor infinite
+MOST = 2**63  # no whole number is as large
 OFFLINE_MODEL = "embedded:smollm2-135m"
 "Language model that needs no network; the instruct model in 4 bits."
 
@@ -610,7 +611,7 @@ def _checked(item: Any, kind: Any, value: Any, name: str) -> Any:
         ):
             raise RevelaError(f"{flag} {value}: give numbers of 1 or more")
         return tuple(numbers)
-    if isinstance(value, int | float) and not abs(value) < MOST:  # nor is it a number
+    if (isinstance(value, int) and abs(value) >= MOST) or value in (math.inf, -math.inf):
         raise RevelaError(f"{flag} {str(value)[:40]}: give a number that is not as large")
     if isinstance(value, str) and "\0" in value:
         raise RevelaError(f"{flag} {value!r}: give text without a NUL")

@@ -5,6 +5,7 @@ never from queries.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from revela import RevelaError, evaluate
 from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.index.contexts import Context, sample_texts
 from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.settings import Recipe
 from tests.contextual import SLOTS, save_contextual
 
 
@@ -116,18 +118,15 @@ def test_a_judge_reads_each_collection(folder, collections, read, tmp_path, monk
         raise RevelaError("stop")
 
     monkeypatch.setattr(comparison, "train", stop)
+    recipe = Recipe.of("gated", max_minutes=0, max_steps=1)
+    data = SimpleNamespace(but=lambda recipe: None)
     rest = dict(seeds=[0], points=1, check=None, bm25={}, corpus="", command="")
     with pytest.raises(RevelaError, match="stop"):
-        comparison.compare({"a": _Recipe()}, None, collections, tmp_path / "out", **rest)
+        comparison.compare({"a": recipe}, data, collections, tmp_path / "out", **rest)
     found = [load_collection(path) for path in collections]
     assert read == [sample_texts(c.documents, SLOTS, 0) for c in found]
     wanted = mean_outcomes(found[0], {"m": Context("corpus").into(encoder, found[0].documents)})
     assert judged[0]["One"] == pytest.approx(wanted["m"]["ndcg@10"])
-
-
-class _Recipe:
-    def but(self, **_):
-        return self
 
 
 def test_a_sample_has_words_and_is_seeded():

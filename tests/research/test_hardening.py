@@ -26,12 +26,12 @@ def figures(*command: str) -> dict:
 
 
 def test_a_killed_run_resumes_and_ends_as_an_unbroken_one():
-    found = figures("kills", "--kills", "2", "--each", "2", "--processes", "1", "--seed", "1")
-    assert found["kills"] == 2 and found["wrong"] == 0
+    found = figures("kills", "--kills", "1", "--each", "1", "--processes", "1", "--seed", "1")
+    assert found["kills"] == 1 and found["wrong"] == 0
 
 
 def test_fuzzed_inputs_are_read_or_refused_in_one_sentence(tmp_path):
     failures = tmp_path / "failures.jsonl"
-    found = figures("fuzz", "--inputs", "60", "--seed", "1", "--failures", str(failures))
-    assert found["inputs"] == 60 and found["failures"] == 0 and not failures.exists()
-    assert found["codes"]["0"] > 5 and found["codes"]["2"] > 5 and len(found["kinds"]) == 5
+    found = figures("fuzz", "--inputs", "20", "--seed", "1", "--failures", str(failures))
+    assert found["inputs"] == 20 and found["failures"] == 0 and not failures.exists()
+    assert found["codes"].keys() == {"0", "2"} and len(found["kinds"]) == 5

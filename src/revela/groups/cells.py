@@ -11,6 +11,7 @@ Shapes: N rows, W numbers of a vector, size chunks a group.
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ class CellReader:
         if suffix(path) != ".parquet":
             raise RevelaError(f"{path}: cells are read from Parquet; give such files or folders")
         try:
-            with pq.ParquetFile(path) as file:
+            with pa.OSFile(os.fsencode(path)) as source, pq.ParquetFile(source) as file:
                 names = file.schema_arrow.names
                 columns = self._columns(names, path)
                 before = sum(

@@ -9,6 +9,7 @@ missing. A folder of Parquet files is read in the order of their names.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -100,7 +101,8 @@ def _holds_lists(file: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        schema = pq.read_schema(file)
+        with pa.OSFile(os.fsencode(file)) as source:  # its name may be no text
+            schema = pq.read_schema(source)
     except (OSError, pa.ArrowException):
         return False  # whoever reads documents says what is wrong
     kind = schema.field("text").type if "text" in schema.names else None
@@ -114,7 +116,7 @@ def _parquet_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
     for file in files:
         try:
-            with pq.ParquetFile(file) as opened:
+            with pa.OSFile(os.fsencode(file)) as source, pq.ParquetFile(source) as opened:
                 names = [name for name in ("src", "text") if name in opened.schema_arrow.names]
                 for batch in opened.iter_batches(batch_size=READ_ROWS, columns=names):
                     yield from batch.to_pylist()

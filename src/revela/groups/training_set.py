@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import hashlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -307,7 +308,7 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
     name = str(sources[0])
     if name.startswith("hub:"):
         name = name.removeprefix("hub:").replace("/", "-").replace(":", "-")
-    first = Path(name).resolve()
+    first = Path(os.path.realpath(name))  # a link to itself is one that cannot be read
     return Path(recipe.queries.queries_file or first.with_name(f"{first.name}.queries.jsonl"))
 
 
