@@ -26,10 +26,11 @@ from revela import on_ray
 from revela.cli.flags import READING, reader_of_parts
 from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
+from revela.files import writing
 from revela.groups.folder import GroupFolder
 from revela.index import build_on_ray
 from revela.index.contexts import chosen_for
-from revela.index.manifest import Info, read_info, writing
+from revela.index.manifest import Info, read_info
 from revela.index.statistics import Statistics
 from revela.index.store import Index
 from revela.index.table import Table, table_uri

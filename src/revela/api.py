@@ -203,7 +203,8 @@ def train(
 def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
     """What is trained on, and the label-free check by what is held out; logs both."""
     from revela.evaluation.label_free import MIN_QUERIES, check_by
-    from revela.groups.training_set import TrainingSet, written_answers
+    from revela.groups.query_lm import written_answers
+    from revela.groups.training_set import TrainingSet
     from revela.silence import silence_libraries
 
     silence_libraries()

@@ -1,5 +1,6 @@
 """Atomic writes: files and folders are written under a temporary name and renamed at the end, when
-the disk has them, so that a power cut too leaves the old or the new.
+the disk has them, so that a power cut too leaves the old or the new. A folder that many files are
+written into is locked meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from revela.errors import RevelaError
 
+LOCK = ".lock"
 # What a disk or a folder can lack; libraries in Rust raise errors of their own, with the number.
 ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FULL_OR_CLOSED = ROOM | {
@@ -65,6 +67,26 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
 
 
 @contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it is missing, so that no other process of revela
+    changes it.
+
+    Raises:
+        RevelaError: another process holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / LOCK, blocking=False):
+            yield
+    except Timeout as error:
+        raise RevelaError(
+            f"another process is writing to {folder}: wait until it is done"
+        ) from error
+
+
+@contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path that replaces ``path`` at the end; on an error ``path`` stays as it was.
 
@@ -91,7 +113,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
         path = path.resolve()
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=_prefix(path.name), dir=path.parent) as hidden:
+        with tempfile.TemporaryDirectory(
+            prefix=hidden_prefix(path.name), dir=path.parent
+        ) as hidden:
             temporary = Path(hidden) / path.name
             yield temporary
             if path.is_file():
@@ -101,17 +125,25 @@ def atomic_write(path: Path) -> Iterator[Path]:
             _flush_one(path.parent)
 
 
-def _prefix(name: str) -> str:
+def hidden_prefix(name: str) -> str:
     """Begins the name of a hidden folder, which with the whole of a long name would be too long."""
     return f".{name[:50]}-"
 
 
+def remove_whole(folder: Path) -> None:
+    """Remove a folder so that a kill leaves all of it or nothing by its name."""
+    removed = folder.with_name(f"{hidden_prefix(folder.name)}removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder.rename(removed), ignore_errors=True)
+
+
 def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
-    """Remove what a killed process has left of ``atomic_write`` to these names in a folder that
-    nobody else writes to.
+    """Remove what a killed process has left of ``atomic_write`` and ``remove_whole`` to these names
+    in a folder that nobody else writes to.
     """
     for name in names:
-        for hidden in folder.glob(f"{glob.escape(_prefix(name))}*"):
+        for hidden in folder.glob(f"{glob.escape(hidden_prefix(name))}*"):
             shutil.rmtree(hidden, ignore_errors=True)
 
 

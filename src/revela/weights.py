@@ -16,13 +16,12 @@ import importlib.util
 import json
 import logging
 import os
-import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from revela.errors import RevelaError, extra
-from revela.files import atomic_write
+from revela.files import atomic_write, remove_whole
 from revela.settings import LM, Retriever
 
 log = logging.getLogger(__name__)
@@ -277,7 +276,7 @@ def _convert(file: Path, target: Path) -> None:
             tokenizer.save_pretrained(temporary)
             (temporary / FINGERPRINT).write_text(fingerprint(temporary), encoding="utf-8")
             if not (target / FINGERPRINT).is_file():  # of an earlier version
-                shutil.rmtree(target, ignore_errors=True)
+                remove_whole(target)
     except OSError:
         if not (target / FINGERPRINT).is_file():  # else another process has converted it
             raise

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from revela.index.manifest import writing
+from revela.files import writing
 from revela.index.store import Index
 from revela.types import Document
 from tests.index.letters import build, reopen, rows_of, wanted_rows

@@ -10,11 +10,12 @@ import pytest
 from letters import Letters, build, documents, extend, oracle, reopen, rows_of, wanted_rows
 
 from revela.errors import RevelaError
+from revela.files import writing
 from revela.index import table
 from revela.index.bm25 import BM25
 from revela.index.encode_corpus import metadata_columns
 from revela.index.fusion import Geometry, reciprocal_rank_fusion
-from revela.index.manifest import INFO, Info, writing
+from revela.index.manifest import INFO, Info
 from revela.index.statistics import FILE
 from revela.index.store import Index
 from revela.retriever.encode import load_encoder

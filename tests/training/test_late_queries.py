@@ -16,8 +16,9 @@ from conftest import make_rows
 from revela.corpus.written_queries import QueryFile
 from revela.errors import RevelaError
 from revela.evaluation import comparison
-from revela.groups import training_set
-from revela.groups.training_set import QueriesInTraining, QueryLM, TrainingSet
+from revela.groups import query_lm
+from revela.groups.query_lm import QueriesInTraining, QueryLM
+from revela.groups.training_set import TrainingSet
 from revela.objectives.find_heads import rank_heads
 from revela.settings import Recipe, presets
 from revela.training.progress import Progress
@@ -100,14 +101,14 @@ def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
 ):
     caplog.set_level("INFO", "revela")
     train_into("one")
-    assert len(asked) == training_set.FIRST_BLOCK
+    assert len(asked) == query_lm.FIRST_BLOCK
     said = [line for line in caplog.messages if "as training comes to them" in line]
     assert len(said) == 1 and f"writes queries into {tmp_path / 'q.jsonl'}" in said[0]
     assert "queries for" in caplog.text and "not a question" in caplog.text
     train_into("two")
-    assert len(asked) == training_set.FIRST_BLOCK
+    assert len(asked) == query_lm.FIRST_BLOCK
     TrainingSet(recipe, DOCUMENTS, queries_file=tmp_path / "q.jsonl").write_queries()
-    assert len(asked) > 2 * training_set.FIRST_BLOCK  # the rest of the corpus
+    assert len(asked) > 2 * query_lm.FIRST_BLOCK  # the rest of the corpus
     written = len(asked)
     train_into("three")
     assert len(asked) == written
@@ -120,7 +121,7 @@ def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
 
 @pytest.mark.parametrize("clock", ["wall", "cpu"])
 def test_writing_is_training_time(asked, train_into, clock):
-    batches = training_set.FIRST_BLOCK // training_set.WRITING_BATCH
+    batches = query_lm.FIRST_BLOCK // query_lm.WRITING_BATCH
     outcome = train_into("out", clock=clock, max_steps=1)
     assert outcome.minutes * 60 >= batches * 0.05
     # The first step is the last when its queries have taken all the time.
@@ -131,8 +132,8 @@ def test_writing_is_training_time(asked, train_into, clock):
 @pytest.mark.parametrize("between", ["completed", "lost"])
 def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch, between):
     """Through several blocks and into the second epoch, whatever became of the file meanwhile."""
-    monkeypatch.setattr(training_set, "FIRST_BLOCK", 16)
-    monkeypatch.setattr(training_set, "LARGEST_BLOCK", 32)
+    monkeypatch.setattr(query_lm, "FIRST_BLOCK", 16)
+    monkeypatch.setattr(query_lm, "LARGEST_BLOCK", 32)
     some, file = dict(documents=DOCUMENTS[:8], max_steps=9), tmp_path / "broken.jsonl"
     train_into("whole", **some)
     for steps in (4, 9):
@@ -151,8 +152,8 @@ def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch
 def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     recipe, asked, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(training_set, "FIRST_BLOCK", 2)
-    monkeypatch.setattr(training_set, "LARGEST_BLOCK", 2)
+    monkeypatch.setattr(query_lm, "FIRST_BLOCK", 2)
+    monkeypatch.setattr(query_lm, "LARGEST_BLOCK", 2)
     words = ["ocean1", "garden1", "ocean1", "ocean0", "engine1", "engine1"]
     texts = [f"{word} is chunk {i} of them all." for i, word in enumerate(words)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
@@ -230,7 +231,7 @@ def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same
     caplog.set_level("INFO", "revela")
     dream = {**presets()["dream"], "group_size": 8, "query_heads": 3}
     _, ranking = rank_heads(recipe.but(**dream), DOCUMENTS, tmp_path / "heads.jsonl")
-    few = 3 * training_set.FIRST_BLOCK
+    few = 3 * query_lm.FIRST_BLOCK
     assert len(ranking) == 16 and 64 <= len(asked) <= few
     assert "for those that look from a question to its answer, once" in caplog.text
     train_into("known", "one.jsonl", **dream)

@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 from conftest import make_rows
 from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
+from revela.files import remove_whole, writing
 from revela.groups.training_set import TrainingSet
-from revela.index.manifest import writing
 from revela.objectives.base import ChunkBatches
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import Recipe, objective_class, presets
-from revela.training.checkpoint import remove_whole, saved_checkpoints
+from revela.training.checkpoint import saved_checkpoints
 from revela.training.progress import Progress
 from revela.training.record import settings_of
 from revela.training.run import Run, train

@@ -29,6 +29,7 @@ from revela.corpus.parts import DocumentReader, Part, largest_file, parts_of
 from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
+from revela.files import writing
 from revela.index.contexts import conditioned
 from revela.index.encode_corpus import (
     BATCH,
@@ -40,7 +41,7 @@ from revela.index.encode_corpus import (
     repeated_id,
     table_rows,
 )
-from revela.index.manifest import Info, writing
+from revela.index.manifest import Info
 from revela.index.rerank import encode_packed
 from revela.index.statistics import WordCounts
 from revela.index.store import Index, as_stored

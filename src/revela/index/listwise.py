@@ -98,7 +98,7 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
     def probe() -> list[tuple[int, int, float]]:
         return ranked_heads(score_query_heads(lm, telling_questions(passages(), make, name)))
 
-    ranking = cached_ranking("questions", lm, folder, probe, "look from a question to its answer")
+    ranking = cached_ranking("questions", lm, folder, probe)
     return QueryHeads(lm, make, [(layer, head) for layer, head, _ in ranking[:HEADS]])
 
 

@@ -1,21 +1,20 @@
 """What an index folder holds beside its table: index.json, which says what made the index and
-whether it is finished, a lock, and the context of a retriever that reads one (contexts.py).
+whether it is finished, and the context of a retriever that reads one (contexts.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from revela.errors import RevelaError
-from revela.files import atomic_write
+from revela.files import LOCK, atomic_write, hidden_prefix
 from revela.settings import Indexing
 
-INFO, LOCK, CONTEXT = "index.json", ".lock", "context.safetensors"
+INFO, CONTEXT = "index.json", "context.safetensors"
 FORMAT, WITH_CONTEXT = 3, 4
 
 
@@ -80,7 +79,7 @@ def unfinished_in(folder: Path) -> Info | None:
         RevelaError: the folder holds a finished index, or something else.
     """
     # What is written before index.json is there.
-    early = (LOCK, CONTEXT, f".{CONTEXT}-", f".{INFO}-")
+    early = (LOCK, CONTEXT, hidden_prefix(CONTEXT), hidden_prefix(INFO))
     if not folder.exists() or (
         folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())
     ):
@@ -90,22 +89,3 @@ def unfinished_in(folder: Path) -> Info | None:
             f"{folder} exists: choose another --out, or add to an index with --append"
         )
     return info
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Hold the lock of an index, so that no other process changes it.
-
-    Raises:
-        RevelaError: another process holds it.
-    """
-    from filelock import FileLock, Timeout
-
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / LOCK, blocking=False):
-            yield
-    except Timeout as error:
-        raise RevelaError(
-            f"another process is writing to {folder}: wait until it is done"
-        ) from error

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import QueryError, RevelaError
+from revela.files import writing
 from revela.index.contexts import (
     CHOSEN,
     Choice,
@@ -49,7 +50,7 @@ from revela.index.fusion import (
     fuse_ranks,
     fuse_scores,
 )
-from revela.index.manifest import WITH_CONTEXT, Info, read_info, unfinished_in, writing
+from revela.index.manifest import WITH_CONTEXT, Info, read_info, unfinished_in
 from revela.index.rerank import READ, RERANKED, Rerank, encode_packed, with_reranker, with_tokens
 from revela.index.statistics import Statistics, WordCounts
 from revela.index.table import Table

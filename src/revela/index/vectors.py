@@ -22,7 +22,7 @@ from tqdm import tqdm
 from revela import on_ray
 from revela.corpus.parallel import batches
 from revela.errors import RevelaError
-from revela.files import atomic_write
+from revela.files import atomic_write, hidden_prefix
 from revela.index.build_on_ray import Job, SurveyedCorpus
 from revela.index.encode_corpus import BATCH, table_rows
 from revela.index.manifest import Info
@@ -168,7 +168,7 @@ def _staged(out: Path) -> Iterator[Path]:
             yield path
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as hidden:
+    with tempfile.TemporaryDirectory(prefix=hidden_prefix(out.name), dir=out.parent) as hidden:
         yield Path(hidden) / "rows.parquet"
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import logging
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 
 from revela.device import autocast
 from revela.errors import RevelaError, first_line
-from revela.files import atomic_write, make_readable
+from revela.files import atomic_write, make_readable, remove_whole
 from revela.lm.language_model import load_tokenizer
 from revela.types import Vectors
 from revela.weights import NEW
@@ -133,7 +132,7 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> None:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         make_readable(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_whole(folder)
 
 
 def _trained_tokenizer(name: str, texts: Iterable[str], vocabulary: int) -> Any:

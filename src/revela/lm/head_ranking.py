@@ -35,6 +35,12 @@ from revela.weights import cache_folder, fingerprint
 log = logging.getLogger(__name__)
 
 BASE_GATE = 0.1
+# What heads are ranked by, which is in the name of a cached ranking: what the best of them do.
+SOUGHT = {
+    "siblings": "look to a related document",
+    "questions": "look from a question to its answer",
+}
+SOUGHT["questions-without-outliers"] = SOUGHT["questions"]
 Head = tuple[int, int, float]
 """(layer, head, score)"""
 
@@ -70,25 +76,24 @@ def heads_from_file(path: Path, folder: Path) -> list[Head]:
 
 
 def cached_ranking(
-    kind: str, lm: LanguageModel, folder: Path, probe: Callable[[], list[Head]], sought: str
+    kind: str, lm: LanguageModel, folder: Path, probe: Callable[[], list[Head]]
 ) -> list[Head]:
     """The cached ranking of an LM's heads, or that of ``probe``, which is cached unless empty; the
     same in all processes.
 
     Args:
-        kind: what the heads are ranked by, part of the file's name.
+        kind: one of ``SOUGHT``.
         lm: the language model.
         folder: its weights, whose fingerprint is part of the file's name.
         probe: ranks the heads, best first.
-        sought: what the best of them do.
     """
     path = cache_folder() / "heads" / f"{fingerprint(folder)}-{kind}.json"
     known = of_first(lambda: heads_from_file(path, folder) if path.is_file() else None)
     if known is not None:
         return known
     log.info(
-        f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name} for those that {sought}, once "
-        "for this language model"
+        f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name} for those that "
+        f"{SOUGHT[kind]}, once for this language model"
     )
     found = probe()  # in all processes: they may share the LM
     ranking = of_first(lambda: found)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from revela.corpus.arrow_list import ArrowList
 from revela.errors import RevelaError
-from revela.groups.training_set import QueriesInTraining
+from revela.groups.query_lm import QueriesInTraining
 from revela.objectives.gradcache import embed
 from revela.retriever.context import FirstStage
 from revela.settings import Recipe

@@ -19,7 +19,8 @@ from tqdm.auto import tqdm
 from revela.corpus.arrow_list import ArrowList
 from revela.device import compute_device, uses_bf16
 from revela.groups.order import order_of_groups
-from revela.groups.training_set import FIRST_BLOCK, QueriesInTraining, TrainingSet
+from revela.groups.query_lm import FIRST_BLOCK, QueriesInTraining
+from revela.groups.training_set import TrainingSet
 from revela.lm.head_ranking import Head, cached_ranking, probe_heads, ranked_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
@@ -29,11 +30,8 @@ from revela.settings import Recipe
 from revela.types import Chunk, Document
 from revela.weights import find_weights
 
-PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = (
-    5,
-    4,
-    (6, 48),
-)  # groups; documents a group and pieces a document; words a piece
+# Groups; documents per group, and pieces per document; fewest and most words of a piece.
+PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)
 PROBE_QUESTIONS = 64  # of the search for query-focused heads
 
 
@@ -82,7 +80,7 @@ def sibling_heads(
         shown = tqdm(groups, unit="group", disable=not is_first())
         return ranked_heads(probe_heads(lm, shown)) if groups else []
 
-    return cached_ranking("siblings", lm, folder, probe, "look to a related document")
+    return cached_ranking("siblings", lm, folder, probe)
 
 
 def query_heads(
@@ -109,7 +107,7 @@ def query_heads(
         return ranked_heads(score_query_heads(lm, _questions(recipe, rows, written, make), drop))
 
     kind = "questions-without-outliers" if drop else "questions"
-    return cached_ranking(kind, lm, folder, probe, "look from a question to its answer")
+    return cached_ranking(kind, lm, folder, probe)
 
 
 def _probe_groups(

@@ -9,7 +9,6 @@ temporary name and renamed when complete; older ones are deleted after that.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from revela.errors import RevelaError
-from revela.files import atomic_write
+from revela.files import atomic_write, remove_whole
 from revela.training.progress import Clock
 
 TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
@@ -49,14 +48,6 @@ def save_checkpoint(
         remove_whole(target)
     for old in saved_checkpoints(folder)[:-1]:
         remove_whole(old)
-
-
-def remove_whole(folder: Path) -> None:
-    """Remove a folder so that a kill leaves all of it or nothing by its name."""
-    removed = folder.with_name(f".{folder.name}-removed")
-    shutil.rmtree(removed, ignore_errors=True)
-    if folder.exists():
-        shutil.rmtree(folder.rename(removed), ignore_errors=True)
 
 
 def load_checkpoint(

@@ -17,8 +17,7 @@ import torch
 
 from revela import processes
 from revela.errors import RevelaError
-from revela.files import atomic_write, remove_unfinished
-from revela.index.manifest import LOCK
+from revela.files import LOCK, atomic_write, hidden_prefix, remove_unfinished
 from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints
 
@@ -101,7 +100,7 @@ def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Pa
 
 def is_taken(out: Path) -> bool:
     """Whether there is more in ``out`` than a run leaves that is killed when it begins."""
-    early = f".{RUN_FILE}-", LOCK
+    early = hidden_prefix(RUN_FILE), LOCK
     return out.exists() and (
         not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
     )
@@ -117,7 +116,7 @@ def remove_begun(out: Path) -> None:
     if not inside:
         return
     _record(out)
-    half_written = tuple(f".{name}-" for name in BEFORE_A_CHECKPOINT)  # atomic_write's folders
+    half_written = tuple(map(hidden_prefix, BEFORE_A_CHECKPOINT))
     others = {name for name in inside if not name.startswith(half_written)} - BEFORE_A_CHECKPOINT
     if others:
         raise RevelaError(

@@ -24,10 +24,9 @@ from revela import processes
 from revela.corpus.judgements import judged, read_judgements
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
-from revela.files import remove_unfinished
+from revela.files import LOCK, remove_unfinished, remove_whole, writing
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
-from revela.index.manifest import LOCK, writing
 from revela.lm.encoder_decoder import new_encoder_decoder, size_of
 from revela.lm.language_model import LanguageModel
 from revela.objectives.base import Collate, Parts
@@ -41,7 +40,7 @@ from revela.retriever.lora import add_lora
 from revela.retriever.save import model_card, save_retriever
 from revela.settings import Recipe
 from revela.silence import silence_libraries
-from revela.training.checkpoint import BestState, remove_whole, step_of
+from revela.training.checkpoint import BestState, step_of
 from revela.training.loop import Loop, bf16_forward
 from revela.training.negatives import mined_negatives
 from revela.training.progress import Checks, Clock, Metrics, Progress, Scores, describe, plot
