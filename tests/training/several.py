@@ -3,14 +3,17 @@
     torchrun --nproc-per-node 2 several.py CASES.json
 
 CASES.json maps a name to a case: "settings" of the recipe, "groups" and "out" (folders), and maybe
-"resume", "scores" of checks, "signal" (its name, process and step), or how it "fails". Each process
-writes what it saw of a case to OUT-RANK.json, and what it has trained to OUT-RANK.safetensors.
+"resume" (of a "copy" of a run), "scores" of checks, "signal" (its name, process and step), or how
+it "fails". Each process writes what it saw of a case to OUT-RANK.json, and what it has trained to
+OUT-RANK.safetensors. The first prints the name of each case before it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +32,8 @@ from revela.training.checkpoint import trainable_state
 from revela.training.loop import Loop
 from revela.training.progress import Progress
 from revela.training.run import Run, train
+
+FIRST = os.environ.get("RANK", "0") == "0"
 
 
 class Watched:
@@ -93,6 +98,8 @@ def checked(case: dict[str, Any]) -> Any:
 def run(case: dict[str, Any]) -> None:
     """Train, and write down how it went."""
     rank, out, said = 0, Path(case["out"]), ""
+    if "copy" in case and FIRST:  # the other waits until it has joined
+        shutil.copytree(case["copy"], out)
     with Watched(case) as watched:
         try:
             with processes.joined():
@@ -112,7 +119,8 @@ def run(case: dict[str, Any]) -> None:
 def main() -> None:
     print_log("stdout")
     for name, case in json.loads(Path(sys.argv[1]).read_text()).items():
-        logging.getLogger("revela").info(f"case {name}")
+        if FIRST:
+            logging.getLogger("revela").info(f"case {name}")
         run(case)
 
 

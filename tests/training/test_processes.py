@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes
 
 TINY: dict[str, Any] = dict(
     layers=2, chunk_words=12, group_size=8, groups_per_step=2, lora_rank=4, lora_alpha=8,
-    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=6, warmup_steps=2,
+    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=4, warmup_steps=2,
     log_every=1, check_every=0, seed=0, threads=1, precision="fp32",
 )  # fmt: skip
 TIMEOUT = 300.0  # seconds, on a loaded machine; the longest start takes 88 of the processor
@@ -61,7 +62,10 @@ OPTIONS = {
 }
 CASES = {**PRESETS, **OPTIONS}
 STOPS = PRESETS["gated"] | dict(learn_tau=True, learn_gates=True, lm_lora=True, lora_dropout=0.1)
-STOPS |= dict(save_every=2)
+STOPS |= dict(save_every=2, max_steps=6)
+ENDLESS = {**STOPS, "max_steps": 0}
+TOKENS = {**ENDLESS, "max_tokens_read": 0.02}
+EXPLODING = {**STOPS, "learning_rate": 1e30, "save_every": 1}
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +120,14 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def by_two(cache: Path, folder: Path, cases: dict[str, Any]) -> str:
-    """Run these cases by two processes; what they print."""
+def by_two(cache: Path, folder: Path, cases: dict[str, Any]) -> dict[str, str]:
+    """Run these cases by two processes; what they print of each."""
     file = folder / "cases.json"
     file.write_text(json.dumps(cases))
     code, out, err = ended(torchrun(cache, several.__file__, file))
     assert code == 0, out + err
-    return out
+    parts = re.split(r"^case (.*)\n", out, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def by_one(cache: Path, cases: dict[str, Any]) -> None:
@@ -156,17 +161,36 @@ def assert_same_run(two: Path, one: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(case, cache, tmp_path_factory):
-    """Every case, by two processes in one start of torchrun, and by this one."""
-    folder = tmp_path_factory.mktemp("exact")
-    two, one = (
-        {name: case(folder / f"{by}-{name}", settings) for name, settings in CASES.items()}
-        for by in ("two", "one")
-    )
-    one["shared-lm"]["settings"]["shard_lm"] = False
-    said = by_two(cache, folder, two)
+def by_both(groups, case, cache, tmp_path_factory):
+    """The folder in which every case was run by two processes, in one start of torchrun, and what
+    these printed of each.
+    """
+    folder = tmp_path_factory.mktemp("both")
+    one = {
+        "whole": case(folder / "whole", STOPS),
+        "tokens": case(folder / "one-tokens", TOKENS),
+        "sigint": case(folder / "one-sigint", STOPS, signal=["SIGINT", 0, 3]),
+        "checked": case(folder / "one-checked", {**STOPS, "check_every": 3}, scores=[0, 9, 1, 1]),
+        "nan": case(folder / "one-nan", EXPLODING),
+    }
     by_one(cache, one)
-    return folder, said
+    cases = {f"two-{name}": case(folder / f"two-{name}", CASES[name]) for name in CASES}
+    cases |= stopping(case, folder)
+    for name, begun in (("two-two", "sigterm"), ("one-two", "one-sigint")):
+        more = dict(resume=True, copy=str(folder / begun))
+        cases[name] = case(folder / name, STOPS, **more)
+    cases |= failing(case, folder, groups)
+    return folder, by_two(cache, folder, cases)
+
+
+@pytest.fixture(scope="module")
+def both(by_both, case, cache):
+    """Every case that ends well, by two processes, and by this one."""
+    folder, said = by_both
+    one = {name: case(folder / f"one-{name}", settings) for name, settings in CASES.items()}
+    one["shared-lm"]["settings"]["shard_lm"] = False
+    by_one(cache, one)
+    return folder, "".join(said[f"two-{name}"] for name in CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -210,32 +234,23 @@ def test_the_first_process_alone_prints(both):
     assert said.count("token weights and whitening fitted") == len(CASES) - 2  # not paper, spans
 
 
-@pytest.fixture(scope="module")
-def stopped(case, cache, tmp_path_factory):
-    """Runs that end early, by two processes and by one; and the same run as a whole."""
-    folder = tmp_path_factory.mktemp("stops")
-    endless = {**STOPS, "max_steps": 0}
-    tokens = {**endless, "max_tokens_read": 0.02}
-    exploding = {**STOPS, "learning_rate": 1e30, "save_every": 1}
-    two = {
+def stopping(case: Any, folder: Path) -> dict[str, Any]:
+    """Runs that end early."""
+    return {
         "sigint": case(folder / "sigint", STOPS, signal=["SIGINT", 1, 3]),
         "sigterm": case(folder / "sigterm", STOPS, signal=["SIGTERM", 0, 3]),
-        "minutes": case(folder / "minutes", {**endless, "max_minutes": 0.02}),
-        "tokens": case(folder / "tokens", tokens),
+        "minutes": case(folder / "minutes", {**ENDLESS, "max_minutes": 0.02}),
+        "tokens": case(folder / "tokens", TOKENS),
         "checked": case(folder / "checked", {**STOPS, "check_every": 3}, scores=[0, 9, 1, 1]),
-        "nan": case(folder / "nan", exploding),
-        "later": case(folder / "later", {**exploding, "log_every": 9, "save_every": 4}),
+        "nan": case(folder / "nan", EXPLODING),
+        "later": case(folder / "later", {**EXPLODING, "log_every": 9, "save_every": 4}),
     }
-    by_two(cache, folder, two)
-    one = {
-        "whole": case(folder / "whole", STOPS),
-        "tokens": case(folder / "one-tokens", tokens),
-        "sigint": case(folder / "one-sigint", STOPS, signal=["SIGINT", 0, 3]),
-        "checked": case(folder / "one-checked", {**STOPS, "check_every": 3}, scores=[0, 9, 1, 1]),
-        "nan": case(folder / "one-nan", exploding),
-    }
-    by_one(cache, one)
-    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(by_both):
+    """Where runs that end early are, by two processes and by one; and the same run as a whole."""
+    return by_both[0]
 
 
 @pytest.mark.parametrize("name", ["sigint", "sigterm"])
@@ -278,12 +293,8 @@ def test_the_first_checks_and_the_best_state_is_kept(stopped):
 @pytest.fixture(scope="module")
 def resumed(stopped, case, cache):
     """2 -> 2, 1 -> 2 and 2 -> 1 processes."""
-    cases = {}
-    for name, begun in (("two-two", "sigterm"), ("one-two", "one-sigint"), ("two-one", "sigint")):
-        shutil.copytree(stopped / begun, stopped / name)
-        cases[name] = case(stopped / name, STOPS, resume=True)
-    by_one(cache, {"two-one": cases.pop("two-one")})
-    by_two(cache, stopped, cases)
+    shutil.copytree(stopped / "sigint", stopped / "two-one")
+    by_one(cache, {"two-one": case(stopped / "two-one", STOPS, resume=True)})
     return stopped
 
 
@@ -309,8 +320,7 @@ FAILURES = {
 }
 
 
-@pytest.fixture(scope="module")
-def failed(stopped, groups, case, cache):
+def failing(case: Any, folder: Path, groups: Path) -> dict[str, Any]:
     settings = {
         "indivisible": {**STOPS, "groups_per_step": 3},
         "batches": {**STOPS, "groups_per_batch": 2},
@@ -319,28 +329,35 @@ def failed(stopped, groups, case, cache):
         "trained lm": {**STOPS, "shard_lm": True},
     }
     cases = {
-        name: case(stopped / f"bad-{i}", settings.get(name, STOPS), fails=name)
+        name: case(folder / f"bad-{i}", settings.get(name, STOPS), fails=name)
         for i, name in enumerate(FAILURES)
     }
     cases["other groups"]["groups"] = [str(groups / "chunks"), str(groups / "windows")]
-    cases["in the way"]["out"] = str(stopped / "whole")
-    return cases, by_two(cache, stopped, cases)
+    (Path(cases["in the way"]["out"]) / "a folder of somebody").mkdir(parents=True)
+    return cases
+
+
+@pytest.fixture(scope="module")
+def failed(by_both, case, groups):
+    folder, said = by_both
+    outs = {name: folder / f"bad-{i}" for i, name in enumerate(FAILURES)}
+    return outs, "".join(said[name] for name in FAILURES)
 
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_an_error_ends_all_by_one_sentence(failed, name):
     """In the other process it is SystemExit(2); a crash keeps its traceback."""
-    cases, _ = failed
-    errors = [seen(cases[name]["out"], rank)["error"] for rank in (0, 1)]
+    outs, _ = failed
+    errors = [seen(outs[name], rank)["error"] for rank in (0, 1)]
     assert sum(FAILURES[name] in error for error in errors) == 1, errors
     assert ("division by zero" if name == "crash" else "2") in errors
 
 
 def test_the_same_processes_may_join_again(failed):
     """Each case above is a run of its own; nothing of it is left behind."""
-    cases, said = failed
+    outs, said = failed
     assert said.count("2 processes, on the CPU\n") == len(FAILURES)
-    assert not Path(cases["indivisible"]["out"]).exists()
+    assert not outs["indivisible"].exists()
 
 
 def test_torchrun_lets_every_flag_through():
