@@ -50,7 +50,7 @@ ANSWERS = 150  # that pairs are made of; with more, too little is left of their 
 SMOL = "embedded:smollm2-135m"
 
 
-ONCE = ("--max-steps", "20")
+ONCE = ("--max-steps", "10")
 LONG = (
     "--train-tokens",
     "2048",

@@ -302,7 +302,7 @@ def add(
                 bar.update(added.new + added.replaced + added.unchanged)
         index.finish(
             count=functools.partial(_count_words, index),
-            pack=functools.partial(_pack, index) if by_all else None,
+            pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, index),
         )
     if total.chunks and not new:
         index.log_drift()
@@ -341,7 +341,21 @@ def _count_in(start: int, folder: Path, info: Info) -> tuple[WordCounts, None]:
     return WordCounts.of(passages), None
 
 
-def _pack(index: Index) -> None:
+def _pack_in_a_task(index: Index) -> None:
+    """``Table.pack``, whose memory grows with the table (.4 GB for 10^6 chunks), in another process
+    than the one that drives.
+    """
+    pack = functools.partial(_pack, info=index.info)
+    for _ in on_ray.in_tasks(pack, [index.folder.resolve()]):
+        pass
+
+
+def _pack(folder: Path, info: Info) -> tuple[None, None]:
+    Table.open(folder, info).pack(new=not info.finished)
+    return None, None
+
+
+def _pack_by_all(index: Index) -> None:
     """Make the indices of a new table by all machines, and remove what killed runs have left."""
     on_ray.clean(table_uri(index.folder))
     on_ray.make_indices(table_uri(index.folder), index.table.missing_indices())

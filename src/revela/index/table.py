@@ -25,6 +25,7 @@ from revela.index.bm25 import STOP_WORDS
 from revela.index.fusion import Ranking, evenly
 from revela.index.manifest import Info
 from revela.settings import VectorForm
+from revela.silence import waiting
 from revela.types import Value, Vectors
 
 TABLE = "chunks"
@@ -276,26 +277,31 @@ class Table:
             new: nobody reads the table yet, so former versions are deleted at once.
         """
         with lance_errors(self.folder):
-            # The lock keeps other writers away, so what no version holds is a killed run's.
-            self.lance.optimize(
-                cleanup_older_than=timedelta(milliseconds=1) if new else KEEP_VERSIONS,
-                delete_unverified=True,
-            )
-            self._make_indices(approximate=len(self) >= EXACT_BELOW)
+            lacks = self._lacks()
+            with waiting("packing", "part", total=1 + len(lacks)) as shown:
+                # The lock keeps other writers away, so what no version holds is a killed run's.
+                self.lance.optimize(
+                    cleanup_older_than=timedelta(milliseconds=1) if new else KEEP_VERSIONS,
+                    delete_unverified=True,
+                )
+                shown.update()
+                for column, kind in lacks.items():
+                    self.lance.create_index(column, config=kind)
+                    shown.update()
 
-    def _make_indices(self, approximate: bool) -> None:
-        """Make the missing indices: ids, words and, where ``approximate``, metadata and vectors."""
+    def _lacks(self) -> dict[str, Any]:
+        """The missing indices, by column: of ids, words and, in a large table, metadata and
+        vectors.
+        """
         from lancedb.index import FTS, Bitmap, BTree
 
         present = self._indexed()
-        if "id" not in present:
-            self.lance.create_index("id", config=BTree())
-        if "passage" not in present:
-            self.lance.create_index("passage", config=FTS(**TOKENIZER))
-        if "vector" not in present and approximate:
+        wanted: dict[str, Any] = {"id": BTree(), "passage": FTS(**TOKENIZER)}
+        if "vector" not in present and len(self) >= EXACT_BELOW:
             for name, kind in self.info.columns.items():
-                self.lance.create_index(name, config=Bitmap() if kind == "bool" else BTree())
-            self.lance.create_index("vector", config=_vector_index(self.info.settings.vectors))
+                wanted[name] = Bitmap() if kind == "bool" else BTree()
+            wanted["vector"] = _vector_index(self.info.settings.vectors)
+        return {column: kind for column, kind in wanted.items() if column not in present}
 
     def missing_indices(self) -> list[tuple[str, str, dict[str, Any]]]:
         """What ``pack`` would make for binary vectors, as Lance's own names of column, kind and
