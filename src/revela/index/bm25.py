@@ -8,12 +8,13 @@ SciFact, where .679 to .687 are published.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.silence import waiting
 from revela.types import Vectors
 
 K1, B = 1.2, 0.75
@@ -60,7 +61,7 @@ class BM25:
 
         # "atire" with Lucene's idf: Lucene's score times k1 + 1, as in LanceDB.
         self._index = bm25s.BM25(k1=K1, b=B, method="atire", idf_method="lucene")
-        tokens = _tokenize(passages)
+        tokens = _tokenize(waiting("words for BM25", "text", passages))
         self.empty = not tokens.vocab or not any(len(ids) for ids in tokens.ids)
         self.size = len(passages)
         self._vocabulary = tokens.vocab
@@ -93,13 +94,13 @@ class BM25:
         return np.array([counts[known[word]] if word in known else 0 for word in words], np.int64)
 
 
-def _tokenize(texts: Sequence[str], return_ids: bool = True) -> Any:
+def _tokenize(texts: Iterable[str], return_ids: bool = True) -> Any:
     import bm25s
     import Stemmer
 
     stemmer = Stemmer.Stemmer("english")  # a new one per call: threads may not share one
     return bm25s.tokenize(
-        list(texts),
+        texts,
         token_pattern=WORD,
         stopwords=STOP_WORDS,
         stemmer=stemmer,

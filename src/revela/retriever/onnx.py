@@ -37,7 +37,7 @@ from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
 from revela.retriever.slots import STEM, read_as_text
-from revela.silence import silence_warnings
+from revela.silence import silence_warnings, waiting
 from revela.types import Vectors
 
 MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"
@@ -97,9 +97,11 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     model = model.cpu().float().eval()
-    with atomic_write(out) as temporary:
+    parts = waiting("exporting", "part", total=4 if int8 else 2)
+    with atomic_write(out) as temporary, parts as shown:
         temporary.mkdir()
         _write_graph(model, temporary / MODEL)
+        shown.update()
         _write_tokenizer(model, temporary / TOKENIZER)
         config = {
             "prompts": {"query": query_prompt_of(model), "passage": passage_prompt_of(model)},
@@ -111,6 +113,7 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
         }
         (temporary / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
         check = _check(model, temporary)
+        shown.update()
         if check.difference > TOLERANCE:
             raise RevelaError(
                 "this model gives other vectors in ONNX than in torch (they differ by "
@@ -118,6 +121,7 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
             )
         if int8:
             _quantise(temporary / MODEL, width=int(model[0].get_embedding_dimension()))
+            shown.update()
             check = _check(model, temporary)
             if check.cosine < LEAST_COSINE:
                 raise RevelaError(
