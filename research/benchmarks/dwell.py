@@ -52,7 +52,7 @@ SMOL = "embedded:smollm2-135m"
 ONCE = ("--max-steps", "10")
 LONG = (
     *("--train-tokens", "2048", "--group-size", "2"),
-    *("--max-steps", "120", "--learning-rate", "3e-4"),
+    *("--max-steps", "250", "--warmup-steps", "20"),
 )
 
 
