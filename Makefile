@@ -21,7 +21,7 @@ demo: $(VENV)/ready
 	$(VENV)/bin/python -m research.benchmarks.demo $(DEMO)
 
 test: $(VENV)/ready lint
-	$(VENV)/bin/python -m pytest -n auto --dist loadfile
+	$(VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check src tests research examples .ci
@@ -71,7 +71,7 @@ lowest: $(VENV)/ready
 	$(VENV)/bin/uv venv -q --clear $(VENV)/lowest
 	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest -r $(VENV)/lowest.txt
 	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest --no-deps -e . $(WHEELS)
-	$(VENV)/lowest/bin/python -m pytest -n auto --dist loadfile
+	$(VENV)/lowest/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # Known vulnerabilities of what is installed.
 audit: $(VENV)/ready

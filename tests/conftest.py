@@ -32,6 +32,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-records", action="store_true", help="write tests/records.json anew")
 
 
+# They take a minute and more each. Begun first, with --no-loadscope-reorder, they leave no worker
+# waiting for another at the end.
+LONGEST = (
+    *("training/test_processes.py", "research/test_hardening.py", "test_on_ray.py"),
+    *("training/test_run.py", "test_pages.py", "training/test_late_queries.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = [Path(__file__).parent / name for name in LONGEST]
+    items.sort(key=lambda item: order.index(item.path) if item.path in order else len(order))
+
+
 @pytest.fixture(autouse=True)
 def quiet_again():
     """The command line prints what is logged; a test after one that calls it is as before it."""

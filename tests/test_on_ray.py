@@ -292,8 +292,8 @@ def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkey
         index = Index.begin(tmp_path / name, info, Letters())
         with writing(index.folder):
             list(index.add_batches(letter_documents(300)))
-            pack = functools.partial(build_on_ray._pack, index) if name == "several" else None
-            index.finish(pack=pack)
+            by_all = functools.partial(build_on_ray._pack_by_all, index)
+            index.finish(pack=by_all if name == "several" else None)
         made.append(reopen(index.folder))
     one, several = made
     kinds = [

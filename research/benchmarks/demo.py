@@ -94,7 +94,7 @@ def train_models(out: Path, minutes: float) -> dict[str, str]:
     save_untrained(UNTRAINED["mean, 6 layers"], text, out / "untrained")
     save_untrained(UNTRAINED["mean, 6 layers, fitted"], text, out / "fitted")
     brief = f"--lm {SMOL} --max-minutes {minutes:g} --check-every 0 --check-passages 300".split()
-    smol = ["--preset", "pairs", "--model", SMOL]
+    smol = ["--preset", "pairs", "--model", f"{out}/fitted"]  # a second fit would take minutes
     run("train", str(text), *smol, *brief, "--out", f"{out}/trained")
     run("train", str(text), "--model", MINILM, *brief, "--out", f"{out}/adapted")
     return {
@@ -120,10 +120,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo"))
-    add("--minutes", type=float, default=1, help="of each of the two trainings")
-    add("--files", type=int, default=300, help="source files to train on")
-    add("--held-out-files", type=int, default=40, help="source files to index and search")
-    add("--functions", type=int, default=150, help="functions searched")
+    add("--minutes", type=float, default=0.5, help="of each of the two trainings")
+    add("--files", type=int, default=200, help="source files to train on")
+    add("--held-out-files", type=int, default=30, help="source files to index and search")
+    add("--functions", type=int, default=100, help="functions searched")
     arguments = parser.parse_args()
     out, began = arguments.out, time.monotonic()
     shutil.rmtree(out, ignore_errors=True)
