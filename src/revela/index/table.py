@@ -32,6 +32,7 @@ TABLE = "chunks"
 HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
 RESERVED = (*HIT_COLUMNS, "digest", "vector", "tokens")
 EXACT_BELOW = 20_000  # chunks; from there on, vectors are searched by an approximate index
+VECTOR_INDEX = "IVF_RQ"  # Lance's name, of binary vectors; the other forms have HNSW
 CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # least number of candidates that are scored again by their stored vectors
 LOOKED_UP = 1000  # ids in one filter
@@ -276,8 +277,12 @@ class Table:
         Args:
             new: nobody reads the table yet, so former versions are deleted at once.
         """
+        from lancedb.index import FTS, Bitmap, BTree
+
         with lance_errors(self.folder):
             lacks = self._lacks()
+            configs = dict(BTREE=BTree(), BITMAP=Bitmap(), INVERTED=FTS(**TOKENIZER))
+            configs[VECTOR_INDEX] = _vector_index(self.info.settings.vectors)
             with waiting("packing", "part", total=1 + len(lacks)) as shown:
                 # The lock keeps other writers away, so what no version holds is a killed run's.
                 self.lance.optimize(
@@ -286,43 +291,33 @@ class Table:
                 )
                 shown.update()
                 for column, kind in lacks.items():
-                    self.lance.create_index(column, config=kind)
+                    self.lance.create_index(column, config=configs[kind])
                     shown.update()
-
-    def _lacks(self) -> dict[str, Any]:
-        """The missing indices, by column: of ids, words and, in a large table, metadata and
-        vectors.
-        """
-        from lancedb.index import FTS, Bitmap, BTree
-
-        present = self._indexed()
-        wanted: dict[str, Any] = {"id": BTree(), "passage": FTS(**TOKENIZER)}
-        if "vector" not in present and len(self) >= EXACT_BELOW:
-            for name, kind in self.info.columns.items():
-                wanted[name] = Bitmap() if kind == "bool" else BTree()
-            wanted["vector"] = _vector_index(self.info.settings.vectors)
-        return {column: kind for column, kind in wanted.items() if column not in present}
 
     def missing_indices(self) -> list[tuple[str, str, dict[str, Any]]]:
         """What ``pack`` would make for binary vectors, as Lance's own names of column, kind and
         options.
         """
-        kinds: list[tuple[str, str, dict[str, Any]]] = [
-            ("id", "BTREE", {}),
-            ("passage", "INVERTED", TOKENIZER),
-        ]
-        if len(self) >= EXACT_BELOW:
-            columns = self.info.columns.items()
-            kinds += [(n, "BITMAP" if kind == "bool" else "BTREE", {}) for n, kind in columns]
-            # One bit is LanceDB's own choice; lance_ray and pylance disagree on theirs. Cells as
-            # LanceDB's, and at least 256 vectors for each, without which lance_ray makes none.
-            cells = min(int(len(self) ** 0.5), len(self) // 256)
-            options = {"metric": "dot", "num_bits": 1, "num_partitions": max(1, cells)}
-            kinds.append(("vector", "IVF_RQ", options))
-        return [kind for kind in kinds if kind[0] not in self._indexed()]
+        # One bit is LanceDB's own choice; lance_ray and pylance disagree on theirs. Cells as
+        # LanceDB's, and at least 256 vectors for each, without which lance_ray makes none.
+        cells = max(1, min(int(len(self) ** 0.5), len(self) // 256))
+        options: dict[str, dict[str, Any]] = {
+            "INVERTED": TOKENIZER,
+            VECTOR_INDEX: {"metric": "dot", "num_bits": 1, "num_partitions": cells},
+        }
+        return [(column, kind, options.get(kind, {})) for column, kind in self._lacks().items()]
 
-    def _indexed(self) -> set[str]:
-        return {column for index in self.lance.list_indices() for column in index.columns}
+    def _lacks(self) -> dict[str, str]:
+        """Column -> kind of its missing index: of ids, words and, in a large table, metadata and
+        vectors, which come last.
+        """
+        wanted = {"id": "BTREE", "passage": "INVERTED"}
+        if len(self) >= EXACT_BELOW:
+            for name, kind in self.info.columns.items():
+                wanted[name] = "BITMAP" if kind == "bool" else "BTREE"
+            wanted["vector"] = VECTOR_INDEX
+        present = {column for index in self.lance.list_indices() for column in index.columns}
+        return {column: kind for column, kind in wanted.items() if column not in present}
 
 
 def table_uri(folder: Path) -> str:
