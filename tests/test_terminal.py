@@ -13,6 +13,7 @@ import pytest
 
 from revela.cli.main import main
 from revela.cli.printing import (
+    FILE_WIDTH,
     SNIPPET,
     print_group,
     print_hits,
@@ -63,6 +64,12 @@ def test_code_keeps_its_lines(capsys):
         "   def close_file(self, path):",
         "       x",
     ]
+
+
+def test_a_line_that_is_cut_ends_in_dots(capsys):
+    print_hits([Hit("a.py", 0.5, "", f"def close_file():\n    x = {'y' * 300}\n")], "close_file")
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"       x = {'y' * (FILE_WIDTH - 8)}..."
 
 
 def test_a_group_is_shown_document_by_document_with_each_title_once(capsys):

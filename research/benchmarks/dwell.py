@@ -28,7 +28,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -89,11 +89,9 @@ SPANS = {
     **later("spans", "spans"),
 }
 STRONG = {
-    **later("SmolLM2 mean", SMOL),
-    **{
-        name: Stage(s.start, s.text, s.recipe, (*s.flags, "--pooling", "eos"))
-        for name, s in later("SmolLM2 EOS", SMOL).items()
-    },
+    name: Stage(s.start, s.text, s.recipe, (*s.flags, "--pooling", pooling, "--lora-rank", "64"))
+    for pooling, family in (("mean", "SmolLM2 mean"), ("eos", "SmolLM2 EOS"))
+    for name, s in later(family, SMOL).items()
 }
 STAGES = {**SPANS, **STRONG}
 
@@ -236,31 +234,45 @@ def probed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+EXACT, MOVED = "exact match, both orders", "moved passage, MRR@100"
+FAMILIES = ("spans", "SmolLM2 mean", "SmolLM2 EOS")
+FIGURES = {  # what each plot of a family shows
+    "stages": ("", ", crops", ", crops, 1 episode", ", crops, 4 episodes"),
+    "causes": (
+        *(", crops", ", crops of shuffled"),
+        *(", crops, 4 episodes", ", crops, 4 episodes, answers first"),
+    ),
+}
+
+
 def print_table(rows: dict[str, dict[str, Any]]) -> None:
-    """Per model: slope and drop of exact match in both orders, MRR@100 and its drop."""
-    exact, moved = "exact match, both orders", "moved passage, MRR@100"
-    print("| model | exact match: slope a tenth | first - last | MRR@100 | first - last |")
-    print("|---|---|---|---|---|")
+    """Per model: slope and drop of exact match in both orders, MRR@100 and its drop, and the
+    accuracy of spans by place, the best and the worst of ten places.
+    """
+    print("| model | exact match: slope a tenth | first - last | MRR@100 | first - last | spans |")
+    print("|---|---|---|---|---|---|")
     for name, found in rows.items():
-        one, other = found["profiles"][exact], found["profiles"][moved]
+        profiles = found["profiles"]
+        one, other = profiles[EXACT], profiles[MOVED]
         rank = mean(place["value"] for place in other["places"])
         cells = [cell(one["slope"], 4), cell(one["drop"], 3), f"{rank:.3f}", cell(other["drop"], 3)]
+        right = [place["value"] for place in profiles.get("spans by place", {}).get("places", ())]
+        cells.append(f"{min(right):.3f} to {max(right):.3f}" if right else "-")
         print(f"| {name} | {' | '.join(cells)} |")
 
 
 def figures(rows: dict[str, dict[str, Any]]) -> Iterator[Path]:
-    """A plot of each family of models: exact match and the moved passage by place."""
+    """Plots of each family of models: exact match and the moved passage by place."""
     from revela.evaluation.position import plot_profiles
 
-    kept = ("exact match, both orders", "moved passage, MRR@100")
-    for family in ("spans", "SmolLM2 mean", "SmolLM2 EOS"):
+    for family, (kind, models) in product(FAMILIES, FIGURES.items()):
         drawn = {
-            name: {test: profile_of(found["profiles"][test]) for test in kept}
-            for name, found in rows.items()
-            if name.startswith(family)
+            name: {test: profile_of(rows[name]["profiles"][test]) for test in (EXACT, MOVED)}
+            for name in (f"{family}{rest}" for rest in models)
+            if name in rows
         }
-        if drawn:
-            path = OUT / f"{slug(family)}.png"
+        if len(drawn) > 1:
+            path = OUT / f"{slug(family)}_{kind}.png"
             plot_profiles(drawn, path, f"{TOKENS:,} tokens")
             yield path
 

@@ -128,7 +128,7 @@ def _lines(text: str, words: re.Pattern[str]) -> str:
     held = [len({word.lower() for word in words.findall(line)}) for line in lines]
     first = max(0, min(held.index(max(held)), len(lines) - LINES))
     indent = min(len(line) - len(line.lstrip()) for line in lines[first : first + LINES])
-    shown = [printable(line[indent : indent + FILE_WIDTH]) for line in lines[first : first + LINES]]
+    shown = [cut(printable(line[indent:]), FILE_WIDTH) for line in lines[first : first + LINES]]
     return "\n   ".join(
         [*(["..."] if first else []), *shown, *(["..."] if first + LINES < len(lines) else [])]
     )
@@ -164,5 +164,9 @@ def one_line(text: str) -> str:
 
 def snippet(text: str) -> str:
     """The beginning of a text, on one line."""
-    line = one_line(text)
-    return line if len(line) <= SNIPPET else f"{line[:SNIPPET]}..."
+    return cut(one_line(text), SNIPPET)
+
+
+def cut(line: str, length: int) -> str:
+    """A line, or so many of its characters and dots."""
+    return line if len(line) <= length else f"{line[:length]}..."

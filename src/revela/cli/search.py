@@ -24,7 +24,7 @@ def search(
     fusion: Literal["score", "rank"] = "score",
     rerank: Literal["tokens", "heads"] | None = None,
     lm: str = OFFLINE_MODEL,
-    top: int = 5,
+    top: Annotated[int, Parameter(alias="-k")] = 5,
     where: str | None = None,
     model: str | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,

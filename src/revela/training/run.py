@@ -269,62 +269,21 @@ class Run:
 
     def start(self) -> None:
         """Fit the retriever to the corpus, add LoRA, build objective and loop, write run.json."""
-        recipe, data, model, out = self.recipe, self.data, self.model, self.out
+        recipe, data, training = self.recipe, self.data, self.recipe.training
         self.untrained = self.check(self.encoder) if self.check else {}
         if self.check:
             log.info(f"untrained: {describe(self.untrained, {})}")
-        if self.is_decoder and (
-            recipe.fit.token_weighting or recipe.fit.whitening or recipe.fit.lexical
-        ):
-            fit_to_chunks(recipe, model, data.chunks, self.bf16)
-        add_lora(
-            model,
-            recipe.retriever.lora_rank,
-            recipe.retriever.lora_alpha,
-            recipe.retriever.lora_dropout,
-        )
-        if self.first_stage is not None:
-            lora = recipe.retriever.lora_rank, recipe.retriever.lora_alpha
-            train_first_stage(self.first_stage, *lora, recipe.retriever.lora_dropout)
-        limits = (
-            recipe.training.max_steps,
-            recipe.training.max_minutes,
-            recipe.training.max_tokens_read,
-        )
-        clock = Clock(*limits, cpu=recipe.training.clock == "cpu")
-        objective, collate = build_objective(
-            Parts(
-                recipe,
-                model,
-                data.documents,
-                data.rows,
-                self.device,
-                self.bf16,
-                count=clock.count,
-                first_stage=self.first_stage,
-                by_similarity=data.by_similarity,
-                corpora=data.corpora,
-                relevant=data.relevant,
-                mined=self.negatives,
-                folder=self.folder,
-                written=data.written,
-            )
-        )
-        self.accelerator: Accelerator | None = None
-        keep_until = None
-        if processes.is_first():
-            self._take_folder()
-            write_record(settings_of(recipe), self._about(), out)
-            self.accelerator = _tracking(recipe, out) if recipe.training.track else None
-            keep_until = step_of(self.checkpoint) if self.checkpoint else BEFORE_THE_FIRST
-        track = self.accelerator.log if self.accelerator else None
-        self.metrics = Metrics(out / "metrics.jsonl", keep_until, track)
+        self._fit_and_add_lora()
+        limits = training.max_steps, training.max_minutes, training.max_tokens_read
+        clock = Clock(*limits, cpu=training.clock == "cpu")
+        objective, collate = build_objective(self._parts(clock))
+        self._begin_record()
         self.best = BestState(objective, self._checkpoints, self.metrics.checks())
         self.checks = self._checks(clock) if self.check else None
         progress = Progress(clock, self.metrics)
         if data.written is not None:
             data.written.progress = progress.written
-        model.train()
+        self.model.train()
         self.loop = Loop(
             recipe,
             objective,
@@ -337,6 +296,49 @@ class Run:
         )
         processes.copy_first(self._tensors())
         self._refuse_other_weights()
+
+    def _fit_and_add_lora(self) -> None:
+        """Fit a language model to the corpus; add LoRA to the retriever and to its first stage."""
+        fit, retriever = self.recipe.fit, self.recipe.retriever
+        if self.is_decoder and (fit.token_weighting or fit.whitening or fit.lexical):
+            fit_to_chunks(self.recipe, self.model, self.data.chunks, self.bf16)
+        lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
+        add_lora(self.model, *lora)
+        if self.first_stage is not None:
+            train_first_stage(self.first_stage, *lora)
+
+    def _parts(self, clock: Clock) -> Parts:
+        """What objectives are built of."""
+        data = self.data
+        return Parts(
+            self.recipe,
+            self.model,
+            data.documents,
+            data.rows,
+            self.device,
+            self.bf16,
+            count=clock.count,
+            first_stage=self.first_stage,
+            by_similarity=data.by_similarity,
+            corpora=data.corpora,
+            relevant=data.relevant,
+            mined=self.negatives,
+            folder=self.folder,
+            written=data.written,
+        )
+
+    def _begin_record(self) -> None:
+        """Take the output folder and write run.json, by the first process; open the metrics."""
+        self.accelerator: Accelerator | None = None
+        keep_until = None
+        if processes.is_first():
+            self._take_folder()
+            write_record(settings_of(self.recipe), self._about(), self.out)
+            if self.recipe.training.track:
+                self.accelerator = _tracking(self.recipe, self.out)
+            keep_until = step_of(self.checkpoint) if self.checkpoint else BEFORE_THE_FIRST
+        track = self.accelerator.log if self.accelerator else None
+        self.metrics = Metrics(self.out / "metrics.jsonl", keep_until, track)
 
     def _take_folder(self) -> None:
         """Lock the output folder, and remove what a killed run has left half written.
