@@ -30,10 +30,14 @@ def one_by_one(query, key, value, lengths, causal, scale):
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (5, 5)])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("explicit_scores", [True, False])
+@pytest.mark.parametrize("explicit_scores", [0, 4, 512])
+@pytest.mark.parametrize("side_by_side", [256, 0])
 @pytest.mark.parametrize("groups", [4, 2])
-def test_attention_keeps_texts_apart(lengths, causal, explicit_scores, groups, monkeypatch):
-    monkeypatch.setattr(p, "EXPLICIT_SCORES", 256 if explicit_scores else 0)
+def test_attention_keeps_texts_apart(
+    lengths, causal, explicit_scores, side_by_side, groups, monkeypatch
+):
+    monkeypatch.setattr(p, "EXPLICIT_SCORES", explicit_scores)
+    monkeypatch.setattr(p, "SIDE_BY_SIDE", side_by_side)
     generator = torch.Generator().manual_seed(0)
     inputs = [
         torch.randn(n, sum(lengths), 6, dtype=torch.float64, generator=generator).requires_grad_()

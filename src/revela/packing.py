@@ -2,7 +2,8 @@
 
 Every layer but attention treats tokens independently, so a packed row costs only its own tokens.
 Attention needs the texts side by side: they are padded on the right to the longest, where causal
-rows never look and others are masked.
+rows never look and others are masked. On a CPU, which takes as long for padding as for tokens, long
+texts are read one by one instead.
 
 Registered with transformers' ``AttentionInterface`` for any model that uses it: the LM, to which
 lm/language_model.py adds its streams, and the retriever in training and encoding (``packed``).
@@ -24,9 +25,12 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 PACKED = "revela-packed"
-# Up to this many tokens a CPU computes the scores explicitly: 16 texts of 72 tokens in bf16 with 9
-# heads take 8.4 ms forward and backward, those of SDPA 21.5.
-EXPLICIT_SCORES = 256
+# Up to this many tokens a CPU reads texts side by side: 32 texts of 200 to 1,024 tokens in bf16
+# with 4 heads take 532 ms forward and backward, and 282 one by one.
+SIDE_BY_SIDE = 256
+# Up to this many it computes the scores explicitly, where they are still small: 16 texts of 100 to
+# 512 tokens in bf16 with 12 heads take 42 ms, and 92 by SDPA; in fp32 both take as long.
+EXPLICIT_SCORES = 512
 
 
 @dataclass(frozen=True)
@@ -104,21 +108,40 @@ def attention(
     Returns:
         (T, H, D).
     """
+    packed = query_HTD, key_GTD, value_GTD
+    if before is None and not query_HTD.is_cuda and max(layout.lengths) > SIDE_BY_SIDE:
+        texts = zip(*(torch.split(t[None], list(layout.lengths), 2) for t in packed), strict=True)
+        outs = [_padded_attention(q, k, v, None, causal, scale, dropout) for q, k, v in texts]
+        return torch.cat(outs, dim=2)[0].transpose(0, 1)
     query_BHLD, key_BGLD, value_BGLD = (
-        layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in (query_HTD, key_GTD, value_GTD)
+        layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in packed
     )
     if before is not None:
         out_BHLD = _continued(query_BHLD, key_BGLD, value_BGLD, *before, scale)
         return layout.pack(out_BHLD.transpose(1, 2))
-    heads, groups, length = query_BHLD.shape[1], key_BGLD.shape[1], query_BHLD.shape[2]
     valid_B11L = None if causal or layout.is_even else layout.valid_BL[:, None, None, :]
-    if query_HTD.is_cuda or length > EXPLICIT_SCORES:
+    inputs = query_BHLD, key_BGLD, value_BGLD, valid_B11L
+    return layout.pack(_padded_attention(*inputs, causal, scale, dropout).transpose(1, 2))
+
+
+def _padded_attention(
+    query_BHLD: Tensor,
+    key_BGLD: Tensor,
+    value_BGLD: Tensor,
+    valid_B11L: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
+) -> Tensor:
+    """Attention within each of B texts, to the tokens that are valid; (B, H, L, D)."""
+    heads, groups, length = query_BHLD.shape[1], key_BGLD.shape[1], query_BHLD.shape[2]
+    if query_BHLD.is_cuda or length > EXPLICIT_SCORES:
         inputs = query_BHLD, key_BGLD, value_BGLD, valid_B11L, dropout, causal
-        out_BHLD = F.scaled_dot_product_attention(*inputs, scale=scale, enable_gqa=heads != groups)
-        return layout.pack(out_BHLD.transpose(1, 2))
-    scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
+        return F.scaled_dot_product_attention(*inputs, scale=scale, enable_gqa=heads != groups)
+    width = query_BHLD.shape[-1]
+    scale = width**-0.5 if scale is None else scale
     # The rows of heads that share keys, one head after another.
-    rows_BGRD = (query_BHLD * scale).reshape(len(query_BHLD), groups, -1, query_HTD.shape[-1])
+    rows_BGRD = (query_BHLD * scale).reshape(len(query_BHLD), groups, -1, width)
     scores_BGRL = rows_BGRD @ key_BGLD.transpose(2, 3)
     if causal:
         future_LL = torch.ones(length, length, dtype=torch.bool, device=scores_BGRL.device).triu(1)
@@ -126,7 +149,7 @@ def attention(
     elif valid_B11L is not None:
         scores_BGRL = scores_BGRL.masked_fill(~valid_B11L, -torch.inf)
     out_BGRD = F.dropout(scores_BGRL.softmax(dim=-1), dropout) @ value_BGLD
-    return layout.pack(out_BGRD.view(len(query_BHLD), heads, length, -1).transpose(1, 2))
+    return out_BGRD.view(len(query_BHLD), heads, length, -1)
 
 
 def _continued(
