@@ -56,6 +56,15 @@ def test_groups_are_built_shown_stored_and_trained_on(
     assert "held out 16 documents for the label-free check (sibling" in said
 
 
+def test_who_holds_nothing_out_is_told_that_nothing_is_checked(
+    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
+):
+    flags = ("--out", tmp_path / "model", *models(tiny_lm_folder), *TINY[:-1], 0)
+    code, said, err = run(monkeypatch, capsys, "train", corpus_file, *flags)
+    assert code == 0, err
+    assert "no documents held out, so no label-free check: the last state is saved" in said
+
+
 def test_clusters_of_what_a_surrogate_finds_similar(
     monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
 ):

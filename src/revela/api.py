@@ -219,11 +219,16 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
             f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
             "the label-free check asks none"
         )
-    unguarded = "too few for a task, so the last state is saved unchecked"
-    if not questions:
-        unguarded += ": --check-questions 100 has a language model write questions about them"
-    log.info(
-        f"held out {len(data.held_out):,} documents for the label-free check "
-        f"({check.describe() or unguarded})"
-    )
+    log.info(_about_check(recipe, check, len(data.held_out)))
     return data, check
+
+
+def _about_check(recipe: Recipe, check: HeldOutCheck, held_out: int) -> str:
+    """What the label-free check asks, or why it asks nothing."""
+    if not held_out and not recipe.corpus.held_out:
+        return "no documents held out, so no label-free check: the last state is saved"
+    unguarded = "too few for a task, so the last state is saved unchecked"
+    if not recipe.training.check_questions:
+        unguarded += ": --check-questions 100 has a language model write questions about them"
+    asked = check.describe() or unguarded
+    return f"held out {held_out:,} documents for the label-free check ({asked})"

@@ -147,8 +147,6 @@ def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> Arro
             f"{next(iter(missing))}): give the corpus that it names, with its ids as _id"
         )
     total, left = (sum(map(len, found.values())) for found in (asking, missing))
-    log.info(
-        f"{total - left:,} pairs of {folder}; {left:,} left out, whose documents are not in the "
-        "corpus or held out"
-    )
+    without = f"; {left:,} left out, whose documents are not in the corpus or held out"
+    log.info(f"{total - left:,} pairs of {folder}{without if left else ''}")
     return made
