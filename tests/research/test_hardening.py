@@ -34,4 +34,5 @@ def test_fuzzed_inputs_are_read_or_refused_in_one_sentence(tmp_path):
     failures = tmp_path / "failures.jsonl"
     found = figures("fuzz", "--inputs", "20", "--seed", "1", "--failures", str(failures))
     assert found["inputs"] == 20 and found["failures"] == 0 and not failures.exists()
-    assert found["codes"].keys() == {"0", "2"} and len(found["kinds"]) == 5
+    assert found["codes"].keys() == {"0", "2"} and min(found["codes"].values()) > 1
+    assert len(found["kinds"]) == 5
