@@ -49,7 +49,7 @@ TOKENS = 2048
 ANSWERS = 150  # that pairs are made of; with more, too little is left of their articles
 SMOL = "embedded:smollm2-135m"
 
-ONCE = ("--max-steps", "20")
+ONCE = ("--max-steps", "10")
 LONG = (
     *("--train-tokens", "2048", "--group-size", "2"),
     *("--max-steps", "250", "--warmup-steps", "20"),

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import mmap
+from pathlib import Path
 
 import torch
 
 from revela.settings import Precision
+
+GROWN = 1.5  # times its size after a batch, and 1 GB: then a process returns what it has freed
 
 
 def autocast(device: torch.device, bf16: bool) -> torch.autocast:
@@ -20,20 +24,49 @@ def compute_device() -> torch.device:
     """The first GPU; without one, the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
-    keep_freed_memory()
+    freed_memory()
     return torch.device("cpu")
 
 
-@functools.cache
-def keep_freed_memory() -> None:
-    """Have glibc use freed blocks of up to 1 GB again. By default it returns them to the kernel,
-    which clears every page of the next batch: a fifth of the time that encoding takes.
+class FreedMemory:
+    """What glibc keeps of freed memory: blocks of up to 1 GB, for the next batch. By default it
+    returns them to the kernel, which clears every page of that batch: a fifth of the time that
+    encoding takes.
+
+    Texts of ever other lengths need blocks of ever other sizes, which do not fit into the gaps that
+    the former ones have left. So once the process has grown by half, all is returned.
     """
-    trim_threshold, mmap_threshold = -1, -3  # malloc.h
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 2**30)
-        libc.mallopt(trim_threshold, 2**30)
+
+    def __init__(self) -> None:
+        self._libc: ctypes.CDLL | None = None
+        self._most = 0.0  # bytes of the process; 0: not known before the next batch
+        trim_threshold, mmap_threshold = -1, -3  # malloc.h
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+            libc = ctypes.CDLL(None)
+            libc.mallopt(mmap_threshold, 2**30)
+            libc.mallopt(trim_threshold, 2**30)
+            self._libc = libc
+
+    def after_a_batch(self) -> None:
+        """Return it, if the process has grown too much."""
+        if self._libc is None:
+            return
+        size = self._size()
+        if not self._most:
+            self._most = GROWN * size + 2**30
+        elif size > self._most:
+            self._libc.malloc_trim(0)
+            self._most = 0.0
+
+    def _size(self) -> int:
+        """Bytes of this process in memory."""
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@functools.cache
+def freed_memory() -> FreedMemory:
+    """The one of this process, from now on."""
+    return FreedMemory()
 
 
 def has_fast_bf16(device: torch.device) -> bool:

@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor
 from tqdm import tqdm
 
-from revela.device import autocast, keep_freed_memory, uses_bf16
+from revela.device import autocast, freed_memory, uses_bf16
 from revela.errors import RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
@@ -56,8 +56,6 @@ def load_encoder(
     silence_libraries()
     model = load_retriever(folder)
     bf16 = uses_bf16(precision, model.device)
-    if model.device.type == "cpu":
-        keep_freed_memory()
     first_stage = load_first_stage(folder)
     return RetrieverEncoder(model, bf16, max_tokens, name=str(folder), first_stage=first_stage)
 
@@ -228,6 +226,8 @@ class RetrieverEncoder:
                     vectors_BD = features["sentence_embedding"][:, :width].float().cpu().numpy()
                     vectors_ND[indices] = vectors_BD
                     bar.update(len(indices))
+                    if model.device.type == "cpu":
+                        freed_memory().after_a_batch()
             return vectors_ND
 
     @contextlib.contextmanager

@@ -1,0 +1,65 @@
+"""Memory that was freed is kept for the next batch, and returned when the process has grown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from revela import device
+
+GB = 2**30
+
+FRAGMENTED = """
+import random, torch
+from revela.device import FreedMemory
+memory, rng, kept = FreedMemory(), random.Random(0), []
+if memory._libc is None:
+    print(0, 0)
+    raise SystemExit
+def batch():
+    held = [torch.ones(rng.randrange(40, 60) * 2**18) for _ in range(20)]  # 40 to 60 MB each
+    kept.append([bytearray(600) for _ in range(1000)])
+    del held
+batch()
+memory.after_a_batch()
+before = memory._size()
+memory._most = 1  # as if it had grown
+memory.after_a_batch()
+print(before >> 20, memory._size() >> 20)
+"""
+
+
+class Libc:
+    def __init__(self) -> None:
+        self.trims = 0
+
+    def malloc_trim(self, pad: int) -> None:
+        self.trims += 1
+
+
+def test_a_process_returns_memory_once_it_has_grown_by_half_and_a_gigabyte(monkeypatch):
+    memory, libc, sizes = device.FreedMemory(), Libc(), []
+    memory._libc = libc
+    monkeypatch.setattr(memory, "_size", lambda: sizes[-1])
+    trims = []
+    for size in (2, 3, 4, 4.1, 6, 9, 10.1, 6):  # the size after 4.1 and 10.1 counts anew
+        sizes.append(int(size * GB))
+        memory.after_a_batch()
+        trims.append(libc.trims)
+    assert trims == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_what_was_freed_is_returned():
+    done = subprocess.run(
+        [sys.executable, "-c", FRAGMENTED], capture_output=True, text=True, check=True
+    )
+    before, after = map(int, done.stdout.split())
+    assert before == after == 0 or before - after > 500  # MB, of a gigabyte
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    def none(name: None) -> object:
+        raise OSError
+
+    monkeypatch.setattr(device.ctypes, "CDLL", none)
+    device.FreedMemory().after_a_batch()
