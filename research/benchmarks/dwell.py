@@ -45,6 +45,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "dwell"
 RECIPES = Path(__file__).parents[1] / "recipes" / "dwell"
 TEXTS = ("openstax", "debian_docs_0", "devdocs_python", "ms_cpp_docs")
 LEAST_WORDS, MOST = 1000, 1000  # of a document that is trained on; of each text
+PROBED = ["the last third of openstax"]
 TOKENS = 2048
 ANSWERS = 150  # that pairs are made of; with more, too little is left of their articles
 SMOL = "embedded:smollm2-135m"
@@ -229,7 +230,11 @@ def probed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         command = ["revela", "probe", model, str(data / "probe.jsonl"), "--move", str(data / "dev")]
         command += ["--max-tokens", str(TOKENS), "--documents", str(arguments.documents)]
         print(f"== probing {name}", flush=True)
-        subprocess.run([*command, "--json", str(path)], check=True)
+        probe = OUT / f"{slug(name)}-probe.json"
+        subprocess.run([*command, "--json", str(probe)], check=True)
+        row = {**json.loads(probe.read_text()), "model": name, "corpus": PROBED}
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(row, indent=1))
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
@@ -255,7 +260,7 @@ def print_table(rows: dict[str, dict[str, Any]]) -> None:
         profiles = found["profiles"]
         one, other = profiles[EXACT], profiles[MOVED]
         rank = mean(place["value"] for place in other["places"])
-        cells = [cell(one["slope"], 4), cell(one["drop"], 3), f"{rank:.3f}", cell(other["drop"], 3)]
+        cells = [cell(one["slope"], 5), cell(one["drop"], 4), f"{rank:.3f}", cell(other["drop"], 3)]
         right = [place["value"] for place in profiles.get("spans by place", {}).get("places", ())]
         cells.append(f"{min(right):.3f} to {max(right):.3f}" if right else "-")
         print(f"| {name} | {' | '.join(cells)} |")
