@@ -37,12 +37,12 @@ class Libc:
         self.trims += 1
 
 
-def test_a_process_returns_memory_once_it_has_grown_by_half_and_a_gigabyte(monkeypatch):
+def test_a_process_returns_memory_once_it_has_grown_by_a_quarter(monkeypatch):
     memory, libc, sizes = device.FreedMemory(), Libc(), []
     memory._libc = libc
     monkeypatch.setattr(memory, "_size", lambda: sizes[-1])
     trims = []
-    for size in (2, 3, 4, 4.1, 6, 9, 10.1, 6):  # the size after 4.1 and 10.1 counts anew
+    for size in (2, 2.5, 2.9, 3.1, 4, 5.4, 5.6, 4):  # the size after 3.1 and 5.6 counts anew
         sizes.append(int(size * GB))
         memory.after_a_batch()
         trims.append(libc.trims)

@@ -28,9 +28,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="recorded on a
 Record = dict[str, list[float] | list[str]]
 FILE = Path(__file__).parent / "records.json"
 # Another CPU adds fp32 numbers in another order: with the instructions of SSE4 or AVX2 alone, these
-# move by up to a fifth of this. A temperature or a learning rate that is 1 % off moves some number
-# of every run by more than ten times this, another seed by more than a thousand times.
-RELATIVE, ABSOLUTE = 5e-4, 5e-6
+# move by up to a tenth of this, and on another machine one norm of a gradient by two thirds of it.
+# A temperature or a learning rate that is 1 % off moves some number of every run by more than five
+# times this, another seed by more than five hundred times.
+RELATIVE, ABSOLUTE = 1e-3, 5e-6
 
 DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
 MORE = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(80)]

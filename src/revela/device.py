@@ -12,7 +12,9 @@ import torch
 
 from revela.settings import Precision
 
-GROWN = 1.5  # times its size after a batch, and 1 GB: then a process returns what it has freed
+GROWN = (
+    1.25  # times its size after a batch, and half a GB: then a process returns what it has freed
+)
 
 
 def autocast(device: torch.device, bf16: bool) -> torch.autocast:
@@ -34,7 +36,7 @@ class FreedMemory:
     encoding takes.
 
     Texts of ever other lengths need blocks of ever other sizes, which do not fit into the gaps that
-    the former ones have left. So once the process has grown by half, all is returned.
+    the former ones have left. So once the process has grown by a quarter, all is returned.
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class FreedMemory:
             return
         size = self._size()
         if not self._most:
-            self._most = GROWN * size + 2**30
+            self._most = GROWN * size + 2**29
         elif size > self._most:
             self._libc.malloc_trim(0)
             self._most = 0.0
