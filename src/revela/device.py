@@ -12,9 +12,8 @@ import torch
 
 from revela.settings import Precision
 
-GROWN = (
-    1.25  # times its size after a batch, and half a GB: then a process returns what it has freed
-)
+# So many times its size after a batch, and half a GB: then a process returns what it has freed.
+GROWN = 1.25
 
 
 def autocast(device: torch.device, bf16: bool) -> torch.autocast:
