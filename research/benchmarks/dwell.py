@@ -49,6 +49,15 @@ PROBED = ["the last third of openstax"]
 TOKENS = 2048
 ANSWERS = 150  # that pairs are made of; with more, too little is left of their articles
 SMOL = "embedded:smollm2-135m"
+POOLINGS = {"SmolLM2 mean": "mean", "SmolLM2 EOS": "eos"}
+EXACT, MOVED = "exact match, both orders", "moved passage, MRR@100"
+FIGURES = {  # what each plot of a family shows
+    "stages": ("", ", crops", ", crops, 1 episode", ", crops, 4 episodes"),
+    "causes": (
+        *(", crops", ", crops of shuffled"),
+        *(", crops, 4 episodes", ", crops, 4 episodes, answers first"),
+    ),
+}
 
 ONCE = ("--max-steps", "10")
 LONG = (
@@ -91,7 +100,7 @@ SPANS = {
 }
 STRONG = {
     name: Stage(s.start, s.text, s.recipe, (*s.flags, "--pooling", pooling, "--lora-rank", "64"))
-    for pooling, family in (("mean", "SmolLM2 mean"), ("eos", "SmolLM2 EOS"))
+    for family, pooling in POOLINGS.items()
     for name, s in later(family, SMOL).items()
 }
 STAGES = {**SPANS, **STRONG}
@@ -239,17 +248,6 @@ def probed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-EXACT, MOVED = "exact match, both orders", "moved passage, MRR@100"
-FAMILIES = ("spans", "SmolLM2 mean", "SmolLM2 EOS")
-FIGURES = {  # what each plot of a family shows
-    "stages": ("", ", crops", ", crops, 1 episode", ", crops, 4 episodes"),
-    "causes": (
-        *(", crops", ", crops of shuffled"),
-        *(", crops, 4 episodes", ", crops, 4 episodes, answers first"),
-    ),
-}
-
-
 def print_table(rows: dict[str, dict[str, Any]]) -> None:
     """Per model: slope and drop of exact match in both orders, MRR@100 and its drop, and the
     accuracy of spans by place, the best and the worst of ten places.
@@ -270,7 +268,7 @@ def figures(rows: dict[str, dict[str, Any]]) -> Iterator[Path]:
     """Plots of each family of models: exact match and the moved passage by place."""
     from revela.evaluation.position import plot_profiles
 
-    for family, (kind, models) in product(FAMILIES, FIGURES.items()):
+    for family, (kind, models) in product(("spans", *POOLINGS), FIGURES.items()):
         drawn = {
             name: {test: profile_of(rows[name]["profiles"][test]) for test in (EXACT, MOVED)}
             for name in (f"{family}{rest}" for rest in models)

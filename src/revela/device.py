@@ -49,7 +49,7 @@ class FreedMemory:
             self._libc = libc
 
     def after_a_batch(self) -> None:
-        """Return it, if the process has grown too much."""
+        """Return what is kept, if the process has grown too much."""
         if self._libc is None:
             return
         size = self._size()
@@ -68,6 +68,12 @@ class FreedMemory:
 def freed_memory() -> FreedMemory:
     """The one of this process, from now on."""
     return FreedMemory()
+
+
+def after_a_batch(device: torch.device) -> None:
+    """On a CPU, return what was freed, if the process has grown too much."""
+    if device.type == "cpu":
+        freed_memory().after_a_batch()
 
 
 def has_fast_bf16(device: torch.device) -> bool:

@@ -108,23 +108,21 @@ def attention(
     Returns:
         (T, H, D).
     """
-    packed = query_HTD, key_GTD, value_GTD
+    rows = query_HTD, key_GTD, value_GTD
     if before is None and not query_HTD.is_cuda and max(layout.lengths) > SIDE_BY_SIDE:
-        texts = zip(*(torch.split(t[None], list(layout.lengths), 2) for t in packed), strict=True)
-        outs = [_padded_attention(q, k, v, None, causal, scale, dropout) for q, k, v in texts]
+        texts = zip(*(torch.split(t[None], list(layout.lengths), 2) for t in rows), strict=True)
+        outs = [_side_by_side(q, k, v, None, causal, scale, dropout) for q, k, v in texts]
         return torch.cat(outs, dim=2)[0].transpose(0, 1)
-    query_BHLD, key_BGLD, value_BGLD = (
-        layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in packed
-    )
+    query_BHLD, key_BGLD, value_BGLD = (layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in rows)
     if before is not None:
         out_BHLD = _continued(query_BHLD, key_BGLD, value_BGLD, *before, scale)
         return layout.pack(out_BHLD.transpose(1, 2))
     valid_B11L = None if causal or layout.is_even else layout.valid_BL[:, None, None, :]
     inputs = query_BHLD, key_BGLD, value_BGLD, valid_B11L
-    return layout.pack(_padded_attention(*inputs, causal, scale, dropout).transpose(1, 2))
+    return layout.pack(_side_by_side(*inputs, causal, scale, dropout).transpose(1, 2))
 
 
-def _padded_attention(
+def _side_by_side(
     query_BHLD: Tensor,
     key_BGLD: Tensor,
     value_BGLD: Tensor,

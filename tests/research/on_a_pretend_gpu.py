@@ -126,7 +126,7 @@ def bench(device: torch.device) -> list[str]:
 
 
 def main() -> None:
-    packed_attention.EXPLICIT_SCORES = 0  # as on a GPU, the fused form, side by side
+    packed_attention.EXPLICIT_SCORES = 0  # as on a GPU, the fused form
     cases = [(preset, groups) for preset in ("gated", "paper") for groups in (1, 3)]
     found = {
         device.type: {

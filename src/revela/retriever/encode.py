@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor
 from tqdm import tqdm
 
-from revela.device import autocast, freed_memory, uses_bf16
+from revela.device import after_a_batch, autocast, uses_bf16
 from revela.errors import RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
@@ -226,8 +226,7 @@ class RetrieverEncoder:
                     vectors_BD = features["sentence_embedding"][:, :width].float().cpu().numpy()
                     vectors_ND[indices] = vectors_BD
                     bar.update(len(indices))
-                    if model.device.type == "cpu":
-                        freed_memory().after_a_batch()
+                    after_a_batch(model.device)
             return vectors_ND
 
     @contextlib.contextmanager

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from revela import processes
-from revela.device import autocast, freed_memory
+from revela.device import after_a_batch, autocast
 from revela.errors import RevelaError
 from revela.groups.documents import Groups
 from revela.settings import Recipe
@@ -102,8 +102,7 @@ class Loop:
                 clock.start()
                 step_loss, grad_norm, learning_rate = self._take_step()
                 loss += step_loss
-                if self.device.type == "cpu":
-                    freed_memory().after_a_batch()
+                after_a_batch(self.device)
                 spent = clock.stop()
                 self.progress.advance()
                 self._agree(*spent)
