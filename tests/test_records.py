@@ -29,9 +29,8 @@ Record = dict[str, list[float] | list[str]]
 FILE = Path(__file__).parent / "records.json"
 # Another CPU adds fp32 numbers in another order: with the instructions of AVX2 alone these are met,
 # with torch's plain code for any CPU one norm of "paper" moves by 1.6e-3. A temperature or a
-# learning rate that is 1 % off moves some number of every run by more than ten times RELATIVE,
-# another seed by more than a thousand times. A small number of a list moves with the large ones: on
-# another machine a norm of .036 by 7e-4 of itself, which is 3e-5 of the list's largest.
+# learning rate that is 1 % off fails every run that has one. A small number of a list moves with
+# the large ones: on another machine a norm of .036 by 7e-4 of itself, 3e-5 of the list's largest.
 RELATIVE, OF_THE_LARGEST = 5e-4, 5e-5
 
 DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
