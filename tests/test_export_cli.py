@@ -32,7 +32,6 @@ def test_export_says_how_well_it_agrees(monkeypatch, capsys, tmp_path, saved_ret
         saved_retriever,
         "--out",
         tmp_path / "onnx",
-        "--onnx",
         "--int8",
     )
     assert code == 0 and "model.onnx" in out and "least cosine 0.9" in out
@@ -46,8 +45,7 @@ def test_export_says_how_well_it_agrees(monkeypatch, capsys, tmp_path, saved_ret
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["{model}", "--out", "{new}"], "say --onnx"),
-        (["{model}", "--out", "{model}", "--onnx"], "exists: choose another --out"),
+        (["{model}", "--out", "{model}"], "exists: choose another --out"),
         (
             ["{lm}", "--out", "{new}", "--onnx"],
             "is not a Sentence-Transformers folder: it has no modules.json",

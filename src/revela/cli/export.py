@@ -16,7 +16,7 @@ def export(
     model: str,
     *,
     out: Out,
-    onnx: Annotated[bool, Parameter(negative=())] = False,
+    onnx: Annotated[bool, Parameter(negative=())] = True,
     int8: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Export a retriever to a form that other runtimes load, and check it against torch.
@@ -28,12 +28,11 @@ def export(
     out:
         Folder for the export.
     onnx:
-        The form: an ONNX graph from token ids to unit vectors, with its tokenizer.json.
+        The form, so far the only one: an ONNX graph from token ids to unit vectors, with its
+        tokenizer.json.
     int8:
         Quantise it to 8 bits: a third of the size, faster, and slightly different vectors.
     """
-    if not onnx:
-        raise RevelaError("there is one form to export to: say --onnx")
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     from revela.retriever.build import load_retriever

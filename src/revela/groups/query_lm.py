@@ -32,7 +32,7 @@ from revela.groups.documents import Groups
 from revela.processes import cores
 from revela.settings import Recipe
 from revela.types import Chunk
-from revela.weights import find_weights, fingerprint
+from revela.weights import find_weights, fingerprint, name_of
 
 log = logging.getLogger(__name__)
 
@@ -118,13 +118,13 @@ class QueryLM:
     def __init__(self, recipe: Recipe, path: Path | None) -> None:
         if path is None:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
-        self.recipe, self.name = recipe, recipe.queries.query_lm or recipe.lm.model
-        self.folder = find_weights(self.name, recipe.retriever.offline_model)
+        self.recipe, name = recipe, recipe.queries.query_lm or recipe.lm.model
+        self.folder = find_weights(name, recipe.retriever.offline_model)
         by = f"{fingerprint(self.folder)}, {recipe.queries.query_prompting}"
         self.file = QueryFile(path, by)
 
     def __str__(self) -> str:
-        return f"{self.name} writes queries into {self.file.path}"
+        return f"{name_of(self.folder)} writes queries into {self.file.path}"
 
     def missing(self, texts: Iterable[str]) -> int:
         """How many of these texts it has not been asked about."""
