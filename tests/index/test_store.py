@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -330,6 +331,25 @@ def test_damaged_folders_are_one_sentence(tmp_path, index):
         file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(RevelaError, match="is damaged or out of reach"):
         reopen(folder).search("title")
+
+
+def test_a_table_without_a_version_is_begun_again(tmp_path):
+    """A full disk, or a kill, while the table was made."""
+    folder = tmp_path / "index"
+    replace(build(folder, DOCS[:3]).info, finished=False).save(folder)
+    shutil.rmtree(folder / "chunks.lance" / "_versions")
+    made = build(folder, DOCS[:3])
+    made.finish()
+    assert rows_of(reopen(folder)) == wanted_rows(DOCS[:3])
+
+
+def test_a_full_disk_is_said_as_such(tmp_path):
+    full = OSError("LanceError(IO): No space left on device (os error 28)")
+    with (
+        pytest.raises(RevelaError, match="no space left on device.: make room there"),
+        table.lance_errors(tmp_path),
+    ):
+        raise full
 
 
 def test_an_empty_index_finds_nothing(tmp_path):

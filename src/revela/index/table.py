@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from revela.errors import QueryError, RevelaError
+from revela.files import disk_error
 from revela.index.bm25 import STOP_WORDS
 from revela.index.fusion import Ranking, evenly
 from revela.index.manifest import Info
@@ -62,15 +63,18 @@ class Table:
 
     @classmethod
     def open(cls, folder: Path, info: Info, create: bool = False) -> Table:
-        """Open the table of an index folder; ``create`` makes an empty one if there is none."""
+        """Open the table of an index folder; ``create`` makes an empty one if there is none, or one
+        that a killed run or a full disk has left without any version.
+        """
         # Its warnings are for programmers. LanceDB reads the variable when it is imported.
         os.environ.setdefault("LANCEDB_LOG", "error")
         import lancedb
 
         with lance_errors(folder):
             database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
-            if create and TABLE not in database.list_tables().tables:
-                return cls(folder, info, database.create_table(TABLE, schema=_schema(info)))
+            if create and not any(Path(table_uri(folder), "_versions").glob("*.manifest")):
+                made = database.create_table(TABLE, schema=_schema(info), mode="overwrite")
+                return cls(folder, info, made)
             return cls(folder, info, database.open_table(TABLE))
 
     def __len__(self) -> int:
@@ -383,8 +387,8 @@ _PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Inv
 
 @contextmanager
 def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
-    """Turn LanceDB's errors into one sentence: about the filter if there is one, unless files are
-    at fault.
+    """Turn LanceDB's errors into one sentence: about a disk that is full, or about the filter if
+    there is one, unless files are at fault.
 
     Raises:
         QueryError: LanceDB has raised an error inside, which the filter has caused.
@@ -393,6 +397,8 @@ def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> 
     try:
         yield
     except (ValueError, RuntimeError, OSError) as error:
+        if sentence := disk_error(error, folder):
+            raise RevelaError(sentence) from error
         reason = " ".join(_SOURCE.sub("", str(error)).split())[:300]
         if where and not isinstance(error, OSError) and not re.search(r"\(IO\)|Not found:", reason):
             why = _PREAMBLE.split(reason)[-1].split(". Valid fields")[0].rstrip(".)")
