@@ -346,7 +346,7 @@ def test_a_table_without_a_version_is_begun_again(tmp_path):
 def test_a_full_disk_is_said_as_such(tmp_path):
     full = OSError("LanceError(IO): No space left on device (os error 28)")
     with (
-        pytest.raises(RevelaError, match="no space left on device.: make room there"),
+        pytest.raises(RevelaError, match=r"no space left on device\): make room there"),
         table.lance_errors(tmp_path),
     ):
         raise full
