@@ -60,6 +60,8 @@ FIGURES = {  # what each plot of a family shows
 }
 
 ONCE = ("--max-steps", "10")
+UNCHANGED = ("--max-steps", "1", "--learning-rate", "0")
+LARGER = ("--lora-rank", "64", "--retriever-batch", "16")
 LONG = (
     *("--train-tokens", "2048", "--group-size", "2"),
     *("--max-steps", "250", "--warmup-steps", "20"),
@@ -76,12 +78,12 @@ class Stage:
     flags: tuple[str, ...] = ()
 
 
-def later(name: str, start: str) -> dict[str, Stage]:
+def later(name: str, start: str, crops: tuple[str, ...] = ()) -> dict[str, Stage]:
     """The stages after span corruption, or after what a language model's training gave."""
     pairs = "uniform/corpus.jsonl"
     return {
-        f"{name}, crops": Stage(start, "train.jsonl", "crops"),
-        f"{name}, crops of shuffled": Stage(start, "shuffled.jsonl", "crops"),
+        f"{name}, crops": Stage(start, "train.jsonl", "crops", crops),
+        f"{name}, crops of shuffled": Stage(start, "shuffled.jsonl", "crops", crops),
         f"{name}, crops, 1 episode": Stage(f"{name}, crops", pairs, "episodes", ONCE),
         f"{name}, crops, 4 episodes": Stage(f"{name}, crops", pairs, "episodes"),
         f"{name}, crops, 4 episodes, answers first": Stage(
@@ -99,9 +101,12 @@ SPANS = {
     **later("spans", "spans"),
 }
 STRONG = {
-    name: Stage(s.start, s.text, s.recipe, (*s.flags, "--pooling", pooling, "--lora-rank", "64"))
+    name: Stage(s.start, s.text, s.recipe, (*s.flags, "--pooling", pooling, *LARGER))
     for family, pooling in POOLINGS.items()
-    for name, s in later(family, SMOL).items()
+    for name, s in {
+        family: Stage(SMOL, "train.jsonl", "crops", UNCHANGED),
+        **later(family, SMOL, ("--max-steps", "24")),
+    }.items()
 }
 STAGES = {**SPANS, **STRONG}
 
