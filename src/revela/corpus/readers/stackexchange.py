@@ -32,6 +32,7 @@ from revela.types import Document
 QUESTION, ANSWER = "1", "2"  # PostTypeId
 MAX_DEPTH = 16  # a row is at the second level
 FIRST = -(2**63)  # the rank of a question among its answers
+MOST = 2**62  # of an Id or a score that is taken for one; they are kept in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
         try:
             question = int(row["Id"] if kind == QUESTION else row["ParentId"])
             rank = FIRST if kind == QUESTION else -int(row.get("Score", "0"))
+            if abs(question) > MOST or (kind == ANSWER and abs(rank) > MOST):
+                raise ValueError("beyond 64 bits")
             body = row["Body"]
         except (KeyError, ValueError):
             report.skip("post without Id, ParentId or Body", where, bad=True)
