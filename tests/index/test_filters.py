@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from letters import build
 
-from revela.errors import RevelaError
-from revela.index.filters import FILTER_LIMIT, MAX_OPERATORS, where_sql
+from revela.errors import QueryError, RevelaError
+from revela.index.filters import FILTER_LIMIT, MAX_BRACKETS, MAX_OPERATORS, where_sql
 from revela.types import Document
 
 COLUMNS = {"year": "int64", "price in €": "double", "open": "bool", "select": "string"}
@@ -226,6 +226,14 @@ def test_any_json_gives_plain_comparisons_or_one_sentence(where):
 def test_sql_that_would_overflow_the_stack_of_the_parser_is_refused(index, sql):
     with pytest.raises(RevelaError, match="operators and brackets"):
         index.search("b", mode="lexical", where=sql)
+
+
+@pytest.mark.parametrize("opening", ["position(", "array[", "cast(", "cast( array [", "}(("])
+def test_brackets_in_one_another_that_would_take_the_parser_minutes_are_refused(index, opening):
+    with pytest.raises(RevelaError, match="10 brackets in one another"):
+        index.search("b", mode="lexical", where=opening * 12 + "open")
+    with pytest.raises(QueryError):
+        index.search("b", mode="lexical", where=opening * (MAX_BRACKETS // 2) + "open")
 
 
 def test_texts_and_lists_are_no_operators(index):
