@@ -125,7 +125,9 @@ def run_one(command: list[str], folder: Path) -> Ended:
 
 
 def _become(command: list[str], folder: Path) -> None:
-    """In the fork: be this command line, with room for 4 GB more."""
+    """In the fork: be this command line, with twice as many addresses as it may use memory, since
+    libraries reserve more than they use.
+    """
     os.setsid()
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -135,7 +137,7 @@ def _become(command: list[str], folder: Path) -> None:
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "wb", closefd=False), **encoding)
     tempfile.tempdir = str(folder)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
+    most = pages * resource.getpagesize() + 2 * MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.chdir(folder)
     sys.argv = ["revela", *command]
