@@ -153,7 +153,7 @@ def one(trained: Trained, out: Path, processes: int, kills: int, rng: random.Ran
         while process.poll() is None and not (out / "run.json").exists():
             time.sleep(0.02)
         # By the step, since a machine may be slow; then a moment later.
-        step = rng.randrange(last_step(out), STEPS)
+        step = rng.randrange(last_step(out), STEPS + 1)  # or while the result is saved
         while process.poll() is None and last_step(out) + 3 < step:
             time.sleep(0.002)
         time.sleep(0.5 * rng.random() ** 3)
