@@ -137,6 +137,11 @@ def last_step(out: Path) -> int:
     return max(map(int, steps), default=0)
 
 
+def finished(out: Path) -> bool:
+    """Whether the result is saved and the checkpoints are gone."""
+    return (out / "modules.json").exists() and not (out / "checkpoints").exists()
+
+
 def twice(out: Path) -> list[str]:
     """Steps whose loss metrics.jsonl has more than once."""
     rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
@@ -148,6 +153,8 @@ def one(trained: Trained, out: Path, processes: int, kills: int, rng: random.Ran
     """A run that is killed so many times and then runs to its end: when each kill was."""
     times: list[Any] = []
     for _ in range(kills):
+        if finished(out):
+            break
         # A run that has no run.json yet has not begun: there is nothing to resume.
         process = trained.start(out, processes, resume=(out / "run.json").exists())
         while process.poll() is None and not (out / "run.json").exists():
@@ -164,7 +171,7 @@ def one(trained: Trained, out: Path, processes: int, kills: int, rng: random.Ran
         refuse_half(out)
         times.append((whom, last_step(out)))
     log = out.with_name(f"{out.name}.log")
-    if not (out / "modules.json").exists() or (out / "checkpoints").exists():
+    if not finished(out):
         process = trained.start(out, processes, resume=(out / "run.json").exists())
         assert process.wait() == 0, log.read_text()[-3000:]
     assert not fault(0, log.read_text()), log.read_text()[-3000:]
