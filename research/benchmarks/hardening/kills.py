@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,9 @@ def kill(process: subprocess.Popen[str], processes: int, rng: random.Random) -> 
         process.wait(120)  # torchrun ends the other
         return f"process {number}"
     os.killpg(process.pid, signal.SIGKILL)
+    for worker in some:  # each in a session of its own, so that it outlives torchrun
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
     process.wait()
     return "all"
 
