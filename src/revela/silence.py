@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -48,6 +50,27 @@ def waiting(
 
     other = int(os.environ.get("RANK") or 0) > 0
     return tqdm(items, what, total, False, unit=unit, delay=SHOWN_AFTER, disable=other)
+
+
+@contextmanager
+def hold_stderr() -> Iterator[None]:
+    """While open, hold what native code writes to stderr, such as Rust's note of a panic. It is
+    shown afterwards, unless an exception says what was wrong.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        real = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.truncate(0)
+            raise
+        finally:
+            os.dup2(real, 2)
+            os.close(real)
+            held.seek(0)
+            os.write(2, held.read())
 
 
 @contextmanager

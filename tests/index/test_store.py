@@ -337,6 +337,19 @@ def test_damaged_folders_are_one_sentence(tmp_path, index):
         reopen(folder).search("title")
 
 
+def test_a_manifest_that_makes_lance_panic_is_one_sentence(tmp_path, index, capfd):
+    folder = tmp_path / "index"
+    shutil.copytree(index.folder, folder)
+    for manifest in (folder / "chunks.lance" / "_versions").iterdir():
+        data = bytearray(manifest.read_bytes())
+        place = int.from_bytes(data[-16:-8], "little")
+        data[place : place + 4] = (2**28).to_bytes(4, "little")  # the length of what follows
+        manifest.write_bytes(data)
+    with pytest.raises(RevelaError, match=r"is damaged or out of reach .rust future panicked"):
+        reopen(folder)
+    assert "panicked" not in capfd.readouterr().err
+
+
 def test_a_table_without_a_version_is_begun_again(tmp_path):
     """A full disk, or a kill, while the table was made."""
     folder = tmp_path / "index"

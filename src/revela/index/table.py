@@ -26,7 +26,7 @@ from revela.index.bm25 import STOP_WORDS
 from revela.index.fusion import Ranking, evenly
 from revela.index.manifest import Info
 from revela.settings import VectorForm
-from revela.silence import waiting
+from revela.silence import hold_stderr, waiting
 from revela.types import Value, Vectors
 
 TABLE = "chunks"
@@ -70,7 +70,7 @@ class Table:
         os.environ.setdefault("LANCEDB_LOG", "error")
         import lancedb
 
-        with lance_errors(folder):
+        with lance_errors(folder), hold_stderr():  # a damaged manifest makes Lance panic
             database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
             if create and not any(Path(table_uri(folder), "_versions").glob("*.manifest")):
                 made = database.create_table(TABLE, schema=_schema(info), mode="overwrite")
@@ -381,6 +381,8 @@ def _id_filter(documents: Iterable[str]) -> str:
     return f"id in ({', '.join(quoted)})"
 
 
+LANCE_ERRORS = (ValueError, RuntimeError, OSError)
+PANIC = "RustPanic"  # of damaged files; its module is made by Rust and cannot be imported
 _SOURCE = re.compile(r",? ?/\S+\.rs:\d+:\d+.*", re.DOTALL)
 _PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
 
@@ -396,7 +398,9 @@ def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> 
     """
     try:
         yield
-    except (ValueError, RuntimeError, OSError) as error:
+    except Exception as error:
+        if not isinstance(error, LANCE_ERRORS) and type(error).__name__ != PANIC:
+            raise
         if sentence := disk_error(error, folder):
             raise RevelaError(sentence) from error
         reason = " ".join(_SOURCE.sub("", str(error)).split())[:300]
