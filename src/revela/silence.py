@@ -7,16 +7,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 SHOWN_AFTER = 5.0  # seconds
+_STDERR = threading.Lock()
 
 
 def silence_libraries() -> None:
@@ -53,24 +55,24 @@ def waiting(
 
 
 @contextmanager
-def hold_stderr() -> Iterator[None]:
-    """While open, hold what native code writes to stderr, such as Rust's note of a panic. It is
-    shown afterwards, unless an exception says what was wrong.
+def silence_stderr() -> Iterator[None]:
+    """While open, what the process writes to stderr is lost, native code included: Rust adds a note
+    of its own to a panic that is an exception too. One thread at a time.
     """
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
-        real = os.dup(2)
-        os.dup2(held.fileno(), 2)
+    with _STDERR, Path(os.devnull).open("w") as nothing:
+        try:
+            real = os.dup(2)
+        except OSError:  # a service may have none
+            yield
+            return
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os.dup2(nothing.fileno(), 2)
         try:
             yield
-        except BaseException:
-            held.truncate(0)
-            raise
         finally:
             os.dup2(real, 2)
             os.close(real)
-            held.seek(0)
-            os.write(2, held.read())
 
 
 @contextmanager

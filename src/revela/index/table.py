@@ -26,7 +26,7 @@ from revela.index.bm25 import STOP_WORDS
 from revela.index.fusion import Ranking, evenly
 from revela.index.manifest import Info
 from revela.settings import VectorForm
-from revela.silence import hold_stderr, waiting
+from revela.silence import silence_stderr, waiting
 from revela.types import Value, Vectors
 
 TABLE = "chunks"
@@ -70,7 +70,7 @@ class Table:
         os.environ.setdefault("LANCEDB_LOG", "error")
         import lancedb
 
-        with lance_errors(folder), hold_stderr():  # a damaged manifest makes Lance panic
+        with lance_errors(folder), silence_stderr():  # a damaged manifest makes Lance panic
             database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
             if create and not any(Path(table_uri(folder), "_versions").glob("*.manifest")):
                 made = database.create_table(TABLE, schema=_schema(info), mode="overwrite")
