@@ -27,7 +27,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, product
 from pathlib import Path
 from statistics import mean
@@ -61,7 +61,6 @@ FIGURES = {  # what each plot of a family shows
 
 ONCE = ("--max-steps", "10")
 UNCHANGED = ("--max-steps", "1", "--learning-rate", "0")
-LARGER = ("--lora-rank", "64", "--retriever-batch", "16")
 LONG = (
     *("--train-tokens", "2048", "--group-size", "2"),
     *("--max-steps", "250", "--warmup-steps", "20"),
@@ -92,6 +91,14 @@ def later(name: str, start: str, crops: tuple[str, ...] = ()) -> dict[str, Stage
     }
 
 
+def strong(family: str) -> dict[str, Stage]:
+    """The stages of SmolLM2 by one pooling, whose first is its own pre-training."""
+    few = ("--max-steps", "24")
+    stages = {family: Stage(SMOL, "train.jsonl", "crops", UNCHANGED), **later(family, SMOL, few)}
+    flags = ("--pooling", POOLINGS[family], "--lora-rank", "64", "--retriever-batch", "16")
+    return {name: replace(stage, flags=(*stage.flags, *flags)) for name, stage in stages.items()}
+
+
 SPANS = {
     "new": Stage("new:small", "train.jsonl", "spans", ("--max-steps", "1")),
     "new, 1 episode": Stage("new", "uniform/corpus.jsonl", "episodes", ONCE),
@@ -100,15 +107,7 @@ SPANS = {
     "spans, 1 episode": Stage("spans", "uniform/corpus.jsonl", "episodes", ONCE),
     **later("spans", "spans"),
 }
-STRONG = {
-    name: Stage(s.start, s.text, s.recipe, (*s.flags, "--pooling", pooling, *LARGER))
-    for family, pooling in POOLINGS.items()
-    for name, s in {
-        family: Stage(SMOL, "train.jsonl", "crops", UNCHANGED),
-        **later(family, SMOL, ("--max-steps", "24")),
-    }.items()
-}
-STAGES = {**SPANS, **STRONG}
+STAGES = {**SPANS, **strong("SmolLM2 mean"), **strong("SmolLM2 EOS")}
 
 
 def made(name: str, arguments: argparse.Namespace) -> str:

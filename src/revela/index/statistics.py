@@ -26,6 +26,7 @@ from revela.index.fusion import Geometry
 from revela.types import hash64
 
 FILE = "statistics.safetensors"
+AGAIN = "remove it, and it is made again by revela index --append"
 WORD = re.compile(r"[^\W_]+")  # as LanceDB splits text
 PENDING = 2**20  # changes that are collected before they are merged into the sorted arrays
 
@@ -93,13 +94,24 @@ class Statistics:
                 hashes, counts = file.get_tensor("hashes"), file.get_tensor("counts")
                 geometry = Geometry(file.get_tensor("mean"), float(about["spread"]))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise RevelaError(
-                f"{self.file} is damaged ({error}): "
-                "remove it, and it is made again by revela index --append"
-            ) from error
+            raise RevelaError(f"{self.file} is damaged ({error}): {AGAIN}") from error
         with self._lock:
             self.chunks, self.version, self._stamp = chunks, version, stamp
             self._hashes, self._counts, self.geometry = hashes, counts, geometry
+
+    def current(self, width: int) -> Statistics:
+        """These, for a search, with what another process has added.
+
+        Args:
+            width: of the index's vectors.
+
+        Raises:
+            RevelaError: the file is missing, damaged, or another index's.
+        """
+        self.refresh()
+        if len(self.geometry.mean) != width:
+            raise RevelaError(f"{self.file} is missing or another index's: {AGAIN}")
+        return self
 
     def save(self, version: int, geometry: Geometry) -> None:
         """Write the file: the words of this version of the table, and the geometry."""

@@ -343,7 +343,7 @@ class Index:
 
     def _fuse(self, query: str, vector: Vectors, nearest: Ranking, matching: Ranking) -> Ranking:
         """Both rankings of chunks as one, by score (``fusion.fuse_scores``)."""
-        statistics = self._current_statistics()
+        statistics = self._statistics.current(self.info.width)
         best, geometry = statistics.best(query), statistics.geometry
         cosines = {row: cosine for row, (_, cosine) in nearest.items()}
         cosines |= self.table.cosines([row for row in matching if row not in nearest], vector)
@@ -351,20 +351,6 @@ class Index:
         documents = {row: document for row, (document, _) in [*nearest.items(), *matching.items()]}
         fused = fuse_scores(cosines, shares, float(geometry.mean @ vector), geometry.spread)
         return {row: (documents[row], score) for row, score in fused.items()}
-
-    def _current_statistics(self) -> Statistics:
-        """Read again if another process has added to the index.
-
-        Raises:
-            RevelaError: the file is missing, or is another index's.
-        """
-        self._statistics.refresh()
-        if len(self._statistics.geometry.mean) != self.info.width:
-            raise RevelaError(
-                f"{self._statistics.file} is missing or another index's: "
-                "remove it, and it is made again by revela index --append"
-            )
-        return self._statistics
 
     def _rerank(
         self,
@@ -388,7 +374,7 @@ class Index:
         if reranker != "tokens":
             return with_reranker(query, scores, found, reranker)
         tokens = found if keeps_tokens else encode_packed(self.encoder, found)[1]
-        weigh = self._current_statistics().idf
+        weigh = self._statistics.current(self.info.width).idf
         again = with_tokens(query, list(scores.values()), tokens, self.encoder, weigh)
         return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
 

@@ -32,7 +32,7 @@ from revela.types import Document
 QUESTION, ANSWER = "1", "2"  # PostTypeId
 MAX_DEPTH = 16  # a row is at the second level
 FIRST = -(2**63)  # the rank of a question among its answers
-MOST = 2**62  # of an Id or a score that is taken for one; they are kept in 64 bits
+MOST = 2**62  # of an Id or a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +84,24 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
             report.skip("neither question nor answer", where)
             continue
         try:
-            question = int(row["Id"] if kind == QUESTION else row["ParentId"])
-            rank = FIRST if kind == QUESTION else -int(row.get("Score", "0"))
-            if abs(question) > MOST or (kind == ANSWER and abs(rank) > MOST):
-                raise ValueError("beyond 64 bits")
+            question = _number(row["Id"] if kind == QUESTION else row["ParentId"])
+            rank = FIRST if kind == QUESTION else -_number(row.get("Score", "0"))
             body = row["Body"]
         except (KeyError, ValueError):
             report.skip("post without Id, ParentId or Body", where, bad=True)
             continue
         yield Post(question, rank, " ".join(row.get("Title", "").split()), extract_fragment(body))
+
+
+def _number(text: str) -> int:
+    """An Id or a score.
+
+    Raises:
+        ValueError: it is none, or is too large for the 64 bits that it is kept in.
+    """
+    if abs(number := int(text)) > MOST:
+        raise ValueError(f"more than {MOST}")
+    return number
 
 
 def _elements(handle: BinaryIO) -> Iterator[tuple[str, ET.Element]]:
