@@ -58,6 +58,13 @@ def test_bad_judgements_are_one_sentence(folder, file, text, sentence):
         pair_rows(DOCUMENTS, folder, False)
 
 
+def test_a_query_with_half_a_surrogate_pair_is_one_sentence(folder):
+    file = folder / "queries.jsonl"
+    file.write_text(file.read_text().replace('"one"', r'"one \ud800"', 1))
+    with pytest.raises(RevelaError, match=r"queries\.jsonl: line 2 .* surrogates not allowed"):
+        pair_rows(DOCUMENTS, folder, False)
+
+
 def test_a_judged_query_without_text_is_one_sentence(folder):
     file = folder / "queries.jsonl"
     file.write_text(file.read_text().replace('"zero"', '" "'))

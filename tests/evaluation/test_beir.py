@@ -173,11 +173,12 @@ def test_lines_that_no_reader_can_read_are_one_sentence(tmp_path, monkeypatch):
     folder = write(tmp_path / "c")
     (folder / "corpus.jsonl").unlink(missing_ok=True)
     whole = gzip.compress(b'{"_id": "d0", "text": "a"}\n' * 5000)
-    for content in (
-        gzip.compress(b"[" * 10**5),
-        gzip.compress(b'{"_id": "d0", "text": "' + b"a" * 10**6),
-        whole[:40] + b"\xff" * 30 + whole[70:],
+    for content, why in (
+        (gzip.compress(b"[" * 10**5), ""),
+        (gzip.compress(b'{"_id": "d0", "text": "' + b"a" * 10**6 + b'"}'), "line over 0 MB"),
+        (gzip.compress(b'{"_id": "d0", "text": "\\ud800"}'), "surrogates not allowed"),
+        (whole[:40] + b"\xff" * 30 + whole[70:], ""),
     ):
         (folder / "corpus.jsonl.gz").write_bytes(content)
-        with pytest.raises(RevelaError, match="cannot be read"):
+        with pytest.raises(RevelaError, match=f"cannot be read.*{why}"):
             load_collection(folder)

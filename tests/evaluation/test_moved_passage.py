@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from revela.corpus.readers import common
 from revela.errors import RevelaError
 from revela.evaluation.moved_passage import (
     Answer,
@@ -115,6 +116,20 @@ def test_no_answers_are_one_sentence(tmp_path, row, message):
     if row:
         answers_file(folder, row)
     with pytest.raises(RevelaError, match=message):
+        load_answers(folder, join_titles=False)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [(b"\xff", "'utf-8' codec"), (json.dumps("a" * 10**5).encode(), "line over 0 MB")],
+)
+def test_a_file_of_answers_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, bad, why):
+    folder = write(tmp_path / "c", articles=False)
+    answers_file(folder, ("q0", "d0", PASSAGES[0]))
+    with (folder / "answers.jsonl").open("ab") as handle:
+        handle.write(bad)
+    monkeypatch.setattr(common, "MAX_BYTES", 5 * 10**4)
+    with pytest.raises(RevelaError, match=rf"answers\.jsonl cannot be read after line \d \({why}"):
         load_answers(folder, join_titles=False)
 
 

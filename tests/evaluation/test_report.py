@@ -380,6 +380,15 @@ def test_scores_of_several_files_are_merged():
     assert merge({"a": one, "b": other}) == {"med": again}
 
 
+def test_a_label_leads_to_no_folder_outside(tmp_path):
+    folder = a_comparison(tmp_path / "runs")
+    write_run(tmp_path / "other-0")
+    comparison = json.loads((folder / "compare.json").read_text())
+    comparison["curves"]["../other, seed 0"] = comparison["curves"]["gated, seed 0"]
+    (folder / "compare.json").write_text(json.dumps(comparison))
+    assert len(read_results([folder]).runs) == 4
+
+
 def test_files_are_read_back_as_they_were_written(tmp_path):
     """Written by to_json, through a file, and read by from_json: the same objects again."""
     folder = a_comparison(tmp_path / "runs")

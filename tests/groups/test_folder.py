@@ -4,10 +4,12 @@ not whole is refused.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from revela.corpus.arrow_list import arrow_list
@@ -115,6 +117,30 @@ def one_letter(folder: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"chunk", b"CHUNK", 1))
 
 
+def of_an_earlier_version(folder: Path) -> None:
+    manifest = json.loads((folder / "groups.json").read_text())
+    del manifest["digests"]
+    (folder / "groups.json").write_text(json.dumps(manifest))
+
+
+def offset_that_points_elsewhere(folder: Path) -> None:
+    file, text = folder / "held-out.arrow", b"a text held out"
+    right, wrong = (np.array([0, end], "<i4").tobytes() + text for end in (len(text), 50_000_000))
+    assert file.read_bytes().count(right) == 1
+    file.write_bytes(file.read_bytes().replace(right, wrong))
+
+
+def also_of_an_earlier_version(folder: Path) -> None:
+    of_an_earlier_version(folder)
+    offset_that_points_elsewhere(folder)
+
+
+def test_a_folder_of_an_earlier_version_opens(tmp_path):
+    saved(tmp_path / "g")
+    of_an_earlier_version(tmp_path / "g")
+    assert [d.text for d in GroupFolder(tmp_path / "g").held_out] == ["a text held out"]
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -126,6 +152,9 @@ def one_letter(folder: Path) -> None:
         (lambda folder: (folder / "groups.json").write_text("{"), "damaged"),
         (lambda folder: (folder / "groups.json").write_text('{"format": 99}'), "another version"),
         (lambda folder: (folder / "held-out.arrow").unlink(), "damaged"),
+        (offset_that_points_elsewhere, "held-out.arrow has changed"),
+        (also_of_an_earlier_version, "g is damaged"),
+        (lambda folder: (folder / "documents.arrow").write_bytes(b""), "documents.arrow has chang"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused(tmp_path, harm, message):

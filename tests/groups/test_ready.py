@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from revela.corpus.arrow_list import arrow_list
 from revela.corpus.readers import common
 from revela.errors import RevelaError
 from revela.groups.ready import group_documents, group_rows, holds_groups, read_groups
+from revela.types import Document
 
 LINES = [["a", "b", "c"], {"src": "posts", "text": ["d", "e", "f", "g"]}, ["h", "i", "j"]]
 
@@ -46,6 +52,8 @@ def test_groups_of_a_file_are_read(tmp_path, ending):
         (["a", "b", 3], ":4 is neither a list of texts"),
         ({"text": ["a", "b", "c"]}, ":4 is neither"),
         ("abc", ":4 is neither"),
+        (["\ud800 a", "b", "c"], r":4 is not Unicode \(half of a surrogate pair\): mend that line"),
+        ({"src": "\ud800", "text": ["a", "b", "c"]}, ":4 is not Unicode"),
     ],
 )
 def test_lines_that_are_no_groups_are_named(tmp_path, line, message):
@@ -113,11 +121,62 @@ def test_files_that_no_reader_can_read_hold_no_groups_and_are_one_sentence(tmp_p
     contents = {
         "nested.jsonl": b"[" * 10**5,
         "damaged.jsonl.gz": whole[:200] + b"\xff" * 50 + whole[250:],
-        "long.jsonl": b'["' + b"a" * 10**6,
+        "long.jsonl": json.dumps(["a" * 10**6, "b", "c"]).encode(),
+        "latin.jsonl": json.dumps(["a", "b", "c"]).encode() + b'\n["\xe9", "b", "c"]\n',
+    }
+    messages = {
+        "long.jsonl": r"long\.jsonl cannot be read after line 0 \(line over 0 MB",
+        "latin.jsonl": r"latin\.jsonl cannot be read after line 0 \('utf-8' codec .*: mend what",
     }
     monkeypatch.setattr(common, "MAX_BYTES", 10**5)
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
         assert not holds_groups(tmp_path / name)
-        with pytest.raises(RevelaError, match=name):
+        with pytest.raises(RevelaError, match=messages.get(name, name)):
             list(read_groups(tmp_path / name, 3))
+
+
+def test_a_parquet_file_with_a_text_that_is_not_utf8_is_one_sentence(tmp_path):
+    raw = pa.array([b"a", b"b", b"c", b"d", b"\xff\xfe", b"f"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 6, raw.buffers())
+    groups = pa.ListArray.from_arrays(pa.array([0, 3, 6], pa.int32()), texts)
+    pq.write_table(pa.table({"text": groups}), tmp_path / "g.parquet")
+    with pytest.raises(RevelaError, match=r"g\.parquet cannot be read after row 1 \('utf-8' codec"):
+        list(read_groups(tmp_path / "g.parquet", 3))
+
+
+def test_a_group_of_parquet_that_is_too_large_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "MAX_BYTES", 10**5)
+    rows = [["a", "b", "c"], ["a" * 6 * 10**4] * 2]
+    pq.write_table(pa.table({"text": rows}), tmp_path / "g.parquet")
+    with pytest.raises(RevelaError, match=r"after row 1 \(a group over 0 MB\): mend what follows"):
+        list(read_groups(tmp_path / "g.parquet", 1))
+
+
+PEAKS = """
+import sys
+from pathlib import Path
+from revela.groups.ready import read_groups
+for name in sys.argv[1:]:
+    count = sum(1 for _ in read_groups(Path(name), 3))
+    status = open("/proc/self/status").read().split()
+    print(count, int(status[status.index("VmHWM:") + 1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_small_parquet_file_of_long_groups_does_not_fill_the_memory(tmp_path):
+    pq.write_table(pa.table({"text": [["a", "b", "c"]]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": [["word " * 200_000] * 3] * 128}), tmp_path / "b.parquet")
+    assert (tmp_path / "b.parquet").stat().st_size < 10**5
+    command = [sys.executable, "-c", PEAKS, tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    (_, before), (count, after) = (map(int, line.split()) for line in run.stdout.splitlines())
+    assert count == 128 and after < before + 80, f"{before} MB -> {after} MB"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_a_file_whose_name_is_no_text_gives_groups(tmp_path):
+    path = tmp_path / "caf\udce9.jsonl"
+    path.write_text(json.dumps(["a", "b", "c"]))
+    assert [d.id for d in arrow_list(Document, group_documents(path, 3))] == [r"caf\xe9.jsonl:1"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from revela.errors import RevelaError
 from revela.retriever.tokens import first_half
 from revela.training.loop import bf16_forward, row_batches, sides
 from revela.training.progress import Clock, Metrics, plot
@@ -52,6 +53,14 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     (tmp_path / "m.jsonl").write_text(whole + whole.splitlines()[-1][:9])
     assert [row["step"] for row in Metrics(tmp_path / "m.jsonl", keep_until=9).rows] == [0, 1, 2]
     assert (tmp_path / "m.jsonl").read_text() == whole and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("bad", [b'{"step": 1, "lo', b"\xff", b"[1]", b"{}", b'{"step": null}'])
+def test_a_damaged_line_among_others_is_one_sentence(tmp_path, bad):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + bad + b'\n{"step": 2}\n')
+    with pytest.raises(RevelaError, match=r"m\.jsonl:2 is no line of a run's metrics: remove that"):
+        Metrics(path, keep_until=9)
 
 
 def test_plot_is_a_png_that_names_the_loss(tmp_path, monkeypatch):

@@ -22,8 +22,8 @@ from revela.retriever.build import load_retriever
 from revela.retriever.encode import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import Recipe, objective_class, presets
-from revela.training.checkpoint import saved_checkpoints
-from revela.training.progress import Progress
+from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
+from revela.training.progress import Clock, Progress
 from revela.training.record import settings_of
 from revela.training.run import Run, train
 from revela.types import Document
@@ -163,6 +163,35 @@ def test_a_checkpoint_is_tensors_and_json(recipe, documents, tmp_path, monkeypat
     (folder / "optimizer.safetensors").unlink()
     with pytest.raises(RevelaError, match="written by an earlier version of revela"):
         train(recipe.but(learn_tau=True), documents, tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize("name", ["trainable.safetensors", "optimizer.safetensors", "clock.json"])
+def test_a_damaged_file_of_a_checkpoint_is_one_sentence(tmp_path, name):
+    module = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(4)).sum().backward()
+    optimizer.step()
+    state = module, optimizer, Clock(6, 0)
+    save_checkpoint(tmp_path, 3, *state)
+    load_checkpoint(tmp_path / "checkpoint-3", *state)
+    file = tmp_path / "checkpoint-3" / name
+    whole = file.read_bytes()
+    message = rf"checkpoint-3/{name} cannot be read \(.*\): start again with another --out"
+    for damaged in (whole[:-9], b"", b"\xff" * len(whole), b"{}"):
+        file.write_bytes(damaged)
+        with pytest.raises(RevelaError, match=message) as error:
+            load_checkpoint(tmp_path / "checkpoint-3", *state)
+        assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_with_tensors_of_other_shapes_is_one_sentence(tmp_path):
+    for width in (4, 2):
+        module = torch.nn.Linear(4, width)
+        state = module, torch.optim.AdamW(module.parameters()), Clock(6, 0)
+        if width == 4:
+            save_checkpoint(tmp_path, 3, *state)
+    with pytest.raises(RevelaError, match="checkpoint-3 was saved by another recipe"):
+        load_checkpoint(tmp_path / "checkpoint-3", *state)
 
 
 class Scripted:

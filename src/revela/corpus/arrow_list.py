@@ -196,10 +196,9 @@ def vectors_on_disk(count: int, width: int) -> Vectors:
     """(count, width) zeros, memory-mapped from a temporary file that is deleted with the array."""
     if count * width == 0:
         return np.zeros((count, width), dtype=np.float32)
-    with tempfile.TemporaryFile(prefix="revela-") as file:
-        with _disk_errors(tempfile.gettempdir()):
-            if hasattr(os, "posix_fallocate"):  # a disk that is full later ends the process
-                os.posix_fallocate(file.fileno(), 0, 4 * count * width)
+    with _disk_errors(), tempfile.TemporaryFile(prefix="revela-") as file:
+        if hasattr(os, "posix_fallocate"):  # a disk that is full later ends the process
+            os.posix_fallocate(file.fileno(), 0, 4 * count * width)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(count, width))
 
 
@@ -215,7 +214,8 @@ def arrow_list(kind: type[Item], items: Iterable[Item]) -> ArrowList[Item]:
     >>> len(documents), documents[7].id
     (1000, '7')
     """
-    folder = tempfile.TemporaryDirectory(prefix="revela-")
+    with _disk_errors():
+        folder = tempfile.TemporaryDirectory(prefix="revela-")
     path = Path(folder.name) / "items.arrow"
     write(kind, items, path)
     return read(kind, [path], folder)
@@ -232,7 +232,9 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
         return sum(len(value) for value in values if isinstance(value, str)) + 64
 
     writer = None
-    with pa.OSFile(os.fsencode(path), "wb") as sink:
+    with _disk_errors(path.parent):
+        sink = pa.OSFile(os.fsencode(path), "wb")
+    with sink:
         for some in batches(items, characters, BATCH):
             columns = {name: [_flat(getattr(item, name)) for item in some] for name in names}
             batch = pa.RecordBatch.from_pydict(columns)
@@ -246,12 +248,14 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
 
 
 @contextmanager
-def _disk_errors(folder: Path | str) -> Iterator[None]:
+def _disk_errors(folder: Path | None = None) -> Iterator[None]:
+    """While open, an error of the disk is one sentence; None: of the temporary folder's disk."""
     try:
         yield
     except OSError as error:
+        where = folder or tempfile.tempdir or "the temporary folder"  # before one is found
         raise RevelaError(
-            f"{folder} cannot be written ({error.strerror or error}): make room there, or set "
+            f"{where} cannot be written ({error.strerror or error}): make room there, or set "
             "TMPDIR to a folder on another disk"
         ) from error
 

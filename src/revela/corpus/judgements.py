@@ -84,7 +84,8 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
             for line in lines_of(handle):
                 if line.strip():
                     row = json.loads(line)
-                    row["_id"], row["text"]  # both are required: a missing one is an error below
+                    # Both are required, and of characters only: an error below if not.
+                    f"{row['_id']}{row['text']}{row.get('title')}".encode()
                     rows.append(row)
         except (ValueError, KeyError, TypeError, RecursionError, *READ_ERRORS) as error:
             raise RevelaError(

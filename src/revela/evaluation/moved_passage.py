@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.corpus.read import read_corpus
-from revela.corpus.readers.common import lines_of, open_text
+from revela.corpus.readers.common import numbered_lines
 from revela.errors import RevelaError
 from revela.evaluation.beir import Collection, load_collection
 from revela.evaluation.position import PLACES, SPARE, Scores, between_words, profile
@@ -123,24 +123,23 @@ def answers_in_documents(collection: Collection, path: Path) -> Answered:
     texts = dict(zip(collection.query_ids, collection.queries, strict=True))
     places = {d: i for i, d in enumerate(collection.document_ids)}
     queries: dict[tuple[int, str], list[str]] = {}
-    with open_text(path) as handle:
-        for number, line in enumerate(lines_of(handle), 1):
-            try:
-                row = json.loads(line)
-                query, passage = str(row["query-id"]), str(row["text"])
-                document = places[str(row["corpus-id"])]
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise RevelaError(
-                    f"{path}:{number} is no answer in a document of corpus.jsonl "
-                    f"({type(error).__name__}: {error})"
-                ) from None
-            if not passage.strip() or passage not in collection.documents[document]:
-                raise RevelaError(
-                    f"{path}:{number}: document {row['corpus-id']} does not hold the answer word "
-                    "for word"
-                )
-            if query in texts:
-                queries.setdefault((document, passage), []).append(texts[query])
+    for number, line in numbered_lines(path):
+        try:
+            row = json.loads(line)
+            query, passage = str(row["query-id"]), str(row["text"])
+            document = places[str(row["corpus-id"])]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RevelaError(
+                f"{path}:{number} is no answer in a document of corpus.jsonl "
+                f"({type(error).__name__}: {error})"
+            ) from None
+        if not passage.strip() or passage not in collection.documents[document]:
+            raise RevelaError(
+                f"{path}:{number}: document {row['corpus-id']} does not hold the answer word "
+                "for word"
+            )
+        if query in texts:
+            queries.setdefault((document, passage), []).append(texts[query])
     answers = [Answer(*where, tuple(asked)) for where, asked in queries.items()]
     return Answered(collection.name, collection.documents, answers)
 

@@ -378,7 +378,7 @@ def _read_comparison(folder: Path, prefix: str, results: Results) -> None:
     before = f"{prefix}: " if prefix else ""
     for label in comparison.curves:
         kind, _, seed = label.rpartition(", seed ")
-        run = folder / f"{kind}-{seed}"
+        run = folder / Path(f"{kind}-{seed}").name  # a label may be a stranger's: not outside
         if (run / RUN).is_file():
             _read_run(run, before + label, before + kind, results)
 

@@ -80,11 +80,8 @@ class GroupFolder:
                 raise RevelaError(
                     f"{file} {found}: build the groups again with revela groups --out"
                 )
-            if checks and _digest(file) != shard["digest"]:
-                raise RevelaError(
-                    f"{file} has changed since it was written: build the groups again with "
-                    "revela groups --out"
-                )
+            if checks:
+                _refuse_changed(file, shard["digest"])
         self.folder, self.size, self.settings = (
             folder,
             int(manifest["size"]),
@@ -95,6 +92,8 @@ class GroupFolder:
         ).hexdigest()
         self._counts = [int(shard["groups"]) for shard in manifest["shards"]]
         try:
+            for name in (SAMPLE, HELD_OUT) if checks and "digests" in manifest else ():
+                _refuse_changed(folder / name, manifest["digests"][name])
             self.rows = read(Member, files)
             self.documents = read(Document, [folder / SAMPLE])
             self.held_out = read(Document, [folder / HELD_OUT])
@@ -250,7 +249,8 @@ def finish_folder(
         for name in sorted(counts)
     ]
     counted = {"format": FORMAT, "size": size, "groups": sum(counts.values())}
-    manifest = {**counted, "settings": settings, "shards": shards}
+    digests = {name: _digest(folder / name) for name in (SAMPLE, HELD_OUT)}
+    manifest = {**counted, "settings": settings, "shards": shards, "digests": digests}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
@@ -301,6 +301,14 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
 
 
+def _refuse_changed(file: Path, digest: str) -> None:
+    if _digest(file) != digest:
+        raise RevelaError(
+            f"{file} has changed since it was written: build the groups again with "
+            "revela groups --out"
+        )
+
+
 def _members(
     rows: ArrowList[Chunk], indices: NDArray[np.int64], documents: ArrowList[Document]
 ) -> Any:
@@ -335,6 +343,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
             manifest["size"],
             manifest["settings"],
             [(s["file"], s["groups"], s["bytes"], s["digest"]) for s in manifest["shards"]],
+            # Folders of earlier versions have none.
+            "digests" not in manifest or [manifest["digests"][n] for n in (SAMPLE, HELD_OUT)],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RevelaError(

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.readers.common import READ_ERRORS, lines_of, open_text
+from revela.corpus.readers import common
+from revela.corpus.readers.common import DamagedFile, is_unicode, numbered_lines, shown
 from revela.corpus.readers.hub import PREFIX, hub_rows
 from revela.errors import RevelaError, first_line
 from revela.types import Chunk, Document
-
-READ_ROWS = 256  # groups of a Parquet file that are decoded at a time
 
 
 def holds_groups(source: Path) -> bool:
@@ -47,18 +47,21 @@ def read_groups(source: Path, size: int) -> Iterator[tuple[str, list[str]]]:
     Raises:
         RevelaError: a row is no group, or has fewer texts.
     """
+    name = shown(Path(source.name))
     for number, row in _rows(source):
-        origin, texts = (
-            (row.get("src"), row.get("text")) if isinstance(row, dict) else (source.name, row)
-        )
+        origin, texts = (row.get("src"), row.get("text")) if isinstance(row, dict) else (name, row)
         if origin is None and _parquet_files(source):
-            origin = source.name
+            origin = name
         if (
             not isinstance(origin, str)
             or not isinstance(texts, list)
             or not all(isinstance(text, str) for text in texts)
         ):
             raise _no_group(source, number)
+        if not all(map(is_unicode, (origin, *texts))):
+            raise RevelaError(
+                f"{source}:{number} is not Unicode (half of a surrogate pair): mend that line"
+            )
         if len(texts) < size:
             raise RevelaError(
                 f"{source}:{number} has {len(texts)} texts, fewer than a group of {size}: lower "
@@ -75,18 +78,12 @@ def _rows(source: Path) -> Iterator[tuple[int, Any]]:
     if files := _parquet_files(source):
         yield from enumerate(_parquet_rows(files), 1)
         return
-    number = 0
-    with open_text(source) as handle:
-        try:
-            for number, line in enumerate(lines_of(handle), 1):
-                if line.strip():
-                    yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _no_group(source, number) from error
-        except READ_ERRORS as error:
-            raise RevelaError(
-                f"{source} cannot be read after line {number} ({error}): get a whole copy of it"
-            ) from error
+    for number, line in numbered_lines(source):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise _no_group(source, number) from error
 
 
 def _parquet_files(source: Path) -> list[Path]:
@@ -112,19 +109,51 @@ def _holds_lists(file: Path) -> bool:
 
 def _parquet_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     for file in files:
+        number = 0
         try:
-            with pa.OSFile(os.fsencode(file)) as source, pq.ParquetFile(source) as opened:
-                names = [name for name in ("src", "text") if name in opened.schema_arrow.names]
-                for batch in opened.iter_batches(batch_size=READ_ROWS, columns=names):
-                    yield from batch.to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            reason = first_line(error)
+            for row in _rows_of(file):
+                yield row
+                number += 1
+        except (OSError, pa.ArrowException, UnicodeDecodeError, DamagedFile) as error:
             raise RevelaError(
-                f"{file} cannot be read ({reason}): get a whole copy of it"
+                f"{file} cannot be read after row {number} ({first_line(error)}): mend what "
+                "follows, or get a whole copy of it"
             ) from error
+
+
+def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with (
+        pa.OSFile(os.fsencode(file)) as source,
+        pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as opened,
+    ):
+        names = [name for name in ("src", "text") if name in opened.schema_arrow.names]
+        # One at a time: those of a small file may share a long text.
+        for group in opened.iter_batches(batch_size=1, columns=names, use_threads=False):
+            yield {name: _decoded(group.column(name)[0]) for name in names}
+
+
+def _decoded(value: Any) -> Any:
+    """A value of a Parquet file; a list item by item, which may be the same long text.
+
+    Raises:
+        DamagedFile: a list takes more than ``MAX_BYTES``.
+    """
+    import pyarrow as pa
+
+    if not isinstance(value, pa.ListScalar) or not value.is_valid:
+        return value.as_py()
+    items, size = [], 0
+    for item in value.values:
+        items.append(item.as_py())
+        size += sys.getsizeof(items[-1])
+        if size > common.MAX_BYTES:
+            raise DamagedFile(f"a group over {common.MAX_BYTES >> 20} MB")
+    return items
 
 
 def _no_group(source: Path, number: int) -> RevelaError:

@@ -9,15 +9,17 @@ temporary name and renamed when complete; older ones are deleted after that.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, remove_whole
 from revela.training.progress import Clock
 
@@ -56,7 +58,7 @@ def load_checkpoint(
     """Put module, optimiser and clock into the state of a checkpoint.
 
     Raises:
-        RevelaError: another recipe or an earlier version of revela wrote it.
+        RevelaError: another recipe or an earlier version of revela wrote it, or it is damaged.
     """
     if not (checkpoint / OPTIMIZER).is_file():
         raise RevelaError(
@@ -66,12 +68,14 @@ def load_checkpoint(
     load_trainable(module, checkpoint / TRAINABLE)
     index = {name: i for i, name in enumerate(trainable_parameters(module))}
     state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in load_file(checkpoint / OPTIMIZER).items():
-        name, _, moment = key.rpartition("/")
-        state.setdefault(index[name], {})[moment] = tensor
+    with _reading(checkpoint / OPTIMIZER) as file:
+        for key, tensor in load_file(file).items():
+            name, _, moment = key.rpartition("/")
+            state.setdefault(index[name], {})[moment] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    saved = json.loads((checkpoint / CLOCK).read_text())
-    clock.seconds, clock.tokens = saved["seconds"], saved["tokens"]
+    with _reading(checkpoint / CLOCK) as file:
+        saved = json.loads(file.read_text())
+        clock.seconds, clock.tokens = float(saved["seconds"]), int(saved["tokens"])
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
@@ -140,11 +144,12 @@ def load_trainable(module: nn.Module, file: Path) -> None:
     """Copy the tensors of ``trainable_state`` back into the module.
 
     Raises:
-        RevelaError: the file holds other tensors.
+        RevelaError: the file holds other tensors, or is damaged.
     """
-    saved = load_file(file)
+    with _reading(file):
+        saved = load_file(file)
     parameters = trainable_parameters(module)
-    if saved.keys() != parameters.keys():
+    if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in parameters.items()}:
         raise RevelaError(
             f"{file.parent} was saved by another recipe: resume with the settings that the run "
             "began with"
@@ -152,6 +157,17 @@ def load_trainable(module: nn.Module, file: Path) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[Path]:
+    """While open, whatever is wrong with a file of a checkpoint is one sentence."""
+    try:
+        yield file
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise RevelaError(
+            f"{file} cannot be read ({first_line(error)}): start again with another --out"
+        ) from error
 
 
 def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from revela.errors import RevelaError
 from revela.files import atomic_write, disk_errors
 from revela.processes import is_first
 
@@ -82,6 +83,9 @@ class Metrics:
         keep_until: for a resumed run, the step of its checkpoint; later lines, and a line that was
             cut short, are dropped. None: a new file.
         track: also gets the numbers of each line by name, and its step.
+
+    Raises:
+        RevelaError: a line cannot be read.
     """
 
     def __init__(
@@ -93,9 +97,16 @@ class Metrics:
         self.path, self.track = path, track
         self.rows: list[dict[str, Any]] = []
         if keep_until is not None and path.exists():
-            written = path.read_text()
-            rows = [json.loads(line) for line in written[: written.rfind("\n") + 1].splitlines()]
-            self.rows = [row for row in rows if row["step"] <= keep_until]
+            lines = path.read_bytes().split(b"\n")[:-1]
+            for number, line in enumerate(lines, 1):
+                try:
+                    row = json.loads(line)
+                    if row["step"] <= keep_until:
+                        self.rows.append(row)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise RevelaError(
+                        f"{path}:{number} is no line of a run's metrics: remove that line"
+                    ) from error
             with atomic_write(path) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 

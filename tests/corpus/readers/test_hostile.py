@@ -4,7 +4,9 @@ another file, the memory of this process, or much more memory than they are larg
 
 from __future__ import annotations
 
+import errno
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -144,6 +146,37 @@ def test_folders_may_be_nested_deep(tmp_path):
     assert [d.id for d in found] == [f"{deep}/a.txt"]
 
 
+def test_a_file_whose_path_is_too_long_is_skipped_and_the_others_are_read(tmp_path):
+    (tmp_path / "a.txt").write_text(SENTENCE)
+    path, folder = tmp_path, os.open(tmp_path, os.O_RDONLY)
+    while len(os.fsencode(path)) < 3900:  # of 4096 bytes at most: the folder can be listed
+        os.mkdir("d" * 50, dir_fd=folder)
+        folder, above = os.open("d" * 50, os.O_RDONLY, dir_fd=folder), folder
+        os.close(above)
+        path /= "d" * 50
+    os.close(os.open("e" * 250 + ".txt", os.O_CREAT, dir_fd=folder))
+    os.close(folder)
+    report = ReadReport()
+    try:
+        found = list(read_sources([tmp_path], FIELDS, report))
+    finally:  # pytest could not remove it
+        subprocess.run(["rm", "-r", str(tmp_path / ("d" * 50))], check=True)
+    assert [d.id for d in found] == ["a.txt"] and report.bad == 1
+    ((reason, (where,)),) = report.examples.items()
+    assert reason == "unreadable, file name too long" and where.endswith("eee.txt")
+
+
+def test_rows_nested_deeper_than_can_be_written_are_skipped(tmp_path):
+    """json.loads goes some levels deeper than json.dumps."""
+    nested = ("[" * depth + "]" * depth for depth in range(900, 1010))
+    rows = [f'{{"text": "{SENTENCE}", "tags": {value}}}\n' for value in nested]
+    (tmp_path / "a.jsonl").write_text("".join(rows) + json.dumps({"text": SENTENCE}))
+    fields, report = Fields("text", "title", ("tags",)), ReadReport()
+    found = list(read_sources([tmp_path], fields, report))
+    assert found[-1].id == f"a.jsonl:{len(rows) + 1}" and len(found) + report.bad == len(rows) + 1
+    assert report.bad_reasons <= {"nested too deep", "broken JSON"}
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
 def test_names_that_are_not_utf8_are_ids_all_the_same(tmp_path):
     name = os.fsencode(tmp_path) + b"/caf\xe9"
@@ -173,6 +206,27 @@ def test_a_full_disk_is_no_fault_of_the_corpus(tmp_path, monkeypatch):
     (tmp_path / "Posts.xml").write_text('<posts><row Id="1" PostTypeId="1" Body="text"/></posts>')
     with pytest.raises(RevelaError, match="cannot be written"):
         read_corpus([tmp_path], max_bad_share=1)
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("opens", ["tempfile.TemporaryDirectory", "pyarrow.OSFile"])
+def test_a_disk_that_is_full_before_anything_is_written_is_none_either(
+    tmp_path, monkeypatch, opens
+):
+    (tmp_path / "Posts.xml").write_text('<posts><row Id="1" PostTypeId="1" Body="text"/></posts>')
+    monkeypatch.setattr(opens, full)
+    with pytest.raises(RevelaError, match=r"cannot be written \(No space left .*TMPDIR"):
+        list(read_sources([tmp_path], FIELDS, ReadReport()))
+
+
+@pytest.mark.parametrize("takes", ["tempfile.TemporaryFile", "os.posix_fallocate"])
+def test_vectors_that_the_disk_has_no_room_for_are_one_sentence(monkeypatch, takes):
+    monkeypatch.setattr(takes, full, raising=False)
+    with pytest.raises(RevelaError, match=r"cannot be written \(No space left .*TMPDIR"):
+        arrow_list.vectors_on_disk(2, 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -130,6 +131,24 @@ def lines_of(handle: TextIO) -> Iterator[str]:
         yield line
 
 
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file, with their numbers from 1.
+
+    Raises:
+        RevelaError: the file is damaged or not UTF-8, or a line is longer than ``MAX_BYTES``.
+    """
+    number = 0
+    with open_text(path) as handle:
+        try:
+            for number, line in enumerate(lines_of(handle), 1):
+                yield number, line
+        except (UnicodeDecodeError, *READ_ERRORS) as error:
+            raise RevelaError(
+                f"{path} cannot be read after line {number} ({error}): mend what follows, or get a "
+                "whole copy of it"
+            ) from error
+
+
 def read_bytes(path: Path) -> bytes:
     """All bytes of a file that is one document.
 
@@ -165,6 +184,17 @@ def decode(raw: bytes) -> str | None:
         return None
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text is all characters: JSON may escape half of a surrogate pair, which is none."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
     """Files below a folder, sorted by path, without hidden files, dependencies and caches; links
     only to files below the folder.
@@ -177,7 +207,13 @@ def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
         path, is_folder = waiting.pop()
         if is_folder:
             waiting += reversed(_entries(path, report))
-        elif path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+            continue
+        try:
+            is_link = stat.S_ISLNK(path.lstat().st_mode)
+        except OSError as error:  # its path may be too long
+            _skip_unreadable(path, error, report)
+            continue
+        if is_link and not Path(os.path.realpath(path)).is_relative_to(inside):
             report.skip("link to a file outside of the folder", shown(path))
         else:
             yield path
@@ -193,11 +229,15 @@ def _entries(folder: Path, report: ReadReport) -> list[tuple[Path, bool]]:
                 if not entry.name.startswith(".")
             )
     except OSError as error:
-        reason = (error.strerror or "unknown error").lower()
-        report.skip(f"unreadable, {reason}", shown(folder), bad=True)
+        _skip_unreadable(folder, error, report)
         return []
     skipped = SKIPPED_FOLDERS
     return [(folder / name, is_dir) for name, is_dir in found if not (is_dir and name in skipped)]
+
+
+def _skip_unreadable(path: Path, error: OSError, report: ReadReport) -> None:
+    reason = (error.strerror or "unknown error").lower()
+    report.skip(f"unreadable, {reason}", shown(path), bad=True)
 
 
 def shown(path: Path) -> str:

@@ -9,7 +9,14 @@ from itertools import islice
 from pathlib import Path
 
 from revela.corpus.readers import common
-from revela.corpus.readers.common import CODE, ReadReport, UnsupportedFile, decode, open_binary
+from revela.corpus.readers.common import (
+    CODE,
+    ReadReport,
+    UnsupportedFile,
+    decode,
+    is_unicode,
+    open_binary,
+)
 from revela.types import Document, Kind, Value, is_missing
 
 ID_FIELDS = ("_id", "id", "docid")
@@ -45,13 +52,17 @@ def document_of(
         return None
     found = next((row[name] for name in ID_FIELDS if row.get(name) is not None), where)
     key = str(found)
-    metadata = {
-        name: _plain(value) for name in fields.metadata if not is_missing(value := row.get(name))
-    }
-    title = title if isinstance(title, str) else ""
     try:
-        "".join((key, title, text, *map(str, metadata.values()))).encode()
-    except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which is no character
+        metadata = {
+            name: _plain(value)
+            for name in fields.metadata
+            if not is_missing(value := row.get(name))
+        }
+    except RecursionError:  # json.loads goes a little deeper than json.dumps
+        report.skip("nested too deep", where, bad=True)
+        return None
+    title = title if isinstance(title, str) else ""
+    if not all(map(is_unicode, (key, title, text, *map(str, metadata.values())))):
         report.skip("not Unicode (half of a surrogate pair)", where, bad=True)
         return None
     return Document(key, text, title, _kind_of(key, text), metadata)

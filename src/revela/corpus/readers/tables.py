@@ -21,6 +21,7 @@ from revela.corpus.readers.common import (
     DamagedFile,
     ReadReport,
     UnsupportedFile,
+    is_unicode,
     lines_of,
     open_binary,
     suffix,
@@ -176,7 +177,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
                     lines = where if first == last else f"{where}-{last}"
                     reason = f"row of {len(row)} fields under a header of {len(names)}"
                     report.skip(reason, lines, bad=True)
-                elif any(map(_is_not_utf8, row)):
+                elif not all(map(is_unicode, row)):
                     report.skip("not UTF-8", where, bad=True)
                 else:
                     values = _typed(dict(zip(names, row, strict=True)), fields)
@@ -201,13 +202,3 @@ _NUMBER: dict[type[int] | type[float], re.Pattern[str]] = {
     int: re.compile(r"-?(0|[1-9]\d{0,17})"),
     float: re.compile(r"-?(0|[1-9]\d*)\.\d+(e-?\d+)?", re.IGNORECASE),
 }
-
-
-def _is_not_utf8(value: str) -> bool:
-    if value.isascii():
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
