@@ -109,7 +109,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
     [
         (FULL, r"scores\.json cannot be written \(no space left on device\): make room there"),
         (ValueError("I/O error: No space left on device (os error 28)"), "make room there"),
-        (OSError(errno.EROFS, "x"), r"\(read-only file system\): give a place that this user can"),
+        (OSError(errno.EROFS, "x"), r"\(read-only file system\): let this user read and"),
         (PermissionError(errno.EACCES, "x", "/else/where"), r"/else/where cannot be used"),
     ],
 )

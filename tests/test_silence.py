@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from revela import silence
 from revela.errors import RevelaError
+from revela.lm.language_model import load_language_model
 
 
 def slowly(seconds: float) -> None:
@@ -30,6 +31,18 @@ def test_what_takes_long_shows_how_much_is_left_and_what_is_short_shows_nothing(
     assert shown.endswith("\r")  # gone when it is done
     monkeypatch.setenv("RANK", "1")
     slowly(0.15)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_large_model_shows_how_much_of_it_is_read(tiny_lm_folder, monkeypatch, capsys):
+    silence.silence_libraries()
+    load_language_model(tiny_lm_folder, bf16=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(silence, "LARGE_MODEL", 1)
+    load_language_model(tiny_lm_folder, bf16=False)
+    assert "Loading weights: 100%" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    load_language_model(tiny_lm_folder, bf16=False)
     assert capsys.readouterr().err == ""
 
 

@@ -63,7 +63,9 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
     why = os.strerror(number).lower()
     if number in ROOM:
         return f"{path} cannot be written ({why}): make room there, or give another place"
-    return f"{path} cannot be used ({why}): give a place that this user can write to"
+    return (
+        f"{path} cannot be used ({why}): let this user read and write there, or give another place"
+    )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 SHOWN_AFTER = 5.0  # seconds
+LARGE_MODEL = 2_000_000_000  # bytes of weights; fewer are read in less than that
 _STDERR = threading.Lock()
 
 
@@ -50,8 +51,31 @@ def waiting(
     """
     from tqdm.auto import tqdm
 
-    other = int(os.environ.get("RANK") or 0) > 0
-    return tqdm(items, what, total, False, unit=unit, delay=SHOWN_AFTER, disable=other)
+    return tqdm(
+        items, what, total, False, unit=unit, delay=SHOWN_AFTER, disable=not _is_first_process()
+    )
+
+
+@contextmanager
+def loading_bar(folder: Path) -> Iterator[None]:
+    """While open, transformers shows its bar of the weights that it reads from a folder, if they
+    are so large that one has to wait.
+    """
+    from transformers.utils import logging as bars
+
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    if size < LARGE_MODEL or not _is_first_process():
+        yield
+        return
+    bars.enable_progress_bar()
+    try:
+        yield
+    finally:
+        bars.disable_progress_bar()
+
+
+def _is_first_process() -> bool:
+    return int(os.environ.get("RANK") or 0) == 0
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from revela.device import autocast
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, make_readable, remove_whole
 from revela.lm.language_model import load_tokenizer
+from revela.silence import loading_bar
 from revela.types import Vectors
 from revela.weights import NEW
 
@@ -208,9 +209,10 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
             f"{NEW}small, a T5Gemma, or the folder of a run of --objective spans"
         )
     try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(
-            whole, local_files_only=True, dtype=torch.float32
-        )
+        with loading_bar(whole):
+            model = AutoModelForSeq2SeqLM.from_pretrained(
+                whole, local_files_only=True, dtype=torch.float32
+            )
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(f"{whole} cannot be opened as an encoder-decoder: {reason}") from error

@@ -35,6 +35,7 @@ from revela.errors import RevelaError, first_line
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.streams import Memory, Mix, Predicting, Reading, StopForward, Stream
 from revela.packing import Layout, attention, no_mask
+from revela.silence import loading_bar
 
 ATTENTION = "revela"
 USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
@@ -365,7 +366,8 @@ def load_tokenizer(folder: Path) -> Any:
 
 def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
     try:
-        return kind.from_pretrained(folder, local_files_only=True, **settings)
+        with loading_bar(folder):
+            return kind.from_pretrained(folder, local_files_only=True, **settings)
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error

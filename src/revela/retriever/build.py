@@ -21,6 +21,7 @@ from torch import nn
 
 from revela.errors import RevelaError, first_line
 from revela.settings import Recipe
+from revela.silence import loading_bar
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def load_retriever(folder: Path | str) -> SentenceTransformer:
     if not (Path(folder) / "modules.json").is_file():
         raise RevelaError(f"{folder} is not a Sentence-Transformers folder: it has no modules.json")
     try:
-        return SentenceTransformer(str(folder), local_files_only=True)
+        with loading_bar(Path(folder)):
+            return SentenceTransformer(str(folder), local_files_only=True)
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(
@@ -79,16 +81,17 @@ def build_retriever(
     try:
         # A named modality, so that an instruct model's chat template is not applied: text is
         # embedded as it is, not as a user's turn.
-        transformer = modules.Transformer(
-            str(folder),
-            model_kwargs={"dtype": torch.float32},
-            max_seq_length=max_tokens,
-            do_lower_case=lower_case,
-            modality_config={
-                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
-            },
-            module_output_name="token_embeddings",
-        )
+        with loading_bar(folder):
+            transformer = modules.Transformer(
+                str(folder),
+                model_kwargs={"dtype": torch.float32},
+                max_seq_length=max_tokens,
+                do_lower_case=lower_case,
+                modality_config={
+                    "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+                },
+                module_output_name="token_embeddings",
+            )
     except Exception as error:
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
     if layers and not hasattr(transformer.model.config, "decoder"):  # T5Gemma has two depths
