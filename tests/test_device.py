@@ -29,6 +29,32 @@ print(before >> 20, memory._size() >> 20)
 """
 
 
+THREADS = """
+import sys, threading
+from revela.device import FreedMemory
+memory, go_on = FreedMemory(), threading.Event()
+if memory._libc is None:
+    print(0, 0)
+    raise SystemExit
+if sys.argv[1] == "shared":
+    memory.share()
+def work(ended):
+    held = [bytes(2**17) for _ in range(400)]  # 50 MB
+    del held
+    ended.release()
+    go_on.wait()
+ended = threading.Semaphore(0)
+for _ in range(4):
+    threading.Thread(target=work, args=[ended]).start()
+    ended.acquire()
+before = memory._size()
+memory._most = 1  # as if it had grown
+memory.after_a_batch()
+print(before >> 20, memory._size() >> 20)
+go_on.set()
+"""
+
+
 class Libc:
     def __init__(self) -> None:
         self.trims = 0
@@ -49,12 +75,38 @@ def test_a_process_returns_memory_once_it_has_grown_by_a_quarter(monkeypatch):
     assert trims == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
+def test_a_process_returns_memory_every_minute(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(device.time, "monotonic", lambda: clock[0])
+    memory, libc = device.FreedMemory(), Libc()
+    memory._libc = libc
+    trims = []
+    for clock[0] in (1, 30, 59, 61, 62, 100, 122):
+        memory.after_a_batch()
+        trims.append(libc.trims)
+    assert trims == [0, 0, 0, 1, 1, 1, 2]
+
+
 def test_what_was_freed_is_returned():
     done = subprocess.run(
         [sys.executable, "-c", FRAGMENTED], capture_output=True, text=True, check=True
     )
     before, after = map(int, done.stdout.split())
     assert before == after == 0 or before - after > 500  # MB, of a gigabyte
+
+
+def returned_by_threads(how: str) -> int:
+    """MB."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, how], capture_output=True, text=True, check=True
+    )
+    before, after = map(int, done.stdout.split())
+    return before - after
+
+
+def test_what_threads_have_freed_is_returned_if_they_share_a_heap():
+    shared, own = returned_by_threads("shared"), returned_by_threads("own")
+    assert shared == own == 0 or (shared > 40 and own < 20)
 
 
 def test_another_c_library_is_left_alone(monkeypatch):

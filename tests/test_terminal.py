@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from revela.cli.printing import (
     SNIPPET,
     print_group,
     print_hits,
+    print_json,
     print_log,
     print_report,
     print_scores,
@@ -112,6 +114,10 @@ def test_what_a_stranger_wrote_does_not_control_the_terminal(capsys, monkeypatch
     shown = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800]", shown) and "\ufffd" in shown
     assert not any(line.startswith("2. another") for line in shown.splitlines())
+    print_json([forged.replace("\ud800", ""), "é"])
+    written = capsys.readouterr().out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", written) and "é" in written
+    assert json.loads(written)[0] == forged.replace("\ud800", "")
     monkeypatch.setattr(sys, "argv", ["revela", "search", "no\033[2Jindex", "a"])
     with pytest.raises(SystemExit):
         main()

@@ -164,6 +164,14 @@ def test_a_wheel_with_another_tokenizer_is_refused(tmp_path, monkeypatch):
         weights.resolve("embedded:minilm-l6")
 
 
-def test_dimensions_of_a_configuration_that_is_a_list_are_none(tmp_path):
-    (tmp_path / "config_sentence_transformers.json").write_text("[64]")
-    assert weights.trained_dimensions(tmp_path) == []
+@pytest.mark.parametrize(
+    ("written", "trained"),
+    [
+        ("[64]", []),
+        ('{"matryoshka_dims": 64}', []),
+        ('{"matryoshka_dims": [32, "64", null, -1, true, 64]}', [32, 64]),
+    ],
+)
+def test_dimensions_of_a_configuration_of_another_kind_are_left_out(tmp_path, written, trained):
+    (tmp_path / "config_sentence_transformers.json").write_text(written)
+    assert weights.trained_dimensions(tmp_path) == trained

@@ -149,8 +149,9 @@ def trained_dimensions(folder: Path) -> list[int]:
     """
     file = folder / "config_sentence_transformers.json"
     try:
-        return json.loads(file.read_text(encoding="utf-8")).get("matryoshka_dims") or []
-    except (OSError, ValueError, AttributeError):
+        listed = json.loads(file.read_text(encoding="utf-8")).get("matryoshka_dims")
+        return [width for width in listed if type(width) is int and width > 0]
+    except (OSError, ValueError, AttributeError, TypeError):
         return []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -115,6 +116,20 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
         geometry = Geometry.of(Letters().encode_passages(now))
         np.testing.assert_allclose(index._statistics.geometry.mean, geometry.mean, atol=1e-6)
         assert index._statistics.geometry.spread == pytest.approx(geometry.spread, abs=1e-6)
+
+
+def test_words_of_queries_are_not_kept_without_end(index):
+    statistics = reopen(index.folder)._statistics
+    best = statistics.best("abab")
+    tracemalloc.start()
+    try:
+        for first in range(0, 100_000, 10_000):
+            statistics.best(" ".join(f"w{i}" for i in range(first, first + 10_000)))
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 3e6, "100,000 words of queries take 15 MB"
+    assert statistics.best("abab") == best > 0
 
 
 def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):

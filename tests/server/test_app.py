@@ -21,7 +21,7 @@ from served import Backwards, build, documents, encoder, index, make_service, ru
 
 from revela.errors import QueryError, RevelaError
 from revela.retriever.tokens import TokenCounter
-from revela.server import Limits, lifecycle
+from revela.server import Limits, lifecycle, middleware
 from revela.server.app import THREADS, Service
 from revela.server.lifecycle import listen
 from revela.server.schemas import EmbeddingRequest
@@ -433,6 +433,42 @@ def test_clients_that_pipeline_and_do_not_read_are_disconnected(make_service):
         assert httpx.get(server.url + "/healthz").status_code == 200
 
 
+def test_bodies_of_many_clients_are_limited_together(make_service, monkeypatch):
+    monkeypatch.setattr(middleware, "BODIES", 2)
+    with running(make_service(client_seconds=60, max_body_bytes=1000)) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        head = (
+            b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+        )
+        held = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2)]
+        for connection in held:
+            connection.sendall(head + b" " * 990)
+        wait_for(lambda: server.server.config.app.state.body_bytes == 1980)
+        refused = post(server, SEARCH, b'{"query": "a", "mode": "lexical"}')
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        for connection in held:
+            connection.close()
+        wait_for(lambda: not server.server.config.app.state.body_bytes)
+        assert post(server, SEARCH, b'{"query": "a", "mode": "lexical"}').status_code == 200
+
+
+def test_who_reads_slowly_gets_all(make_service):
+    """Slower than a third of the kernel's buffer per time-out, when it takes more of an answer."""
+    asked, received = 500, 0
+    with running(make_service(client_seconds=0.5)) as server:
+        whole = len(httpx.get(server.url).content) * asked
+        port = int(server.url.rsplit(":", 1)[1])
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * asked)
+            while received < whole and (part := client.recv(2**16)):
+                received += len(part)
+                time.sleep(len(part) / 1.2e6)
+    assert received >= whole
+
+
 def test_who_pipelines_and_reads_gets_all_answers_in_order(make_service, slow):
     with running(make_service(client_seconds=0.3, encoder=slow)) as server:
         slow.stop()
@@ -556,6 +592,27 @@ def test_texts_of_a_client_that_has_left_are_not_encoded(make_service, slow):
         assert first.result(120).status_code == 200
         assert post(server, EMBEDDINGS, embedding(input="later")).status_code == 200
         assert [text for _, texts in slow.batches for text in texts] == ["first", "later"]
+
+
+def test_texts_of_clients_that_have_left_are_counted_in_few_threads(make_service, monkeypatch):
+    begun, go_on = [], threading.Event()
+
+    def count(texts):
+        begun.append(1)
+        assert go_on.wait(120)
+        return [1] * len(texts)
+
+    with running(make_service()) as server:
+        monkeypatch.setitem(server.service.count, "passage", count)
+        for _ in range(THREADS + 4):
+            with pytest.raises(httpx.ReadTimeout):
+                asked = {"model": "tiny", "input": "a"}
+                httpx.post(server.url + EMBEDDINGS, json=asked, timeout=httpx.Timeout(60, read=0.1))
+        time.sleep(0.2)
+        assert len(begun) == THREADS
+        go_on.set()
+        assert post(server, EMBEDDINGS, embedding(input="a")).status_code == 200
+        assert len(begun) == THREADS + 1  # what waited was dropped
 
 
 def test_searches_of_clients_that_have_left_keep_their_threads(make_service, index, monkeypatch):

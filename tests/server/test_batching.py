@@ -238,3 +238,27 @@ def test_a_text_that_fails_does_not_fail_its_neighbours(slow, batcher, monkeypat
     one, failed, two = asyncio.run(run())
     assert isinstance(failed, MemoryError) and len(one) == len(two) == 1
     assert [texts for _, texts in slow.batches[1:]] == [["one"], ["two"]]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_waits_is_answered_when_the_thread_ends(slow, batcher, monkeypatch):
+    def fault(_):
+        raise MemoryError
+
+    async def run():
+        slow.stop()
+        first = asyncio.create_task(batcher.encode(["first"], [1], "passage"))
+        while not slow.begun.is_set():
+            await asyncio.sleep(0.001)
+        waits = [asyncio.create_task(batcher.encode([f"{i}"], [1], "query")) for i in range(3)]
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(batcher, "_take", fault)
+        slow.open.set()
+        assert len(await first) == 1
+        for error in await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 60):
+            assert isinstance(error, RuntimeError) and "thread has ended" in str(error)
+        with pytest.raises(QueueFull):
+            await batcher.encode(["later"], [1], "query")
+
+    asyncio.run(run())
+    assert not batcher.alive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -42,6 +43,12 @@ def print_log(stream: Literal["stdout", "stderr"]) -> None:
 def printable(text: str) -> str:
     """One line of text that may be a stranger's, without characters that control the terminal."""
     return CONTROL.sub("\ufffd", text)
+
+
+def print_json(value: object) -> None:
+    """JSON for another program, in UTF-8; what controls a terminal is escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=1)
+    print(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def print_report(report: ReadReport) -> None:

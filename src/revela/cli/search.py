@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from revela.cli.main import app
-from revela.cli.printing import print_hits
+from revela.cli.printing import print_hits, print_json
 from revela.errors import RevelaError
 from revela.settings import OFFLINE_MODEL
 
@@ -63,6 +62,6 @@ def search(
     opened = Index.open(index_folder, model, lm=lm)
     hits = opened.search(query, top, mode, where, fusion, rerank)
     if as_json:
-        print(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False, indent=1))
+        print_json([asdict(hit) for hit in hits])
     else:
         print_hits(hits, query)

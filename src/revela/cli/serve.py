@@ -68,11 +68,13 @@ def serve(
         from revela.server.middleware import is_loopback
     listening = listen(host, port)
 
+    from revela.device import freed_memory
     from revela.index.store import Index
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.tokens import TokenCounter
     from revela.weights import name_of, trained_dimensions
 
+    freed_memory().share()  # before there are threads
     index = Index.open(index_folder, model, precision=precision)
     folder, encoder = index.model_folder, index.encoder
     assert isinstance(encoder, RetrieverEncoder)

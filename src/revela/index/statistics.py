@@ -28,6 +28,9 @@ from revela.types import hash64
 FILE = "statistics.safetensors"
 AGAIN = "remove it, and it is made again by revela index --append"
 WORD = re.compile(r"[^\W_]+")  # as LanceDB splits text
+# Words whose hashes are kept, with some 150 bytes each: in a corpus most come back; in the queries
+# that a service answers any may come.
+CORPUS_WORDS, QUERY_WORDS = 2**18, 2**12
 PENDING = 2**20  # changes that are collected before they are merged into the sorted arrays
 
 
@@ -68,6 +71,7 @@ class Statistics:
     def __init__(self, folder: Path) -> None:
         self.file = folder / FILE
         self._hash_of = _Hashes()
+        self._hash_of_query = _Hashes(QUERY_WORDS)
         self._lock = threading.Lock()  # searches in several threads share them
         self.clear()
         self.refresh()
@@ -160,7 +164,7 @@ class Statistics:
         with self._lock:
             self._merge()
             known, counts = self._hashes, self._counts
-        hashes = np.array([self._hash_of[word] for word in words], np.uint64)
+        hashes = np.array([self._hash_of_query[word] for word in words], np.uint64)
         places = np.searchsorted(known, hashes)
         found = places < len(known)
         found[found] = known[places[found]] == hashes[found]
@@ -194,17 +198,16 @@ def _sorted_counts(counts: Counter[int]) -> tuple[NDArray[np.uint64], NDArray[np
 class _Hashes(dict[str, int]):
     """A word -> 64 bits of its stem, computed once; emptied when it holds too many."""
 
-    MOST = 2**18
-
-    def __init__(self) -> None:
+    def __init__(self, most: int = CORPUS_WORDS) -> None:
         import Stemmer
 
+        self._most = most
         self._stem = Stemmer.Stemmer("english").stemWord
         self._lock = threading.Lock()  # threads may not share a stemmer
 
     def __missing__(self, word: str) -> int:
         with self._lock:
-            if len(self) >= self.MOST:
+            if len(self) >= self._most:
                 self.clear()
             self[word] = hashed = hash64(self._stem(word))
             return hashed

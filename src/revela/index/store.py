@@ -476,7 +476,7 @@ class Index:
             if missing := [name for name in wanted if name not in known]:
                 raise RevelaError(
                     f"{self.folder} has no document {', '.join(missing[:3])}: "
-                    "nothing was deleted; give ids that revela search shows"
+                    "nothing was deleted; give ids as revela search --json shows them"
                 )
             self._count([], wanted)
             deleted = self.table.delete(wanted)

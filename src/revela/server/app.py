@@ -134,7 +134,7 @@ class Service:
             ],
             lifespan=self._lifespan,
         )
-        app.state.limits = self.limits
+        app.state.limits, app.state.body_bytes = self.limits, 0
         app.router.route_class = JSONRoute
         unknown = {404: "No such model"}
         app.get("/", **answers({}, "The page", "text/html"))(self.page)

@@ -133,11 +133,23 @@ class Batcher:
         return max(1, math.ceil(tokens / speed))
 
     def _work(self) -> None:
-        while found := self._next_batch():
-            try:
-                self._encode_batch(*found)
-            except Exception as error:
-                self._encode_singly(*found, error)
+        try:
+            while found := self._next_batch():
+                try:
+                    self._encode_batch(*found)
+                except Exception as error:
+                    self._encode_singly(*found, error)
+        finally:
+            self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
+        """Answer those who wait when the thread ends by a fault; after ``close`` nobody does."""
+        with self._change:
+            self._closing = True
+            waiting = [job for role in ROLES for job in self._jobs[role]]
+            waiting += [job for role in ROLES for batch in self._batches[role] for job, _ in batch]
+            for job in waiting:
+                job.fail(RuntimeError("the model's thread has ended"))
 
     def _encode_singly(self, role: Role, batch: _Batch, error: Exception) -> None:
         """Encode a failed batch again, each request by itself: only those fail that are at fault.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import struct
 from typing import Any
 
 import uvicorn
@@ -38,7 +40,7 @@ class TimeoutProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.unread = self.transport.get_write_buffer_size()
+        self.unread = self._unread()
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -55,11 +57,24 @@ class TimeoutProtocol(H11Protocol):
             self.timer = None
 
     def _disconnect_unless_reading(self) -> None:
-        before, self.unread = self.unread, self.transport.get_write_buffer_size()
+        before, self.unread = self.unread, self._unread()
         if 0 < self.unread < before:
             self._start_timer()
         elif self.unread or not self._answering():
             self.transport.abort()
+
+    def _unread(self) -> int:
+        """Bytes that the client has not received yet: those here, and those that the kernel holds,
+        up to 4 MB, which a slow line alone takes longer than the time-out to carry.
+        """
+        unread = self.transport.get_write_buffer_size()
+        with contextlib.suppress(ImportError, AttributeError, OSError):  # a system without a count
+            import fcntl
+            import termios
+
+            descriptor = self.transport.get_extra_info("socket").fileno()
+            unread += struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+        return unread
 
     def _answering(self) -> bool:
         """Whether a request runs: the next pipelined one may, while the last answer is unread."""

@@ -24,6 +24,7 @@ from revela.server.schemas import CLIENT_LEFT, Refused
 PUBLIC_PATHS = ("/", "/healthz", "/openapi.json")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZES = tuple(2.0**i for i in range(0, 17))
+BODIES = 16  # bodies of the maximum size may be held at once
 
 
 class Guard:
@@ -95,12 +96,13 @@ class JSONRequest(Request):
     """
 
     _read: bytes | None = None
+    _held = 0  # bytes that ``app.state.body_bytes`` counts, of all requests
 
     async def body(self) -> bytes:
         """The body.
 
         Raises:
-            Refused: 408, 413, 415, or 499 where the client has left.
+            Refused: 408, 413, 415, 429, or 499 where the client has left.
         """
         if self._read is None:
             limits: Limits = self.app.state.limits
@@ -137,6 +139,7 @@ class JSONRequest(Request):
         async for part in self.stream():
             size += len(part)
             if size <= limit:
+                self._hold(len(part), BODIES * limit)
                 body += part
             elif size > 2 * limit:
                 break  # up to here it is read on: many clients only listen after they have sent all
@@ -144,6 +147,21 @@ class JSONRequest(Request):
             message = f"the body is longer than {limit:,} bytes: send less at a time"
             raise Refused(413, message, headers={"connection": "close"})
         return bytes(body)
+
+    def _hold(self, size: int, most: int) -> None:
+        """Count bytes of the body; refuse it if all requests would hold more than ``most``."""
+        state = self.app.state
+        if state.body_bytes + size > most:
+            message = "too many bodies are being read: try again in 1 s"
+            headers = {"retry-after": "1", "connection": "close"}
+            raise Refused(429, message, code="queue_full", headers=headers)
+        state.body_bytes += size
+        self._held += size
+
+    def release(self) -> None:
+        """The request is answered: other bodies may take its place."""
+        self.app.state.body_bytes -= self._held
+        self._held = 0
 
 
 class JSONRoute(APIRoute):
@@ -153,7 +171,11 @@ class JSONRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(JSONRequest(request.scope, request.receive))
+            asked = JSONRequest(request.scope, request.receive)
+            try:
+                return await handler(asked)
+            finally:
+                asked.release()
 
         return handle
 
