@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
-# CONSTRAINTS= installs the newest torch instead of the CPU build (a GPU's, say).
+# CONSTRAINTS= installs the newest torch in place of the release that is tested.
 CONSTRAINTS ?= -c constraints.txt
 # Flags for the demo, e.g. make demo DEMO='--minutes 2'.
 DEMO ?=

@@ -3,7 +3,7 @@
 #
 # Train a retriever on raw text, see how it does beside BM25, and search with it. The text is the
 # reference of the Python language, which comes with every Python: 79 documents. For your own text
-# give a folder to `Retriever.train`. Some minutes; the results lie in `runs/`, which must be new.
+# give a folder to `Retriever.train`. Some minutes; the results lie in `runs/`.
 
 # %%
 import json

@@ -22,7 +22,8 @@ HEAD = """# Settings
 Generated from the package by `make settings`; do not edit.
 
 A setting has one name everywhere: `--chunk-words 30` on the command line, `chunk_words=30` in
-`Retriever.train(...)` and `Recipe.of(...)`, and in a recipe file
+`Retriever.train(...)` and `revela.settings.Recipe.of(...)`, and in a recipe file, which
+`revela train` and `revela compare` take as `--recipe recipe.toml`:
 
 ```toml
 [corpus]

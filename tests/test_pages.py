@@ -43,7 +43,7 @@ HISTORY = {"changelog.md", "notebook.md"}  # what was run then, with the flags o
 PAGES = {page: path for page, path in docs_site.sources().items() if page not in HISTORY}
 NOT_RUN = {  # by what a command has in it
     "torchrun ": "several processes; tests/training/test_processes.py starts some",
-    "--engine ray": "starts Ray; tests/index/test_build_on_ray.py does",
+    "--engine ray": "starts Ray; tests/test_on_ray.py does",
     "--cells ": "reads what the snippet above it would write, with faiss",
     "revela push ": "writes to the hub; tests/retriever/test_publish.py answers for it",
     "--benchmark ": "reads data sets of the hub",
@@ -87,9 +87,9 @@ def blocks_of(path: Path) -> list[Block]:
     """The blocks of a page that a reader may copy; indented ones if they hold commands."""
     found = []
     for token in MarkdownIt().parse(docs_site.markdown_of(path)):
-        if token.type == "fence":
+        if token.type == "fence" and not (COMMAND.match(token.content) and not token.info):
             found.append(Block(token.info, token.content, token.map[0]))
-        elif token.type == "code_block" and COMMAND.match(token.content):
+        elif token.type in ("fence", "code_block") and COMMAND.match(token.content):
             found.append(Block("bash", token.content, token.map[0]))
     return found
 
@@ -462,6 +462,27 @@ def test_the_pages_are_found():
     verbs = {words[1] for words in commands if words[0] == "revela"}
     assert verbs >= {"train", "eval", "probe", "index", "search", "serve", "compare", "report"}
     assert sum(words[0] == "revela" for words in commands) > 50
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_sentences_have_flags_that_exist(page):
+    tokens = MarkdownIt().parse(docs_site.markdown_of(PAGES[page]))
+    for part in (part for token in tokens for part in token.children or []):
+        if part.type == "code_inline" and (verb := re.match(r"revela ([a-z]+)\b", part.content)):
+            add_settings([verb[1]])
+            arguments = app[verb[1]].assemble_argument_collection()
+            known = {"--help"}.union(*(argument.names for argument in arguments))
+            flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", part.content))
+            assert flags <= known, part.content
+
+
+def test_filters_of_the_service_are_taken():
+    from revela.index.filters import where_sql
+
+    tokens = MarkdownIt().parse(docs_site.markdown_of(PAGES["serving.md"]))
+    (shown,) = [token.content for token in tokens if token.type == "code_block"]
+    for line in shown.splitlines():
+        assert where_sql(json.loads(line), {"year": "int64", "lang": "string"})
 
 
 def test_what_is_not_run_is_still_there():
