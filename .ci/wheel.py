@@ -1,8 +1,8 @@
 """The wheel in an empty virtual environment, without the repository: `make wheel`.
 
-Builds sdist and wheel, installs the wheel in a temporary folder, first without any extra, and runs
-the README's first commands and its Python there, on a few texts. Each step must exit as it should
-and print what a reader of the README would look for.
+Builds sdist and wheel, installs the wheel in a temporary folder, first without any extra, runs the
+README's first commands and its Python there, on a few texts, and goes through docs/quickstart.md.
+Each step must exit as it should and print what a reader would look for.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^((?:revela|pip) [^#\n]+?) *(?:#.*)?$", README, re.M)
 CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
-# In place of "--check-questions 100" in the README.
+# In place of "--check-questions 100" in the README, and of "--max-minutes 5" in the quickstart.
 SHORT = "--check-questions 1 --max-steps 1 --group-size 4 --gate-heads 0 --keep last"
 BASE = """
 import contextlib, importlib.util, io, sys
@@ -113,8 +114,14 @@ def ask(url: str, body: dict[str, object] | None = None) -> str:
         return answer.read().decode()
 
 
-def serve(installed: Installed, command: list[str]) -> None:
-    """Start the service, ask its page, search and embeddings, and stop it as Ctrl-C does."""
+def serve(installed: Installed, command: list[str], request: list[str] | None = None) -> None:
+    """Start the service, ask its page, search and embeddings, and stop it as Ctrl-C does.
+
+    Args:
+        installed: where.
+        command: revela serve ...
+        request: curl's, of the quickstart, sent as well.
+    """
     print(f"\n$ {shlex.join(command)}", flush=True)
     command = [str(installed.bin / command[0]), *command[1:], "--port", "0"]
     server = subprocess.Popen(
@@ -127,13 +134,33 @@ def serve(installed: Installed, command: list[str]) -> None:
         url = re.findall(r"http://\S+/", line)[0]
         assert "<title>" in ask(url)
         hits = json.loads(ask(f"{url}v1/search", {"query": "how is a token given"}))
-        assert hits["data"] and hits["data"][0]["id"].endswith(".md"), hits
+        assert hits["data"] and hits["data"][0]["text"], hits
+        if request:
+            here = [word.replace("http://127.0.0.1:8080/", url) for word in request]
+            done = subprocess.run([*here, "-sf"], capture_output=True, check=True)
+            assert json.loads(done.stdout)["data"]
         vectors = json.loads(ask(f"{url}v1/embeddings", {"input": "text", "model": "minilm-l6"}))
         assert len(vectors["data"][0]["embedding"]) == 384
         server.send_signal(signal.SIGINT)
         assert server.wait(120) == 128 + signal.SIGINT
     finally:
         server.kill()
+
+
+def follow_quickstart(installed: Installed) -> None:
+    """Go through docs/quickstart.md from top to bottom, after its installation."""
+    commands = []
+    for language, text in re.findall(r"```(bash|python)\n(.*?)```", QUICKSTART, re.S):
+        if language == "python":
+            commands.append(["python", "-c", text])
+        else:
+            lines = text.replace("--max-minutes 5", SHORT).splitlines()
+            commands += [shlex.split(line, comments=True) for line in lines]
+    for command, following in zip(commands, [*commands[1:], []], strict=True):
+        if command[:2] == ["revela", "serve"]:
+            serve(installed, command, following)
+        elif command[0] not in ("pip", "curl"):
+            installed.run(command, *([r"0\.\d+"] if "search" in command else []))
 
 
 def main() -> None:
@@ -157,6 +184,9 @@ def main() -> None:
         for block in re.findall(r"```python\n(.*?)```", README, re.S):
             run(["python", "-c", block], "Invoices are kept")
         serve(installed, readme("revela serve"))
+        installed.work = folder / "quickstart"
+        installed.work.mkdir()
+        follow_quickstart(installed)
 
 
 if __name__ == "__main__":

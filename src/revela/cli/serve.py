@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from revela.cli.flags import Flat
 from revela.cli.main import app
 from revela.errors import RevelaError, extra
+from revela.memory import freed_memory
 from revela.server import Limits
 from revela.settings import Precision
 
@@ -62,19 +63,18 @@ def serve(
     token = token_of(token_env, token_file)
     if min(astuple(limits)) <= 0:
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
+    freed_memory().share()  # before a library starts threads
     with extra("serve", "serving"):
         from revela.server.app import Service
         from revela.server.lifecycle import listen, server_of
         from revela.server.middleware import is_loopback
     listening = listen(host, port)
 
-    from revela.device import freed_memory
     from revela.index.store import Index
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.tokens import TokenCounter
     from revela.weights import name_of, trained_dimensions
 
-    freed_memory().share()  # before there are threads
     index = Index.open(index_folder, model, precision=precision)
     folder, encoder = index.model_folder, index.encoder
     assert isinstance(encoder, RetrieverEncoder)

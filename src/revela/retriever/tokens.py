@@ -87,7 +87,7 @@ class TokenCounter:
     def _count(self, prompt: str, texts: Sequence[str]) -> list[int]:
         texts = read_as_text(texts) if self._has_slots else texts
         encodings = self._tokenizer.encode_batch_fast([prompt + text for text in texts])
-        return [len(encoding.ids) for encoding in encodings]
+        return [len(encoding) for encoding in encodings]
 
 
 def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from revela import device
+from revela import memory
 
 GB = 2**30
 
 FRAGMENTED = """
 import random, torch
-from revela.device import FreedMemory
+from revela.memory import FreedMemory
 memory, rng, kept = FreedMemory(), random.Random(0), []
 if memory._libc is None:
     print(0, 0)
@@ -31,7 +31,7 @@ print(before >> 20, memory._size() >> 20)
 
 THREADS = """
 import sys, threading
-from revela.device import FreedMemory
+from revela.memory import FreedMemory
 memory, go_on = FreedMemory(), threading.Event()
 if memory._libc is None:
     print(0, 0)
@@ -64,25 +64,25 @@ class Libc:
 
 
 def test_a_process_returns_memory_once_it_has_grown_by_a_quarter(monkeypatch):
-    memory, libc, sizes = device.FreedMemory(), Libc(), []
-    memory._libc = libc
-    monkeypatch.setattr(memory, "_size", lambda: sizes[-1])
+    freed, libc, sizes = memory.FreedMemory(), Libc(), []
+    freed._libc = libc
+    monkeypatch.setattr(freed, "_size", lambda: sizes[-1])
     trims = []
     for size in (2, 2.5, 2.9, 3.1, 4, 5.4, 5.6, 4):  # the size after 3.1 and 5.6 counts anew
         sizes.append(int(size * GB))
-        memory.after_a_batch()
+        freed.after_a_batch()
         trims.append(libc.trims)
     assert trims == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
 def test_a_process_returns_memory_every_minute(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(device.time, "monotonic", lambda: clock[0])
-    memory, libc = device.FreedMemory(), Libc()
-    memory._libc = libc
+    monkeypatch.setattr(memory.time, "monotonic", lambda: clock[0])
+    freed, libc = memory.FreedMemory(), Libc()
+    freed._libc = libc
     trims = []
     for clock[0] in (1, 30, 59, 61, 62, 100, 122):
-        memory.after_a_batch()
+        freed.after_a_batch()
         trims.append(libc.trims)
     assert trims == [0, 0, 0, 1, 1, 1, 2]
 
@@ -113,5 +113,5 @@ def test_another_c_library_is_left_alone(monkeypatch):
     def none(name: None) -> object:
         raise OSError
 
-    monkeypatch.setattr(device.ctypes, "CDLL", none)
-    device.FreedMemory().after_a_batch()
+    monkeypatch.setattr(memory.ctypes, "CDLL", none)
+    memory.FreedMemory().after_a_batch()
