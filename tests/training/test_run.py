@@ -832,6 +832,7 @@ def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half_of_it(tmp_path, mon
     monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         remove_whole(tmp_path / "checkpoint-3")
+    (tmp_path / "checkpoint-5.bak").mkdir()
     assert saved_checkpoints(tmp_path) == [tmp_path / "checkpoint-6"]
 
 

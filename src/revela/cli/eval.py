@@ -95,6 +95,7 @@ def evaluate(
     if json_file is not None:
         with atomic_write(json_file) as temporary:
             temporary.write_text(json.dumps(Scores(scores).to_json(), indent=1) + "\n")
+        print(f"saved to {json_file}")
 
 
 def _print_evaluations(

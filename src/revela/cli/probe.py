@@ -99,10 +99,12 @@ def probe(
         with atomic_write(json_file) as temporary:
             result = replace(found, corpus=[str(c) for c in corpus])
             temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n")
+        print(f"saved to {json_file}")
     if plot is not None:
         from revela.evaluation.position import plot_profiles
 
         plot_profiles({model: found.profiles}, plot, f"{Path(model).name}, {found.tokens} tokens")
+        print(f"saved to {plot}")
 
 
 def _print_profiles(profiles: Mapping[str, Profile]) -> None:

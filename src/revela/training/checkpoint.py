@@ -79,8 +79,9 @@ def load_checkpoint(
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    return sorted(folder.glob("checkpoint-*"), key=step_of)
+    """Complete checkpoints, oldest first; a copy by another name is none."""
+    found = (path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal())
+    return sorted(found, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
