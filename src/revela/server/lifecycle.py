@@ -68,7 +68,7 @@ class TimeoutProtocol(H11Protocol):
         up to 4 MB, which a slow line alone takes longer than the time-out to carry.
         """
         unread = self.transport.get_write_buffer_size()
-        with contextlib.suppress(ImportError, AttributeError, OSError):  # a system without a count
+        with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # no such count
             import fcntl
             import termios
 
