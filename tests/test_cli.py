@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -82,6 +83,17 @@ except SystemExit:
     pass
 print("torch" in sys.modules, "transformers" in sys.modules, "numpy" in sys.modules)
 """
+
+
+def test_a_search_of_a_damaged_index_says_one_sentence(monkeypatch, capfd):
+    class Damaged:
+        def search(self, *_):
+            os.write(2, b"thread 'lancedb-tokio-worker' panicked at data.rs\n")
+            raise RevelaError("my-index is damaged: make it again")
+
+    monkeypatch.setattr("revela.index.store.Index.open", lambda *_, **__: Damaged())
+    code, _, err = run(monkeypatch, capfd, "search", "my-index", "text")
+    assert code == 2 and err == "revela: my-index is damaged: make it again\n"
 
 
 def test_help_loads_no_torch():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from letters import Letters, build, documents, extend, oracle, reopen, rows_of, wanted_rows
 
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.index import table
 from revela.index.bm25 import BM25
@@ -363,6 +363,16 @@ def test_a_manifest_that_makes_lance_panic_is_one_sentence(tmp_path, index, capf
     with pytest.raises(RevelaError, match=r"is damaged or out of reach .rust future panicked"):
         reopen(folder)
     assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_panic_in_a_thread_of_lance_is_no_fault_of_the_filter(tmp_path):
+    panic = RuntimeError('lance error: task 41 panicked with message "range end index 1024 out of"')
+    with (
+        pytest.raises(RevelaError, match="is damaged or out of reach") as error,
+        table.lance_errors(tmp_path, "year > 2000", ["year"]),
+    ):
+        raise panic
+    assert not isinstance(error.value, QueryError)
 
 
 def test_a_table_without_a_version_is_begun_again(tmp_path):

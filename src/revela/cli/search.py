@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +13,7 @@ from revela.cli.main import app
 from revela.cli.printing import print_hits, print_json
 from revela.errors import RevelaError
 from revela.settings import OFFLINE_MODEL
+from revela.silence import silence_stderr
 
 
 @app.command
@@ -60,7 +62,9 @@ def search(
     from revela.index.store import Index
 
     opened = Index.open(index_folder, model, lm=lm)
-    hits = opened.search(query, top, mode, where, fusion, rerank)
+    # Threads of Lance write of a damaged file themselves, before the error that says it.
+    with silence_stderr() if rerank != "heads" else nullcontext():  # there a bar may be shown
+        hits = opened.search(query, top, mode, where, fusion, rerank)
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:

@@ -383,6 +383,7 @@ def _id_filter(documents: Iterable[str]) -> str:
 
 LANCE_ERRORS = (ValueError, RuntimeError, OSError)
 PANIC = "RustPanic"  # of damaged files; its module is made by Rust and cannot be imported
+_FILES = re.compile(r"\(IO\)|Not found:|panicked")  # are at fault, and not the filter
 _SOURCE = re.compile(r",? ?/\S+\.rs:\d+:\d+.*", re.DOTALL)
 _PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Invalid input)[:,] ")
 
@@ -404,7 +405,7 @@ def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> 
         if sentence := disk_error(error, folder):
             raise RevelaError(sentence) from error
         reason = " ".join(_SOURCE.sub("", str(error)).split())[:300]
-        if where and not isinstance(error, OSError) and not re.search(r"\(IO\)|Not found:", reason):
+        if where and not isinstance(error, OSError) and not _FILES.search(reason):
             why = _PREAMBLE.split(reason)[-1].split(". Valid fields")[0].rstrip(".)")
             names = ", ".join([*HIT_COLUMNS, *columns])
             raise QueryError(
