@@ -158,7 +158,7 @@ def follow_quickstart(installed: Installed) -> None:
             commands += [shlex.split(line, comments=True) for line in lines]
     for command, following in zip(commands, [*commands[1:], []], strict=True):
         if command[:2] == ["revela", "serve"]:
-            serve(installed, command, following)
+            serve(installed, command, following if following[:1] == ["curl"] else None)
         elif command[0] not in ("pip", "curl"):
             installed.run(command, *([r"0\.\d+"] if "search" in command else []))
 

@@ -1,4 +1,6 @@
-"""Memory that was freed is kept for the next batch, and returned when the process has grown."""
+"""Memory that was freed is kept for the next batch, and returned every minute and when the process
+has grown.
+"""
 
 from __future__ import annotations
 

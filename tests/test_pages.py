@@ -87,10 +87,9 @@ def blocks_of(path: Path) -> list[Block]:
     """The blocks of a page that a reader may copy; indented ones if they hold commands."""
     found = []
     for token in MarkdownIt().parse(docs_site.markdown_of(path)):
-        if token.type == "fence" and not (COMMAND.match(token.content) and not token.info):
-            found.append(Block(token.info, token.content, token.map[0]))
-        elif token.type in ("fence", "code_block") and COMMAND.match(token.content):
-            found.append(Block("bash", token.content, token.map[0]))
+        language = token.info or ("bash" if COMMAND.match(token.content) else "")
+        if token.type == "fence" or (token.type == "code_block" and language):
+            found.append(Block(language, token.content, token.map[0]))
     return found
 
 

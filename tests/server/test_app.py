@@ -594,46 +594,52 @@ def test_texts_of_a_client_that_has_left_are_not_encoded(make_service, slow):
         assert [text for _, texts in slow.batches for text in texts] == ["first", "later"]
 
 
+class Held:
+    """Work that counts how often it is begun, and goes on once ``go_on`` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = 0, threading.Event()
+
+    def wait(self) -> None:
+        self.begun += 1
+        assert self.go_on.wait(120)
+
+
+def assert_clients_that_leave_keep_their_threads(server, held: Held, path: str, asked) -> None:
+    for _ in range(THREADS + 4):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + path, json=asked, timeout=httpx.Timeout(60, read=0.1))
+    time.sleep(0.2)
+    assert held.begun == THREADS
+    held.go_on.set()
+    assert httpx.post(server.url + path, json=asked, timeout=60).status_code == 200
+    assert held.begun == THREADS + 1  # what waited was dropped
+
+
 def test_texts_of_clients_that_have_left_are_counted_in_few_threads(make_service, monkeypatch):
-    begun, go_on = [], threading.Event()
+    held = Held()
 
     def count(texts):
-        begun.append(1)
-        assert go_on.wait(120)
+        held.wait()
         return [1] * len(texts)
 
     with running(make_service()) as server:
         monkeypatch.setitem(server.service.count, "passage", count)
-        for _ in range(THREADS + 4):
-            with pytest.raises(httpx.ReadTimeout):
-                asked = {"model": "tiny", "input": "a"}
-                httpx.post(server.url + EMBEDDINGS, json=asked, timeout=httpx.Timeout(60, read=0.1))
-        time.sleep(0.2)
-        assert len(begun) == THREADS
-        go_on.set()
-        assert post(server, EMBEDDINGS, embedding(input="a")).status_code == 200
-        assert len(begun) == THREADS + 1  # what waited was dropped
+        asked = {"model": "tiny", "input": "a"}
+        assert_clients_that_leave_keep_their_threads(server, held, EMBEDDINGS, asked)
 
 
 def test_searches_of_clients_that_have_left_keep_their_threads(make_service, index, monkeypatch):
-    begun, go_on = [], threading.Event()
+    held = Held()
 
     def search(*_):
-        begun.append(1)
-        assert go_on.wait(120)
+        held.wait()
         return []
 
     monkeypatch.setattr(type(index), "search", search)
     with running(make_service()) as server:
-        for _ in range(THREADS + 4):
-            with pytest.raises(httpx.ReadTimeout):
-                query = {"query": "a", "mode": "lexical"}
-                httpx.post(server.url + SEARCH, json=query, timeout=httpx.Timeout(60, read=0.1))
-        time.sleep(0.2)
-        assert len(begun) == THREADS
-        go_on.set()
-        assert post(server, SEARCH, b'{"query": "a", "mode": "lexical"}').status_code == 200
-        assert len(begun) == THREADS + 1  # what waited was dropped
+        asked = {"query": "a", "mode": "lexical"}
+        assert_clients_that_leave_keep_their_threads(server, held, SEARCH, asked)
 
 
 def test_shutdown_finishes_accepted_requests(make_service, slow):

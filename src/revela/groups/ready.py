@@ -19,6 +19,7 @@ from typing import Any
 from revela.corpus.readers import common
 from revela.corpus.readers.common import DamagedFile, is_unicode, numbered_lines, shown
 from revela.corpus.readers.hub import PREFIX, hub_rows
+from revela.corpus.readers.tables import open_parquet, row_by_row
 from revela.errors import RevelaError, first_line
 from revela.types import Chunk, Document
 
@@ -124,16 +125,9 @@ def _parquet_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with (
-        pa.OSFile(os.fsencode(file)) as source,
-        pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as opened,
-    ):
+    with open_parquet(file) as opened:
         names = [name for name in ("src", "text") if name in opened.schema_arrow.names]
-        # One at a time: those of a small file may share a long text.
-        for group in opened.iter_batches(batch_size=1, columns=names, use_threads=False):
+        for group in row_by_row(opened, names):
             yield {name: _decoded(group.column(name)[0]) for name in names}
 
 

@@ -10,7 +10,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -36,26 +36,37 @@ DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 def read_parquet(
     path: Path, name: str, fields: Fields, report: ReadReport, some: range | None = None
 ) -> Iterator[Document]:
-    """A Parquet file, of some row groups only, or of all. Rows of a small file may share a long
-    text, so one at a time is decoded; it takes a hundredth of a millisecond.
-    """
+    """A Parquet file, of some row groups only, or of all."""
+    with _as_damaged_file("damaged Parquet"), open_parquet(path) as file:
+        wanted = _text_columns(file.schema_arrow, fields)
+        passed = range(some.start) if some else ()
+        before = sum(file.metadata.row_group(i).num_rows for i in passed)
+        rows = row_by_row(file, wanted, some)
+        yield from documents_of(rows, name, fields, report, before)
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """A ParquetFile for reading a stranger's rows in order."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     # No memory map: a file that shrinks would crash the process. No pre-buffering: it holds whole
     # row groups.
     with (
-        _as_damaged_file("damaged Parquet"),
-        pa.OSFile(os.fsencode(path)) as source,
+        pa.OSFile(os.fsencode(path)) as source,  # its name may be no text
         pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
     ):
-        wanted = _text_columns(file.schema_arrow, fields)
-        batches = file.iter_batches(
-            batch_size=1, row_groups=some, columns=wanted, use_threads=False
-        )
-        passed = range(some.start) if some else ()
-        before = sum(file.metadata.row_group(i).num_rows for i in passed)
-        yield from documents_of(batches, name, fields, report, before)
+        yield file
+
+
+def row_by_row(file: Any, columns: Sequence[str], some: range | None = None) -> Iterator[Any]:
+    """Record batches of one row each, of some row groups or of all. Rows of a small file may share
+    a long text, so one at a time is decoded; it takes a hundredth of a millisecond.
+    """
+    yield from file.iter_batches(
+        batch_size=1, row_groups=some, columns=list(columns), use_threads=False
+    )
 
 
 def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
