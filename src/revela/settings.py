@@ -659,6 +659,9 @@ class Indexing:
 
     chunk_words: int = 120
     "Maximum words per chunk."
+    language: str = "auto"
+    """Language whose words BM25 stems. auto: found in the text. none: nothing is stemmed. Or a code
+    such as en, de or zh; ru+en for two that have a script of their own."""
     dimensions: int = 0
     "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
     vectors: VectorForm = "binary"

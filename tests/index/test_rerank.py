@@ -11,8 +11,16 @@ import pytest
 from letters import Letters, build, documents, extend, reopen
 
 from revela.errors import RevelaError
-from revela.index.bm25 import BM25, idf
-from revela.index.rerank import WEIGHT, late_interaction, packed_signs, token_weights, with_tokens
+from revela.index.bm25 import BM25
+from revela.index.language import Analyzer
+from revela.index.rerank import (
+    WEIGHT,
+    late_interaction,
+    packed_signs,
+    term_weights,
+    token_weights,
+    with_tokens,
+)
 from revela.types import Document
 
 DOCS = documents(40)
@@ -49,22 +57,19 @@ def test_late_interaction_is_the_loop(width):
 
 
 def test_a_token_weighs_as_its_word():
-    weights = {"heat": 2.0, "flows": 3.0}
+    known = {"heat": 2.0, "flow": 3.0}
+    weights = term_weights(
+        "Heat, flows?", Analyzer("en"), lambda terms: np.array([known[term] for term in terms])
+    )
     spans = [(0, 4), (4, 5), (6, 8), (8, 11), (11, 12)]  # Heat , flo ws ?
-    assert token_weights("Heat, flows?", spans, lambda word: weights[word]).tolist() == [
-        2,
-        0,
-        3,
-        3,
-        0,
-    ]
+    assert token_weights(spans, weights).tolist() == [2, 0, 3, 3, 0]
 
 
 def test_scores_are_added_and_those_that_were_not_read_again_count_as_unmet():
     query_TW, _ = Letters().query_tokens("abab cdcd")
     packed = [packed_signs(Letters._tokens(text)) for text in ("abab", "cdcd abab")]
     matched = late_interaction(query_TW, np.ones(2), packed)
-    again = with_tokens("abab cdcd", [0.5, 0.4, 0.3], packed, Letters(), lambda word: 1.0)
+    again = with_tokens("abab cdcd", [0.5, 0.4, 0.3], packed, Letters(), [(0, 9, 1.0)])
     assert matched[1] > matched[0]
     assert again == pytest.approx(
         [(0.5 + WEIGHT * matched[0]) / 1.75, (0.4 + WEIGHT * matched[1]) / 1.75, 0.3 / 1.75]
@@ -87,13 +92,11 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         passages = [
             f"{row['passage']}" for row in plain.table.lance.search().limit(10**6).to_list()
         ]
-
-        def weight(word, passages=passages):
-            return float(idf(BM25(passages).frequencies([word]), len(passages))[0])
-
+        bm25 = BM25(passages)
+        weights = term_weights(query, bm25.terms, bm25.idf)
         query_TW, spans = Letters().query_tokens(query)
         matched = naive(
-            query_TW, token_weights(query, spans, weight), [Letters._tokens(text) for text in texts]
+            query_TW, token_weights(spans, weights), [Letters._tokens(text) for text in texts]
         )
         wanted = [
             (without[hit.id].score + WEIGHT * m) / (1 + WEIGHT)

@@ -111,7 +111,9 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
         )  # which is when a reader looks whether another process has added to it
         assert index._statistics.chunks == len(now)
         np.testing.assert_allclose(
-            [index._statistics.best(q) for q in queries], BM25(now).best(queries), rtol=1e-6
+            [index._statistics.best(index.table.query_terms(q)) for q in queries],
+            BM25(now, index.info.language).best(queries),
+            rtol=1e-6,
         )
         geometry = Geometry.of(Letters().encode_passages(now))
         np.testing.assert_allclose(index._statistics.geometry.mean, geometry.mean, atol=1e-6)
@@ -120,16 +122,17 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
 
 def test_words_of_queries_are_not_kept_without_end(index):
     statistics = reopen(index.folder)._statistics
-    best = statistics.best("abab")
+    find = reopen(index.folder).table.query_terms
+    best = statistics.best(find("abab"))
     tracemalloc.start()
     try:
         for first in range(0, 100_000, 10_000):
-            statistics.best(" ".join(f"w{i}" for i in range(first, first + 10_000)))
+            statistics.best(find(" ".join(f"w{i}" for i in range(first, first + 10_000))))
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert kept < 3e6, "100,000 words of queries take 15 MB"
-    assert statistics.best("abab") == best > 0
+    assert statistics.best(find("abab")) == best > 0
 
 
 def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):

@@ -6,7 +6,6 @@ and the columns query-id, corpus-id and score.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,10 +31,10 @@ from revela.index.rerank import (
     Rerank,
     Reranking,
     encode_packed,
+    term_weights,
     with_reranker,
     with_tokens,
 )
-from revela.index.statistics import Statistics
 from revela.settings import Precision, Retriever
 from revela.types import Encoder, Reranker, TokenEncoder, Vectors
 
@@ -57,20 +56,21 @@ class Collection:
     query_ids: list[str]
     queries: list[str]
     qrels: dict[str, dict[str, int]]
+    language: str = "auto"
 
     @cached_property
     def lexical(self) -> tuple[NDArray[np.int64], Vectors]:
         """BM25's rankings: indices and scores, (Q, at most 1000)."""
-        return self._bm25.top_k(self.queries, DEPTH)
+        return self.bm25.top_k(self.queries, DEPTH)
 
     @cached_property
     def best_lexical(self) -> Vectors:
         """(Q,): the highest BM25 score that a document could have."""
-        return self._bm25.best(self.queries)
+        return self.bm25.best(self.queries)
 
     @cached_property
-    def _bm25(self) -> BM25:
-        return BM25(self.documents)
+    def bm25(self) -> BM25:
+        return BM25(self.documents, self.language)
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,7 @@ def evaluate(
             finite.
 
     Examples:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp(), "sea")
+        >>>         >>> folder = Path(tempfile.mkdtemp(), "sea")
         >>> (folder / "qrels").mkdir(parents=True)
         >>> rows = '{"_id": "a", "text": "The sea is salt."}\n{"_id": "b", "text": "A hill."}\n'
         >>> _ = (folder / "corpus.jsonl").write_text(rows)
@@ -304,15 +303,13 @@ def reranked(
         rankings: of each query.
         tokens: ``packed_signs`` of each document.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        words = Statistics(Path(scratch))
-        words.add(collection.documents)
-        again = []
-        for query, ranking in zip(collection.queries, rankings, strict=True):
-            first = [tokens[document] for document in list(ranking)[:RERANKED]]
-            scores = with_tokens(query, list(ranking.values()), first, encoder, words.idf)
-            again.append(dict(sorted(zip(ranking, scores, strict=True), key=lambda pair: -pair[1])))
-        return again
+    again, bm25 = [], collection.bm25
+    for query, ranking in zip(collection.queries, rankings, strict=True):
+        first = [tokens[document] for document in list(ranking)[:RERANKED]]
+        weights = term_weights(query, bm25.terms, bm25.idf)
+        scores = with_tokens(query, list(ranking.values()), first, encoder, weights)
+        again.append(dict(sorted(zip(ranking, scores, strict=True), key=lambda pair: -pair[1])))
+    return again
 
 
 def read_again(

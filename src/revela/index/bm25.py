@@ -1,29 +1,19 @@
-"""BM25 by bm25s, with Lucene's defaults: k1 1.2, b 0.75, words of any length, English stop words,
-Snowball's English stemmer.
-
-Chosen among fifteen settings on ten collections (docs/results.md), code among them: .686 on
-SciFact, where .679 to .687 are published.
+"""BM25 by bm25s, with Lucene's defaults, k1 1.2 and b 0.75, over the terms of language.py: .695 on
+SciFact, where .679 to .687 are published. docs/results.md has other settings and languages.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.index.language import Analyzer, detect
 from revela.silence import waiting
 from revela.types import Vectors
 
 K1, B = 1.2, 0.75
-WORD = r"(?u)\b\w+\b"  # one letter is a word too: x and i mean something in code
-STOP_WORDS = re.findall(
-    r"\w+",
-    """a an and are as at be but by for if in into is it no not of on or such that the their then
-    there these they this to was will with""",
-)  # Lucene's
 
 
 def best_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
@@ -50,60 +40,62 @@ def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
 class BM25:
     """A BM25 index over passages, in memory; it cannot be appended to.
 
+    Args:
+        passages: texts.
+        language: of their words, as ``Analyzer`` takes it; "auto" finds it in them.
+
     Example:
-        >>> indices, scores = BM25(["the cat sat", "a dog ran"]).top_k(["dogs"], k=1)
+        >>> indices, scores = BM25(["the cat sat", "a dog ran"], "en").top_k(["dogs"], k=1)
         >>> indices.tolist()
         [[1]]
     """
 
-    def __init__(self, passages: Sequence[str]) -> None:
+    def __init__(self, passages: Sequence[str], language: str = "auto") -> None:
         import bm25s
+        from bm25s.tokenization import Tokenized
 
+        self.terms = Analyzer(detect(passages) if language == "auto" else language)
+        self.size = len(passages)
+        self._vocabulary: dict[str, int] = {}
+        number = self._vocabulary.setdefault
+        ids = [
+            [number(term, len(self._vocabulary)) for term in self.terms(passage)]
+            for passage in waiting("words for BM25", "text", passages)
+        ]
+        held = [token for passage in ids for token in set(passage)]
+        self._frequencies = np.bincount(np.array(held, np.int64), minlength=len(self._vocabulary))
         # "atire" with Lucene's idf: Lucene's score times k1 + 1, as in LanceDB.
         self._index = bm25s.BM25(k1=K1, b=B, method="atire", idf_method="lucene")
-        tokens = _tokenize(waiting("words for BM25", "text", passages))
-        self.empty = not tokens.vocab or not any(len(ids) for ids in tokens.ids)
-        self.size = len(passages)
-        self._vocabulary = tokens.vocab
-        held = [token for ids in tokens.ids for token in set(ids)]
-        self._frequencies = np.bincount(np.array(held, np.int64), minlength=len(tokens.vocab))
-        if not self.empty:
-            self._index.index(tokens, show_progress=False)
+        if self._vocabulary:
+            self._index.index(Tokenized(ids=ids, vocab=self._vocabulary), show_progress=False)
 
     def top_k(self, queries: Sequence[str], k: int) -> tuple[NDArray[np.int64], Vectors]:
         """The k best passages of each query, best first: indices (Q, min(k, N)) and BM25 scores. A
         score of 0 is no match.
         """
         k = min(k, self.size)
-        if self.empty:
-            return np.tile(np.arange(k), (len(queries), 1)), np.zeros((len(queries), k), np.float32)
-        tokens = _tokenize(queries, return_ids=False)
-        indices, scores = self._index.retrieve(tokens, k=k, show_progress=False, n_threads=1)
-        return np.asarray(indices, dtype=np.int64), np.asarray(scores, dtype=np.float32)
+        indices = np.tile(np.arange(k), (len(queries), 1))
+        scores = np.zeros((len(queries), k), np.float32)
+        known = [[t for t in self.terms(query) if t in self._vocabulary] for query in queries]
+        if matching := [i for i, terms in enumerate(known) if terms]:
+            found = self._index.retrieve(
+                [known[i] for i in matching], k=k, show_progress=False, n_threads=1
+            )
+            indices[matching], scores[matching] = found
+        return indices, scores
 
     def best(self, queries: Sequence[str]) -> Vectors:
         """(Q,): the greatest score that a passage could have for each query; 0 if all its words are
         stop words.
         """
-        words = _tokenize(queries, return_ids=False)
-        return np.array([best_score(self.frequencies(w), self.size) for w in words], np.float32)
+        best = (best_score(self.frequencies(self.terms(query)), self.size) for query in queries)
+        return np.array(list(best), np.float32)
 
-    def frequencies(self, words: Sequence[str]) -> NDArray[np.int64]:
-        """(T,): how many passages hold each of these words, given in lower case and stemmed."""
+    def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
+        """The idf of each of these terms, (T,)."""
+        return idf(self.frequencies(terms), self.size)
+
+    def frequencies(self, terms: Sequence[str]) -> NDArray[np.int64]:
+        """(T,): how many passages hold each of these terms."""
         known, counts = self._vocabulary, self._frequencies
-        return np.array([counts[known[word]] if word in known else 0 for word in words], np.int64)
-
-
-def _tokenize(texts: Iterable[str], return_ids: bool = True) -> Any:
-    import bm25s
-    import Stemmer
-
-    stemmer = Stemmer.Stemmer("english")  # a new one per call: threads may not share one
-    return bm25s.tokenize(
-        texts,
-        token_pattern=WORD,
-        stopwords=STOP_WORDS,
-        stemmer=stemmer,
-        return_ids=return_ids,
-        show_progress=False,
-    )
+        return np.array([counts[known[term]] if term in known else 0 for term in terms], np.int64)

@@ -41,9 +41,10 @@ from revela.index.encode_corpus import (
     repeated_id,
     table_rows,
 )
+from revela.index.language import Terms
 from revela.index.manifest import Info
 from revela.index.rerank import encode_packed
-from revela.index.statistics import WordCounts
+from revela.index.statistics import TermCounts
 from revela.index.store import Index, as_stored
 from revela.index.table import Table, arrow_rows, table_uri
 from revela.on_ray import Cluster
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
-COUNTED = 10**5  # passages whose words a task counts
+COUNTED = 10**5  # passages whose terms a task counts
 CHARACTERS = 6  # of a word, to guess the chunks of a text
 # A corpus is encoded in so many batches at least, or the last actor works while the others wait;
 # but in none of fewer characters than fill an encoder's batches.
@@ -231,7 +232,18 @@ class Job:
         else:
             vectors = encoder.encode_passages(passages)
         vectors = as_stored(vectors, self.info, self.folder)
+        rows["terms"] = [" ".join(self._analyzer(passage)) for passage in passages]
         return {**batch, "table": arrow_rows(self.info, rows, vectors, tokens)}
+
+    @functools.cached_property
+    def _analyzer(self) -> Terms:
+        return self.info.analyzer()
+
+    def _terms_of(self, rows: Any) -> Iterator[list[str]]:
+        """The terms of each row of an Arrow table."""
+        if "terms" in rows.column_names:
+            return map(str.split, rows["terms"].to_pylist())
+        return map(self._analyzer, rows["passage"].to_pylist())
 
     def write(self, batches: list[on_ray.Row]) -> on_ray.Row:
         """Write batches as fragments of the table; they are not committed."""
@@ -245,13 +257,13 @@ class Job:
             "added": Added(changed - len(replaced), len(replaced), read - changed),
             "replaced": replaced,
             "fragments": [],
-            "words": [],
+            "terms": [],
         }
         if tables:
             rows = pa.concat_tables(tables)
             row["added"] += Added(chunks=rows.num_rows)
             row["fragments"] = on_ray.write_fragments(table_uri(self.folder), rows)
-            row["words"] = [WordCounts.of(rows["passage"].to_pylist())]
+            row["terms"] = [TermCounts.of(self._terms_of(rows))]
         return row
 
 
@@ -277,6 +289,8 @@ def add(
     Raises:
         RevelaError: as for ``Index.add``; or another process writes to the table.
     """
+    with writing(index.folder):
+        index.find_language(corpus)
     info, total, new = index.info, Added(), not index.info.finished
     by_all = on_ray.machines() > 1 and new
     if by_all and info.settings.vectors != "binary":
@@ -301,7 +315,7 @@ def add(
                 total += added
                 bar.update(added.new + added.replaced + added.unchanged)
         index.finish(
-            count=functools.partial(_count_words, index),
+            count=functools.partial(_count_terms, index),
             pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, index),
         )
     if total.chunks and not new:
@@ -320,25 +334,25 @@ def _commit(index: Index, version: int, rows: Sequence[on_ray.Row]) -> int:
     replaced = [name for row in rows for name in row["replaced"]]
     if not fragments:
         return version
-    words = [words for row in rows for words in row["words"]]
+    terms = [terms for row in rows for terms in row["terms"]]
 
     def write() -> int:
         filters = index.table.id_filters(replaced)
         return on_ray.commit(table_uri(index.folder), version, fragments, filters)
 
-    return index.commit_written(write, words, replaced)
+    return index.commit_written(write, terms, replaced)
 
 
-def _count_words(index: Index) -> Iterator[WordCounts]:
-    """Count the words of all passages by the cluster."""
+def _count_terms(index: Index) -> Iterator[TermCounts]:
+    """Count the terms of all passages by the cluster."""
     starts = range(0, len(index), COUNTED)
     count = functools.partial(_count_in, folder=index.folder.resolve(), info=index.info)
-    return (words for words, _ in on_ray.in_tasks(count, starts))
+    return (terms for terms, _ in on_ray.in_tasks(count, starts))
 
 
-def _count_in(start: int, folder: Path, info: Info) -> tuple[WordCounts, None]:
-    passages = Table.open(folder, info).passages(rows=range(start, start + COUNTED))
-    return WordCounts.of(passages), None
+def _count_in(start: int, folder: Path, info: Info) -> tuple[TermCounts, None]:
+    terms = Table.open(folder, info).terms(rows=range(start, start + COUNTED))
+    return TermCounts.of(terms), None
 
 
 def _pack_in_a_task(index: Index) -> None:

@@ -61,7 +61,7 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def table_rows(
     documents: Iterable[Document], digests: Mapping[str, str], info: Info, folder: Path
 ) -> Rows:
-    """Cut documents into chunks, each a row: values by column, without vectors and tokens.
+    """Cut documents into chunks, each a row: values by column, without terms, vectors and tokens.
 
     Args:
         documents: with ids of their own.
@@ -73,7 +73,7 @@ def table_rows(
         RevelaError: a metadata value does not fit its column.
     """
     columns = info.columns
-    names = [name for name in RESERVED if name not in ("vector", "tokens")]
+    names = [name for name in RESERVED if name not in ("terms", "vector", "tokens")]
     rows: Rows = {name: [] for name in (*names, *columns)}
     for document in documents:
         metadata = [_as_column(document, name, kind, folder) for name, kind in columns.items()]

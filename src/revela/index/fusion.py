@@ -79,9 +79,9 @@ class Geometry:
         return cls(some_ND.mean(axis=0), float(cosines.std()))
 
 
-def evenly(count: int) -> NDArray[np.int64]:
-    """Indices of at most ``SAMPLE`` of ``count`` things, evenly spaced."""
-    return np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(np.int64))
+def evenly(count: int, most: int = SAMPLE) -> NDArray[np.int64]:
+    """Indices of at most so many of ``count`` things, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 
 
 def fuse_scores(

@@ -12,10 +12,12 @@ from typing import Any
 
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
+from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
 from revela.settings import Indexing
 
 INFO, CONTEXT = "index.json", "context.safetensors"
-FORMAT, WITH_CONTEXT = 3, 4
+FORMAT = 5
+EARLIER = (3, 4)  # formats that can be read, too: without terms of their own
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Info:
         columns: metadata fields and their Arrow types.
         finished: false until the first documents are all in.
         format: version of the folder's layout.
+        language: of the terms in the table, as ``Analyzer`` takes it; "" until the first documents
+            are known, None in an index of an earlier version, which keeps LanceDB's English.
         context: of a retriever with slots: the digest of its rows, what they were drawn from
             (``Context.about``), and how many passages the index held then.
     """
@@ -41,14 +45,18 @@ class Info:
     columns: Mapping[str, str] = field(default_factory=dict)
     finished: bool = False
     format: int = FORMAT
+    language: str | None = ""
     context: Mapping[str, Any] | None = None
+
+    def analyzer(self, known_words: int = CORPUS_WORDS) -> Terms:
+        """Finds the terms of its passages and queries; arguments as for ``Analyzer``."""
+        if self.language is None:
+            return FormerEnglish()
+        return Analyzer(self.language, known_words)
 
     def save(self, folder: Path) -> None:
         with atomic_write(folder / INFO) as temporary:
-            known = asdict(self)
-            if self.context is None:  # so that versions without contexts can read it
-                del known["context"]
-            temporary.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            temporary.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
 
 def read_info(folder: Path) -> Info:
@@ -61,7 +69,9 @@ def read_info(folder: Path) -> Info:
         raise RevelaError(f"{folder} is not an index: it has no {INFO}; make one with revela index")
     try:
         found = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        if found.get("format") in (FORMAT, WITH_CONTEXT):
+        if found.get("format") in EARLIER:
+            found["language"] = None
+        if found.get("format") in (FORMAT, *EARLIER):
             return Info(**{**found, "settings": Indexing(**found["settings"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RevelaError(

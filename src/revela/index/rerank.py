@@ -32,10 +32,12 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.index.statistics import WORD
+from revela.index.language import Terms
 from revela.types import Reranker, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
+Weight = tuple[int, int, float]
+Idf = Callable[[Sequence[str]], NDArray[np.float64]]
 Rerank = Literal["tokens", "heads"]
 """A re-ranker by name."""
 Reranking = Literal["tokens"] | Reranker
@@ -88,7 +90,7 @@ def with_tokens(
     scores: Sequence[float],
     passages: Sequence[bytes],
     encoder: TokenEncoder,
-    idf: Callable[[str], float],
+    weights: Sequence[Weight],
 ) -> list[float]:
     """score(q, d) of the passages that a search found.
 
@@ -97,10 +99,10 @@ def with_tokens(
         scores: fused scores of the passages.
         passages: ``packed_signs`` of the first of them; for the others m is 0.
         encoder: that made the signs.
-        idf: of a word of the query, in lower case.
+        weights: of the query's terms (``term_weights``).
     """
     query_TW, spans = encoder.query_tokens(query)
-    matched_B = late_interaction(query_TW, token_weights(query, spans, idf), passages)
+    matched_B = late_interaction(query_TW, token_weights(spans, weights), passages)
     matched_B = np.append(matched_B, np.zeros(len(scores) - len(matched_B)))
     return [
         (score + WEIGHT * matched) / (1 + WEIGHT)
@@ -108,16 +110,22 @@ def with_tokens(
     ]
 
 
+def term_weights(query: str, terms: Terms, idf: Idf) -> list[Weight]:
+    """Begin, end and BM25 idf of each term of a query."""
+    places = list(terms.places(query))
+    weights = idf([term for _, _, term in places]).tolist()
+    return [(begin, end, weight) for (begin, end, _), weight in zip(places, weights, strict=True)]
+
+
 def token_weights(
-    query: str, spans: Sequence[tuple[int, int]], idf: Callable[[str], float]
+    spans: Sequence[tuple[int, int]], weights: Sequence[Weight]
 ) -> NDArray[np.float64]:
-    """(T,): the weight of each token of a query: the idf of the word that it is a part of, 0 if of
-    none.
+    """(T,): the weight of each token of a query: the greatest of the terms that it is a part of, 0
+    if of none.
     """
-    words = [(word.start(), word.end(), idf(word.group().lower())) for word in WORD.finditer(query)]
 
     def weight_of(begin: int, end: int) -> float:
-        met = (weight for first, past, weight in words if first < end and begin < past)
+        met = (weight for first, past, weight in weights if first < end and begin < past)
         return max(met, default=0.0)
 
     return np.array([weight_of(begin, end) for begin, end in spans], np.float64)

@@ -1,14 +1,13 @@
 """Statistics of an index as a whole, which the fusion needs and LanceDB does not give: how many
-chunks hold each word, and the geometry of the vectors.
+chunks hold each term, and the geometry of the vectors.
 
-Words are hashed, so that ten million of them are two arrays in one file. They are counted as
+Terms are hashed, so that ten million of them are two arrays in one file. They are counted as
 batches are written, and saved with the version of the table that they describe; where the two
 differ (a run was killed in between), they are counted again.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,39 +20,36 @@ from numpy.typing import NDArray
 
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.index.bm25 import STOP_WORDS, best_score, idf
+from revela.index.bm25 import best_score, idf
 from revela.index.fusion import Geometry
+from revela.index.language import CORPUS_WORDS, QUERY_WORDS
 from revela.types import hash64
 
 FILE = "statistics.safetensors"
 AGAIN = "remove it, and it is made again by revela index --append"
-WORD = re.compile(r"[^\W_]+")  # as LanceDB splits text
-# Words whose hashes are kept, with some 150 bytes each: in a corpus most come back; in the queries
-# that a service answers any may come.
-CORPUS_WORDS, QUERY_WORDS = 2**18, 2**12
 PENDING = 2**20  # changes that are collected before they are merged into the sorted arrays
 
 
 @dataclass(frozen=True)
-class WordCounts:
-    """How many of some chunks hold each word: sorted hashes of words, and their counts."""
+class TermCounts:
+    """How many of some chunks hold each term: sorted hashes of terms, and their counts."""
 
     chunks: int
     hashes: NDArray[np.uint64]
     counts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, passages: Iterable[str]) -> WordCounts:
-        """Of these chunks."""
+    def of(cls, terms: Iterable[Sequence[str]]) -> TermCounts:
+        """Of the terms of each chunk."""
         hash_of, counts, chunks = _Hashes(), Counter[int](), 0
-        for passage in passages:
+        for found in terms:
             chunks += 1
-            counts.update(_distinct(passage, hash_of))
+            counts.update({hash_of[term] for term in found})
         return cls(chunks, *_sorted_counts(counts))
 
 
 class Statistics:
-    """Document frequencies of the words of an index, and the geometry of its vectors.
+    """Document frequencies of the terms of an index, and the geometry of its vectors.
 
     Attributes:
         chunks: how many the frequencies are of; 0 if there is no file.
@@ -118,7 +114,7 @@ class Statistics:
         return self
 
     def save(self, version: int, geometry: Geometry) -> None:
-        """Write the file: the words of this version of the table, and the geometry."""
+        """Write the file: the terms of this version of the table, and the geometry."""
         from safetensors.numpy import save_file
 
         self._merge()
@@ -133,38 +129,37 @@ class Statistics:
         self.geometry, self.version, self.changed = geometry, version, False
         self._stamp = self.file.stat().st_mtime_ns
 
-    def add(self, passages: Iterable[str], times: int = 1) -> None:
-        """Add the words of these chunks to the counts; with ``times`` -1, take them off."""
+    def add(self, terms: Iterable[Sequence[str]], times: int = 1) -> None:
+        """Add the terms of these chunks to the counts; with ``times`` -1, take them off."""
         self.changed = True
-        for passage in passages:
+        for found in terms:
             self.chunks += times
-            for word in _distinct(passage, self._hash_of):
-                self._pending[word] += times
+            for term in {self._hash_of[term] for term in found}:
+                self._pending[term] += times
         if len(self._pending) > PENDING:
             self._merge()
 
-    def add_counts(self, words: WordCounts) -> None:
+    def add_counts(self, terms: TermCounts) -> None:
         """``add``, of chunks that were counted by somebody else."""
-        self.changed, self.chunks = True, self.chunks + words.chunks
+        self.changed, self.chunks = True, self.chunks + terms.chunks
         self._merge()
-        self._merge_in(words.hashes, words.counts)
+        self._merge_in(terms.hashes, terms.counts)
 
-    def best(self, query: str) -> float:
-        """The greatest BM25 score that a chunk could have for this query; 0 if all its words are
-        stop words.
+    def best(self, terms: Sequence[str]) -> float:
+        """The greatest BM25 score that a chunk could have for a query of these terms; 0 if there is
+        none.
         """
-        words = [word for word in WORD.findall(query.lower()) if word not in STOP_WORDS]
-        return best_score(self._frequencies(words), self.chunks)
+        return best_score(self._frequencies(terms), self.chunks)
 
-    def idf(self, word: str) -> float:
-        """The BM25 idf of a word in lower case; 0 for a stop word."""
-        return 0.0 if word in STOP_WORDS else float(idf(self._frequencies([word]), self.chunks)[0])
+    def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
+        """The BM25 idf of each of these terms, (T,)."""
+        return idf(self._frequencies(terms), self.chunks)
 
-    def _frequencies(self, words: Sequence[str]) -> NDArray[np.int64]:
+    def _frequencies(self, terms: Sequence[str]) -> NDArray[np.int64]:
         with self._lock:
             self._merge()
             known, counts = self._hashes, self._counts
-        hashes = np.array([self._hash_of_query[word] for word in words], np.uint64)
+        hashes = np.array([self._hash_of_query[term] for term in terms], np.uint64)
         places = np.searchsorted(known, hashes)
         found = places < len(known)
         found[found] = known[places[found]] == hashes[found]
@@ -185,10 +180,6 @@ class Statistics:
         self._hashes, self._counts = hashes[totals > 0], totals[totals > 0]
 
 
-def _distinct(passage: str, hash_of: _Hashes) -> set[int]:
-    return {hash_of[word] for word in WORD.findall(passage.lower())}
-
-
 def _sorted_counts(counts: Counter[int]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     hashes = np.fromiter(counts.keys(), np.uint64, len(counts))
     order = np.argsort(hashes)
@@ -196,18 +187,13 @@ def _sorted_counts(counts: Counter[int]) -> tuple[NDArray[np.uint64], NDArray[np
 
 
 class _Hashes(dict[str, int]):
-    """A word -> 64 bits of its stem, computed once; emptied when it holds too many."""
+    """A term -> 64 bits, computed once; emptied when it holds too many."""
 
     def __init__(self, most: int = CORPUS_WORDS) -> None:
-        import Stemmer
-
         self._most = most
-        self._stem = Stemmer.Stemmer("english").stemWord
-        self._lock = threading.Lock()  # threads may not share a stemmer
 
-    def __missing__(self, word: str) -> int:
-        with self._lock:
-            if len(self) >= self._most:
-                self.clear()
-            self[word] = hashed = hash64(self._stem(word))
-            return hashed
+    def __missing__(self, term: str) -> int:
+        if len(self) >= self._most:
+            self.clear()
+        self[term] = hashed = hash64(term)
+        return hashed

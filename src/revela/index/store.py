@@ -7,8 +7,7 @@ both rankings reads (statistics.py).
 
 Dense search of a small table is an exact scan; above ``table.EXACT_BELOW`` chunks an approximate
 index finds candidates and the stored vectors score them (docs/results.md has what that costs and
-loses). The table's BM25 has the k1, b, stemmer and stop words of bm25.py, and splits at underscores
-too.
+loses). The table's BM25 counts the same terms as bm25.py, with the same k1 and b.
 
 Shapes: N texts, W numbers of a stored vector.
 """
@@ -47,12 +46,22 @@ from revela.index.fusion import (
     Geometry,
     Ranking,
     best_chunks,
+    evenly,
     fuse_ranks,
     fuse_scores,
 )
-from revela.index.manifest import WITH_CONTEXT, Info, read_info, unfinished_in
-from revela.index.rerank import READ, RERANKED, Rerank, encode_packed, with_reranker, with_tokens
-from revela.index.statistics import Statistics, WordCounts
+from revela.index.language import LENGTH, SAMPLE, check_language, detect
+from revela.index.manifest import Info, read_info, unfinished_in
+from revela.index.rerank import (
+    READ,
+    RERANKED,
+    Rerank,
+    encode_packed,
+    term_weights,
+    with_reranker,
+    with_tokens,
+)
+from revela.index.statistics import Statistics, TermCounts
 from revela.index.table import Table
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_missing
@@ -94,7 +103,7 @@ class Index:
         self.folder, self.info, self.table = folder, info, table
         self._encoder, self._model, self._precision, self._lm = encoder, model, precision, lm
         self._statistics = Statistics(folder)
-        self._miscounted = False  # whether the words of all chunks have to be counted again
+        self._miscounted = False  # whether the terms of all chunks have to be counted again
 
     @classmethod
     def create(
@@ -129,6 +138,7 @@ class Index:
             RevelaError: the folder holds something else, or the model cannot be opened, or was not
                 trained for fewer dimensions.
         """
+        check_language(settings.language)
         path = resolve(str(model))
         refuse_untrained_dimensions(path, settings.dimensions)
         if encoder is None:
@@ -152,7 +162,7 @@ class Index:
         """``create``, of a manifest that is known."""
         if context is not None:
             about = context.about(with_slots(encoder).slots)
-            info = replace(info, context=about, format=WITH_CONTEXT)
+            info = replace(info, context=about)
         with writing(folder):
             begun = unfinished_in(folder)
             if begun and _choices(begun) != _choices(info):
@@ -344,7 +354,7 @@ class Index:
     def _fuse(self, query: str, vector: Vectors, nearest: Ranking, matching: Ranking) -> Ranking:
         """Both rankings of chunks as one, by score (``fusion.fuse_scores``)."""
         statistics = self._statistics.current(self.info.width)
-        best, geometry = statistics.best(query), statistics.geometry
+        best, geometry = statistics.best(self.table.query_terms(query)), statistics.geometry
         cosines = {row: cosine for row, (_, cosine) in nearest.items()}
         cosines |= self.table.cosines([row for row in matching if row not in nearest], vector)
         shares = {row: score / best for row, (_, score) in matching.items()} if best else {}
@@ -374,8 +384,9 @@ class Index:
         if reranker != "tokens":
             return with_reranker(query, scores, found, reranker)
         tokens = found if keeps_tokens else encode_packed(self.encoder, found)[1]
-        weigh = self._statistics.current(self.info.width).idf
-        again = with_tokens(query, list(scores.values()), tokens, self.encoder, weigh)
+        idf = self._statistics.current(self.info.width).idf
+        weights = term_weights(query, self.table.query_terms, idf)
+        again = with_tokens(query, list(scores.values()), tokens, self.encoder, weights)
         return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
 
     @cached_property
@@ -415,6 +426,7 @@ class Index:
         total, new = Added(), not self.info.finished
         with writing(self.folder):
             refuse_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
+            self.find_language(documents)
             with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
                 for added in self.add_batches(documents):
                     total += added
@@ -423,6 +435,24 @@ class Index:
         if total.chunks and not new:
             self.log_drift()
         return total
+
+    def find_language(self, documents: Sequence[Document]) -> None:
+        """Find the language of a new index's documents, and keep it in the manifest."""
+        if self.info.language != "" or not len(documents):
+            return
+        chosen = self.info.settings.language
+        some = evenly(len(documents), SAMPLE)
+        found = detect([documents[i].full_text[:LENGTH] for i in some.tolist()])
+        if chosen == "auto":
+            chosen = found
+        elif chosen != "none" and not {*chosen.split("+")} & {*found.split("+")}:
+            log.warning(
+                f"--language {chosen}, but the text looks like {found}: its words are stemmed as "
+                f"{chosen} all the same"
+            )
+        self.info = replace(self.info, language=chosen)
+        self.info.save(self.folder)
+        self.table = Table(self.folder, self.info, self.table.lance)
 
     def log_drift(self) -> None:
         """Say so if the index has become another corpus than its context was drawn from."""
@@ -455,7 +485,9 @@ class Index:
                 else:
                     vectors = self.encoder.encode_passages(passages)
                 vectors = as_stored(vectors, self.info, self.folder)
-                self._count(passages, replaced)
+                terms = [self.table.passage_terms(passage) for passage in passages]
+                self._count(terms, replaced)
+                rows["terms"] = [" ".join(found) for found in terms]
                 self.table.write(rows, vectors, tokens, replaced)
             new, unchanged = len(changed) - len(replaced), len(batch) - len(changed)
             yield Added(new, len(replaced), unchanged, len(rows["id"]))
@@ -484,17 +516,17 @@ class Index:
         return deleted
 
     def commit_written(
-        self, commit: Callable[[], int], words: Iterable[WordCounts], replaced: Sequence[str]
+        self, commit: Callable[[], int], terms: Iterable[TermCounts], replaced: Sequence[str]
     ) -> int:
         """Add rows that other processes have written beside the table.
 
         Args:
             commit: makes them part of the table; returns its version.
-            words: of the new rows.
+            terms: of the new rows.
             replaced: ids of documents whose former rows the commit deletes.
         """
         self._count([], replaced)
-        for some in words:
+        for some in terms:
             self._statistics.add_counts(some)
         version = commit()
         if not self._miscounted:  # a file that is old says so to the next process
@@ -503,7 +535,7 @@ class Index:
 
     def finish(
         self,
-        count: Callable[[], Iterable[WordCounts]] | None = None,
+        count: Callable[[], Iterable[TermCounts]] | None = None,
         pack: Callable[[], None] | None = None,
     ) -> None:
         """Pack the table, bring its indices and the statistics up to date, and let it be searched.
@@ -511,7 +543,7 @@ class Index:
         ``add`` and ``delete`` do it; after ``add_batches`` call it once, under the lock.
 
         Args:
-            count: counts the words of all passages, which is needed after a kill; None: here.
+            count: counts the terms of all passages, which is needed after a kill; None: here.
             pack: packs the table; None: ``Table.pack``.
         """
         self._check_count()
@@ -523,7 +555,7 @@ class Index:
         if self._miscounted:
             self._statistics.clear()
             if count is None:
-                self._statistics.add(self.table.passages())
+                self._statistics.add(self.table.terms())
             else:
                 for some in count():
                     self._statistics.add_counts(some)
@@ -537,13 +569,13 @@ class Index:
                 self.info = replace(self.info, context=known)
             self.info.save(self.folder)
 
-    def _count(self, added: Iterable[str], deleted: Sequence[str]) -> None:
-        """Bring the counts of words up to date: these passages are added, and those of these
-        documents deleted.
+    def _count(self, added: Iterable[Sequence[str]], deleted: Sequence[str]) -> None:
+        """Bring the counts of terms up to date: the passages of these terms are added, and those of
+        these documents deleted.
         """
         self._check_count()
         if deleted:
-            self._statistics.add(self.table.passages_of(deleted), times=-1)
+            self._statistics.add(self.table.terms_of(deleted), times=-1)
         self._statistics.add(added)
 
     def _check_count(self) -> None:
@@ -584,9 +616,10 @@ def as_stored(vectors: Vectors, info: Info, folder: Path) -> Vectors:
 
 
 def _choices(info: Info) -> Info:
-    """A manifest with what a user has chosen of its context, and not what came of it."""
+    """A manifest with what a user has chosen, and not what came of it."""
     context = info.context
-    return replace(info, context=context and {name: context[name] for name in CHOSEN})
+    chosen = context and {name: context[name] for name in CHOSEN}
+    return replace(info, context=chosen, language="")
 
 
 def _refuse(

@@ -1,8 +1,9 @@
 """The LanceDB table of an index: one row per chunk. The only file that imports LanceDB.
 
 A row holds the id, title and metadata of its document, the chunk's number in it, what was embedded
-(title and text), a digest of the document, the vector and, on request, the signs of the token
-vectors. Every change is one commit, so a kill leaves all of it or nothing.
+(title and text), the terms that BM25 counts in it (language.py), a digest of the document, the
+vector and, on request, the signs of the token vectors. Every change is one commit, so a kill leaves
+all of it or nothing.
 
 Shapes: N rows, W numbers of a stored vector.
 """
@@ -15,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ import numpy as np
 
 from revela.errors import QueryError, RevelaError
 from revela.files import disk_error
-from revela.index.bm25 import STOP_WORDS
 from revela.index.fusion import Ranking, evenly
+from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
 from revela.index.manifest import Info
 from revela.settings import VectorForm
 from revela.silence import silence_stderr, waiting
@@ -31,7 +33,7 @@ from revela.types import Value, Vectors
 
 TABLE = "chunks"
 HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
-RESERVED = (*HIT_COLUMNS, "digest", "vector", "tokens")
+RESERVED = (*HIT_COLUMNS, "terms", "digest", "vector", "tokens")
 EXACT_BELOW = 20_000  # chunks; from there on, vectors are searched by an approximate index
 VECTOR_INDEX = "IVF_RQ"  # Lance's name, of binary vectors; the other forms have HNSW
 CELLS = 20  # cells of the approximate index that a query reads
@@ -39,14 +41,23 @@ CANDIDATES = 200  # least number of candidates that are scored again by their st
 LOOKED_UP = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
 KEEP_VERSIONS = timedelta(days=1)  # for readers that opened the table before it was packed
+# LanceDB splits terms at the spaces between them and changes nothing.
 TOKENIZER: dict[str, Any] = dict(
-    language="English",
-    stem=True,
-    remove_stop_words=True,
-    custom_stop_words=STOP_WORDS,
+    base_tokenizer="whitespace",
+    lower_case=False,
+    stem=False,
+    remove_stop_words=False,
     ascii_folding=False,
     max_token_length=None,
 )
+FORMER_TOKENIZER: dict[str, Any] = dict(
+    language="English",
+    stem=True,
+    remove_stop_words=True,
+    custom_stop_words=ENGLISH_STOP_WORDS,
+    ascii_folding=False,
+    max_token_length=None,
+)  # of passages, in indices of earlier versions
 
 
 class Table:
@@ -60,6 +71,18 @@ class Table:
 
     def __init__(self, folder: Path, info: Info, lance: Any) -> None:
         self.folder, self.info, self.lance = folder, info, lance
+        self._is_former = info.language is None
+        self._searched = "passage" if self._is_former else "terms"  # by words
+
+    @cached_property
+    def passage_terms(self) -> Terms:
+        """Finds the terms of passages."""
+        return self.info.analyzer()
+
+    @cached_property
+    def query_terms(self) -> Terms:
+        """Finds the terms of queries."""
+        return self.info.analyzer(QUERY_WORDS)
 
     @classmethod
     def open(cls, folder: Path, info: Info, create: bool = False) -> Table:
@@ -97,10 +120,14 @@ class Table:
         return self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
 
     def matching(self, text: str, depth: int, where: str | None = None) -> Ranking:
-        """At most ``depth`` rows that hold words of the text, by BM25."""
+        """At most ``depth`` rows that hold terms of the text, by BM25."""
         from lancedb.query import MatchQuery
 
-        query = self.lance.search(MatchQuery(text, "passage"), query_type="fts")
+        if not self._is_former:
+            text = " ".join(self.query_terms(text))
+        if not text:
+            return {}
+        query = self.lance.search(MatchQuery(text, self._searched), query_type="fts")
         return self._ranking(query, depth, where, "_score", float)
 
     def _ranking(
@@ -185,22 +212,23 @@ class Table:
                 found |= dict(zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True))
         return found
 
-    def passages(self, rows: range | None = None) -> Iterator[str]:
-        """The passages of all rows, or of these, counted from the first."""
-        query = self.lance.search().select(["passage"])
+    def terms(self, rows: range | None = None) -> Iterator[list[str]]:
+        """The terms of each row, or of each of these, counted from the first."""
+        query = self.lance.search()
         if rows is not None:
             query = query.offset(rows.start).limit(len(rows))
-        yield from self._texts(query)
+        yield from self._read_terms(query)
 
-    def passages_of(self, documents: Sequence[str]) -> Iterator[str]:
-        """The passages of these documents."""
+    def terms_of(self, documents: Sequence[str]) -> Iterator[list[str]]:
+        """The terms of each row of these documents."""
         for where in self.id_filters(documents):
-            yield from self._texts(self.lance.search().select(["passage"]).where(where))
+            yield from self._read_terms(self.lance.search().where(where))
 
-    def _texts(self, query: Any) -> Iterator[str]:
+    def _read_terms(self, query: Any) -> Iterator[list[str]]:
+        find = self.passage_terms if self._is_former else str.split
         with lance_errors(self.folder):
-            for batch in query.to_batches(READ_ROWS):
-                yield from batch.column("passage").to_pylist()
+            for batch in query.select([self._searched]).to_batches(READ_ROWS):
+                yield from map(find, batch.column(self._searched).to_pylist())
 
     @staticmethod
     def id_filters(documents: Sequence[str]) -> list[str]:
@@ -253,7 +281,8 @@ class Table:
         """Add all chunks of some documents, in one commit.
 
         Args:
-            columns: N values each of "id", "chunk", "title", "passage", "digest" and the metadata.
+            columns: N values each of "id", "chunk", "title", "passage", "terms" (but in an index of
+                an earlier version), "digest" and the metadata.
             vectors: (N, W) float32, of length one.
             tokens: ``packed_signs`` of each chunk, where the index keeps them.
             replaced: ids of documents that the table holds already; their former rows are deleted
@@ -285,7 +314,7 @@ class Table:
 
         with lance_errors(self.folder):
             lacks = self._lacks()
-            configs = dict(BTREE=BTree(), BITMAP=Bitmap(), INVERTED=FTS(**TOKENIZER))
+            configs = dict(BTREE=BTree(), BITMAP=Bitmap(), INVERTED=FTS(**self._tokenizer))
             configs[VECTOR_INDEX] = _vector_index(self.info.settings.vectors)
             with waiting("packing", "part", total=1 + len(lacks)) as shown:
                 # The lock keeps other writers away, so what no version holds is a killed run's.
@@ -306,16 +335,20 @@ class Table:
         # LanceDB's, and at least 256 vectors for each, without which lance_ray makes none.
         cells = max(1, min(int(len(self) ** 0.5), len(self) // 256))
         options: dict[str, dict[str, Any]] = {
-            "INVERTED": TOKENIZER,
+            "INVERTED": self._tokenizer,
             VECTOR_INDEX: {"metric": "dot", "num_bits": 1, "num_partitions": cells},
         }
         return [(column, kind, options.get(kind, {})) for column, kind in self._lacks().items()]
+
+    @property
+    def _tokenizer(self) -> dict[str, Any]:
+        return FORMER_TOKENIZER if self._is_former else TOKENIZER
 
     def _lacks(self) -> dict[str, str]:
         """Column -> kind of its missing index: of ids, words and, in a large table, metadata and
         vectors, which come last.
         """
-        wanted = {"id": "BTREE", "passage": "INVERTED"}
+        wanted = {"id": "BTREE", self._searched: "INVERTED"}
         if len(self) >= EXACT_BELOW:
             for name, kind in self.info.columns.items():
                 wanted[name] = "BITMAP" if kind == "bool" else "BTREE"
@@ -359,6 +392,8 @@ def _schema(info: Info) -> Any:
         "digest": pa.string(),
         "vector": pa.list_(pa.float32(), info.width),
     }
+    if info.language is not None:
+        columns["terms"] = pa.string()
     if info.settings.keep_tokens:
         columns["tokens"] = pa.binary()
     return pa.schema(

@@ -1,0 +1,320 @@
+"""Text -> terms: what BM25 counts, one analysis for bm25s, LanceDB and the statistics.
+
+A text is normalised (NFKC: half and full width, ligatures, presentation forms) and split into runs
+of letters, digits and the marks that combine with them. Each run gives terms by its script:
+
+- Where words are spaced: the word in lower case, without the vowel marks of Arabic and Hebrew, and
+  stemmed (Snowball), unless it is a stop word; then without accents. Of an identifier such as
+  ``getFileName`` the parts as well.
+- Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
+  pairs and triples. Dictionaries are not needed for BM25 to rank well (docs/results.md).
+
+An index has one language for each script, found in its text: ``en``, or ``ru+en`` for Russian and
+English documents. Words of a script whose documents are in several languages are not stemmed.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, Protocol
+
+import regex
+
+from revela.errors import RevelaError
+from revela.index.fusion import evenly
+
+# Code of a language -> Snowball's name.
+STEMMERS = {
+    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek",
+    "en": "english", "eo": "esperanto", "es": "spanish", "et": "estonian", "eu": "basque",
+    "fa": "persian", "fi": "finnish", "fr": "french", "ga": "irish", "hi": "hindi",
+    "hu": "hungarian", "hy": "armenian", "id": "indonesian", "it": "italian", "lt": "lithuanian",
+    "nb": "norwegian", "ne": "nepali", "nl": "dutch", "nn": "norwegian", "no": "norwegian",
+    "pl": "polish", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian",
+    "st": "sesotho", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
+}  # fmt: skip
+# The script of languages that are not written in Latin letters, as Unicode's names begin.
+SCRIPTS = {
+    **dict.fromkeys(("ar", "fa"), "ARABIC"),
+    **dict.fromkeys(("he", "yi"), "HEBREW"),
+    **dict.fromkeys(("hi", "ne"), "DEVANAGARI"),
+    **dict.fromkeys(("bg", "ru", "sr", "uk"), "CYRILLIC"),
+    **dict.fromkeys(("ja", "zh"), "CJK"),
+    "el": "GREEK",
+    "gu": "GUJARATI",
+    "hy": "ARMENIAN",
+    "ko": "HANGUL",
+    "ta": "TAMIL",
+}
+# Of English, Lucene's: the list of the library has 1,333 words, "computer" among them.
+ENGLISH_STOP_WORDS = """a an and are as at be but by for if in into is it no not of on or such that
+    the their then there these they this to was will with""".split()  # noqa: SIM905
+SAMPLE, LENGTH = 200, 2000  # texts that the language is found in, and characters of each
+BLOCK = 500  # characters that are told at once; shorter texts are joined
+DOMINANT = 0.8  # share of a script's text that its language needs,
+LEAST = 0.05  # and share of all text
+NO_LANGUAGE = "zxx"  # what the library says of numbers and code
+# Words whose terms are remembered: in a corpus most come back; in a service's queries any may come.
+CORPUS_WORDS, QUERY_WORDS = 2**18, 2**12
+LONGEST_KNOWN = 64  # characters of such a word
+
+_MARKED = r"\p{L}\p{N}\p{M}"
+_PAIRED = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}ー"
+_TRIPLED = r"\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}"
+_RUN = regex.compile(
+    rf"(?P<pairs>(?:[{_MARKED}&&[{_PAIRED}]]\p{{M}}*+)++)"
+    rf"|(?P<triples>(?:[{_MARKED}&&[{_TRIPLED}]]\p{{M}}*+)++)"
+    rf"|(?P<word>[{_MARKED}--[{_PAIRED}{_TRIPLED}]]++)",
+    regex.V1,
+)
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
+_FORMER_WORD = re.compile(r"[^\W_]+")
+_CLUSTER = regex.compile(r"\X")
+_PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
+# Characters that are not seen and stand within words: soft hyphens, joiners, variation selectors.
+_UNSEEN = regex.compile(r"[\u00ad\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_VOWELS = regex.compile(
+    r"[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew
+    r"\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"  # Arabic
+)
+_ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487]")
+_LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"})
+
+
+class Terms(Protocol):
+    """Finds the terms of a text."""
+
+    def __call__(self, text: str) -> list[str]:
+        """The terms, in order."""
+        ...
+
+    def places(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Begin, end and term; NFKC may move them a little."""
+        ...
+
+
+class Analyzer:
+    """Terms of texts in a language; threads may share one.
+
+    Args:
+        language: a code, several joined by + (one for each script), or "none", which does not stem.
+        known_words: how many words are remembered.
+
+    Raises:
+        RevelaError: two languages have one script.
+
+    Examples:
+        >>> Analyzer("en")("The invoices are kept for ten years.")
+        ['invoic', 'kept', 'ten', 'year']
+        >>> Analyzer("none")("北京市 getFileName")
+        ['北', '北京', '京', '京市', '市', 'getfilename', 'get', 'file', 'name']
+    """
+
+    def __init__(self, language: str, known_words: int = CORPUS_WORDS) -> None:
+        self.language = language
+        self._terms_of = _WordTerms(_by_script(language), known_words)
+
+    def __call__(self, text: str) -> list[str]:
+        """The terms of a text, in order."""
+        terms = list[str]()
+        if text.isascii():
+            for word in _ASCII_WORD.findall(text):
+                terms += self._terms_of[word]
+            return terms
+        return [term for _, _, term in self.places(text)]
+
+    def places(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Begin, end and term; places are those after NFKC, which moves few."""
+        for run in _RUN.finditer(normalised(text)):
+            begin, end = run.span()
+            if run.lastgroup == "word":
+                for term in self._terms_of[run.group()]:
+                    yield begin, end, term
+            else:
+                yield from _neighbours(run.group(), begin, 2 if run.lastgroup == "pairs" else 3)
+
+
+class FormerEnglish:
+    """The terms of indices that earlier versions made: LanceDB's English, in every language."""
+
+    def __call__(self, text: str) -> list[str]:
+        return [term for _, _, term in self.places(text)]
+
+    def places(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """As of ``Analyzer``."""
+        import Stemmer
+
+        stem = Stemmer.Stemmer("english").stemWord
+        for word in _FORMER_WORD.finditer(text.lower()):
+            if word.group() not in ENGLISH_STOP_WORDS:
+                yield word.start(), word.end(), stem(word.group())
+
+
+class _WordTerms(dict[str, tuple[str, ...]]):
+    """A word between spaces -> its terms, found once; emptied when it holds too many."""
+
+    def __init__(self, of_script: Mapping[str, str], most: int) -> None:
+        self._of_script, self._most = of_script, most
+        self._stemmers = dict[str, Callable[[str], str]]()
+        self._lock = threading.Lock()  # threads may not share a stemmer
+
+    def __missing__(self, word: str) -> tuple[str, ...]:
+        parts = _PART.findall(word) if word[1:] != word[1:].lower() else []
+        pieces = [word, *parts] if len(parts) > 1 else [word]
+        with self._lock:
+            if len(self) >= self._most:
+                self.clear()
+            terms = tuple(term for piece in pieces if (term := self._term(piece)))
+            if len(word) <= LONGEST_KNOWN:
+                self[word] = terms
+        return terms
+
+    def _term(self, word: str) -> str:
+        """One word in lower case, stemmed and without accents; nothing of a stop word."""
+        language = self._of_script.get(script_of(word), "")
+        if language == "tr":
+            word = word.replace("İ", "i").replace("I", "ı")
+        word = word.lower()
+        if word in _stop_words(language):
+            return ""
+        word = _VOWELS.sub("", word)
+        if language in STEMMERS:
+            word = self._stem(language)(word)
+        return word if word.isascii() else _without_accents(word)
+
+    def _stem(self, language: str) -> Callable[[str], str]:
+        if language not in self._stemmers:
+            import Stemmer
+
+            self._stemmers[language] = Stemmer.Stemmer(STEMMERS[language]).stemWord
+        return self._stemmers[language]
+
+
+def normalised(text: str) -> str:
+    """NFKC, without characters that are not seen."""
+    return text if text.isascii() else unicodedata.normalize("NFKC", _UNSEEN.sub("", text))
+
+
+def _neighbours(run: str, begin: int, most: int) -> Iterator[tuple[int, int, str]]:
+    """Each ``most`` and each ``most`` - 1 neighbouring characters, with their marks; all of a run
+    that is shorter.
+    """
+    edges = [0, *(cluster.end() for cluster in _CLUSTER.finditer(run))]
+    known = len(edges) - 1
+    if known < most - 1:
+        yield begin, begin + len(run), run
+    for i in range(known):
+        for past in range(i + most - 1, min(i + most, known) + 1):
+            yield begin + edges[i], begin + edges[past], run[edges[i] : edges[past]]
+
+
+def _without_accents(word: str) -> str:
+    plain = _ACCENTS.sub("", unicodedata.normalize("NFD", word))
+    return unicodedata.normalize("NFC", plain).translate(_LETTERS)
+
+
+def script_of(text: str) -> str:
+    """The script of the first letter of a text, as its name in Unicode begins; "" if it has none.
+
+    >>> script_of("Москва"), script_of("北京"), script_of("42")
+    ('CYRILLIC', 'CJK', '')
+    """
+    letter = next((letter for letter in text if letter.isalpha()), "")
+    return _script_of(letter) if letter else ""
+
+
+@lru_cache(maxsize=2**12)
+def _script_of(letter: str) -> str:
+    return unicodedata.name(letter, "").split(" ")[0]
+
+
+@cache
+def _stop_words(language: str) -> frozenset[str]:
+    if language in ("", "en"):
+        return frozenset(ENGLISH_STOP_WORDS if language else ())
+    import stop_words
+
+    name = STEMMERS.get(language) or stop_words.LANGUAGE_MAPPING.get(language)
+    known = name in stop_words.AVAILABLE_LANGUAGES
+    return frozenset(stop_words.get_stop_words(name) if known else ())
+
+
+def _by_script(language: str) -> dict[str, str]:
+    """Script -> its language."""
+    found: dict[str, str] = {}
+    for code in language.split("+") if language not in ("", "none") else ():
+        latin = code in STEMMERS or code in ("ms", "sk", "vi")
+        script = SCRIPTS.get(code, "LATIN" if latin else code)
+        if script in found:
+            raise RevelaError(
+                f"--language {language}: {found[script]} and {code} are written in one script; "
+                "give one of them, or none"
+            )
+        found[script] = code
+    return found
+
+
+def check_language(language: str) -> None:
+    """Refuse what is neither auto, none nor one or more known languages.
+
+    Raises:
+        RevelaError: names the known ones.
+    """
+    if language in ("auto", "none"):
+        return
+    for code in language.split("+"):
+        if code not in STEMMERS and code not in _identifier().nb_classes:
+            raise RevelaError(
+                f'--language {language}: "{code}" is not known; give auto, none, or the code of a '
+                f"language such as {', '.join(sorted(STEMMERS))}, zh, ja, ko or th"
+            )
+    _by_script(language)
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE)
+
+
+def detect(texts: Sequence[str]) -> str:
+    """The language of each script of these texts, that of most text first; "none" if there is none.
+
+    Short texts are told together with their neighbours. A script in which no language has
+    ``DOMINANT`` of the text is left out.
+
+    >>> detect(["Les factures sont conservées pendant dix ans.", "Le jardin ouvre à neuf heures."])
+    'fr'
+    """
+    votes: dict[str, Counter[str]] = defaultdict(Counter)
+    for block in _blocks(texts[i][:LENGTH] for i in evenly(len(texts), SAMPLE)):
+        scripts = Counter(map(script_of, block[:BLOCK]))
+        scripts.pop("", None)
+        code = _identifier().classify(block)[0]
+        if scripts and code != NO_LANGUAGE:
+            votes[scripts.most_common(1)[0][0]][code] += len(block)
+    total = sum(found.total() for found in votes.values())
+    chosen = dict[str, int]()
+    for found in votes.values():
+        code, size = found.most_common(1)[0]
+        if size >= DOMINANT * found.total() and size >= LEAST * total:
+            chosen[code] = size
+    return "+".join(sorted(chosen, key=lambda code: -chosen[code])) or "none"
+
+
+def _blocks(texts: Iterable[str]) -> Iterator[str]:
+    """Texts, the short ones joined with those that follow."""
+    block = ""
+    for text in texts:
+        block = f"{block}\n{text}" if block else text
+        if len(block) >= BLOCK:
+            yield block
+            block = ""
+    if block:
+        yield block

@@ -1,0 +1,189 @@
+"""Terms of BM25 in every script, the same for bm25s, LanceDB and the statistics; the language of a
+text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from letters import Letters, build, documents, extend
+
+from revela.errors import RevelaError
+from revela.index.bm25 import BM25
+from revela.index.language import Analyzer, FormerEnglish, check_language, detect, normalised
+from revela.index.manifest import INFO
+from revela.index.store import Index
+from revela.types import Document
+
+TEXTS = {
+    "de": "Die Häuser der Stadt wurden im vergangenen Jahrhundert gebaut und stehen noch heute.",
+    "ru": "В прошлом веке в этом городе были построены дома, которые стоят до сих пор.",
+    "ar": "بنيت بيوت المدينة في القرن الماضي وما زالت قائمة حتى اليوم.",
+    "zh": "这座城市的房屋建于上个世纪，至今仍然屹立不倒。",
+    "ja": "この町の家は前の世紀に建てられ、今でも立っています。",
+    "ko": "이 도시의 집들은 지난 세기에 지어졌으며 오늘날까지도 서 있습니다.",
+    "th": "บ้านเรือนในเมืองนี้สร้างขึ้นในศตวรรษที่แล้วและยังคงตั้งอยู่จนถึงทุกวันนี้",
+    "hi": "इस शहर के घर पिछली सदी में बनाए गए थे और आज भी खड़े हैं।",
+    "tr": "Bu şehrin evleri geçen yüzyılda inşa edilmiş ve bugün hâlâ ayakta duruyor.",
+    "pl": "Domy w tym mieście zbudowano w ubiegłym wieku i stoją do dziś.",
+}
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_the_language_of_a_text(language):
+    assert detect([TEXTS[language]] * 3) == language
+
+
+def test_each_script_has_its_language_and_a_script_of_several_has_none():
+    assert set(detect([TEXTS["ru"]] * 6 + [TEXTS["de"]] * 6).split("+")) == {"ru", "de"}
+    assert detect([TEXTS["pl"] * 9, TEXTS["de"] * 9]) == "none"
+    assert detect([TEXTS["de"] * 9] * 9 + [TEXTS["pl"] * 9]) == "de"
+    assert detect([]) == detect(["42", "--"]) == "none"
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "same"),
+    [
+        ("de", "Häuser", "hausern"),
+        ("fr", "prévisions", "PREVISION"),
+        ("ru", "за́мок", "замок"),
+        ("ar", "الكِتَابُ", "الكتاب"),
+        ("he", "שָׁלוֹם", "שלום"),
+        ("tr", "İSTANBUL ILIK", "istanbul ılık"),
+        ("none", "ｶﾞﾗｽ １２３ ﬁsh", "ガラス 123 fish"),
+        ("none", "in\u00adfor\u00admation", "information"),
+        ("el", "ΛΌΓΟΣ", "λογος"),
+        ("ru+en", "Houses города", "house город"),
+    ],
+)
+def test_what_is_written_in_two_ways_is_one_term(language, text, same):
+    terms = Analyzer(language)
+    assert terms(text) == terms(same) != []
+
+
+def test_marks_belong_to_their_word_or_character():
+    assert Analyzer("none")("हिन्दी में") == ["हिन्दी", "में"]
+    assert Analyzer("none")("ที่นี่") == ["ที่นี่"]  # two characters, with two marks each
+    assert all(unicodedata.category(term[0])[0] != "M" for term in Analyzer("none")(TEXTS["th"]))
+
+
+def test_identifiers_are_found_by_their_parts_and_as_a_whole():
+    terms = Analyzer("none")("read_csvFile HTTPServer iPhone McDonald x1")
+    assert {"read", "csvfile", "csv", "file", "http", "server", "httpserver", "x1"} <= {*terms}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=80), st.sampled_from(["none", "en", "tr", "ar", "hi+en", "zh", "th"]))
+def test_terms_are_letters_and_digits_and_stand_where_they_say(text, language):
+    terms = Analyzer(language)
+    found, plain = list(terms.places(text)), normalised(text)
+    assert terms(text) == [term for *_, term in found] == " ".join(terms(text)).split()
+    for begin, end, term in found:
+        assert term and not any(map(str.isspace, term))
+        assert plain[begin:end] and all(
+            unicodedata.category(letter)[0] not in "PSZ" for letter in plain[begin:end]
+        )
+    if unicodedata.is_normalized("NFKC", text) and language == "none":
+        covered = {i for begin, end, _ in found for i in range(begin, end)}
+        letters = {i for i, letter in enumerate(plain) if letter.isalnum() or letter == "々"}
+        assert letters <= covered, "no letter is outside of all terms"
+
+
+ANY = st.lists(st.text(min_size=1, max_size=30), min_size=4, max_size=12)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(ANY, st.text(max_size=30), st.sampled_from(["auto", "none", "en", "ar", "th+en"]))
+def test_bm25s_lancedb_and_the_statistics_agree_on_all_of_unicode(texts, query, language):
+    # LanceDB does not count rows without a term, such as "--".
+    docs = [Document(f"d{i}", f"{''.join(text.split())}x {i}") for i, text in enumerate(texts)]
+    with tempfile.TemporaryDirectory() as scratch:
+        index = build(Path(scratch, "index"), docs, language=language)
+        rows = {
+            row["_rowid"]: row["passage"]
+            for row in index.table.lance.search().with_row_id(True).limit(10**6).to_list()
+        }
+        bm25 = BM25(list(rows.values()), index.info.language)
+        for asked in (query, texts[0], texts[-1] + texts[1]):
+            found = index.table.matching(asked, len(rows))
+            places, scores = bm25.top_k([asked], len(rows))
+            wanted = {
+                list(rows)[place]: score
+                for place, score in zip(places[0], scores[0], strict=True)
+                if score > 0
+            }
+            assert {row for row, _ in found.items()} == set(wanted)
+            np.testing.assert_allclose(
+                [found[row][1] for row in wanted], list(wanted.values()), rtol=1e-4
+            )
+            terms = index.table.query_terms(asked)
+            best = index._statistics.best(terms)
+            np.testing.assert_allclose(best, bm25.best([asked])[0], rtol=1e-5)
+
+
+def test_the_language_is_found_once_and_kept(tmp_path):
+    made = build(tmp_path / "ru", [Document("a", TEXTS["ru"]), Document("b", TEXTS["ru"][::-1])])
+    assert made.info.language == "ru"
+    extend(made, [Document("c", TEXTS["de"] * 5)])
+    assert Index.open(tmp_path / "ru", encoder=Letters()).info.language == "ru"
+    assert [hit.id for hit in made.search("домов города", mode="lexical")] == ["a"]
+
+
+def test_a_language_that_the_text_is_not_in_is_a_sentence(tmp_path, caplog):
+    build(tmp_path / "index", [Document("a", TEXTS["ru"] * 3)], language="de")
+    assert "the text looks like ru" in caplog.text
+    caplog.clear()
+    build(tmp_path / "again", [Document("a", TEXTS["ru"] * 3)], language="none")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("language", ["klingon", "en+", "en+de", "", "EN"])
+def test_an_unknown_language_is_one_sentence(language):
+    with pytest.raises(RevelaError, match="--language"):
+        check_language(language)
+
+
+def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch):
+    """Its passages are searched by LanceDB's English, and its statistics count the same."""
+    from revela.index import store
+
+    monkeypatch.setattr(Index, "find_language", lambda self, documents: None)
+    monkeypatch.setattr(store, "unfinished_in", lambda folder: None)
+    former = build_former(tmp_path / "former", documents(20))
+    assert former.info.language is None and "terms" not in former.table.lance.schema.names
+    extend(former, [Document("new", "the heaters heated snake_case.")])
+    former = Index.open(tmp_path / "former", encoder=Letters())
+    assert [hit.id for hit in former.search("heating", mode="lexical")] == ["new"]
+    assert [hit.id for hit in former.search("snake", mode="lexical")] == ["new"]
+    assert former._statistics.best(FormerEnglish()("heating the")) > 0
+    assert former.search("heating abab")
+
+
+def build_former(folder: Path, docs: list[Document]) -> Index:
+    from revela.corpus.arrow_list import arrow_list
+    from revela.index.manifest import Info
+    from revela.settings import Indexing
+
+    info = Info("model", "0123", 8, Indexing(chunk_words=3), {}, format=3, language=None)
+    index = Index.begin(folder, info, Letters())
+    index.add(arrow_list(Document, docs))
+    known = json.loads((folder / INFO).read_text())
+    assert known["format"] == 3
+    del known["language"]
+    (folder / INFO).write_text(json.dumps(known))
+    return Index.open(folder, encoder=Letters())
+
+
+def test_long_words_are_not_remembered():
+    terms = Analyzer("none", known_words=10)
+    for i in range(100):
+        terms(f"word{i} {'x' * 200}{i}")
+    assert sys.getsizeof(terms._terms_of) < 2000 and len(terms._terms_of) <= 10
