@@ -88,5 +88,10 @@ def test_other_formats_have_no_headings():
 
 
 def test_a_heading_is_repeated_in_part_only():
-    document = Document("a.md", f"# {'long ' * 1000}\n\nThe text of it.")
+    document = Document("a.md", f"# {'longer' * 1000}\n\nThe text of it.")
     assert max(map(len, titles(document, pieces(document, 5)))) == 200
+
+
+def test_a_line_of_a_megabyte_takes_no_time():
+    document = Document("a.md", f"# C#{' ' * 2**20}D\r\n\nThe text of it. It ends.")
+    assert titles(document, pieces(document, 4))[-1] == "C#"

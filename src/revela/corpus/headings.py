@@ -14,7 +14,8 @@ from revela.types import Document
 # Formats that are Markdown, or that their reader turns into it.
 MARKDOWN = frozenset({".md", ".markdown", ".ipynb", ".docx", ".pptx", ".xlsx", ".epub"})
 LONGEST = 200  # characters of a heading that a chunk repeats
-_LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*?)[ \t#]*)$", re.MULTILINE)
+_LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))$", re.MULTILINE)
+_CLOSING = re.compile(r"\s+#*$")
 
 
 class Heading(NamedTuple):
@@ -77,4 +78,4 @@ def _headings(text: str) -> Iterator[Heading]:
         elif mark:
             fence = mark
         else:
-            yield Heading(line.start(3), len(level), heading[:LONGEST])
+            yield Heading(line.start(3), len(level), _CLOSING.sub("", heading[:LONGEST]))

@@ -29,7 +29,7 @@ from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
 
-_HEADING = re.compile(r"<h([1-6])\b[^>]*>", re.I)
+_HEADING = re.compile(r"<h([1-6])\b[^<>]*>", re.I)
 
 
 def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
