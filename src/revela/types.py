@@ -64,8 +64,9 @@ class Chunk:
 class Hit:
     """A search result: a document and its best chunk for the query.
 
-    ``id`` and ``title`` are the document's, ``text`` and ``chunk`` (its number, from 0) the
-    chunk's. ``score`` is comparable only within one query and one search mode.
+    ``id`` is the document's, ``text`` and ``chunk`` (its number, from 0) the chunk's; ``title`` is
+    the document's, and in Markdown the headings above the chunk (Guide > Install). ``score`` is
+    comparable only within one query and one search mode.
     """
 
     id: str

@@ -97,6 +97,8 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
     """Best first, with the best passage of each from shortly before the query's words on; those are
     bold on a terminal.
     """
+    from revela.corpus.headings import has_headings
+
     words = re.compile(
         "|".join(rf"\b{re.escape(word)}\b" for word in re.findall(r"\w{3,}", query)) or r"(?!)",
         re.IGNORECASE,
@@ -112,7 +114,9 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
             if sys.stdout.isatty()
             else shown
         )
-        print(f"{rank}. {one_line(hit.title or hit.id)}  [{hit.score:.4f}]\n   {marked}")
+        headings = hit.title and has_headings(hit.id)  # which do not say of which file
+        name = f"{hit.title} ({hit.id})" if headings else hit.title or hit.id
+        print(f"{rank}. {one_line(name)}  [{hit.score:.4f}]\n   {marked}")
     if not hits:
         print("nothing found")
 

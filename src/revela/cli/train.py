@@ -33,8 +33,9 @@ def train(
     Parameters
     ----------
     corpus:
-        Folders, files (text, HTML, source code, JSONL, Parquet, CSV, PDF, StackExchange's
-        Posts.xml; .gz of each), hub:owner/name; or one folder of groups, made by revela groups.
+        Folders, files (text, HTML, source code, JSONL, Parquet, CSV, PDF, Word, StackExchange's
+        Posts.xml and others; .gz or .zst of each), hub:owner/name; or one folder of groups, made by
+        revela groups.
     out:
         Folder for the retriever: a Sentence-Transformers model with metrics.jsonl and training.png.
     preset:

@@ -19,6 +19,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from revela.corpus.readers.common import suffix
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _warn_no_grammar() -> None:
 
 
 def _ending(name: str) -> str:
-    return Path(name.removesuffix(".gz")).suffix.lower()
+    return suffix(Path(name))
 
 
 def split_lines(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from revela.corpus.read import wanted
 from revela.corpus.readers import File, files_of, read_file
-from revela.corpus.readers.common import ReadReport, size_and_time, suffix
+from revela.corpus.readers.common import COMPRESSED, ReadReport, size_and_time, suffix
 from revela.corpus.readers.hub import PREFIX
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.tables import read_parquet
@@ -109,7 +109,7 @@ def _pieces(
 
 def _row_groups(path: Path) -> list[int]:
     """The bytes of each row group; [] if the file is no Parquet, or damaged."""
-    if suffix(path) != ".parquet" or path.suffix == ".gz":
+    if suffix(path) != ".parquet" or path.suffix in COMPRESSED:
         return []
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -39,8 +39,8 @@ def read_corpus(
     """Read every document of every source into a temporary file.
 
     Args:
-        sources: folders, files of any format in ``readers.READERS`` (``.gz`` of each), and datasets
-            of the Hugging Face hub as hub:owner/name.
+        sources: folders, files of any format in ``readers.READERS`` (``.gz`` or ``.zst`` of each),
+            and datasets of the Hugging Face hub as hub:owner/name.
         text_field: field or column of the text; required in every row.
         title_field: field or column of the title; optional.
         max_bad_share: largest share of rows and files that may be unreadable; 0 allows none.
@@ -110,8 +110,10 @@ def check_report(
             "fix them, or allow more with --max-bad-share"
         )
     if not documents:
-        why = "; ".join(report.lines()[1:]) or f"no file with a known ending ({FORMATS})"
-        raise RevelaError(f"no document found in {', '.join(map(str, sources))}: {why}")
+        why = report.lines()[1:]
+        if not report.skipped:
+            why.append(f"revela reads {FORMATS}")
+        raise RevelaError(f"no document found in {', '.join(map(str, sources))}: {'; '.join(why)}")
 
 
 def wanted(

@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from revela.corpus.chunk import chunk
+from revela.corpus.headings import has_headings, titles
 from revela.errors import RevelaError
 from revela.index.manifest import Info
 from revela.index.table import RESERVED
@@ -77,9 +78,9 @@ def table_rows(
     rows: Rows = {name: [] for name in (*names, *columns)}
     for document in documents:
         metadata = [_as_column(document, name, kind, folder) for name, kind in columns.items()]
-        title, digest = document.title.strip(), digests[document.id]
+        digest = digests[document.id]
         pieces = [piece.text for piece in chunk(document, 0, info.settings.chunk_words)] or [""]
-        for number, text in enumerate(pieces):
+        for number, (title, text) in enumerate(zip(titles(document, pieces), pieces, strict=True)):
             passage = f"{title} {text}" if title else text
             row = (document.id, number, title, passage, digest, *metadata)
             for column, value in zip(rows.values(), row, strict=True):
@@ -90,7 +91,9 @@ def table_rows(
 def digest_of(document: Document, chunk_words: int) -> str:
     """16 hex digits that change whenever what is stored of a document does."""
     metadata = dict(document.metadata)
-    content = [chunk_words, document.title, document.text, document.kind, metadata]
+    content: list[object] = [chunk_words, document.title, document.text, document.kind, metadata]
+    if has_headings(document.id):
+        content.append("headings")  # indices without them are older
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -116,3 +116,66 @@ def test_nothing_known_is_said_with_what_is_known(tmp_path):
         read_corpus([tmp_path])
     with pytest.raises(RevelaError, match=r"unknown ending; give a folder.*hub:owner/name"):
         read_corpus([tmp_path / "a.bin"])
+
+
+def test_files_that_are_not_read_are_counted_by_their_ending(tmp_path):
+    names = [
+        "a.xyz",
+        "b.XYZ",
+        "c.png",
+        "Makefile",
+        "d.lock",
+        "e.xml",
+        "f.tar.gz",
+        "g.gz",
+        "h.xyz.zst",
+    ]
+    for name in (*names, ".hidden.xyz", "node_modules/x.xyz", "sub/i.xyz", "sub/Posts.xml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("<posts/>")
+    (tmp_path / "a.txt").write_text(SENTENCE)
+    _, report = read_corpus([tmp_path], max_bad_share=0)
+    assert report.lines()[1:] == [
+        "not read: 4 .xyz, 1 with no ending, 1 .png, 1 .lock, 1 .xml, 1 .tar, 1 .gz (no reader)"
+    ]
+    assert report.documents == 1 and not report.skipped
+
+
+def test_reports_of_parts_add_up_and_name_ten_endings_at_most():
+    both, other = ReadReport(), ReadReport()
+    for number in range(14):
+        other.leave(Path(f"a.{number:02}"))
+    other.leave(Path("b.docx"), "pip install it")
+    both.leave(Path("a.13"))
+    both.add(other)
+    named = ", ".join(f"1 .{number:02}" for number in range(9))
+    assert both.lines()[1:] == [
+        f"not read: 2 .13, {named}, 4 other endings (no reader); 1 .docx (pip install it)"
+    ]
+
+
+def test_zstd_of_each_format(tmp_path):
+    rows = "".join(json.dumps({"text": f"{SENTENCE} {i}."}) + "\n" for i in range(3))
+    page = f"<title>T</title><p>{SENTENCE} Page.</p>"
+    contents = {"a.jsonl": rows, "b.md": f"{SENTENCE} Text.", "c.html": page}
+    contents |= {"d.csv": f"text\n{SENTENCE} Row.", "e.json": rows.splitlines()[0]}
+    for name, text in contents.items():
+        (tmp_path / f"{name}.zst").write_bytes(pa.compress(text.encode(), "zstd", asbytes=True))
+    frames = [pa.compress(line.encode(), "zstd", asbytes=True) for line in rows.splitlines(True)]
+    (tmp_path / "f.ndjson.zst").write_bytes(b"".join(frames))
+    documents, report = read_corpus([tmp_path], distinct=False)
+    assert [d.id for d in documents] == [
+        *(f"a.jsonl.zst:{i}" for i in (1, 2, 3)),
+        *("b.md.zst", "c.html.zst", "d.csv.zst:2", "e.json.zst"),
+        *(f"f.ndjson.zst:{i}" for i in (1, 2, 3)),
+    ]
+    assert not report.skipped and documents[4].title == "T"
+
+
+def test_damaged_zstd_is_named(tmp_path):
+    rows = "".join(json.dumps({"text": f"{SENTENCE} {i}."}) + "\n" for i in range(9999))
+    whole = pa.compress(rows.encode(), "zstd", asbytes=True)
+    for name, raw in {"cut": whole[:-30], "other": b"no zstd at all"}.items():
+        (tmp_path / f"{name}.jsonl.zst").write_bytes(raw)
+    _, report = read_corpus([tmp_path], max_bad_share=1)
+    assert report.examples == {"damaged zstd, its rest lost": ["cut.jsonl.zst", "other.jsonl.zst"]}

@@ -16,6 +16,7 @@ from revela.corpus.readers.common import (
     READ_ERRORS,
     DamagedFile,
     FileSkipped,
+    NoDocuments,
     ReadReport,
     UnsupportedFile,
     read_utf8,
@@ -26,6 +27,8 @@ from revela.corpus.readers.common import (
 )
 from revela.corpus.readers.html import read_html
 from revela.corpus.readers.hub import PREFIX, read_hub
+from revela.corpus.readers.json_files import read_json, read_notebook
+from revela.corpus.readers.office import read_docx, read_epub, read_pptx, read_xlsx
 from revela.corpus.readers.pdf import read_pdf
 from revela.corpus.readers.rows import Fields, read_jsonl
 from revela.corpus.readers.stackexchange import read_posts
@@ -47,16 +50,22 @@ READERS: dict[str, Reader] = {
     ".xhtml": read_html,
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
+    ".json": read_json,
+    ".ipynb": read_notebook,
     ".parquet": read_parquet,
     ".arrow": read_arrow,
     ".csv": read_csv,
     ".tsv": read_csv,
     ".xml": read_posts,
     ".pdf": read_pdf,
+    ".docx": read_docx,
+    ".pptx": read_pptx,
+    ".xlsx": read_xlsx,
+    ".epub": read_epub,
 }
 FORMATS = (
-    "text, Markdown, HTML, source code, JSONL, Parquet, Arrow, CSV, TSV, PDF or a StackExchange "
-    "Posts.xml; .gz of each"
+    "text, Markdown, HTML, source code, notebooks, JSONL, JSON, Parquet, Arrow, CSV, TSV, PDF, "
+    "Word, PowerPoint, Excel, EPUB or a StackExchange Posts.xml; .gz or .zst of each"
 )
 
 
@@ -109,7 +118,7 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
     if not path.exists():
         raise RevelaError(f"{path} does not exist: {expected}")
     if path.is_dir():
-        found = (file for file in walk_files(path, report) if _is_wanted(file))
+        found = (file for file in walk_files(path, report) if _is_wanted(file, report))
         yield from (File(file, shown(file.relative_to(path))) for file in found)
     elif suffix(path) in READERS:
         yield File(path, shown(Path(path.name)), given_by_name=True)
@@ -117,15 +126,18 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
         raise RevelaError(f"{path}: unknown ending; {expected}")
 
 
-def _is_wanted(file: Path) -> bool:
-    """Whether a file in a folder is read.
+def _is_wanted(file: Path, report: ReadReport) -> bool:
+    """Whether a file in a folder is read; else it is counted.
 
     Most XML files are settings or data, so only a StackExchange dump's posts are read.
     """
-    ending = suffix(file)
-    if ending == ".xml" and not file.name.lower().startswith("posts.xml"):
+    if not file.is_file():
         return False
-    return ending in READERS and file.is_file()
+    ending = suffix(file)
+    is_posts = ending != ".xml" or file.name.lower().startswith("posts.xml")
+    if not (wanted := ending in READERS and is_posts):
+        report.leave(file)
+    return wanted
 
 
 def read_file(
@@ -149,12 +161,16 @@ def read_file(
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error
-            report.skip(error.reason, _with_detail(name, error))
+            if isinstance(error, NoDocuments):
+                report.leave(path, error.short)
+            else:
+                report.skip(error.reason, _with_detail(name, error))
         except DamagedFile as error:
             report.skip(error.reason, _with_detail(name, error), bad=True)
         except READ_ERRORS as error:
             known = isinstance(error, OSError) and error.strerror
-            reason = f"unreadable, {known.lower()}" if known else "damaged gzip, its rest lost"
+            packed = "zstd" if path.suffix == ".zst" else "gzip"
+            reason = f"unreadable, {known.lower()}" if known else f"damaged {packed}, its rest lost"
             report.skip(reason, name, bad=True)
 
 

@@ -24,7 +24,9 @@ CODE = frozenset({
 })  # fmt: skip
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
+COMPRESSED = (".gz", ".zst")  # one file each, of any format
 NAMED = 5  # places that the report names per reason
+ENDINGS = 10  # that the report names per reason why such files were not read
 
 
 @dataclass
@@ -32,7 +34,8 @@ class ReadReport:
     """What was read from a corpus, and what was skipped and why.
 
     ``skipped`` counts by reason and ``examples`` names the first few places of each; ``bad`` counts
-    those that could not be read.
+    those that could not be read. ``unread`` counts the files of folders that hold no documents as
+    far as is known, by the reason and their ending.
     """
 
     documents: int = 0
@@ -41,6 +44,7 @@ class ReadReport:
     passages: int = 0
     articles: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    unread: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     bad_reasons: set[str] = field(default_factory=set)
 
@@ -52,6 +56,11 @@ class ReadReport:
         if len(named := self.examples.setdefault(reason, [])) < NAMED:
             named.append(where)
 
+    def leave(self, path: Path, reason: str = "no reader") -> None:
+        """Count a file of a folder that is not read, and is no fault of the corpus."""
+        ending = suffix(path) or path.suffix.lower() or "with no ending"
+        self.unread[reason, shown(Path(ending))] += 1
+
     def add(self, other: ReadReport) -> None:
         """Add what was read of another part of the corpus."""
         self.documents += other.documents
@@ -60,23 +69,37 @@ class ReadReport:
         self.passages += other.passages
         self.articles += other.articles
         self.skipped.update(other.skipped)
+        self.unread.update(other.unread)
         self.bad_reasons |= other.bad_reasons
         for reason, places in other.examples.items():
             named = self.examples.setdefault(reason, [])
             named += places[: NAMED - len(named)]
 
     def lines(self, of: str = "documents") -> list[str]:
-        """The report as text: the totals, the joined passages, and one line per skip reason."""
+        """The report as text: the totals, the joined passages, the files that were not read, and
+        one line per skip reason.
+        """
         out = [f"read {self.documents:,} {of}, {self.words:,} words"]
         if self.passages:
             out.append(
                 f"joined {self.passages:,} passages into {self.articles:,} articles by title"
             )
+        if self.unread:
+            out.append(f"not read: {'; '.join(self._unread())}")
         for reason, count in self.skipped.most_common():
             named = self.examples[reason]
             places = ", ".join(named) + (", ..." if count > len(named) else "")
             out.append(f"skipped {count:,}: {reason} ({places})")
         return out
+
+    def _unread(self) -> Iterator[str]:
+        """The files that were not read, per reason: 4 .xyz, 2 .png (no reader)."""
+        endings: dict[str, list[str]] = {}
+        for (reason, ending), count in self.unread.most_common():
+            endings.setdefault(reason, []).append(f"{count:,} {ending}")
+        for reason, named in endings.items():
+            more = [f"{len(named) - ENDINGS} other endings"] if len(named) > ENDINGS else []
+            yield f"{', '.join(named[:ENDINGS] + more)} ({reason})"
 
 
 class FileSkipped(Exception):
@@ -96,6 +119,10 @@ class DamagedFile(FileSkipped):
     """The file, or the rest of it, cannot be read."""
 
 
+class TooLarge(DamagedFile):
+    """The file is larger than a document is."""
+
+
 class UnsupportedFile(FileSkipped):
     """The file is intact but holds no documents.
 
@@ -103,16 +130,61 @@ class UnsupportedFile(FileSkipped):
     """
 
 
+class NoDocuments(UnsupportedFile):
+    """The file is none that anybody would miss in a folder, or an extra is missing: it is counted
+    by its ending.
+
+    Args:
+        reason: of the error, if the file is given by name.
+        short: what the report of a folder says instead.
+    """
+
+    def __init__(self, reason: str, short: str) -> None:
+        super().__init__(reason)
+        self.short = short
+
+
+@contextmanager
+def reader_extra(name: str, format: str) -> Iterator[None]:
+    """Import what reads a format; without it, files of the format are not read.
+
+    Raises:
+        NoDocuments: a package of the extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        install = f"pip install 'revela[{name}]'"
+        raise NoDocuments(f"{format}, which needs {error.name}: run {install}", install) from error
+
+
 READ_ERRORS = (DamagedFile, OSError, EOFError, zlib.error)
 
 
 def suffix(path: Path) -> str:
     """The ending that names the format: ``.jsonl`` for ``a.jsonl.gz``."""
-    return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
+    return Path(path.stem if path.suffix in COMPRESSED else path).suffix.lower()
 
 
 def open_binary(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    """A file's bytes, unpacked."""
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.suffix == ".zst":
+        import pyarrow as pa
+
+        packed = pa.OSFile(os.fsencode(path))  # its name may be no text
+        return io.BufferedReader(pa.CompressedInputStream(packed, "zstd"))
+    return path.open("rb")
+
+
+def open_seekable(path: Path) -> BinaryIO:
+    """A file's bytes, unpacked, for a format that is read here and there.
+
+    Raises:
+        TooLarge: it has to be unpacked, and is larger than ``MAX_BYTES``.
+    """
+    return io.BytesIO(read_bytes(path)) if path.suffix in COMPRESSED else path.open("rb")
 
 
 def open_text(path: Path) -> TextIO:
@@ -153,12 +225,12 @@ def read_bytes(path: Path) -> bytes:
     """All bytes of a file that is one document.
 
     Raises:
-        DamagedFile: it is larger than ``MAX_BYTES``.
+        TooLarge: it is larger than ``MAX_BYTES``.
     """
     with open_binary(path) as handle:
         raw = handle.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
-        raise DamagedFile(f"over {MAX_BYTES >> 20} MB")
+        raise TooLarge(f"over {MAX_BYTES >> 20} MB")
     return raw
 
 

@@ -10,7 +10,8 @@ from revela.corpus.readers.common import (
     DamagedFile,
     ReadReport,
     UnsupportedFile,
-    open_binary,
+    open_seekable,
+    reader_extra,
 )
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
@@ -18,14 +19,11 @@ from revela.types import Document
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The text of all pages as one document."""
-    try:
+    with reader_extra("pdf", "PDF"):
         from pypdf import PdfReader
-    except ModuleNotFoundError as error:
-        message = "PDF, which needs pypdf: run pip install 'revela[pdf]'"
-        raise UnsupportedFile(message) from error
     # It warns of every small fault that it repairs.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    with open_binary(path) as handle:
+    with open_seekable(path) as handle:
         try:
             reader = PdfReader(handle)
             pages = [page.extract_text() for page in reader.pages]

@@ -1,0 +1,81 @@
+"""The headings above each chunk of a Markdown document: context that costs nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from revela.corpus.readers.common import suffix
+from revela.types import Document
+
+# Formats that are Markdown, or that their reader turns into it.
+MARKDOWN = frozenset({".md", ".markdown", ".ipynb", ".docx", ".pptx", ".xlsx", ".epub"})
+LONGEST = 200  # characters of a heading that a chunk repeats
+_LINE = re.compile(r"^ {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))$", re.MULTILINE)
+_CLOSING = re.compile(r"\s+#*$")
+
+
+class Heading(NamedTuple):
+    """``place``: of its first # in the text; ``level``: from 1."""
+
+    place: int
+    level: int
+    words: str
+
+
+END = Heading(sys.maxsize, 7, "")
+
+
+def has_headings(name: str) -> bool:
+    """Whether the document of this id is Markdown."""
+    return suffix(Path(name)) in MARKDOWN
+
+
+def titles(document: Document, chunks: Sequence[str]) -> list[str]:
+    """The title of each chunk: the document's, and the headings above the chunk.
+
+    A heading that the chunk begins with is not repeated.
+
+    Args:
+        document: of any format; only Markdown has headings.
+        chunks: of the document, in order; joined, they are its text but for blank pieces.
+
+    >>> text = "# Guide\\nFirst.\\n\\n## Install\\nRun pip.\\n\\nThen this."
+    >>> chunks = ["# Guide\\nFirst.\\n\\n", "## Install\\nRun pip.\\n\\n", "Then this."]
+    >>> titles(Document("a.md", text), chunks)
+    ['', 'Guide', 'Guide > Install']
+    """
+    title = document.title.strip()
+    if not has_headings(document.id):
+        return [title] * len(chunks)
+    headings, at, out = _headings(document.text), 0, list[str]()
+    after = next(headings, END)
+    path: list[Heading] = []
+    for chunk in chunks:
+        start = document.text.index(chunk, at)
+        at = start + len(chunk)
+        begins = start + len(chunk) - len(chunk.lstrip())
+        while after.place < begins:
+            path = [*(above for above in path if above.level < after.level), after]
+            after = next(headings, END)
+        own = after.level if after.place == begins else END.level
+        above = [heading.words for heading in path if heading.level < own]
+        out.append(" > ".join([title, *above] if title else above))
+    return out
+
+
+def _headings(text: str) -> Iterator[Heading]:
+    """In order; a # in fenced code is a comment."""
+    fence = ""
+    for line in _LINE.finditer(text):
+        mark, info, level, heading = line.groups()
+        if fence:
+            if mark and mark.startswith(fence) and not info.strip():
+                fence = ""
+        elif mark:
+            fence = mark
+        else:
+            yield Heading(line.start(3), len(level), _CLOSING.sub("", heading[:LONGEST]))

@@ -1,0 +1,231 @@
+"""Word, PowerPoint, Excel, e-books and notebooks: all of their text, in order, or one sentence."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import sys
+import zipfile
+
+import pytest
+
+from revela.corpus.read import read_corpus
+from revela.corpus.readers import common
+from revela.errors import RevelaError
+
+SENTENCE = "A sentence that has more than five words."
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+TYPES = "http://schemas.openxmlformats.org/package/2006/content-types"
+LINKS = "http://schemas.openxmlformats.org/package/2006/relationships"
+OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+BOOK = "urn:oasis:names:tc:opendocument:xmlns:container"
+MAIN = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
+
+
+def docx(path, *paragraphs, style="Heading1", compression=zipfile.ZIP_DEFLATED):
+    """A Word file; a paragraph that begins with # is a heading, a tuple a row of a table."""
+
+    def xml(part):
+        if isinstance(part, tuple):
+            cells = "".join(f"<w:tc>{xml(cell)}</w:tc>" for cell in part)
+            return f"<w:tbl><w:tr>{cells}</w:tr></w:tbl>"
+        is_heading = part.startswith("# ")
+        look = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if is_heading else ""
+        return f"<w:p>{look}<w:r><w:t>{part.removeprefix('# ')}</w:t></w:r></w:p>"
+
+    body = "".join(map(xml, paragraphs))
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr(
+            "[Content_Types].xml",
+            f'<Types xmlns="{TYPES}"><Default Extension="rels" ContentType="application/vnd.'
+            'openxmlformats-package.relationships+xml"/><Override PartName="/word/document.xml" '
+            f'ContentType="{MAIN}"/></Types>',
+        )
+        file.writestr(
+            "_rels/.rels",
+            f'<Relationships xmlns="{LINKS}"><Relationship Id="a" Type="{OFFICE}" '
+            'Target="word/document.xml"/></Relationships>',
+        )
+        file.writestr(
+            "word/document.xml",
+            f'<w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>',
+        )
+
+
+def pptx(path, *slides):
+    """Slides of (title, text, row of a table, notes)."""
+    from pptx import Presentation
+
+    shown = Presentation()
+    for title, text, cells, notes in slides:
+        slide = shown.slides.add_slide(shown.slide_layouts[1])
+        slide.shapes.title.text, slide.placeholders[1].text = title, text
+        group = slide.shapes.add_group_shape()
+        group.shapes.add_textbox(0, 0, 99, 99).text_frame.text = f"grouped {text}"
+        table = slide.shapes.add_table(1, len(cells), 0, 0, 99, 99).table
+        for cell, content in zip(table.rows[0].cells, cells, strict=True):
+            cell.text = content
+        slide.notes_slide.notes_text_frame.text = notes
+    shown.save(path)
+
+
+def xlsx(path, sheets, far=None):
+    """Sheets of rows by name; ``far``: what the last cell of all says."""
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in rows:
+            sheet.append(row)
+    if far:
+        sheet["XFD1048576"] = far
+    book.save(path)
+
+
+def epub(path, chapters, folder="OEBPS/"):
+    """Chapters by the name of their file, in the order of reading."""
+    items = "".join(f'<item id="{i}" href="{name}"/>' for i, name in enumerate(chapters))
+    spine = "".join(f'<itemref idref="{i}"/>' for i in range(len(chapters)))
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(
+            "META-INF/container.xml",
+            f'<container xmlns="{BOOK}"><rootfiles><rootfile full-path="{folder}a.opf"/>'
+            "</rootfiles></container>",
+        )
+        file.writestr(
+            f"{folder}a.opf",
+            '<package xmlns="http://www.idpf.org/2007/opf"><manifest>'
+            f"{items}</manifest><spine>{spine}</spine></package>",
+        )
+        for name, body in sorted(chapters.items()):
+            page = f"<html><head><title>x</title></head><body>{body}</body></html>"
+            file.writestr(folder + name.replace("%20", " "), page)
+
+
+def notebook(path, *cells):
+    """Cells of (kind, source)."""
+    printed = [{"output_type": "stream", "text": ["never read\n"]}]
+    made = [{"cell_type": kind, "source": text, "outputs": printed} for kind, text in cells]
+    path.write_text(json.dumps({"cells": made, "nbformat": 4}))
+
+
+def text_of(path):
+    documents, report = read_corpus([path])
+    assert len(documents) == 1 and not report.skipped and not report.unread
+    assert (documents[0].id, documents[0].title) == (path.name, "")
+    return documents[0].text
+
+
+def test_word_with_headings_and_tables(tmp_path):
+    pytest.importorskip("mammoth", reason="needs the office extra")
+    rows = ("мёд", "двенадцать")
+    docx(
+        tmp_path / "a.docx",
+        "# Пчёлы",
+        "Пчёлы танцуют &amp; поют.",
+        rows,
+        "Последней идёт медовуха.",
+    )
+    assert re.split(r"\s*\n\s*", text_of(tmp_path / "a.docx")) == [
+        *("# Пчёлы", "Пчёлы танцуют & поют.", "мёд", "двенадцать", "Последней идёт медовуха.")
+    ]
+    docx(tmp_path / "b.docx", "# Über alles", SENTENCE, style="Title")
+    assert text_of(tmp_path / "b.docx").startswith("Über alles\n")  # of a style that has no name
+
+
+def test_slides_in_order_with_groups_tables_and_notes(tmp_path):
+    pytest.importorskip("pptx", reason="needs the office extra")
+    slides = (
+        ("Bees", "They dance.", ("kind", "drone"), "Say it slowly."),
+        (*("蜜蜂", "它们跳舞。", ("花", "蜜"), "Thank the walrus."),),
+    )
+    pptx(tmp_path / "a.pptx", *slides)
+    assert text_of(tmp_path / "a.pptx").split("\n\n") == [
+        *("# Bees", "They dance.", "grouped They dance.", "kind\tdrone", "Say it slowly."),
+        *("# 蜜蜂", "它们跳舞。", "grouped 它们跳舞。", "花\t蜜", "Thank the walrus."),
+    ]
+
+
+def test_sheets_with_numbers_and_days_and_a_cell_far_away(tmp_path):
+    pytest.importorskip("openpyxl", reason="needs the office extra")
+    rows = [["honey", 12.5, datetime.date(2024, 3, 1)], [], [None, 3, "two\nlines"]]
+    xlsx(tmp_path / "a.xlsx", {"Prices": rows, "Empty": [], "Größe": [["yak", True]]}, "a walrus")
+    assert text_of(tmp_path / "a.xlsx") == (
+        "# Prices\n\nhoney\t12.5\t2024-03-01 00:00:00\n3\ttwo lines\n\n"
+        "# Größe\n\nyak\tTrue\na walrus"
+    )
+
+
+@pytest.mark.parametrize("folder", ["OEBPS/", ""])
+def test_chapters_of_a_book_in_the_order_of_reading(tmp_path, folder):
+    chapters = {
+        "b%20one.xhtml": "<h1 class='c'>One</h1><p>The first speaks of bees.</p>",
+        "a.xhtml": "<h2>Zwei</h2><p>Die zweite von Bären &amp; Zebras.</p>",
+    }
+    epub(tmp_path / "a.epub", chapters, folder)
+    assert text_of(tmp_path / "a.epub") == (
+        "# One\n\nThe first speaks of bees.\n\n## Zwei\n\nDie zweite von Bären & Zebras."
+    )
+
+
+def test_a_notebook_is_its_cells_without_what_they_printed(tmp_path):
+    cells = ("markdown", ["# Title\n", "Some prose."]), ("code", "# a comment\nx = 1"), ("raw", "")
+    notebook(tmp_path / "a.ipynb", *cells, ("markdown", "The last is a zebra."))
+    assert text_of(tmp_path / "a.ipynb") == (
+        "# Title\nSome prose.\n\n```\n# a comment\nx = 1\n```\n\nThe last is a zebra."
+    )
+
+
+def test_broken_and_empty_ones_are_named(tmp_path):
+    pytest.importorskip("mammoth", reason="needs the office extra")
+    docx(tmp_path / "a.docx", SENTENCE)
+    docx(tmp_path / "empty.docx", "")
+    whole = (tmp_path / "a.docx").read_bytes()
+    for name in ("torn.docx", "torn.pptx", "torn.xlsx", "torn.epub"):
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "other.xlsx").write_bytes(whole)
+    (tmp_path / "other.epub").write_bytes(whole)
+    (tmp_path / "old.ipynb").write_text('{"worksheets": []}')
+    documents, report = read_corpus([tmp_path], max_bad_share=1)
+    assert [d.id for d in documents] == ["a.docx"] and report.bad == 7
+    assert report.examples["Word without text"] == ["empty.docx"]
+    assert report.examples["damaged or encrypted Excel"] == [
+        *("other.xlsx (OSError)", "torn.xlsx (BadZipFile)"),
+    ]
+    assert report.examples["no Jupyter notebook of format 4"] == ["old.ipynb"]
+    with pytest.raises(RevelaError, match=r"empty\.docx: Word without text"):
+        read_corpus([tmp_path / "empty.docx"])
+
+
+def test_what_unpacks_to_much_more_than_it_is_is_damaged(tmp_path, monkeypatch):
+    pytest.importorskip("mammoth", reason="needs the office extra")
+    monkeypatch.setattr(common, "MAX_BYTES", 20_000)
+    docx(tmp_path / "bomb.docx", SENTENCE, "a" * 30_000)
+    docx(tmp_path / "large.docx", SENTENCE, "b" * 30_000, compression=zipfile.ZIP_STORED)
+    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    assert [d.id for d in documents] == ["large.docx"]
+    assert report.examples == {"over 0 MB unpacked": ["bomb.docx"]} and report.bad == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "format", "package"),
+    [("docx", "Word", "mammoth"), ("pptx", "PowerPoint", "pptx"), ("xlsx", "Excel", "openpyxl")],
+)
+def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch, ending, format, package):
+    (tmp_path / f"a.{ending}").write_bytes(b"PK")
+    (tmp_path / f"b.{ending}").write_bytes(b"PK")
+    (tmp_path / "b.txt").write_text(SENTENCE)
+    (tmp_path / "c.xyz").write_text(SENTENCE)
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    reason = f"a.{ending}: {format}, which needs {package}: run pip install 'revela[office]'"
+    with pytest.raises(RevelaError, match=re.escape(reason)):
+        read_corpus([tmp_path / f"a.{ending}"])
+    documents, report = read_corpus([tmp_path], max_bad_share=0)
+    assert len(documents) == 1 and report.lines()[1:] == [
+        f"not read: 2 .{ending} (pip install 'revela[office]'); 1 .xyz (no reader)"
+    ]
