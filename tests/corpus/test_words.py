@@ -19,9 +19,9 @@ from revela.corpus.words import (
     MARKS,
     PIECE,
     THAI,
-    count,
+    count_terms,
+    count_words,
     joined,
-    length,
     runs,
     terms,
     words,
@@ -43,7 +43,7 @@ def test_words_joined_are_the_text(text):
     found = words(text)
     assert "".join(found) == (text if text.strip() else "")
     assert all(word.strip() for word in found)
-    assert count(text) == len(found)
+    assert count_words(text) == len(found)
 
 
 @given(TEXTS | LONG)
@@ -88,14 +88,14 @@ def test_every_mark_of_unicode_is_known():
     ],
 )
 def test_the_number_of_words(text, expected):
-    assert count(text) == expected
+    assert count_words(text) == expected
 
 
 def test_terms_leave_punctuation_out_and_keep_marks():
     assert terms("हिन्दी, 東京都! e\u0301t") == ["हिन्दी", "東", "京", "都", "e\u0301t"]
-    assert length(terms("one two, three")) == 3
-    assert length(terms("東京都の人口")) == 3
-    assert length(terms("GDP 東京都")) == 3
+    assert count_terms(terms("one two, three")) == 3
+    assert count_terms(terms("東京都の人口")) == 3
+    assert count_terms(terms("GDP 東京都")) == 3
 
 
 def test_runs_overlap_and_leave_grammar_out():
@@ -118,12 +118,12 @@ def texts_of(language: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("language", ["zh", "th", "de", "ru", "ar", "tr"])
 def test_a_translation_has_about_as_many_words(language):
-    english = sum(map(count, texts_of("en").values()))
-    assert 0.8 < sum(map(count, texts_of(language).values())) / english < 1.05
+    english = sum(map(count_words, texts_of("en").values()))
+    assert 0.8 < sum(map(count_words, texts_of(language).values())) / english < 1.05
 
 
 def test_the_number_of_characters_of_a_word_is_that_of_a_translation():
-    english = sum(map(count, texts_of("en").values()))
+    english = sum(map(count_words, texts_of("en").values()))
     for language, script, size in (("zh", "[\u4e00-\u9fff]", HAN), ("th", "[\u0e00-\u0e7f]", THAI)):
         text = " ".join(texts_of(language).values())
         bases = re.findall(f"{script}{MARKS}", text)

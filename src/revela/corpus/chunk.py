@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from revela.corpus.code import join_at, split_lines, units, warn_if_no_grammar
 from revela.corpus.parallel import batches, ordered_map
-from revela.corpus.words import CLOSING, MARKS, count, words
+from revela.corpus.words import CLOSING, MARKS, count_words, words
 from revela.types import Chunk, Document
 
 BATCH = 2**20  # characters per task of a worker process
@@ -126,7 +126,7 @@ def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:
         Pieces, and how many words each has.
     """
     for piece in pieces:
-        size = count(piece)
+        size = count_words(piece)
         if size <= max_words:
             yield piece, size
             continue

@@ -74,7 +74,7 @@ def words(text: str) -> list[str]:
     return found
 
 
-def count(text: str) -> int:
+def count_words(text: str) -> int:
     """How many ``words`` a text has."""
     if text.isascii() or not _UNSPACED.search(text):
         found = text.split()
@@ -98,7 +98,7 @@ def terms(text: str) -> list[str]:
     return _TERM.findall(text)
 
 
-def length(some: Sequence[str]) -> int:
+def count_terms(some: Sequence[str]) -> int:
     """How many words so many ``terms`` are, rounded up."""
     if not _UNSPACED.search("".join(some)):
         return len(some)
