@@ -13,6 +13,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 HAN, THAI = 2, 5  # characters of a word
 LONGEST, PIECE = 100, 6  # of 2.6 million words of Python's documentation, 124 are longer
@@ -56,6 +57,7 @@ _WORD = re.compile(
 )
 _TERM = re.compile(f"{_ONE_HAN}|{_ONE_THAI}|(?:[^\\W{_HAN}{_THAI}]{MARKS})+")
 _STRETCH = re.compile(f"(?P<han>(?:{_ONE_HAN})+)|(?:{_ONE_THAI})+")
+_CLUSTER = re.compile(f"(?s:.){MARKS}")
 _IS_HAN = re.compile(f"[{_HAN}]")
 _HIRAGANA = re.compile("[\u3041-\u309f]")
 
@@ -72,6 +74,18 @@ def words(text: str) -> list[str]:
     if found and text[0].isspace():
         found[0] = text[: len(text) - len(text.lstrip())] + found[0]
     return found
+
+
+def in_parts(text: str, parts: int) -> list[str]:
+    """Cut a text into so many runs of words, one word into characters; joined, they are the text.
+
+    Runs are empty if there are too few words.
+    """
+    some = words(text)
+    if len(some) < 2:
+        some = _CLUSTER.findall(text)
+    bounds = [round(part * len(some) / parts) for part in range(parts + 1)]
+    return ["".join(some[a:b]) for a, b in pairwise(bounds)]
 
 
 def count_words(text: str) -> int:

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from revela.corpus.words import count_words, words
+from revela.corpus.words import count_words, in_parts, words
 from revela.errors import RevelaError, extra
 from revela.evaluation.results import Interval, Profile
 from revela.files import atomic_write
@@ -170,9 +170,7 @@ def between_words(text: str, end: int) -> str:
 
 def segments(text: str) -> list[str]:
     """Ten runs of words, as equal in number as possible; joined, they are the text."""
-    some = words(text)
-    bounds = [round(place * len(some) / PLACES) for place in range(PLACES + 1)]
-    return ["".join(some[a:b]) for a, b in pairwise(bounds)]
+    return in_parts(text, PLACES)
 
 
 def exact_match(

@@ -39,7 +39,14 @@ from revela.index.contexts import (
     with_slots,
     write_rows,
 )
-from revela.index.encode_corpus import Added, commits, digest_of, refuse_repeated, table_rows
+from revela.index.encode_corpus import (
+    Added,
+    commits,
+    cut_to_fit,
+    digest_of,
+    refuse_repeated,
+    table_rows,
+)
 from revela.index.filters import where_sql
 from revela.index.fusion import (
     DEPTH,
@@ -446,6 +453,7 @@ class Index:
             present = before.digests(list(digests)) if before else {}
             changed = [d for d in batch if present.get(d.id) != digests[d.id]]
             rows = table_rows(changed, digests, self.info, self.folder)
+            rows, cut = cut_to_fit(rows, self.encoder)
             replaced = [document.id for document in changed if document.id in present]
             if changed:
                 passages = [str(passage) for passage in rows["passage"]]
@@ -458,7 +466,7 @@ class Index:
                 self._count(passages, replaced)
                 self.table.write(rows, vectors, tokens, replaced)
             new, unchanged = len(changed) - len(replaced), len(batch) - len(changed)
-            yield Added(new, len(replaced), unchanged, len(rows["id"]))
+            yield Added(new, len(replaced), unchanged, len(rows["id"]), cut)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, in one commit.
