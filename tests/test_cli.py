@@ -1088,3 +1088,18 @@ def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, capsys, tmp_path):
     flags = ("--out", tmp_path / "out", "--model", "embedded:minilm-l6")
     code, _, err = run(monkeypatch, capsys, "index", tmp_path, *flags)
     assert code == 2 and err.count("revela: ") == 1 and "x cannot be written (no space" in err
+
+
+def test_a_line_longer_than_the_model_reads_is_found_by_all_of_it(
+    monkeypatch, capsys, tmp_path, tiny_bert_folder
+):
+    before, after = ("".join(f"{n:03}" for n in range(count)) for count in (90, 30))
+    (tmp_path / "line.txt").write_text(f"{before}ocean{after}")
+    index = (tmp_path / "line.txt", "--model", tiny_bert_folder, "--out", tmp_path / "index")
+    code, out, err = run(monkeypatch, capsys, "index", *index)
+    assert code == 0 and "longer than the model reads, and cut by its tokenizer" in out, err
+    code, out, err = run(monkeypatch, capsys, "search", tmp_path / "index", "ocean", "--json")
+    assert code == 0 and len(json.loads(out)[0]["text"]) < 80, err
+    (tmp_path / "short.txt").write_text("ocean engine")
+    short = (tmp_path / "short.txt", "--model", tiny_bert_folder, "--out", tmp_path / "short")
+    assert "longer than the model" not in run(monkeypatch, capsys, "index", *short)[1]

@@ -49,6 +49,15 @@ def test_hits_are_shown_from_shortly_before_the_words_looked_for(capsys, monkeyp
     assert capsys.readouterr().out == "nothing found\n"
 
 
+def test_what_was_looked_for_is_shown_in_text_without_spaces(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    text = "一二三四五六七八九十" * 40 + "蜜蜂在花丛之间跳舞。"
+    print_hits([Hit("a", 0.5, "", text)], "蜜蜂怎样跳舞？")
+    assert "\033[1m蜜蜂\033[0m在花丛之间\033[1m跳舞\033[0m" in capsys.readouterr().out
+    print_hits([Hit("a", 0.5, "", "मैं हिन्दी बोलता हूँ")], "हिन्दी")
+    assert "\033[1mहिन्दी\033[0m" in capsys.readouterr().out
+
+
 def test_code_keeps_its_lines(capsys):
     code = (
         "class A:\n"

@@ -107,7 +107,8 @@ class Corpus(Section):
     "Share of unreadable rows and files above which the run stops."
     chunk_words: int = setting(48, least=1)
     """Maximum words per chunk; a chunk is made of whole sentences, or of whole functions and blocks
-    of code."""
+    of code. Where words are not spaced, two characters of Chinese and Japanese count as one, five
+    of Thai and the like, and so they do for all lengths in words."""
     held_out: float = share(0.05)
     "Share of the documents that is never trained on, for the label-free check."
     held_out_at_most: int = setting(300, rare=True)
@@ -658,7 +659,8 @@ class Indexing:
     """What an index is made with; it keeps to that when documents are added."""
 
     chunk_words: int = 120
-    "Maximum words per chunk."
+    """Maximum words per chunk, counted as for train; one that has more tokens than the model reads
+    is cut again."""
     language: str = "auto"
     """Language whose words BM25 stems. auto: found in the text. none: nothing is stemmed. Or a code
     such as en, de or zh; ru+en for two that have a script of their own."""

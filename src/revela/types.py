@@ -96,6 +96,19 @@ class TokenEncoder(Encoder, Protocol):
     def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]: ...
 
 
+@runtime_checkable
+class LimitedEncoder(Encoder, Protocol):
+    """An encoder that reads no more than so many tokens of a passage.
+
+    ``fitted`` cuts each text so that its head (a title) and a piece are read to the end, or fit
+    into a part of the window: a half if ``part`` is 2.
+    """
+
+    def fitted(
+        self, heads: Sequence[str], texts: Sequence[str], part: int = 1
+    ) -> list[list[str]]: ...
+
+
 class Reranker(Protocol):
     """Scores the passages of one query together (listwise): (len(passages),), higher is better."""
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+import unicodedata
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import SHARED
 from revela.corpus.chunk import chunk, sentences
+from revela.corpus.words import count_words
 from revela.types import Document
 
-WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=300)
+SCRIPTS = "ab. (「」。！？،؟।॥։\n\u3000蜜蜂カがとー\u3099กิำน์ខ្ញុំ។မြန်ကို།हिन्दी한글é\u0301\u200d👩\ufe00"
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=300) | st.text(
+    st.sampled_from(SCRIPTS), max_size=300
+)
 PROSE = st.lists(
     st.sampled_from(
         [
@@ -34,14 +45,24 @@ def test_sentences_joined_are_the_text(text):
 def test_chunks_lose_no_word_and_are_never_too_long(text, max_words, kind):
     chunks = chunk(Document("d", text, kind=kind), 3, max_words)
     assert "".join("".join(c.text for c in chunks).split()) == "".join(text.split())
-    assert all(0 < len(c.text.split()) <= max_words and c.document == 3 for c in chunks)
+    assert all(0 < count_words(c.text) <= max_words and c.document == 3 for c in chunks)
+
+
+@given(WORDS, st.integers(1, 9))
+def test_no_chunk_begins_with_a_mark_of_the_character_before_it(text, max_words):
+    place = 0
+    for piece in chunk(Document("d", text), 0, max_words):
+        place = text.index(piece.text, place)
+        marked = unicodedata.category(text[place]).startswith("M") or text[place] == "\u0e33"
+        assert not (marked and place and not text[place - 1].isspace())
+        place += len(piece.text)
 
 
 @given(PROSE, st.integers(10, 60))
 def test_no_sentence_that_fits_is_cut(text, max_words):
     allowed, position = set(), 0
     for piece in sentences(text):
-        inside = range(len(piece)) if len(piece.split()) > max_words else [0]
+        inside = range(len(piece)) if count_words(piece) > max_words else [0]
         allowed.update(position + i for i in inside)
         position += len(piece)
     position = 0
@@ -79,3 +100,58 @@ def test_other_languages_split_at_the_margin():
         "int f() {\n  return 1;\n}\n\n",
         "int g() {\n\n  return 2;\n}\n",
     ]
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["第一条。", "第二条呢？！", "“你好。”", "他说。 ", "GDP是3.5。", "iPhone"],
+        ["「はい。」と言った。", "（終わり。）", "Yahoo！、次｡", "３．５です"],
+        ["यह एक वाक्य है।", "दूसरा॥ ", "तीसरा"],
+        ["هل هذا سؤال؟ ", "نعم، هو. ", "لا"],
+        ["آپ کیسے ہیں؟", "میں ٹھیک ہوں۔", "شکریہ"],
+        ["Ինչպե՞ս ես։ ", "Լավ։"],
+        ["សួស្តី។", "ខ្ញុំ"],
+        ["ဒါက။", "ဟုတ်တယ်"],
+        ["ሰላም።", "ነው፧ ", "አዎ"],
+        ["Is 3.5 e.g. a number?yes. ", "No?! ", "It.is"],
+    ],
+)
+def test_sentence_ends_of_other_scripts(expected):
+    assert sentences("".join(expected)) == expected
+
+
+def test_a_piece_without_white_space_is_cut():
+    for text in ("QUJD" * 500, "ACGT" * 500, "a=1;b=[2];" * 300, "|x" * 900, "蜂" * 900, "ก" * 900):
+        for kind in ("prose", "code"):
+            cut = [c.text for c in chunk(Document("d.js", text, kind=kind), 0, 40)]
+            assert "".join(cut) == text
+            assert len(cut) > 4 and max(map(len, cut)) <= 350
+
+
+def test_a_long_sentence_is_cut_at_spaces_or_commas():
+    thai = "กรุงเทพมหานครเป็นเมืองหลวง และนครที่มีประชากรมากที่สุด ของประเทศไทย"
+    assert [c.text for c in chunk(Document("d", thai), 0, 7)] == [
+        "กรุงเทพมหานครเป็นเมืองหลวง ",
+        "และนครที่มีประชากรมากที่สุด ",
+        "ของประเทศไทย",
+    ]
+    chinese = "蜜蜂通过舞蹈告诉同伴花的位置，舞蹈的角度表示方向，长度表示距离。"
+    assert [c.text for c in chunk(Document("d", chinese), 0, 7)] == [
+        "蜜蜂通过舞蹈告诉同伴花的位置，",
+        "舞蹈的角度表示方向，",
+        "长度表示距离。",
+    ]
+
+
+@pytest.mark.parametrize("name", ["zh_laws", "ja_aozora"])
+def test_real_text_is_cut_at_its_sentences(name):
+    path = SHARED / "data" / "text" / f"{name}.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{name} is not here")
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line, _ in zip(lines, range(20), strict=False)]
+    cut = [c.text for text in texts for c in chunk(Document("d", text), 0, 120)]
+    assert 80 < sum(map(count_words, cut)) / len(cut) <= 120
+    whole = [c for c in cut if re.search(r"[。！？：；」』）.!?:;)\n]\s*$", c)]
+    assert len(whole) > 0.95 * len(cut)

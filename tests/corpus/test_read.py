@@ -93,6 +93,14 @@ def test_short_and_duplicate_documents_are_counted(tmp_path):
     assert report.skipped == {"duplicate text": 1, "shorter than a sentence": 1}
 
 
+def test_a_sentence_without_spaces_is_one(tmp_path):
+    texts = ["蜜蜂通过舞蹈告诉同伴花的位置。", "ผึ้งเต้นรำเพื่อบอกเพื่อนว่าดอกไม้อยู่ที่ไหน", "蜜蜂。"]
+    (tmp_path / "a.jsonl").write_text(lines(*({"text": text} for text in texts)))
+    documents, report = read_corpus([tmp_path])
+    assert [d.text for d in documents] == texts[:2]
+    assert report.words == 7 + 6 and report.skipped == {"shorter than a sentence": 1}
+
+
 def test_damaged_gzip_is_named(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(
         gzip.compress(lines({"text": SENTENCE}).encode() * 1000)[:-30]

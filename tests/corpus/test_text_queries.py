@@ -130,3 +130,12 @@ def test_the_most_telling_sentence_is_the_same_in_every_process():
         )
         found.add(done.stdout)
     assert len(found) == 1
+
+
+def test_sentences_of_chinese_are_queries():
+    text = "蜜蜂通过舞蹈告诉同伴花丛的位置。它们住在蜂巢里面的蜂房中。好。"
+    first = next(iter(with_first_sentences([Chunk(0, text)])))
+    assert first.query == "蜜蜂通过舞蹈告诉同伴花丛的位置。"
+    assert first.text == "它们住在蜂巢里面的蜂房中。好。"
+    others = [Chunk(1, "蜜蜂通过舞蹈告诉同伴花丛的位置了。")] * 3
+    assert next(iter(with_telling_sentences([Chunk(0, text), *others]))).query.startswith("它们")

@@ -170,3 +170,29 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     assert [writer.wait() for writer in writers] == [0, 0]
     read = QueryFile(path, "tiny")
     assert len(read.answers) == 200 == path.read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("passage", "question"),
+    [
+        ("蜜蜂通过舞蹈告诉同伴花丛的位置。", "蜜蜂怎样告诉同伴花在哪里？"),
+        ("ミツバチは踊りで花の場所を仲間に教える。", "ミツバチはどうやって花の場所を伝えますか？"),
+        ("يرقص النحل ليدل رفاقه على مكان الزهور.", "كيف يدل النحل رفاقه على الزهور؟"),
+        ("Οι μέλισσες χορεύουν για να δείξουν τα λουλούδια.", "Πώς δείχνουν οι μέλισσες τα άνθη;"),
+        ("Մեղուները պարով ցույց են տալիս ծաղիկները։", "Ինչպե՞ս են մեղուները ցույց տալիս տեղը։"),
+        ("मधुमक्खियाँ नाचकर फूलों की जगह बताती हैं।", "मधुमक्खियाँ फूलों की जगह कैसे बताती हैं?"),
+        ("ผึ้งเต้นรำเพื่อบอกเพื่อนว่าดอกไม้อยู่ที่ไหน", "ผึ้งบอกเพื่อนเรื่องดอกไม้อย่างไร?"),
+    ],
+)
+def test_questions_in_other_scripts(passage, question):
+    assert check_output(question + " And more.", passage) == Answer(question)
+    said = "says nothing of the passage"
+    assert check_output(question, "Something else entirely is written here.").rejected == said
+
+
+def test_a_copied_question_is_found_without_spaces():
+    passage = "据说蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗没有人知道。"
+    assert (
+        check_output("蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗？", passage).rejected == "copied"
+    )
+    assert check_output("蜜蜂？", passage).rejected == "too short or too long"

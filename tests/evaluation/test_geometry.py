@@ -85,6 +85,12 @@ def test_pairs_of_a_collection_are_best_judged_and_name_a_passage_once():
         g.pairs_of_collection(alone, 9, 0)
 
 
+def test_pairs_of_chinese_text_are_halves():
+    texts = ["".join(chr(0x4E00 + i * 300 + n) for n in range(200)) for i in range(3)]
+    pairs = g.pairs_of_text([Document(text[0], text) for text in texts], 3, 0)
+    assert {query + rest for query, rest in pairs} == set(texts)
+
+
 def test_pairs_of_text_are_halves_of_chunks():
     documents = [Document(str(i), " ".join(f"w{i}-{n}" for n in range(100))) for i in range(6)] + [
         Document("short", "a b c")

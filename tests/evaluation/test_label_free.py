@@ -57,6 +57,19 @@ def test_sibling_and_title_tasks():
         assert all(title.passages[i] in text for i in relevant)
 
 
+def test_tasks_of_chinese_documents():
+    sentence = "第{}号蜂巢的蜜蜂通过舞蹈告诉同伴第{}处花丛的位置。"
+    documents = [
+        Document(str(i), "".join(sentence.format(i, n) for n in range(6)), f"第{i}号蜂巢里的蜜蜂")
+        for i in range(8)
+    ]
+    sibling, title = tasks(documents, 30, 20, 500, 0)
+    assert len(sibling.queries) == len(title.queries) == 8
+    for query, (own,) in zip(sibling.queries, sibling.excluded, strict=True):
+        passage = sibling.passages[own]
+        assert passage.startswith(query) and 0.4 < len(query) / len(passage) < 0.6
+
+
 def test_docstrings_are_cut_out_of_their_functions():
     task = docstring_task([Document("m.py", SOURCE, kind="code")], 100)
     assert task.queries == [

@@ -117,6 +117,13 @@ def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer)
     )
 
 
+def test_text_without_spaces_is_cut_as_others_are():
+    text = "".join(chr(0x4E00 + n) for n in range(200))
+    assert between_words("a word, then " + text, 100) == "a word, then " + text[:86]
+    parts = segments(text)
+    assert "".join(parts) == text and {len(part) for part in parts} == {20}
+
+
 @pytest.mark.parametrize(
     ("size", "count", "message"),
     [

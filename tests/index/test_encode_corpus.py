@@ -6,10 +6,13 @@ import json
 import math
 
 import pytest
-from letters import build, extend, rows_of
+from letters import Letters, build, extend, rows_of
 
 from revela.errors import RevelaError
 from revela.index.encode_corpus import commits, metadata_columns, refuse_repeated
+from revela.index.manifest import Info
+from revela.index.store import Index
+from revela.settings import Indexing
 from revela.types import Document
 
 
@@ -98,3 +101,40 @@ def test_numbers_that_no_column_can_hold_are_one_sentence(tmp_path):
             extend(made, with_metadata(huge))
         assert len(str(refused.value)) < 400
     assert extend(made, with_metadata(2**70)).replaced == 1  # a double holds it
+
+
+class FewWords(Letters):
+    """Reads six words of a passage."""
+
+    def fitted(self, heads, texts, part=1):
+        size = 6 // part
+        room = [size - len(head.split()) for head in heads]
+        return [
+            [" ".join(text.split()[i : i + n]) for i in range(0, len(text.split()), n)] or [""]
+            for text, n in zip(texts, room, strict=True)
+        ]
+
+
+def test_chunks_that_the_model_does_not_read_to_the_end_are_cut(tmp_path):
+    docs = [
+        Document("a", "ab ab ab. cd cd cd.", "two words"),
+        Document("b", "ab ab ab. gh gh", "one two three four five six"),
+        Document("c", "ab"),
+        Document("d", "", "one two three four"),
+    ]
+    encoder = FewWords()
+    info = Info("model", "0123", 8, Indexing(chunk_words=9), {})
+    index = Index.begin(tmp_path / "index", info, encoder)
+    added = index.add(docs)
+    assert rows_of(index) == [
+        ("a", 0, "two words ab ab ab. cd"),
+        ("a", 1, "two words cd cd."),
+        ("b", 0, "one two three four five six"),
+        ("b", 1, "one two three ab ab ab."),
+        ("b", 2, "one two three gh gh"),
+        ("c", 0, "ab"),
+        ("d", 0, "one two three four"),
+    ]
+    assert added.cut == 2 and added.chunks == len(index) == 7
+    assert {(h.title, h.text) for h in index.search("gh", 1)} == {("one two three", "gh gh")}
+    assert encoder.seen and max(len(text.split()) for text in encoder.seen) <= 6

@@ -34,6 +34,13 @@ def test_deletion_leaves_words_out_but_never_all():
     assert crop("a b c", 1.0, 1.0, 1.0, random.Random(0)) == "a b c"
 
 
+def test_a_crop_of_chinese_is_a_piece_of_it():
+    text = "".join(chr(0x4E00 + i) for i in range(400))
+    found = crop(text, 0.3, 0.3, 0.0, random.Random(0))
+    assert len(found) == 120 and found in text
+    assert 60 < len(crop(text, 0.3, 0.3, 0.3, random.Random(0))) < 110
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), max_size=30), st.integers(5, 60))
 def test_windows_join_neighbours_of_a_document_up_to_the_limit(pieces, limit):
     chunks = [

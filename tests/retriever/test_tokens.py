@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 from small import build
 
 from revela.errors import RevelaError
+from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import token_window
 
 TEXT = "ocean1 engine2 garden3 planet4 market5 violin0 enzyme1 castle2 " * 8
@@ -45,3 +46,35 @@ def test_a_model_without_offsets_is_refused():
     )
     with pytest.raises(RevelaError, match="static has no fast tokenizer"):
         token_window(static, "static", 64)
+
+
+LONG = [
+    TEXT * 3,
+    "ocean1",
+    "",
+    "QUJD" * 60,
+    "蜜蜂通过舞蹈告诉同伴花的位置。" * 9,
+    "ผึ้งเต้นรำเพื่อบอกเพื่อนว่าดอกไม้อยู่ที่ไหน " * 4,
+]
+
+
+@pytest.mark.parametrize("head", ["", "About the ocean "])
+def test_a_passage_is_cut_until_all_of_it_is_read(tiny_lm_folder, head):
+    model = build(tiny_lm_folder, "mean")
+    model.max_seq_length = 40
+    encoder = RetrieverEncoder(model, bf16=False)
+    pieces = encoder.fitted([head] * len(LONG), LONG)
+    assert ["".join(some) for some in pieces] == LONG
+    assert pieces[1] == ["ocean1"] and pieces[2] == [""] and all(map(len, pieces))
+    prompt = model.prompts["document"]
+    for some in pieces:
+        sizes = [len(model.tokenizer(prompt + head + piece)["input_ids"]) for piece in some]
+        assert max(sizes) <= 40
+        # One more token behind each is still read, or it is full: nothing was cut for no reason.
+        assert len(some) == 1 or sum(sizes) > 40 + (len(some) - 1) * 5
+    assert all(piece[-1] == " " for piece in pieces[0])  # no word is cut
+    assert max(map(len, pieces[0])) < 2 * min(map(len, pieces[0]))
+    halves = encoder.fitted([""], [TEXT], 2)[0]
+    assert max(len(model.tokenizer(prompt + half)["input_ids"]) for half in halves) < 25
+    fewer = RetrieverEncoder(model, bf16=False, max_tokens=25).fitted([""], [TEXT])[0]
+    assert len(fewer) > len(encoder.fitted([""], [TEXT])[0])

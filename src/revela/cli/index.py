@@ -86,6 +86,9 @@ def index(
         f"{added.new:,} documents are new, {added.replaced:,} replaced, "
         f"{added.unchanged:,} unchanged; {out} holds {len(opened):,} passages"
     )
+    if added.cut:
+        were = "chunk was" if added.cut == 1 else "chunks were"
+        print(f"{added.cut:,} {were} longer than the model reads, and cut by its tokenizer")
 
 
 def _here(

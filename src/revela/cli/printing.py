@@ -98,11 +98,10 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
     bold on a terminal.
     """
     from revela.corpus.headings import has_headings
+    from revela.corpus.words import runs, terms
 
-    words = re.compile(
-        "|".join(rf"\b{re.escape(word)}\b" for word in re.findall(r"\w{3,}", query)) or r"(?!)",
-        re.IGNORECASE,
-    )
+    spaced = (rf"(?<!\w){re.escape(word)}(?!\w)" for word in terms(query) if len(word) > 2)
+    words = re.compile("|".join([*spaced, *map(re.escape, runs(query))]) or r"(?!)", re.IGNORECASE)
     for rank, hit in enumerate(hits, 1):
         shown = (
             _lines(hit.text, words)
@@ -125,11 +124,10 @@ def _sentence(text: str, words: re.Pattern[str]) -> str:
     """Prose in one line, from shortly before the first of these words on."""
     line = one_line(text)
     found = words.search(line)
-    start = (
-        line.rfind(" ", 0, found.start() - SNIPPET // 3) + 1
-        if found and found.start() > SNIPPET // 2
-        else 0
-    )
+    start = 0
+    if found and found.start() > SNIPPET // 2:
+        wanted = found.start() - SNIPPET // 3
+        start = max(line.rfind(" ", 0, wanted) + 1, wanted - SNIPPET // 3)
     return ("... " if start else "") + snippet(line[start:])
 
 

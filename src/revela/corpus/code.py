@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela.corpus.readers.common import suffix
+from revela.corpus.words import count_words
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -249,5 +250,5 @@ def documented_functions(source: str) -> Iterator[tuple[str, str]]:
         body = lines[node.lineno - 1 : first.lineno - 1] + lines[after : node.end_lineno]
         indent = node.col_offset
         function = "\n".join(line[indent:] if line[:indent].isspace() else line for line in body)
-        if len(query.split()) >= MIN_WORDS:
+        if count_words(query) >= MIN_WORDS:
             yield query, function

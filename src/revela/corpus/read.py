@@ -16,6 +16,7 @@ from revela.corpus.duplicates import near_duplicates
 from revela.corpus.readers import FORMATS, common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
+from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.settings import Recipe
 from revela.silence import waiting
@@ -122,7 +123,7 @@ def wanted(
     """The documents with so many words, each text once if they are to be ``distinct``."""
     seen = set[bytes]()
     for document in documents:
-        words = len(document.full_text.split())
+        words = count_words(document.full_text)
         if words < min_words:
             report.skip("shorter than a sentence", document.id)
             continue
@@ -142,7 +143,7 @@ def _without_near_duplicates(
     dropped = near_duplicates(documents, near)
     for row, kept in dropped.items():
         document = documents[row]
-        report.words -= len(document.full_text.split())
+        report.words -= count_words(document.full_text)
         report.skip("near-duplicate text", f"{document.id} like {documents[kept].id}")
     if not dropped:
         return documents

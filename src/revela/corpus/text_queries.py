@@ -8,7 +8,6 @@ author wrote for readers: docstrings of functions, and titles.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,11 +15,11 @@ from itertools import groupby
 
 from revela.corpus.chunk import sentences
 from revela.corpus.code import documented_functions
+from revela.corpus.words import count_terms, terms
 from revela.types import Chunk, Document, hash64
 
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 4, 40
 SATURATION = 1.2  # BM25's k1
-_WORD = re.compile(r"\w+")
 
 
 def number_of_query(query: str) -> int:
@@ -55,18 +54,18 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
     """
     frequency = Counter[str]()
     for chunk in chunks:
-        frequency.update(set(_WORD.findall(chunk.text.lower())))
+        frequency.update(set(terms(chunk.text.lower())))
     n_chunks = len(chunks)
 
     def weight(sentence: str, counts: Counter[str]) -> float:
-        words = set(_WORD.findall(sentence.lower()))
+        words = set(terms(sentence.lower()))
         rarity = {w: (n_chunks - frequency[w] + 0.5) / (frequency[w] + 0.5) for w in words}
         idf = {w: math.log(1 + rarity[w]) for w in words}
         # The order of a set differs between processes; fsum does not depend on it.
         return math.fsum(idf[w] * counts[w] / (counts[w] + SATURATION) for w in words) / len(words)
 
     for chunk in chunks:
-        counts = Counter(_WORD.findall(chunk.text.lower()))
+        counts = Counter(terms(chunk.text.lower()))
         best = max(_candidates(chunk.text), key=lambda s: weight(s, counts), default="")
         yield _with_sentence(chunk, best)
 
@@ -74,9 +73,9 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
 def _candidates(text: str) -> list[str]:
     """Sentences that can be the query; none if little text would be left."""
     found = sentences(text)
-    if len(found) < 2 or len(_WORD.findall(text)) < 2 * MIN_QUERY_WORDS:
+    if len(found) < 2 or count_terms(terms(text)) < 2 * MIN_QUERY_WORDS:
         return []
-    return [s for s in found if MIN_QUERY_WORDS <= len(_WORD.findall(s)) <= MAX_QUERY_WORDS]
+    return [s for s in found if MIN_QUERY_WORDS <= count_terms(terms(s)) <= MAX_QUERY_WORDS]
 
 
 def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from revela.corpus.text_queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
+from revela.corpus.words import count_terms, runs, terms
 from revela.errors import RevelaError
 
 
@@ -55,13 +56,16 @@ PROMPTINGS = {"examples": EXAMPLES, "instruction": INSTRUCTION}
 OPENING, CLOSING = "<question>", "</question>"
 BEGINNING = b'{"passage": "'  # every line of a QueryFile starts with it
 COPIED = 8  # words in a row that a question may not share with its passage
-_WORD = re.compile(r"\w+")
+# Where a question ends: at its mark, in Greek a semicolon; in Armenian the mark stands inside.
+_ASKED = re.compile(
+    "[?\u037e\u061f\u1367\ua60f\uff1f]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);|\u055e[^\u0589:]*[\u0589:]?"
+)
 _SPEAKS_OF_ITSELF = re.compile(
     r"\b(passage|paragraph|text above|this text|the text|excerpt|author of this|this question)\b",
     re.IGNORECASE,
 )
 _SAYS_NOTHING = frozenset(
-    _WORD.findall(
+    terms(
         "about according also answer between call called code does from function have into main "
         "mean method most name part purpose question role should some that their them there these "
         "they this three type used using value what when where which with work your"
@@ -90,24 +94,27 @@ def check_output(output: str, passage: str) -> Answer:
     Answer(query='', rejected='not a question')
     """
     question = " ".join(output.split(CLOSING)[0].replace(OPENING, " ").split())
-    if "?" in question:
-        question = question[: question.index("?") + 1]
-    words = _WORD.findall(question.lower())
+    asked = _ASKED.search(question)
+    question = question[: asked.end()] if asked else question
+    words = terms(question.lower())
     if not words:
         return Answer(rejected="empty")
-    if not question.endswith("?"):
+    if not asked:
         return Answer(rejected="not a question")
-    if not MIN_QUERY_WORDS <= len(words) <= MAX_QUERY_WORDS:
+    if not MIN_QUERY_WORDS <= count_terms(words) <= MAX_QUERY_WORDS:
         return Answer(rejected="too short or too long")
     if _SPEAKS_OF_ITSELF.search(question):
         return Answer(rejected="speaks of the passage")
     if question in EXAMPLES.before:
         return Answer(rejected="repeats an example")
-    of_passage = f" {' '.join(_WORD.findall(passage.lower()))} "
-    if not any(len(w) > 3 and w not in _SAYS_NOTHING and w in of_passage for w in words):
+    of_passage = f" {' '.join(terms(passage.lower()))} "
+    telling = [w for w in words if len(w) > 3 and w not in _SAYS_NOTHING]
+    telling += [" ".join(terms(run)) for run in runs(question)]
+    if not any(w in of_passage for w in telling):
         return Answer(rejected="says nothing of the passage")
-    starts = range(max(1, len(words) - COPIED + 1))
-    if any(f" {' '.join(words[i : i + COPIED])} " in of_passage for i in starts):
+    copied = COPIED * len(words) // count_terms(words)  # a word of Chinese is two terms
+    starts = range(max(1, len(words) - copied + 1))
+    if any(f" {' '.join(words[i : i + copied])} " in of_passage for i in starts):
         return Answer(rejected="copied")
     return Answer(question)
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from revela.corpus.chunk import chunk
+from revela.corpus.words import joined, words
 from revela.errors import RevelaError
 from revela.evaluation.beir import Collection
 from revela.evaluation.results import Geometry
@@ -52,11 +53,11 @@ def pairs_of_text(documents: Sequence[Document], count: int, seed: int) -> list[
     rng = random.Random(seed)
     pairs = []
     for index in rng.sample(range(len(documents)), len(documents)):
-        cut = [piece.text.split() for piece in chunk(documents[index], index, CHUNK_WORDS)]
-        if chunks := [words for words in cut if len(words) >= LEAST_WORDS]:
-            words = rng.choice(chunks)
-            middle = len(words) // 2
-            pairs.append((" ".join(words[:middle]), " ".join(words[middle:])))
+        cut = [words(piece.text) for piece in chunk(documents[index], index, CHUNK_WORDS)]
+        if chunks := [some for some in cut if len(some) >= LEAST_WORDS]:
+            some = rng.choice(chunks)
+            middle = len(some) // 2
+            pairs.append((joined(some[:middle]), joined(some[middle:])))
         if len(pairs) == count:
             break
     found = f"{len(pairs)} of {len(documents):,} documents have {LEAST_WORDS} words"

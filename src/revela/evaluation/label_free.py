@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from revela.corpus.chunk import chunk
 from revela.corpus.code import documented_functions
+from revela.corpus.words import count_words, joined, words
 from revela.corpus.written_queries import Answer
 from revela.evaluation.beir import fuse
 from revela.evaluation.metrics import mean_scores
@@ -80,8 +81,8 @@ class HeldOutCheck:
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
             scores[task.name] = _score(task, dense)
             fused = []
-            for query, near, words in zip(queries, dense, lexical, strict=True):
-                shares = {d: share for d, share in words.items() if share > 0}
+            for query, near, shared in zip(queries, dense, lexical, strict=True):
+                shares = {d: share for d, share in shared.items() if share > 0}
                 fused.append(fuse(query, passages, list(near), shares, geometry))
             scores[with_bm25(task.name)] = _score(task, fused)
         return scores
@@ -165,9 +166,9 @@ def _sibling(texts: list[str], owned: dict[int, list[int]], rng: random.Random) 
     task = Task("sibling", [], texts, [], [])
     for members in owned.values():
         i = rng.choice(members)
-        words = texts[i].split()
-        if len(members) > 1 and len(words) >= 2 * MIN_QUERY_WORDS:
-            half = " ".join(words[: len(words) // 2])
+        some = words(texts[i])
+        if len(members) > 1 and len(some) >= 2 * MIN_QUERY_WORDS:
+            half = joined(some[: len(some) // 2])
             task.add(half, frozenset(members) - {i}, frozenset({i}))
     return task
 
@@ -175,7 +176,7 @@ def _sibling(texts: list[str], owned: dict[int, list[int]], rng: random.Random) 
 def _title(documents: Sequence[Document], texts: list[str], owned: dict[int, list[int]]) -> Task:
     task = Task("title", [], texts, [], [])
     for owner, members in owned.items():
-        if len(documents[owner].title.split()) >= MIN_QUERY_WORDS:
+        if count_words(documents[owner].title) >= MIN_QUERY_WORDS:
             task.add(documents[owner].title, frozenset(members), frozenset())
     return task
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from revela.corpus.words import count_words, in_parts, words
 from revela.errors import RevelaError, extra
 from revela.evaluation.results import Interval, Profile
 from revela.files import atomic_write
@@ -63,7 +63,6 @@ UNITS = {  # else cosine
     "moved passage, MRR@100": "MRR@100",
     "spans by place": "accuracy",
 }
-_WORDS = re.compile(r"\S+\s*")
 
 Scores = NDArray[np.float64]
 
@@ -143,7 +142,7 @@ def long_texts(
         for text, spans in zip(texts, window.spans(texts), strict=True):
             if len(spans) >= tokens:
                 cut = between_words(text, spans[tokens - 1][1])
-                if len(cut.split()) >= PLACES * LEAST_WORDS:
+                if count_words(cut) >= PLACES * LEAST_WORDS:
                     found.append(cut)
         if len(found) >= count:
             return found[:count]
@@ -164,15 +163,14 @@ def between_words(text: str, end: int) -> str:
     one.
     """
     if end < len(text) and not text[end].isspace():
-        return re.sub(r"(?<=\s)\S+$", "", text[:end])
+        last = words(text[: end + 1])[-1]
+        return text[: end + 1 - len(last)] or text[:end]
     return text[:end]
 
 
 def segments(text: str) -> list[str]:
     """Ten runs of words, as equal in number as possible; joined, they are the text."""
-    words = _WORDS.findall(text)
-    bounds = [round(place * len(words) / PLACES) for place in range(PLACES + 1)]
-    return ["".join(words[a:b]) for a, b in pairwise(bounds)]
+    return in_parts(text, PLACES)
 
 
 def exact_match(
@@ -188,7 +186,10 @@ def exact_match(
         progress: show bars.
     """
     parts = [segments(text) for text in texts]
-    turned = [" ".join(part.strip() for part in reversed(some)) for some in parts]
+    turned = [
+        (" " if some[0][-1].isspace() else "").join(part.strip() for part in reversed(some))
+        for some in parts
+    ]
     passages = encoder.encode_passages([*texts, *turned], progress=progress)
     queries = encoder.encode_queries([part for some in parts for part in some], progress=progress)
     queries_NPD = queries.reshape(len(texts), PLACES, -1)

@@ -27,6 +27,7 @@ from revela.corpus.parts import Piece, parts_of
 from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport, suffix
 from revela.corpus.readers.rows import ID_FIELDS
+from revela.corpus.words import count_words
 from revela.errors import RevelaError, first_line
 from revela.groups.folder import (
     BLOCK,
@@ -167,7 +168,7 @@ class CellReader:
         titles = some.column(self.title).to_pylist() if self.title in names else []
         chosen = [str(ids[i]) for i in kept]
         report.documents += len(kept)
-        report.words += sum(len(texts[i].split()) for i in kept)
+        report.words += sum(count_words(texts[i]) for i in kept)
         return Rows(
             chosen,
             some.column(CHUNK).to_pylist() if CHUNK in names else [0] * len(kept),

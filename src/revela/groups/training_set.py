@@ -31,6 +31,7 @@ from revela.corpus.text_queries import (
     with_telling_sentences,
     with_titles,
 )
+from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.groups.documents import Groups
 from revela.groups.folder import GroupFolder, is_group_folder
@@ -354,7 +355,7 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
     """Neighbouring chunks of a document joined, up to this many words, to crop from."""
     document, parts, total = -1, list[str](), 0
     for chunk in chunks:
-        size = len(chunk.text.split())
+        size = count_words(chunk.text)
         if parts and (chunk.document != document or total + size > words):
             yield Chunk(document, "".join(parts))
             parts, total = [], 0

@@ -36,6 +36,7 @@ from revela.index.encode_corpus import (
     BATCH_DOCUMENTS,
     Added,
     columns_of_types,
+    cut_to_fit,
     digest_of,
     note_types,
     repeated_id,
@@ -223,7 +224,7 @@ class Job:
         return functools.partial(self._encode, encoder)
 
     def _encode(self, encoder: TokenEncoder, batch: on_ray.Row) -> on_ray.Row:
-        rows = batch.pop("rows")
+        rows, batch["cut"] = cut_to_fit(batch.pop("rows"), encoder)
         passages, tokens = [str(text) for text in rows["passage"]], None
         if not passages:
             return {**batch, "table": None}
@@ -261,7 +262,7 @@ class Job:
         }
         if tables:
             rows = pa.concat_tables(tables)
-            row["added"] += Added(chunks=rows.num_rows)
+            row["added"] += Added(chunks=rows.num_rows, cut=sum(batch["cut"] for batch in batches))
             row["fragments"] = on_ray.write_fragments(table_uri(self.folder), rows)
             row["terms"] = [TermCounts.of(self._terms_of(rows))]
         return row

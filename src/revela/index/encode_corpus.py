@@ -11,6 +11,7 @@ import hashlib
 import json
 import reprlib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from revela.corpus.headings import has_headings, titles
 from revela.errors import RevelaError
 from revela.index.manifest import Info
 from revela.index.table import RESERVED
-from revela.types import Document, Value
+from revela.types import Document, Encoder, LimitedEncoder, Value
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MOST = 256, 2**25  # later ones hold this part of what was read, and at most so many
@@ -32,13 +33,14 @@ Rows = dict[str, list[Value | None]]
 @dataclass(frozen=True)
 class Added:
     """Counts of what has been committed: documents that are new, that replaced one of the same id,
-    and that were there already; chunks written.
+    and that were there already; chunks written; chunks that were cut, as the model reads less.
     """
 
     new: int = 0
     replaced: int = 0
     unchanged: int = 0
     chunks: int = 0
+    cut: int = 0
 
     def __add__(self, other: Added) -> Added:
         return Added(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
@@ -86,6 +88,42 @@ def table_rows(
             for column, value in zip(rows.values(), row, strict=True):
                 column.append(value)
     return rows
+
+
+def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
+    """Cut the chunks of ``table_rows`` that are longer than the encoder reads.
+
+    Of a title that takes over half of what it reads, the rest goes before its document's text.
+
+    Returns:
+        The rows, and how many of them were cut.
+    """
+    if not isinstance(encoder, LimitedEncoder):
+        return rows, 0
+    titles = [str(title) for title in dict.fromkeys(rows["title"])]
+    cut_titles = dict(zip(titles, encoder.fitted([""] * len(titles), titles, 2), strict=True))
+    heads, texts = [], []
+    for number, title, passage in zip(rows["chunk"], rows["title"], rows["passage"], strict=True):
+        title, text = str(title), str(passage)
+        head, *rest = cut_titles[title]
+        heads.append(f"{head.strip()} " if head else "")
+        text = text[len(title) + 1 :] if title else text
+        texts.append(f"{''.join(rest)} {text}" if rest and not number else text)
+    pieces = encoder.fitted(heads, texts)
+    cut = sum(len(some) > 1 for some in pieces)
+    if not cut and all(len(some) == 1 for some in cut_titles.values()):
+        return rows, 0
+    fitting: Rows = {name: [] for name in rows}
+    numbers = Counter[Value | None]()
+    for i, (head, some) in enumerate(zip(heads, pieces, strict=True)):
+        name = rows["id"][i]
+        for piece in some:
+            row = {column: values[i] for column, values in rows.items()}
+            row |= {"chunk": numbers[name], "title": head[:-1], "passage": head + piece}
+            numbers[name] += 1
+            for column, value in row.items():
+                fitting[column].append(value)
+    return fitting, cut
 
 
 def digest_of(document: Document, chunk_words: int) -> str:

@@ -38,7 +38,14 @@ from revela.index.contexts import (
     with_slots,
     write_rows,
 )
-from revela.index.encode_corpus import Added, commits, digest_of, refuse_repeated, table_rows
+from revela.index.encode_corpus import (
+    Added,
+    commits,
+    cut_to_fit,
+    digest_of,
+    refuse_repeated,
+    table_rows,
+)
 from revela.index.filters import where_sql
 from revela.index.fusion import (
     DEPTH,
@@ -475,9 +482,10 @@ class Index:
             digests = {document.id: digest_of(document, settings.chunk_words) for document in batch}
             present = before.digests(list(digests)) if before else {}
             changed = [d for d in batch if present.get(d.id) != digests[d.id]]
-            rows = table_rows(changed, digests, self.info, self.folder)
+            rows, cut = table_rows(changed, digests, self.info, self.folder), 0
             replaced = [document.id for document in changed if document.id in present]
             if changed:
+                rows, cut = cut_to_fit(rows, self.encoder)
                 passages = [str(passage) for passage in rows["passage"]]
                 tokens = None
                 if settings.keep_tokens:
@@ -490,7 +498,7 @@ class Index:
                 rows["terms"] = [" ".join(found) for found in terms]
                 self.table.write(rows, vectors, tokens, replaced)
             new, unchanged = len(changed) - len(replaced), len(batch) - len(changed)
-            yield Added(new, len(replaced), unchanged, len(rows["id"]))
+            yield Added(new, len(replaced), unchanged, len(rows["id"]), cut)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, in one commit.

@@ -24,7 +24,7 @@ from revela.corpus.parallel import batches
 from revela.errors import RevelaError
 from revela.files import atomic_write, hidden_prefix
 from revela.index.build_on_ray import Job, SurveyedCorpus
-from revela.index.encode_corpus import BATCH, table_rows
+from revela.index.encode_corpus import BATCH, cut_to_fit, table_rows
 from revela.index.manifest import Info
 from revela.index.store import as_stored
 from revela.index.table import arrow_rows
@@ -69,6 +69,7 @@ def encode(
         with tqdm(total=total, unit="document", disable=total is None) as bar:
             for batch in batches(documents, lambda document: len(document.text) + 1, BATCH):
                 columns = table_rows(batch, dict.fromkeys((d.id for d in batch), ""), info, out)
+                columns, _ = cut_to_fit(columns, encoder)
                 vectors = encoder.encode_passages([str(text) for text in columns["passage"]])
                 rows = public(arrow_rows(info, columns, as_stored(vectors, info, out), None))
                 writer = writer or pq.ParquetWriter(path, rows.schema)

@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.corpus.text_queries import number_of_query
+from revela.corpus.words import joined, words
 from revela.errors import RevelaError
 from revela.objectives.base import Batch, Collate, Parts, RetrieverLoss, Row, row_random
 from revela.settings import Objective, setting, share
@@ -237,16 +238,16 @@ def crop(text: str, least: float, most: float, deletion: float, rng: random.Rand
     """A random run of a text's words, some of them left out.
 
     Args:
-        text: words are separated by white space.
+        text: of words (corpus/words.py).
         least, most: the run's share of the words is uniform between these; it has ``MIN_WORDS``
             words at least.
         deletion: chance of each word to be left out.
     """
-    words = text.split()
-    length = min(len(words), max(MIN_WORDS, round(rng.uniform(least, most) * len(words))))
-    start = rng.randint(0, len(words) - length)
-    run = words[start : start + length]
-    return " ".join([w for w in run if rng.random() >= deletion] or run)
+    some = words(text)
+    length = min(len(some), max(MIN_WORDS, round(rng.uniform(least, most) * len(some))))
+    start = rng.randint(0, len(some) - length)
+    run = some[start : start + length]
+    return joined([word for word in run if rng.random() >= deletion] or run)
 
 
 def info_nce(

@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from revela.corpus.arrow_list import ArrowList
+from revela.corpus.words import joined, words
 from revela.device import compute_device, uses_bf16
 from revela.groups.order import order_of_groups
 from revela.groups.query_lm import FIRST_BLOCK, QueriesInTraining
@@ -118,10 +119,10 @@ def _probe_groups(
     """
     pieces: list[list[str]] = []
     for i in random.Random(seed).sample(range(len(documents)), len(documents)):
-        words = documents[i].text.split()
-        size = min(PROBE_WORDS[1], len(words) // PROBE_PIECES)
+        some = words(documents[i].text)
+        size = min(PROBE_WORDS[1], len(some) // PROBE_PIECES)
         if size >= PROBE_WORDS[0]:
-            pieces.append([" ".join(words[k * size : (k + 1) * size]) for k in range(PROBE_PIECES)])
+            pieces.append([joined(some[k * size : (k + 1) * size]) for k in range(PROBE_PIECES)])
         if len(pieces) == PROBE_GROUPS * PROBE_PIECES:
             break
     for start in range(0, len(pieces), PROBE_PIECES):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +32,9 @@ from revela.retriever.slots import filled, read_as_text, slot_ids
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import Vectors
+
+if TYPE_CHECKING:
+    from revela.retriever.tokens import TokenCounter
 
 TOKENS_PER_BATCH = 8192
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
@@ -174,6 +179,27 @@ class RetrieverEncoder:
         return tokens[0], [
             (max(0, first - len(prompt)), past - len(prompt)) for first, past in spans
         ]
+
+    def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
+        """Cut each text between words so that its head and a piece are read to the end.
+
+        Args:
+            heads: what is read before each piece.
+            texts: each gives pieces of about as many words; itself if it is short enough.
+            part: of the window that may be filled: 1 / ``part``.
+        """
+        limit = self._counter.limit or math.inf
+        if self.max_tokens is not None:
+            limit = min(self.max_tokens + self.slots, limit)
+        if math.isinf(limit):  # static embeddings
+            return [[text] for text in texts]
+        return self._counter.fitted(heads, texts, int(limit), part)
+
+    @functools.cached_property
+    def _counter(self) -> TokenCounter:
+        from revela.retriever.tokens import TokenCounter
+
+        return TokenCounter(self.model)
 
     def _encode(
         self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None = None

@@ -5,6 +5,7 @@ the model truncates it, and how many there are (``TokenCounter``, for the server
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from revela.corpus.words import in_parts
 from revela.errors import RevelaError
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
 from revela.retriever.slots import read_as_text, slot_ids
@@ -83,6 +85,36 @@ class TokenCounter:
     def count_passages(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text as a passage, with prompt and special tokens, before truncation."""
         return self._count(self._passage_prompt, texts)
+
+    def fitted(
+        self, heads: Sequence[str], texts: Sequence[str], limit: int, part: int = 1
+    ) -> list[list[str]]:
+        """``LimitedEncoder.fitted``, for an encoder that reads ``limit`` tokens."""
+        empty = self.count_passages([""])[0]
+        spare = (limit - empty) // part
+        limit = empty + spare
+        # A token has a byte at least, so that short texts need not be tokenized.
+        both = [head + text for head, text in zip(heads, texts, strict=True)]
+        unsure = [i for i, text in enumerate(both) if len(text.encode()) > spare]
+        pieces = [[text] for text in texts]
+        for i, tokens in zip(unsure, self.count_passages([both[i] for i in unsure]), strict=True):
+            if tokens > limit:
+                pieces[i] = self._cut(heads[i], texts[i], tokens, limit)
+        return pieces
+
+    def _cut(self, head: str, text: str, tokens: int, limit: int) -> list[str]:
+        """A text of so many tokens, with its head, in pieces that fit."""
+        of_head = self.count_passages([head])[0]
+        parts = math.ceil((tokens - of_head) / max(1, limit - of_head))
+        cut = [piece for piece in in_parts(text, max(2, parts)) if piece]
+        if len(cut) < 2:  # one character
+            return [text]
+        counts = self.count_passages([head + piece for piece in cut])
+        return [
+            fitting
+            for piece, count in zip(cut, counts, strict=True)
+            for fitting in (self._cut(head, piece, count, limit) if count > limit else [piece])
+        ]
 
     def _count(self, prompt: str, texts: Sequence[str]) -> list[int]:
         texts = read_as_text(texts) if self._has_slots else texts
