@@ -100,6 +100,8 @@ class Corpus(Section):
     "Field or column that holds the title, where there is one."
     join_titles: bool = False
     "Join neighbouring rows with the same title: a file of passages becomes articles again."
+    language: str = setting("auto", rare=True)
+    "Language whose words BM25 stems in the label-free check, as for index."
     near_duplicates: float = share(0.8)
     """Drop documents that share this much of their wording with an earlier one (Jaccard of runs of
     five words). 0: keep them."""

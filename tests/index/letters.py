@@ -14,7 +14,7 @@ from revela.corpus.chunk import chunk
 from revela.index.bm25 import BM25
 from revela.index.encode_corpus import Added, metadata_columns
 from revela.index.exact import top_k
-from revela.index.fusion import DEPTH, Geometry, fuse_scores, reciprocal_rank_fusion
+from revela.index.fusion import DEPTH, fuse_scores, reciprocal_rank_fusion
 from revela.index.manifest import Info
 from revela.index.store import Index
 from revela.settings import Indexing
@@ -116,8 +116,7 @@ def oracle(
     if mode == "hybrid" and fusion == "score":
         cosines = {row: float(vectors[row] @ vector[0]) for row in {*dense, *lexical}}
         shares = {row: score / bm25.best([query])[0] for row, score in lexical.items()}
-        geometry = Geometry.of(vectors)
-        rankings = [fuse_scores(cosines, shares, float(geometry.mean @ vector[0]), geometry.spread)]
+        rankings = [fuse_scores(cosines, shares)]  # of sentences too short to be measured by
     else:
         rankings = [
             ranking for name, ranking in (("lexical", dense), ("dense", lexical)) if mode != name

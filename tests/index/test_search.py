@@ -7,16 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from revela.errors import RevelaError
 from revela.evaluation.metrics import mean_scores, per_query
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
-from revela.index.fusion import (
-    Geometry,
-    evenly,
-    fuse_scores,
-    reciprocal_rank_fusion,
-    weight_of_words,
-)
+from revela.index.fusion import check_weight, evenly, fuse_scores, reciprocal_rank_fusion
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10), st.sampled_from([1, 90, 2**26]))
@@ -46,66 +41,44 @@ def test_fusion_by_hand():
 
 
 def test_fusion_of_scores_by_hand():
-    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.3}, {"b": 0.5, "c": 0.25}
-    # Above the background of .2: the nearest .6, what the words find first .4. Gaps: .5 - .25 of
-    # .5; .6 - 1.1 / 3 of .6.
-    weight = 1.2 * (0.4 / 0.6) ** 2.5 * (0.5 / (0.7 / 1.8)) ** 0.5
-    assert weight_of_words(cosines, shares, 0.2) == pytest.approx(weight)
-    fused = fuse_scores(cosines, shares, 0.2, 0.1)
+    cosines, shares = {"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5, "c": 0.25}
+    # Gaps: .5 - .25 of .5; above the mean of .5, the nearest is .3, and their mean 0.
+    weight = 0.5 * 3.0 * 0.5 / 1
+    fused = fuse_scores(cosines, shares, odds=3.0)
     assert list(fused) == ["b", "a", "c"]
     assert fused == {
         d: pytest.approx((cosines[d] + weight * shares.get(d, 0)) / (1 + weight)) for d in fused
     }
+    assert fuse_scores(cosines, shares, odds=3.0, weight=0.25) == {
+        d: pytest.approx(0.25 * cosines[d] + 0.75 * shares.get(d, 0)) for d in ("b", "a", "c")
+    }
 
 
-def test_words_weigh_as_the_vectors_agree_with_them_and_as_they_are_sure():
+def test_words_weigh_as_they_are_sure_and_as_they_know_the_corpus():
     cosines = {i: 0.9 - i / 50 for i in range(40)}
 
-    def weight(first, gap=0.3, background=0.1):
-        return weight_of_words(
-            cosines,
-            {first: 0.5, **dict.fromkeys(range(first + 1, first + 10), 0.5 - gap)},
-            background,
-        )
+    def first(gap, odds=1.0):
+        words = {30: 0.5, **dict.fromkeys(range(31, 40), 0.5 - gap)}
+        return fuse_scores(cosines, words, odds)[30]
 
-    agreed = [weight(first) for first in (0, 10, 29)]
-    assert agreed == sorted(agreed, reverse=True) and agreed[0] > 5 * agreed[2] > 0
-    assert weight(0, 0.4) > weight(0, 0.1) > weight(0, 0) == 0
-    assert (
-        weight(29, background=0.5) == 0
-        and weight_of_words(cosines, {}, 0.1) == 0
-        and weight_of_words(cosines, {0: 1}, 0.95) == 0
-    )
-    alike = dict.fromkeys(range(20), 0.5)  # vectors that tell nothing apart
-    assert weight_of_words(alike, {1: 0.9, 2: 0.1}, 0.2) == pytest.approx(1.2 * 3**0.5)
-    assert fuse_scores(cosines, {}, 0.1, 0.1) == pytest.approx(cosines)
+    nearest = cosines[30]
+    assert first(0) == nearest < first(0.1) < first(0.4) < 0.5, "its share is above its cosine"
+    assert first(0.1, odds=0.01) < first(0.1) < first(0.1, odds=100)
+    assert fuse_scores(cosines, {}) == cosines
+    alike = dict.fromkeys(range(20), 0.5)  # vectors that tell nothing apart: least gap
+    weight = 0.5 * (0.9 - 0.1) / 0.9 / 0.01
+    assert fuse_scores(alike, {1: 0.9, 2: 0.1})[3] == pytest.approx(0.5 / (1 + weight), rel=0.02)
 
 
-def test_words_weigh_less_where_cosines_lie_close_together():
-    cosines, shares = {"a": 0.80, "b": 0.79, "c": 0.70}, {"b": 0.04}
-    weight = weight_of_words(cosines, shares, 0.7)
-    for spread, used in ((0.2, weight), (0.06, weight), (0.03, weight / 2)):
-        assert fuse_scores(cosines, shares, 0.7, spread)["b"] == pytest.approx(
-            (0.79 + used * 0.04) / (1 + used)
-        )
-    assert list(fuse_scores(cosines, shares, 0.7, 0.06)) == ["b", "a", "c"] and list(
-        fuse_scores(cosines, shares, 0.7, 0.001)
-    ) == [
-        "a",
-        "b",
-        "c",
-    ]
+@pytest.mark.parametrize("weight", [-0.1, 1.01, float("nan")])
+def test_a_weight_that_is_no_share_is_one_sentence(weight):
+    with pytest.raises(RevelaError, match="give the vectors' share"):
+        check_weight(weight)
 
 
-def test_geometry_is_measured_on_an_even_sample():
-    vectors = np.random.default_rng(1).normal(size=(5000, 16)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+def test_a_sample_is_even():
     assert len(evenly(5000)) == 1000 and evenly(3).tolist() == [0, 1, 2] and len(evenly(0)) == 0
-    assert (
-        Geometry.of(vectors).spread == pytest.approx(1 / 16**0.5, rel=0.02)
-        and abs(Geometry.of(vectors).mean).max() < 0.05
-    )
-    assert Geometry.of(vectors[:1]).spread == 0 and Geometry.of(vectors[:0]).mean.shape == (16,)
+    assert evenly(100, 5).tolist() == [0, 24, 49, 74, 99]
 
 
 def test_best_bm25_score_is_what_a_text_of_nothing_else_comes_near_to():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +68,7 @@ def encode(
     refuse_untrained_dimensions(folder, dimensions)
     encoder = load_encoder(folder, precision)
     settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
-    info = describe(folder, encoder, settings, {})
+    info = replace(describe(folder, encoder, settings, {}), language=None)  # no terms for BM25
 
     def context_of(documents: Sequence[Document]) -> Vectors | None:
         known = chosen_for(encoder, context, documents, chunk_words)

@@ -34,6 +34,8 @@ def evaluate(
     benchmark: Annotated[list[str], Several] = [],  # noqa: B006
     out: Out = Path("mteb-results"),
     show: int = 0,
+    language: str = "auto",
+    weight: float | None = None,
     rerank: Literal["tokens", "heads"] | None = None,
     lm: str = OFFLINE_MODEL,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
@@ -59,6 +61,10 @@ def evaluate(
     show:
         Print this many queries on which the first model beats the second (BM25 if there is one
         model) most, and as many on which it loses most.
+    language:
+        With --on: language whose words BM25 stems, as for index; auto finds it in each folder.
+    weight:
+        With --on: share of the vectors in the fusion with BM25, as for search.
     rerank:
         With --on: re-rank the fusion with BM25 by token vectors (tokens) or by the attention heads
         of a language model (heads, seconds per query), as search --rerank does.
@@ -87,7 +93,7 @@ def evaluate(
     if on:
         from revela.evaluation.beir import evaluations
 
-        how = (rerank, lm, max_tokens, precision, True, context, context_seed)
+        how = (rerank, lm, max_tokens, precision, True, context, context_seed, language, weight)
         done = evaluations(model, on, *how)
         scores |= _print_evaluations(done, show)
     if benchmark:
@@ -112,7 +118,7 @@ def _print_evaluations(
     for evaluation in evaluations:
         collection, found = evaluation.collection, evaluation.outcomes
         sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
-        print(f"{evaluation.name}: {sizes}")
+        print(f"{evaluation.name}: {sizes}, language {collection.bm25.terms.language}")
         for label, reads in evaluation.contexts.items():
             print(f"{label} reads {reads}")
         results[evaluation.name] = evaluation.scores

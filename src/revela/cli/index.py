@@ -82,6 +82,7 @@ def index(
         )
     else:
         opened, added = _here(corpus, reading, fields, opened, create)
+    print(_made(opened))
     print(
         f"{added.new:,} documents are new, {added.replaced:,} replaced, "
         f"{added.unchanged:,} unchanged; {out} holds {len(opened):,} passages"
@@ -186,6 +187,17 @@ def _existing(
             "new index"
         )
     return opened
+
+
+def _made(opened: Index) -> str:
+    """What is known of an index's words and vectors, in a sentence."""
+    if opened.info.language is None:
+        return (
+            f"{opened.folder} was made by an earlier version, and stays as it is: its BM25 takes "
+            "every language for English, and its fusion does not know how well the model knows the "
+            "text; make it again to mend both"
+        )
+    return f"language {opened.info.language}; {opened.calibration.describe()}"
 
 
 def _delete(out: Path, ids: list[str], corpus: list[Path] | None) -> None:

@@ -23,6 +23,7 @@ def search(
     *,
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     fusion: Literal["score", "rank"] = "score",
+    weight: float | None = None,
     rerank: Literal["tokens", "heads"] | None = None,
     lm: str = OFFLINE_MODEL,
     top: Annotated[int, Parameter(alias="-k")] = 5,
@@ -42,6 +43,9 @@ def search(
         By vectors (dense), by words (lexical) or by both.
     fusion:
         Join both by score, or by rank (reciprocal rank fusion).
+    weight:
+        Share of the vectors in the fusion by score, from 0 (words alone) to 1; by default it is set
+        for each query by how well words and vectors find sentences of the index.
     rerank:
         Order the first 50 again by the vectors of single tokens (tokens): in milliseconds if the
         index was made with --keep-tokens. Or the first 20 by where the heads of a language model
@@ -61,7 +65,7 @@ def search(
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")
     from revela.index.store import Index
 
-    opened = Index.open(index_folder, model, lm=lm)
+    opened = Index.open(index_folder, model, lm=lm, weight=weight)
     # Threads of Lance write of a damaged file themselves, before the error that says it.
     with silence_stderr() if rerank != "heads" else nullcontext():  # there a bar may be shown
         hits = opened.search(query, top, mode, where, fusion, rerank)

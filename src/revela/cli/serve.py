@@ -29,6 +29,7 @@ def serve(
     token_file: Path | None = None,
     name: str | None = None,
     model: str | None = None,
+    weight: float | None = None,
     lm: str | None = None,
     precision: Precision = "auto",
     limits: Annotated[Limits, Flat] = LIMITS,
@@ -54,6 +55,8 @@ def serve(
         it.
     model:
         The retriever, if it has moved since the index was made.
+    weight:
+        Share of the vectors in hybrid search, as for search.
     lm:
         Language model for searches with "rerank": "heads": a hub id, a local folder or
         embedded:smollm2-135m. Such a search takes seconds; without --lm it is refused.
@@ -75,7 +78,7 @@ def serve(
     from revela.retriever.tokens import TokenCounter
     from revela.weights import name_of, trained_dimensions
 
-    index = Index.open(index_folder, model, precision=precision)
+    index = Index.open(index_folder, model, precision=precision, weight=weight)
     folder, encoder = index.model_folder, index.encoder
     assert isinstance(encoder, RetrieverEncoder)
     reranker = None

@@ -7,7 +7,7 @@ and the columns query-id, corpus-id and score.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,10 +21,12 @@ from revela.evaluation.metrics import means, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import standings
 from revela.index.bm25 import BM25
+from revela.index.calibration import Calibration, SentenceTest
 from revela.index.contexts import Choice, Context, refuse_without_slots, slots_of
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
-from revela.index.fusion import Geometry, evenly, fuse_scores, reciprocal_rank_fusion
+from revela.index.fusion import check_weight, evenly, fuse_scores, reciprocal_rank_fusion
+from revela.index.language import check_language
 from revela.index.rerank import (
     READ,
     RERANKED,
@@ -56,7 +58,7 @@ class Collection:
     query_ids: list[str]
     queries: list[str]
     qrels: dict[str, dict[str, int]]
-    language: str = "auto"
+    language: str = "auto"  # of its words
 
     @cached_property
     def lexical(self) -> tuple[NDArray[np.int64], Vectors]:
@@ -67,6 +69,14 @@ class Collection:
     def best_lexical(self) -> Vectors:
         """(Q,): the highest BM25 score that a document could have."""
         return self.bm25.best(self.queries)
+
+    def calibrate(self, encoder: Encoder, vectors_ND: Vectors) -> Calibration:
+        """How well words and an encoder's vectors, (N, D), find the documents."""
+        return self._test(encoder, vectors_ND[evenly(len(vectors_ND))])
+
+    @cached_property
+    def _test(self) -> SentenceTest:
+        return SentenceTest(sample(self), self.bm25.terms.language)
 
     @cached_property
     def bm25(self) -> BM25:
@@ -120,6 +130,8 @@ def evaluate(
     progress: bool = False,
     context: Choice | None = None,
     context_seed: int = 0,
+    language: str = "auto",
+    weight: float | None = None,
 ) -> dict[str, dict[str, SystemScores]]:
     r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
 
@@ -136,6 +148,8 @@ def evaluate(
             (the default), "saved" is the one of their training, "none" has no documents; or texts,
             or a file with a text per line.
         context_seed: of the draw.
+        language: of the words, as ``Analyzer`` takes it; "auto" finds it in each collection.
+        weight: of the vectors in the fusion by score, 0 to 1; None: by the rule of fusion.py.
 
     Returns:
         {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by
@@ -143,8 +157,8 @@ def evaluate(
         first.
 
     Raises:
-        RevelaError: a model or a folder cannot be read, or a model gives vectors that are not
-            finite.
+        RevelaError: a model or a folder cannot be read, the language is unknown, or a model gives
+            vectors that are not finite.
 
     Examples:
         >>>         >>> folder = Path(tempfile.mkdtemp(), "sea")
@@ -157,7 +171,7 @@ def evaluate(
         >>> scores["sea"]["embedded:minilm-l6"].means["ndcg@10"]
         1.0
     """
-    how = (rerank, lm, max_tokens, precision, progress, context, context_seed)
+    how = (rerank, lm, max_tokens, precision, progress, context, context_seed, language, weight)
     done = evaluations(models, on, *how)
     return {evaluation.name: evaluation.scores for evaluation in done}
 
@@ -172,11 +186,15 @@ def evaluations(
     progress: bool,
     context: Choice | None = None,
     context_seed: int = 0,
+    language: str = "auto",
+    weight: float | None = None,
 ) -> Iterator[Evaluation]:
     """``evaluate``, a collection at a time and with the outcome of every query."""
     from revela.retriever.encode import load_encoder
     from revela.weights import resolve
 
+    check_language(language)
+    check_weight(weight)
     encoders = {
         label: load_encoder(resolve(name), precision, max_tokens)
         for label, name in labelled(models).items()
@@ -185,7 +203,10 @@ def evaluations(
     if context is not None:
         refuse_without_slots(list(encoders.values()))
     # All folders are read before the first is scored, so that a bad one costs nothing.
-    collections = {name: load_collection(Path(folder)) for name, folder in labelled(on).items()}
+    collections = {
+        name: replace(load_collection(Path(folder)), language=language)
+        for name, folder in labelled(on).items()
+    }
     reranking: Reranking | None = None if rerank == "heads" else rerank
     if rerank == "heads" and collections:
         from revela.index.listwise import load_query_heads
@@ -194,7 +215,7 @@ def evaluations(
     for name, collection in collections.items():
         texts = collection.documents
         readers = {label: known.into(encoder, texts) for label, encoder in encoders.items()}
-        found = outcomes(collection, readers, rerank=reranking, progress=progress)
+        found = outcomes(collection, readers, rerank=reranking, progress=progress, weight=weight)
         contexts = {
             label: f"a context of {encoder.slots} slots, {known.describe()}"
             for label, encoder in encoders.items()
@@ -251,6 +272,7 @@ def outcomes(
     *,
     rerank: Reranking | None = None,
     progress: bool = False,
+    weight: float | None = None,
 ) -> dict[str, Outcome]:
     """Outcomes by system: BM25, and each encoder alone, fused with BM25 by score, and by rank
     (RRF).
@@ -261,6 +283,7 @@ def outcomes(
         rerank: also re-rank the fusion by score, by token vectors (of encoders that give them) or
             by a listwise re-ranker.
         progress: show a bar.
+        weight: of the vectors in the fusion by score; None: by the rule.
 
     Raises:
         RevelaError: an encoder gives vectors that are not finite.
@@ -276,10 +299,11 @@ def outcomes(
         queries = encoder.encode_queries(collection.queries)
         dense, cosines = top_k(queries, passages, DEPTH)
         found[name] = _outcome(collection, dense, cosines)
-        by_score, by_rank = hybrid(collection, queries, passages, dense)
+        odds = collection.calibrate(encoder, passages).odds
+        by_score, by_rank = hybrid(collection, queries, passages, dense, odds, weight)
         fused = {f"{name} + BM25": by_score, f"{name} + BM25 (RRF)": by_rank}
         if reader:
-            fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, tokens)
+            fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, tokens, odds)
         elif rerank is not None and rerank != "tokens":
             again = read_again(collection, rerank, by_score, progress)
             fused[f"{name} + BM25 + heads"] = list(again)
@@ -294,6 +318,7 @@ def reranked(
     encoder: TokenEncoder,
     rankings: Sequence[Mapping[int, float]],
     tokens: Sequence[bytes],
+    odds: float,
 ) -> list[Ranking]:
     """Rankings whose first documents are re-ranked by token vectors.
 
@@ -302,12 +327,13 @@ def reranked(
         encoder: of the tokens.
         rankings: of each query.
         tokens: ``packed_signs`` of each document.
+        odds: of the corpus.
     """
     again, bm25 = [], collection.bm25
     for query, ranking in zip(collection.queries, rankings, strict=True):
         first = [tokens[document] for document in list(ranking)[:RERANKED]]
         weights = term_weights(query, bm25.terms, bm25.idf)
-        scores = with_tokens(query, list(ranking.values()), first, encoder, weights)
+        scores = with_tokens(query, list(ranking.values()), first, encoder, weights, odds)
         again.append(dict(sorted(zip(ranking, scores, strict=True), key=lambda pair: -pair[1])))
     return again
 
@@ -328,7 +354,12 @@ def read_again(
 
 
 def hybrid(
-    collection: Collection, queries: Vectors, passages: Vectors, dense: NDArray[np.int64]
+    collection: Collection,
+    queries: Vectors,
+    passages: Vectors,
+    dense: NDArray[np.int64],
+    odds: float,
+    weight: float | None = None,
 ) -> tuple[list[Ranking], list[Ranking]]:
     """Fusions of dense and lexical rankings by score and by rank, a ranking per query.
 
@@ -337,16 +368,16 @@ def hybrid(
         queries: (Q, D) vectors.
         passages: (N, D) vectors.
         dense: (Q, K) nearest documents of each query, best first.
+        odds, weight: as for ``fuse_scores``.
     """
     by_score, by_rank = [], []
-    geometry = Geometry.of(passages)
     for query, near, lexical, scores, best in zip(
         queries, dense, *collection.lexical, collection.best_lexical, strict=True
     ):
         found = zip(lexical[:FUSED], scores, strict=False)
         shares = {int(d): float(s / best) for d, s in found if s > 0}
         nearest = near[:FUSED].tolist()
-        by_score.append(fuse(query, passages, nearest, shares, geometry))
+        by_score.append(fuse(query, passages, nearest, shares, odds, weight))
         by_rank.append(reciprocal_rank_fusion([nearest, list(shares)]))
     return by_score, by_rank
 
@@ -356,7 +387,8 @@ def fuse(
     passages_ND: Vectors,
     near: Sequence[int],
     shares: Mapping[int, float],
-    geometry: Geometry,
+    odds: float,
+    weight: float | None = None,
 ) -> Ranking:
     """The fusion by score for one query.
 
@@ -365,11 +397,11 @@ def fuse(
         passages_ND: all vectors.
         near: the passages nearest to the query.
         shares: the passages that BM25 finds, with their shares of the highest possible score.
-        geometry: of the passages.
+        odds, weight: as for ``fuse_scores``.
     """
     candidates = list(dict.fromkeys([*near, *shares]))
     cosines = dict(zip(candidates, (passages_ND[candidates] @ query_D).tolist(), strict=True))
-    return fuse_scores(cosines, shares, float(query_D @ geometry.mean), geometry.spread)
+    return fuse_scores(cosines, shares, odds, weight)
 
 
 def _outcome(

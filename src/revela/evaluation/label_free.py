@@ -26,8 +26,8 @@ from revela.corpus.written_queries import Answer
 from revela.evaluation.beir import fuse
 from revela.evaluation.metrics import mean_scores
 from revela.index.bm25 import BM25
+from revela.index.calibration import SentenceTest
 from revela.index.exact import top_k
-from revela.index.fusion import Geometry
 from revela.settings import Recipe
 from revela.types import Document, Encoder, Vectors
 
@@ -36,6 +36,7 @@ DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dro
 MIN_QUERY_WORDS = 3
 MIN_SHARE = 4  # chunks per document among the passages
 MIN_QUERIES = 5  # per task
+SENTENCES = 100  # queries that the fusion's weight is measured by
 
 Ask = Callable[[Sequence[str]], Sequence[Answer]]
 """Writes a question about each passage, or says why there is none."""
@@ -61,29 +62,38 @@ class Task:
 class HeldOutCheck:
     """nDCG@10 of each task: of an encoder, alone and fused with BM25 by score, and of BM25.
 
+    Args:
+        tasks: of ``tasks``.
+        language: of the words, as ``BM25`` takes it.
+
     A state is selected by both scores of an encoder: an index is searched by both, and BM25 may
     already find what the vectors learn.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], language: str = "auto") -> None:
         self.tasks = list(tasks)
-        self._lexical = [_lexical(task) for task in self.tasks]
+        self._lexical = [_lexical(task, language) for task in self.tasks]
+        self._tests = list[SentenceTest]()
+        for i, task in enumerate(self.tasks):  # sibling, title and question share their passages
+            same = i and task.passages == self.tasks[i - 1].passages
+            test = self._tests[-1] if same else SentenceTest(task.passages, language, SENTENCES)
+            self._tests.append(test)
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
         """nDCG@10 by task, alone (its name) and with BM25 (``with_bm25`` of its name)."""
         scores: dict[str, float] = {}
-        texts: list[str] = []
-        for task, lexical in zip(self.tasks, self._lexical, strict=True):
-            if task.passages != texts:  # sibling, title and question share their passages
-                texts, passages = task.passages, encoder.encode_passages(task.passages, True)
-                geometry = Geometry.of(passages)
+        known: SentenceTest | None = None
+        for task, lexical, test in zip(self.tasks, self._lexical, self._tests, strict=True):
+            if test is not known:
+                known, passages = test, encoder.encode_passages(task.passages, True)
+                odds = test(encoder, passages).odds
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
             scores[task.name] = _score(task, dense)
             fused = []
             for query, near, shared in zip(queries, dense, lexical, strict=True):
                 shares = {d: share for d, share in shared.items() if share > 0}
-                fused.append(fuse(query, passages, list(near), shares, geometry))
+                fused.append(fuse(query, passages, list(near), shares, odds))
             scores[with_bm25(task.name)] = _score(task, fused)
         return scores
 
@@ -109,7 +119,8 @@ def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -
             recipe.training.seed,
             recipe.training.check_questions,
             ask,
-        )
+        ),
+        recipe.corpus.language,
     )
 
 
@@ -227,9 +238,9 @@ def with_bm25(task: str) -> str:
     return f"{task} + BM25"
 
 
-def _lexical(task: Task) -> list[dict[int, float]]:
+def _lexical(task: Task, language: str) -> list[dict[int, float]]:
     """BM25's ranking per query, with scores as shares of the best possible score."""
-    bm25 = BM25(task.passages)
+    bm25 = BM25(task.passages, language)
     indices, scores = bm25.top_k(task.queries, DEPTH)
     best_Q1 = np.maximum(bm25.best(task.queries), TINY)[:, None]  # 0 for a query without a word
     return _rankings(task, indices, (scores / best_Q1).astype(np.float32))

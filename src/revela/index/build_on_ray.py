@@ -30,6 +30,7 @@ from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.files import writing
+from revela.index.calibration import Calibration
 from revela.index.contexts import conditioned
 from revela.index.encode_corpus import (
     BATCH,
@@ -211,6 +212,10 @@ class Job:
 
     def load(self) -> Callable[[on_ray.Row], on_ray.Row]:
         """What an actor does to a batch: encode it as this index does."""
+        return functools.partial(self._encode, self.encoder())
+
+    def encoder(self) -> TokenEncoder:
+        """The retriever, with its context."""
         from revela.retriever.encode import load_encoder
 
         model = Path(self.info.model)
@@ -219,9 +224,7 @@ class Job:
                 f"{model} is not the same model on every machine: put it where all machines see it"
             )
         encoder: TokenEncoder = load_encoder(model, self.precision)
-        if self.context is not None:
-            encoder = conditioned(encoder, self.context)
-        return functools.partial(self._encode, encoder)
+        return encoder if self.context is None else conditioned(encoder, self.context)
 
     def _encode(self, encoder: TokenEncoder, batch: on_ray.Row) -> on_ray.Row:
         rows, batch["cut"] = cut_to_fit(batch.pop("rows"), encoder)
@@ -233,7 +236,8 @@ class Job:
         else:
             vectors = encoder.encode_passages(passages)
         vectors = as_stored(vectors, self.info, self.folder)
-        rows["terms"] = [" ".join(self._analyzer(passage)) for passage in passages]
+        if self.info.language is not None:
+            rows["terms"] = [" ".join(self._analyzer(passage)) for passage in passages]
         return {**batch, "table": arrow_rows(self.info, rows, vectors, tokens)}
 
     @functools.cached_property
@@ -318,6 +322,7 @@ def add(
         index.finish(
             count=functools.partial(_count_terms, index),
             pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, index),
+            calibrate=functools.partial(_calibrate_in_a_task, index, job),
         )
     if total.chunks and not new:
         index.log_drift()
@@ -367,6 +372,17 @@ def _pack_in_a_task(index: Index) -> None:
 def _pack_table(folder: Path, info: Info) -> tuple[None, None]:
     Table.open(folder, info).pack(new=not info.finished)
     return None, None
+
+
+def _calibrate_in_a_task(index: Index, job: Job) -> Calibration:
+    """``Table.calibrate`` in a process that may load the model."""
+    found: Calibration
+    (found, _), *_ = on_ray.in_tasks(_calibrated, [job])
+    return found
+
+
+def _calibrated(job: Job) -> tuple[Calibration, None]:
+    return Table.open(job.folder, job.info).calibrate(job.encoder()), None
 
 
 def _pack_by_all(index: Index) -> None:

@@ -4,38 +4,31 @@ By score (``fuse_scores``), the default:
 
     score(q, d) = (cos(q, d) + w s(q, d)) / (1 + w)             s(q, d) = BM25(q, d) / best(q)
 
-    w = 1.2 r^2.5 sqrt(min(3, g_words / max(0.01, g_vectors))) min(1, spread / 0.06)
+    w = 0.5 (W / V)^2 g_words / g_vectors
 
 ``best(q)`` is the BM25 score of a document that held nothing but the words of the query: the
 theoretical maximum of Bruch, Gai & Ingber (An Analysis of Fusion Functions for Hybrid Retrieval,
 TOIS 2023). Both cos and s are absolute, so a score can be read: 1 is the best that can be, and a
 query whose words the corpus lacks is ranked by its vectors.
 
-The weight w of the words is set for each query, without labels:
+The weight w of the words needs no labels:
 
-- r, agreement: the cosine of the passage that the words rank first, over that of the vectors'
-  first, both above the query's mean cosine with all passages. 1 if both find the same, 0 if what
-  the words find is no nearer than any passage.
-- g, confidence of a side: how far its first score stands out from the mean of its first ten, as a
-  share of the first score.
-- spread: the standard deviation of the cosine of two passages. Where a model's cosines lie close
-  together, a small difference says more, and w is smaller in proportion.
+- W / V, of the corpus: how often words find the passage that a sentence was taken from, to how
+  often vectors do (calibration.py). Where the embedder does not know the text, words decide.
+- g, of the query: how far a side's first score stands out from the mean of its first ten, as a
+  share of its first score. A cosine counts from the mean of all candidates.
 
-The constants were chosen on nine collections and two models (research/notebook.md, which has what
-else was tried).
+The constants were chosen by leaving out whole collections and languages (docs/results.md). A weight
+of one's own, a = 1 / (1 + w), is the same for every query.
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
 over rankings of 1 / (k + rank). It gives a weak side an equal weight (docs/results.md), and is kept
 for comparison.
-
-Shapes: N vectors, D numbers of a vector.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nlargest
 from statistics import fmean
 from typing import Literal, TypeVar
@@ -43,7 +36,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.types import Vectors
+from revela.errors import RevelaError
 
 Fusion = Literal["score", "rank"]
 Item = TypeVar("Item", bound=Hashable)
@@ -51,32 +44,13 @@ Found = TypeVar("Found")
 Ranking = Mapping[int, tuple[str, float]]
 """A row of an index -> its document and its score, best first."""
 
-# Spread below which the words weigh less: MiniLM has .10 to .15, a fitted decoder .06 to .08.
-CLOSE = 0.06
-WEIGHT, POWER = 1.2, 2.5  # of w
+WEIGHT = 0.5  # of w
 FIRST = 10  # scores that a gap is measured on
-LEAST_GAP, MOST_CONFIDENT = 0.01, 3.0  # least g_vectors; greatest g_words / g_vectors
+LEAST_GAP = 0.01  # of the vectors
 TINY = 1e-6
-SAMPLE = 1000  # vectors that the geometry is measured on
+SAMPLE = 1000  # passages that a corpus is measured on
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The mean of a corpus's vectors, (D,), and the standard deviation of the cosine of two."""
-
-    mean: Vectors
-    spread: float
-
-    @classmethod
-    def of(cls, vectors_ND: Vectors) -> Geometry:
-        """Measured on at most ``SAMPLE`` of these vectors, evenly spaced."""
-        some_ND = vectors_ND[evenly(len(vectors_ND))]
-        if len(some_ND) < 2:
-            return cls(some_ND.sum(axis=0), 0.0)
-        cosines = (some_ND @ some_ND.T)[np.triu_indices(len(some_ND), 1)]
-        return cls(some_ND.mean(axis=0), float(cosines.std()))
 
 
 def evenly(count: int, most: int = SAMPLE) -> NDArray[np.int64]:
@@ -84,43 +58,50 @@ def evenly(count: int, most: int = SAMPLE) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 
 
+def check_weight(weight: float | None) -> None:
+    """Refuse a weight of the vectors that is not between 0 and 1."""
+    if weight is not None and not 0 <= weight <= 1:
+        raise RevelaError(
+            f"--weight {weight}: give the vectors' share, from 0 (words alone) to 1 (vectors alone)"
+        )
+
+
 def fuse_scores(
-    cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float, spread: float
+    cosines: Mapping[Item, float],
+    shares: Mapping[Item, float],
+    odds: float = 1.0,
+    weight: float | None = None,
 ) -> dict[Item, float]:
     """Fuse two rankings by score: the score of every candidate, best first.
 
     Args:
         cosines: cos(q, d) of every candidate.
         shares: s(q, d), 0 to 1, of the candidates that hold a word of the query.
-        background: mean cosine of the query with all passages.
-        spread: standard deviation of the cosine of two passages.
+        odds: (W / V)^2 of the corpus (``Calibration.odds``).
+        weight: of the vectors, 0 to 1, in place of the rule.
 
     Example:
-        >>> fused = fuse_scores({"a": 0.8, "b": 0.6}, {"b": 0.5}, background=0.2, spread=0.1)
+        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, odds=1.0)
         >>> {document: round(score, 2) for document, score in fused.items()}
-        {'b': 0.56, 'a': 0.46}
+        {'b': 0.56, 'a': 0.52, 'c': 0.07}
     """
-    weight = weight_of_words(cosines, shares, background) * min(1.0, spread / CLOSE)
+    of_vectors = weight if weight is not None else 1 / (1 + odds * _contrast(cosines, shares))
     scores = {
-        item: (cosine + weight * shares.get(item, 0.0)) / (1 + weight)
+        item: of_vectors * cosine + (1 - of_vectors) * shares.get(item, 0.0)
         for item, cosine in cosines.items()
     }
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
 
-def weight_of_words(
-    cosines: Mapping[Item, float], shares: Mapping[Item, float], background: float
-) -> float:
-    """w without its last factor, the spread; arguments as above."""
+def _contrast(cosines: Mapping[Item, float], shares: Mapping[Item, float]) -> float:
+    """0.5 g_words / g_vectors; 0 if no candidate holds a word."""
     if not shares:
         return 0.0
-    by_vectors = [cosine - background for cosine in nlargest(FIRST, cosines.values())]
+    mean = fmean(cosines.values())
+    by_vectors = [cosine - mean for cosine in nlargest(FIRST, cosines.values())]
     by_words = nlargest(FIRST, shares.values())
     by_words += [0.0] * (len(by_vectors) - len(by_words))
-    first_by_words = cosines[max(shares, key=lambda item: shares[item])] - background
-    agreement = max(0.0, first_by_words / by_vectors[0]) if by_vectors[0] > 0 else 0.0
-    confidence = _gap(by_words) / max(_gap(by_vectors), LEAST_GAP)
-    return WEIGHT * math.pow(agreement, POWER) * math.sqrt(min(confidence, MOST_CONFIDENT))
+    return WEIGHT * _gap(by_words) / max(_gap(by_vectors), LEAST_GAP)
 
 
 def _gap(scores: Sequence[float]) -> float:

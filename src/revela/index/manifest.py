@@ -12,6 +12,7 @@ from typing import Any
 
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
+from revela.index.calibration import Calibration
 from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
 from revela.settings import Indexing
 
@@ -34,6 +35,7 @@ class Info:
         format: version of the folder's layout.
         language: of the terms in the table, as ``Analyzer`` takes it; "" until the first documents
             are known, None in an index of an earlier version, which keeps LanceDB's English.
+        calibration: how well its words and vectors find its passages.
         context: of a retriever with slots: the digest of its rows, what they were drawn from
             (``Context.about``), and how many passages the index held then.
     """
@@ -46,6 +48,7 @@ class Info:
     finished: bool = False
     format: int = FORMAT
     language: str | None = ""
+    calibration: Calibration = field(default_factory=Calibration)
     context: Mapping[str, Any] | None = None
 
     def analyzer(self, known_words: int = CORPUS_WORDS) -> Terms:
@@ -72,6 +75,7 @@ def read_info(folder: Path) -> Info:
         if found.get("format") in EARLIER:
             found["language"] = None
         if found.get("format") in (FORMAT, *EARLIER):
+            found["calibration"] = Calibration(**found.get("calibration", {}))
             return Info(**{**found, "settings": Indexing(**found["settings"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RevelaError(

@@ -4,9 +4,10 @@ By late interaction between the retriever's own token vectors (``with_tokens``),
 
     m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)
 
-    score(q, d) = (fused(q, d) + c m(q, d)) / (1 + c)
+    score(q, d) = (fused(q, d) + c m(q, d)) / (1 + c)                c = 0.75 min(1, (V / W)^2)
 
-over the tokens t of the query and j of the passage. One vector has to hold all of a passage; its
+over the tokens t of the query and j of the passage; V / W as in fusion.py, for where vectors do not
+know a text, neither do those of its tokens. One vector has to hold all of a passage; its
 tokens still know what each word of the query meets in it (MaxSim of ColBERT, Khattab & Zaharia,
 SIGIR 2020, which trains for it; here nothing is trained). One bit per number finds as much as whole
 numbers do (research/notebook.md), so an index can keep them: ``Indexing.keep_tokens``. A word's
@@ -43,7 +44,7 @@ Rerank = Literal["tokens", "heads"]
 Reranking = Literal["tokens"] | Reranker
 """A re-ranker whose LM, if it has one, is loaded."""
 RERANKED = 50  # documents that are ordered again by their tokens
-WEIGHT = 0.75  # c
+WEIGHT = 0.75  # greatest c
 READ, READ_WEIGHT = 20, 0.25  # documents that a listwise re-ranker reads; w
 PART = 1024  # passages whose token vectors are in memory at once
 
@@ -91,6 +92,7 @@ def with_tokens(
     passages: Sequence[bytes],
     encoder: TokenEncoder,
     weights: Sequence[Weight],
+    odds: float = 1.0,
 ) -> list[float]:
     """score(q, d) of the passages that a search found.
 
@@ -100,12 +102,14 @@ def with_tokens(
         passages: ``packed_signs`` of the first of them; for the others m is 0.
         encoder: that made the signs.
         weights: of the query's terms (``term_weights``).
+        odds: (W / V)^2 of the corpus.
     """
+    c = WEIGHT / max(1.0, odds)
     query_TW, spans = encoder.query_tokens(query)
     matched_B = late_interaction(query_TW, token_weights(spans, weights), passages)
     matched_B = np.append(matched_B, np.zeros(len(scores) - len(matched_B)))
     return [
-        (score + WEIGHT * matched) / (1 + WEIGHT)
+        (score + c * matched) / (1 + c)
         for score, matched in zip(scores, matched_B.tolist(), strict=True)
     ]
 

@@ -1,5 +1,5 @@
 """Statistics of an index as a whole, which the fusion needs and LanceDB does not give: how many
-chunks hold each term, and the geometry of the vectors.
+chunks hold each term.
 
 Terms are hashed, so that ten million of them are two arrays in one file. They are counted as
 batches are written, and saved with the version of the table that they describe; where the two
@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.bm25 import best_score, idf
-from revela.index.fusion import Geometry
 from revela.index.language import CORPUS_WORDS, QUERY_WORDS
 from revela.types import hash64
 
@@ -49,11 +47,10 @@ class TermCounts:
 
 
 class Statistics:
-    """Document frequencies of the terms of an index, and the geometry of its vectors.
+    """Document frequencies of the terms of an index.
 
     Attributes:
         chunks: how many the frequencies are of; 0 if there is no file.
-        geometry: of the vectors.
         version: of the table when they were saved.
         changed: whether there is something to save.
 
@@ -77,7 +74,6 @@ class Statistics:
         self.chunks, self.version, self.changed = 0, -1, False
         self._hashes, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._pending = Counter[int]()
-        self.geometry = Geometry(np.zeros(0, np.float32), 0.0)
         self._stamp = 0
 
     def refresh(self) -> None:
@@ -92,41 +88,32 @@ class Statistics:
                 about = file.metadata()
                 chunks, version = int(about["chunks"]), int(about["version"])
                 hashes, counts = file.get_tensor("hashes"), file.get_tensor("counts")
-                geometry = Geometry(file.get_tensor("mean"), float(about["spread"]))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise RevelaError(f"{self.file} is damaged ({error}): {AGAIN}") from error
         with self._lock:
             self.chunks, self.version, self._stamp = chunks, version, stamp
-            self._hashes, self._counts, self.geometry = hashes, counts, geometry
+            self._hashes, self._counts = hashes, counts
 
-    def current(self, width: int) -> Statistics:
+    def current(self) -> Statistics:
         """These, for a search, with what another process has added.
 
-        Args:
-            width: of the index's vectors.
-
         Raises:
-            RevelaError: the file is missing, damaged, or another index's.
+            RevelaError: the file is missing or damaged.
         """
         self.refresh()
-        if len(self.geometry.mean) != width:
-            raise RevelaError(f"{self.file} is missing or another index's: {AGAIN}")
+        if not self._stamp:
+            raise RevelaError(f"{self.file} is missing: it is made again by revela index --append")
         return self
 
-    def save(self, version: int, geometry: Geometry) -> None:
-        """Write the file: the terms of this version of the table, and the geometry."""
+    def save(self, version: int) -> None:
+        """Write the file: the terms of this version of the table."""
         from safetensors.numpy import save_file
 
         self._merge()
         with atomic_write(self.file) as temporary:
-            tensors: dict[str, NDArray[Any]] = {
-                "hashes": self._hashes,
-                "counts": self._counts,
-                "mean": geometry.mean,
-            }
             about = {"chunks": str(self.chunks), "version": str(version)}
-            save_file(tensors, temporary, about | {"spread": repr(geometry.spread)})
-        self.geometry, self.version, self.changed = geometry, version, False
+            save_file({"hashes": self._hashes, "counts": self._counts}, temporary, about)
+        self.version, self.changed = version, False
         self._stamp = self.file.stat().st_mtime_ns
 
     def add(self, terms: Iterable[Sequence[str]], times: int = 1) -> None:

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
+from revela.index.calibration import Calibration
 from revela.index.contexts import (
     CHOSEN,
     Choice,
@@ -50,9 +51,9 @@ from revela.index.filters import where_sql
 from revela.index.fusion import (
     DEPTH,
     Fusion,
-    Geometry,
     Ranking,
     best_chunks,
+    check_weight,
     evenly,
     fuse_ranks,
     fuse_scores,
@@ -106,10 +107,12 @@ class Index:
         model: str | Path | None = None,
         precision: Precision = "auto",
         lm: str | Path = OFFLINE_MODEL,
+        weight: float | None = None,
     ) -> None:
-        self.folder, self.info, self.table = folder, info, table
+        self.folder, self.info, self.table, self.weight = folder, info, table, weight
         self._encoder, self._model, self._precision, self._lm = encoder, model, precision, lm
         self._statistics = Statistics(folder)
+        self._calibrated = self._statistics.version  # of the table when the manifest was read
         self._miscounted = False  # whether the terms of all chunks have to be counted again
 
     @classmethod
@@ -194,6 +197,7 @@ class Index:
         encoder: TokenEncoder | None = None,
         precision: Precision = "auto",
         lm: str | Path = OFFLINE_MODEL,
+        weight: float | None = None,
     ) -> Index:
         """Open an index. Its retriever is loaded when it is first needed.
 
@@ -204,18 +208,21 @@ class Index:
             precision: arithmetic; "auto" is bf16 where the hardware has it.
             lm: language model of ``search(rerank="heads")``: a folder, a hub id or
                 embedded:smollm2-135m; loaded when it is first needed.
+            weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: set
+                for each query by what the index has measured.
 
         Raises:
-            RevelaError: the folder is no index, is not finished, or is damaged; or ``model`` did
-                not make it.
+            RevelaError: the weight is not between 0 and 1; the folder is no index, is not finished,
+                or is damaged; or ``model`` did not make it.
         """
+        check_weight(weight)
         folder = Path(folder)
         info = read_info(folder)
         if not info.finished:
             raise RevelaError(
                 f"{folder} is not finished: run the same revela index again to resume it"
             )
-        index = cls(folder, info, Table.open(folder, info), encoder, model, precision, lm)
+        index = cls(folder, info, Table.open(folder, info), encoder, model, precision, lm, weight)
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
         return index
@@ -360,13 +367,12 @@ class Index:
 
     def _fuse(self, query: str, vector: Vectors, nearest: Ranking, matching: Ranking) -> Ranking:
         """Both rankings of chunks as one, by score (``fusion.fuse_scores``)."""
-        statistics = self._statistics.current(self.info.width)
-        best, geometry = statistics.best(self.table.query_terms(query)), statistics.geometry
+        best = self._statistics.current().best(self.table.query_terms(query))
         cosines = {row: cosine for row, (_, cosine) in nearest.items()}
         cosines |= self.table.cosines([row for row in matching if row not in nearest], vector)
         shares = {row: score / best for row, (_, score) in matching.items()} if best else {}
         documents = {row: document for row, (document, _) in [*nearest.items(), *matching.items()]}
-        fused = fuse_scores(cosines, shares, float(geometry.mean @ vector), geometry.spread)
+        fused = fuse_scores(cosines, shares, self.calibration.odds, self.weight)
         return {row: (documents[row], score) for row, score in fused.items()}
 
     def _rerank(
@@ -391,10 +397,21 @@ class Index:
         if reranker != "tokens":
             return with_reranker(query, scores, found, reranker)
         tokens = found if keeps_tokens else encode_packed(self.encoder, found)[1]
-        idf = self._statistics.current(self.info.width).idf
-        weights = term_weights(query, self.table.query_terms, idf)
-        again = with_tokens(query, list(scores.values()), tokens, self.encoder, weights)
+        weights = term_weights(query, self.table.query_terms, self._statistics.current().idf)
+        again = with_tokens(
+            query, list(scores.values()), tokens, self.encoder, weights, self.calibration.odds
+        )
         return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
+
+    @property
+    def calibration(self) -> Calibration:
+        """How well its words and vectors find its passages, as another process may have measured it
+        since.
+        """
+        if self._calibrated != self._statistics.version:
+            self._calibrated = self._statistics.version
+            self.info = replace(self.info, calibration=read_info(self.folder).calibration)
+        return self.info.calibration
 
     @cached_property
     def _heads(self) -> Reranker:
@@ -538,13 +555,14 @@ class Index:
             self._statistics.add_counts(some)
         version = commit()
         if not self._miscounted:  # a file that is old says so to the next process
-            self._statistics.save(version, self._statistics.geometry)
+            self._statistics.save(version)
         return version
 
     def finish(
         self,
         count: Callable[[], Iterable[TermCounts]] | None = None,
         pack: Callable[[], None] | None = None,
+        calibrate: Callable[[], Calibration] | None = None,
     ) -> None:
         """Pack the table, bring its indices and the statistics up to date, and let it be searched.
 
@@ -553,6 +571,7 @@ class Index:
         Args:
             count: counts the terms of all passages, which is needed after a kill; None: here.
             pack: packs the table; None: ``Table.pack``.
+            calibrate: measures words and vectors, when the index is new or has doubled; None: here.
         """
         self._check_count()
         new = not self.info.finished
@@ -568,14 +587,19 @@ class Index:
                 for some in count():
                     self._statistics.add_counts(some)
             self._miscounted = False
-        geometry = Geometry.of(self.table.sample_vectors())
-        self._statistics.save(self.table.version, geometry)
+        if self.info.context and new:
+            self.info = replace(self.info, context={**self.info.context, "passages": len(self)})
+        if 2 * self.info.calibration.passages <= len(self) and self.info.language is not None:
+            measured = calibrate() if calibrate else self._measured()
+            self.info = replace(self.info, calibration=replace(measured, passages=len(self)))
+            new = True
         if new:
             self.info = replace(self.info, finished=True)
-            if self.info.context:
-                known = {**self.info.context, "passages": len(self)}
-                self.info = replace(self.info, context=known)
             self.info.save(self.folder)
+        self._statistics.save(self.table.version)
+
+    def _measured(self) -> Calibration:
+        return self.table.calibrate(self.encoder)
 
     def _count(self, added: Iterable[Sequence[str]], deleted: Sequence[str]) -> None:
         """Bring the counts of terms up to date: the passages of these terms are added, and those of
@@ -627,7 +651,7 @@ def _choices(info: Info) -> Info:
     """A manifest with what a user has chosen, and not what came of it."""
     context = info.context
     chosen = context and {name: context[name] for name in CHOSEN}
-    return replace(info, context=chosen, language="")
+    return replace(info, context=chosen, language="", calibration=Calibration())
 
 
 def _refuse(

@@ -20,16 +20,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from revela.errors import QueryError, RevelaError
 from revela.files import disk_error
+from revela.index.calibration import Calibration, calibrate
 from revela.index.fusion import Ranking, evenly
 from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
 from revela.index.manifest import Info
 from revela.settings import VectorForm
 from revela.silence import silence_stderr, waiting
-from revela.types import Value, Vectors
+from revela.types import Encoder, Value, Vectors
 
 TABLE = "chunks"
 HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
@@ -238,13 +237,13 @@ class Table:
 
     def sample_passages(self) -> list[str]:
         """At most ``fusion.SAMPLE`` passages, evenly spaced."""
-        return [str(text) for text in self._sample("passage").to_pylist()] if len(self) else []
+        return [str(text) for text in self._sample("passage")["passage"].to_pylist()]
 
-    def sample_vectors(self) -> Vectors:
-        """At most ``fusion.SAMPLE`` vectors (N, W), evenly spaced."""
-        if not len(self):
-            return np.zeros((0, self.info.width), np.float32)
-        return self._matrix(self._sample("vector"))
+    def calibrate(self, encoder: Encoder) -> Calibration:
+        """Measure words and vectors on a sample of the rows."""
+        rows = self._sample("passage", "vector")
+        texts = [str(text) for text in rows["passage"].to_pylist()]
+        return calibrate(texts, self._matrix(rows["vector"]), encoder, self.info.language or "en")
 
     def draw_texts(self, count: int, seed: int = 0) -> list[str]:
         """Texts of so many documents without their titles: a random chunk of each."""
@@ -260,10 +259,11 @@ class Table:
                 texts.append(row["passage"][len(row["title"]) :].strip())
         return texts
 
-    def _sample(self, column: str) -> Any:
+    def _sample(self, *columns: str) -> Any:
+        """At most ``fusion.SAMPLE`` rows, evenly spaced."""
         with lance_errors(self.folder):
-            taken = self.lance.take_offsets(evenly(len(self)).tolist())
-            return taken.select([column]).to_arrow()[column]
+            taken = self.lance.take_offsets(evenly(len(self)).tolist() if len(self) else [])
+            return taken.select(list(columns)).to_arrow()
 
     def _matrix(self, column: Any) -> Vectors:
         numbers: Vectors = column.combine_chunks().flatten().to_numpy()

@@ -27,6 +27,7 @@ from revela.errors import RevelaError
 from revela.files import LOCK, remove_unfinished, remove_whole, writing
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
+from revela.index.language import check_language
 from revela.lm.encoder_decoder import new_encoder_decoder, size_of
 from revela.lm.language_model import LanguageModel
 from revela.objectives.base import Collate, Parts
@@ -466,6 +467,7 @@ def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
             processes.
     """
     _refuse_missing_tracker(recipe.training.track)
+    check_language(recipe.corpus.language)
     recipe.objective.refuse(recipe)
     _refuse_full_training(recipe)
     if recipe.training.groups_per_step % recipe.training.groups_per_batch:

@@ -1,0 +1,165 @@
+"""Words and vectors are measured without labels, and the fusion follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from letters import Letters, documents
+
+from revela.corpus.arrow_list import arrow_list
+from revela.corpus.words import count_words
+from revela.errors import RevelaError
+from revela.index.bm25 import BM25
+from revela.index.calibration import PRIOR, Calibration, SentenceTest, calibrate
+from revela.index.fusion import fuse_scores
+from revela.index.manifest import INFO, Info
+from revela.index.store import Index
+from revela.settings import Indexing
+from revela.types import Document
+
+
+class Blind(Letters):
+    """Vectors that say nothing of the text."""
+
+    def encode_passages(self, texts, progress=False):
+        made = np.array([[hash(t) % n + 1 for n in range(2, 10)] for t in texts], np.float32)
+        return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+    encode_queries = encode_passages
+
+    def encode_with_tokens(self, texts, progress=False):
+        return self.encode_passages(texts), [self._tokens(text) for text in texts]
+
+
+def passages(count: int, seed: int = 0) -> list[str]:
+    """Three sentences of six words each; words of one passage are like one another."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        own = rng.choice(list("abcdefgh"), 3, replace=False)
+        words = ["".join(rng.choice(own, 4)) for _ in range(18)]
+        made.append(" ".join(f"{'  '.join(words[i : i + 6]).capitalize()}." for i in (0, 6, 12)))
+    return made
+
+
+def build(folder, texts, encoder=None, **settings) -> Index:
+    info = Info("model", "0123", 8, Indexing(language="none", **settings))
+    index = Index.begin(folder, info, encoder or Letters())
+    index.add(arrow_list(Document, [Document(f"d{i}", text) for i, text in enumerate(texts)]))
+    return index
+
+
+def test_the_test_is_a_loop_over_sentences_that_were_taken_out():
+    texts = passages(60)
+    encoder = Letters()
+    vectors = encoder.encode_passages(texts)
+    test = SentenceTest(texts, "none", 40)
+    found = test(encoder, vectors)
+    assert found.queries == 40 and found.passages == 60
+    by_words = by_vectors = 0
+    left = list(texts)
+    for place, rest in zip(test._places, test._rests, strict=True):
+        left[place] = rest
+    bm25 = BM25(left, "none")
+    for place, query, rest in zip(test._places, test._queries, test._rests, strict=True):
+        sentence = next(s for s in texts[place].split(".") if " ".join(s.split()) in f"{query}.")
+        assert sentence not in rest and count_words(rest) == 12 and count_words(query) == 6
+        cosines = [float(encoder.encode_queries([query])[0] @ v) for v in vectors]
+        for other, text in zip(test._places, test._rests, strict=True):
+            cosines[other] = float(
+                (encoder.encode_queries([query]) @ encoder.encode_passages([text]).T)[0, 0]
+            )
+        by_vectors += int(np.argmax(cosines)) == place
+        scores = np.zeros(60)
+        indices, values = bm25.top_k([query], 60)
+        scores[indices[0]] = values[0]
+        by_words += bool(scores[place] > np.delete(scores, place).max())
+    assert (found.words, found.vectors) == (by_words, by_vectors) and by_vectors > 3
+    assert calibrate(texts, vectors, encoder, "none").queries == 60
+
+
+def test_a_blind_embedder_leaves_it_to_the_words():
+    texts = passages(80)
+    seeing = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
+    blind = calibrate(texts, Blind().encode_passages(texts), Blind(), "none")
+    assert blind.words == seeing.words and blind.vectors < seeing.vectors
+    assert blind.odds == ((blind.words + PRIOR) / (blind.vectors + PRIOR)) ** 2 > seeing.odds
+    cosines, shares = {"far": 0.9, "word": 0.1}, {"word": 0.4}
+    assert next(iter(fuse_scores(cosines, shares, 1.0))) == "far"
+    assert next(iter(fuse_scores(cosines, shares, 100.0))) == "word"
+
+
+@pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30])
+def test_too_few_sentences_measure_nothing(texts):
+    found = calibrate(
+        texts, Letters().encode_passages(texts or ["a"])[: len(texts)], Letters(), "en"
+    )
+    assert found.queries == found.words == 0 and found.odds == 1
+    assert "too few sentences" in found.describe()
+
+
+def test_it_is_said_in_a_sentence():
+    said = Calibration(200, 100, 6, 1000).describe()
+    assert "first by words in 50 of 100 cases, and by vectors in 3:" in said
+    assert "does not know this text" in said and "docs/languages.md" in said
+    assert "does not know" not in Calibration(200, 100, 90, 1000).describe()
+
+
+def test_an_index_keeps_it_and_measures_again_when_it_has_doubled(tmp_path):
+    made = build(tmp_path / "index", passages(40))
+    first = made.info.calibration
+    assert first.queries == first.passages == 40 == len(made)
+    reader = Index.open(tmp_path / "index", encoder=Letters())
+    assert reader.calibration == first
+    made.add([Document(f"e{i}", text) for i, text in enumerate(passages(20, 1))])
+    assert made.info.calibration == first
+    made.add([Document(f"f{i}", text) for i, text in enumerate(passages(20, 2))])
+    assert made.info.calibration.passages == 80
+    reader.search("abba")  # which is when a reader looks
+    assert reader.calibration == made.info.calibration
+
+
+def test_search_uses_it_or_a_weight_by_hand(tmp_path):
+    texts = passages(50)
+    index = build(tmp_path / "index", texts, Blind())
+    query = texts[7].split(".")[1]
+    vector = Blind().encode_queries([query])[0]
+    hits = index.search(query, 50, vector=vector)
+    cosines = {f"d{i}": float(v @ vector) for i, v in enumerate(Blind().encode_passages(texts))}
+    bm25 = BM25(texts, "none")
+    (places,), (scores,) = bm25.top_k([query], 50)
+    best = bm25.best([query])[0]
+    shares = {f"d{i}": float(s / best) for i, s in zip(places, scores, strict=True) if s > 0}
+    wanted = fuse_scores(cosines, shares, index.info.calibration.odds)
+    assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-4)
+    for weight in (0.0, 0.3, 1.0):
+        opened = Index.open(tmp_path / "index", encoder=Blind(), weight=weight)
+        found = {hit.id: hit.score for hit in opened.search(query, 50, vector=vector)}
+        assert found == pytest.approx(fuse_scores(cosines, shares, weight=weight), rel=1e-4)
+    with pytest.raises(RevelaError, match="--weight 2"):
+        Index.open(tmp_path / "index", weight=2)
+
+
+def test_an_index_whose_manifest_has_no_test_is_searched(tmp_path):
+    build(tmp_path / "index", [doc.text for doc in documents(20)])
+    known = json.loads((tmp_path / "index" / INFO).read_text())
+    del known["calibration"]
+    (tmp_path / "index" / INFO).write_text(json.dumps(known))
+    opened = Index.open(tmp_path / "index", encoder=Letters())
+    assert opened.calibration == Calibration() and opened.search("abab cdcd")
+
+
+def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):
+    index = build(tmp_path / "index", passages(30), Blind(), keep_tokens=True)
+    plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
+    moved = []
+    for vectors in (30, 0):
+        measured = Calibration(30, 30, vectors, 30)
+        index.info = dataclasses.replace(index.info, calibration=measured)
+        plain = {hit.id: hit.score for hit in index.search("abba cdcd", 30)}
+        again = {hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank="tokens")}
+        moved.append(np.mean([abs(again[name] - plain[name]) for name in plain]))
+    assert moved[0] > 5 * moved[1] > 0
