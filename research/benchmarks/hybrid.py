@@ -1,6 +1,6 @@
 """nDCG@10 of dense, BM25, both fusions and re-ranking by tokens or by the heads of an LM.
 
-    python -m research.benchmarks.hybrid --data COLLECTIONS --model embedded:minilm-l6
+    python -m research.benchmarks.hybrid --data COLLECTIONS LANGUAGES --model embedded:minilm-l6
     python -m research.benchmarks.hybrid --data COLLECTIONS --model fitted
     python -m research.benchmarks.hybrid --data COLLECTIONS --heads 60
 
@@ -34,18 +34,6 @@ from revela.weights import resolve
 
 MAX_TOKENS = 256
 WEIGHTS = 0.1, 0.25, 0.5  # of the heads' signal
-COLLECTIONS = [
-    "scifact",
-    "cranfield",
-    "med",
-    "npl_vaswani",
-    "cosqa",
-    "mbpp",
-    "conala",
-    "squad_dev",
-    "pubmedqa_l",
-    "coderag_libdocs",
-]
 
 
 class Kept:
@@ -59,7 +47,7 @@ class Kept:
         queries: Sequence[str],
         tokens: bool,
     ) -> None:
-        self.encoder = encoder
+        self.encoder, self.documents = encoder, documents
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
             passages, packed = (
@@ -82,11 +70,13 @@ class Kept:
         )
         self.given = 0
 
+        self.asked = queries
+
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return self.queries
+        return self.queries if texts is self.asked else self.encoder.encode_queries(texts)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return self.passages
+        return self.passages if texts is self.documents else self.encoder.encode_passages(texts)
 
     def encode_with_tokens(
         self, texts: Sequence[str], progress: bool = False
@@ -119,11 +109,12 @@ class Said:
 
 
 def by_heads(
-    collection: Collection, queries: Vectors, passages: Vectors, heads: QueryHeads
+    collection: Collection, queries: Vectors, kept: Kept, heads: QueryHeads
 ) -> list[float]:
     """nDCG@10 of the fusion, and with the heads in each weight; p50 processor seconds per query."""
-    dense, _ = top_k(queries, passages, DEPTH)
-    fused, _ = hybrid(collection, queries, passages, dense)
+    dense, _ = top_k(queries, kept.passages, DEPTH)
+    odds = collection.calibrate(kept, kept.passages).odds
+    fused, _ = hybrid(collection, queries, kept.passages, dense, odds)
     runs: list[dict[str, dict[str, float]]] = [{} for _ in (0, *WEIGHTS)]
     seconds = []
     for name, query, ranking in zip(collection.query_ids, collection.queries, fused, strict=True):
@@ -144,9 +135,9 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add = parser.add_argument
     cache = Path(__file__).parents[1] / "out" / "hybrid"
-    add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
+    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
     add("--model", default="embedded:minilm-l6", help='as for revela eval, or "fitted"')
-    add("--only", nargs="*", default=COLLECTIONS, help="collections")
+    add("--only", nargs="*", default=[], help="collections; all by default")
     add("--cache", type=Path, default=cache, help="where vectors are kept")
     add("--no-tokens", action="store_true", help="do not re-rank")
     heads = "re-rank by the heads of an LM, this many queries of each collection"
@@ -155,11 +146,23 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def names_in(data: Sequence[Path], only: Sequence[str]) -> list[str]:
+    """The collections of these folders."""
+    found = sorted(
+        path.parent.parent.name for folder in data for path in folder.glob("*/qrels/test.tsv")
+    )
+    return [name for name in found if name in only] if only else found
+
+
+def folder_of(name: str, data: Sequence[Path]) -> Path:
+    return next(folder / name for folder in data if (folder / name).is_dir())
+
+
 def kept_of(name: str, collection: Collection, arguments: argparse.Namespace) -> Kept:
     """The vectors of one collection, from the cache or computed now."""
     folder = arguments.cache / name
     if arguments.model == "fitted":
-        model, corpus = folder / "fitted", corpus_of(arguments.data / name)
+        model, corpus = folder / "fitted", corpus_of(folder_of(name, arguments.data))
         if not model.exists():
             save_untrained(next(iter(UNTRAINED.values())), corpus, model)
     else:
@@ -180,14 +183,14 @@ def main() -> None:
         titles = ["by score", *(f"+ heads, w {weight}" for weight in WEIGHTS), "p50, processor s"]
     print(f"| collection | {' | '.join(titles)} |\n" + "|---" * (1 + len(titles)) + "|")
     rows, heads = [], None
-    for name in arguments.only:
-        collection = load_collection(arguments.data / name)
+    for name in names_in(arguments.data, arguments.only):
+        collection = load_collection(folder_of(name, arguments.data))
         kept = kept_of(name, collection, arguments)
         if n := arguments.heads:
             ids, queries = collection.query_ids[:n], collection.queries[:n]
             some = replace(collection, query_ids=ids, queries=queries)
             heads = heads or load_query_heads(arguments.lm, partial(sample, collection))
-            rows.append(by_heads(some, kept.queries[:n], kept.passages, heads))
+            rows.append(by_heads(some, kept.queries[:n], kept, heads))
         else:
             rerank = None if arguments.no_tokens else "tokens"
             found = outcomes(collection, {"it": kept}, rerank=rerank)

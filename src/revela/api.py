@@ -109,6 +109,7 @@ class Retriever:
         metadata: Sequence[str] = (),
         chunk_words: int = Indexing.chunk_words,
         keep_tokens: bool = Indexing.keep_tokens,
+        language: str = Indexing.language,
         context: Choice | None = None,
     ) -> Index:
         """Make an index of documents in a new folder; the same call resumes a run that was killed.
@@ -120,12 +121,14 @@ class Retriever:
             metadata: fields of the documents' ``metadata`` that searches can filter by.
             chunk_words: most words in a chunk.
             keep_tokens: keep token vectors, so that re-ranking takes milliseconds.
+            language: of the texts, for BM25: "auto" finds it, "none" stems nothing, or a code such
+                as "de".
             context: of a retriever that reads one: "corpus" draws it from the documents (the
                 default), "saved" is the one it was trained with, "none" has no documents; or texts.
 
         Raises:
-            RevelaError: there is nothing to index, the folder holds something else, two documents
-                share an id, or no document has a metadata field.
+            RevelaError: there is nothing to index, the language is unknown, the folder holds
+                something else, two documents share an id, or no document has a metadata field.
         """
         numbered = (
             Document(str(i), document) if isinstance(document, str) else document
@@ -136,7 +139,7 @@ class Retriever:
             raise RevelaError(
                 "there is nothing to index: give texts or documents with words in them"
             )
-        settings = Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens)
+        settings = Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens, language=language)
         columns = metadata_columns(rows, metadata)
         chosen = chosen_for(self.encoder, context, rows, chunk_words)
         given: Any = dict(context=chosen, encoder=self.encoder, lm=self.lm)

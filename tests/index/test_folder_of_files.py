@@ -35,7 +35,7 @@ LAST = {
     "f.json:1": "narwhal",
     "f.json:2": "okapi",
     "g.json": "tapir",
-    "h.txt": "ZX42",
+    "h.txt": "银杏",
     "i.md": "axolotl",
     "j.jsonl.zst:1": "ibex",
     "k.docx": "медовуха",
@@ -58,7 +58,7 @@ def folder(tmp_path):
     (path / "f.json").write_text(json.dumps(rows))
     (path / "g.json").write_text(json.dumps({"text": f"{FILLER} A tapir."}))
     (path / "h.txt").write_text(
-        f"{'蜜蜂跳舞,指出花在哪里。' * 9}编号 ZX42 号。\n", encoding="utf-8"
+        f"{'蜜蜂跳舞,指出花在哪里。' * 9}最后一个词是银杏。\n", encoding="utf-8"
     )
     (path / "i.md").write_text(f"# Guide\n\n{FILLER}\n\n## Install\n\n{FILLER}\n\nAn axolotl.")
     packed = pa.compress(json.dumps({"text": f"{FILLER} An ibex."}).encode(), "zstd", asbytes=True)

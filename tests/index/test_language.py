@@ -151,7 +151,7 @@ def test_an_unknown_language_is_one_sentence(language):
         check_language(language)
 
 
-def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch):
+def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch, caplog):
     """Its passages are searched by LanceDB's English, and its statistics count the same."""
     from revela.index import store
 
@@ -165,6 +165,7 @@ def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch):
     assert [hit.id for hit in former.search("snake", mode="lexical")] == ["new"]
     assert former._statistics.best(FormerEnglish()("heating the")) > 0
     assert former.search("heating abab")
+    assert "takes every language for English" in caplog.text and "make it again" in caplog.text
 
 
 def build_former(folder: Path, docs: list[Document]) -> Index:

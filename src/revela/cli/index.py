@@ -67,9 +67,12 @@ def index(
     commit_every:
         Chunks per commit of --engine ray, which are encoded again after a kill.
     """
+    from revela.index.language import check_language
+
     if delete:
         _delete(out, delete, corpus)
         return
+    check_language(settings.language)
     if not corpus:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     opened = _existing(out, append, model, settings, metadata or (), context, precision)
@@ -82,7 +85,8 @@ def index(
         )
     else:
         opened, added = _here(corpus, reading, fields, opened, create)
-    print(_made(opened))
+    if opened.info.language is not None:
+        print(f"language {opened.info.language}; {opened.calibration.describe()}")
     print(
         f"{added.new:,} documents are new, {added.replaced:,} replaced, "
         f"{added.unchanged:,} unchanged; {out} holds {len(opened):,} passages"
@@ -187,17 +191,6 @@ def _existing(
             "new index"
         )
     return opened
-
-
-def _made(opened: Index) -> str:
-    """What is known of an index's words and vectors, in a sentence."""
-    if opened.info.language is None:
-        return (
-            f"{opened.folder} was made by an earlier version, and stays as it is: its BM25 takes "
-            "every language for English, and its fusion does not know how well the model knows the "
-            "text; make it again to mend both"
-        )
-    return f"language {opened.info.language}; {opened.calibration.describe()}"
 
 
 def _delete(out: Path, ids: list[str], corpus: list[Path] | None) -> None:

@@ -222,6 +222,12 @@ class Index:
             raise RevelaError(
                 f"{folder} is not finished: run the same revela index again to resume it"
             )
+        if info.language is None:
+            log.warning(
+                f"{folder} was made by an earlier version and stays as it is: its BM25 takes every "
+                "language for English, and its fusion does not know how well the model knows the "
+                "text; make it again with revela index to mend both"
+            )
         index = cls(folder, info, Table.open(folder, info), encoder, model, precision, lm, weight)
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index

@@ -1,0 +1,171 @@
+"""The rule of the fusion, chosen by leaving out whole collections and whole languages.
+
+    python -m research.benchmarks.fusion --data COLLECTIONS LANGUAGES
+
+Two tables, for MiniLM and for SmolLM2-135M's lower layers fitted to each collection: nDCG@10 of
+BM25, vectors, both fusions and fixed shares on each collection; and what each form of the weight
+
+    w = c (W / V)^b (g_words / g_vectors)^p
+
+gives on collections that it was not chosen on. Vectors are kept as by ``hybrid``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from research.benchmarks.hybrid import Kept, folder_of, kept_of, names_in
+from revela.evaluation.beir import DEPTH, Collection, load_collection
+from revela.index.calibration import PRIOR, Calibration
+from revela.index.exact import top_k
+from revela.index.fusion import DEPTH as FUSED
+from revela.index.fusion import RRF_K, WEIGHT, _contrast
+
+MODELS = {"MiniLM": "embedded:minilm-l6", "SmolLM2 fitted": "fitted"}
+Numbers = NDArray[np.float64]
+FORMS = list(product((0.25, 0.35, 0.5, 0.7, 1.0), (0.0, 1.0, 1.5, 2.0, 3.0), (0.0, 0.5, 1.0)))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The candidates of a query: cosines, shares of the best BM25, scores by rank, gains; the ideal
+    DCG; g_words / g_vectors.
+    """
+
+    cosines: Numbers
+    shares: Numbers
+    by_rank: Numbers
+    gains: Numbers
+    ideal: float
+    contrast: float
+
+    def ndcg(self, scores: Numbers) -> float:
+        first = np.argsort(-scores, kind="stable")[:10]
+        return float((self.gains[first] / np.log2(np.arange(len(first)) + 2)).sum() / self.ideal)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A collection's queries, and what was measured without labels."""
+
+    queries: list[Found]
+    measured: Calibration
+
+    def mean(self, score: Callable[[Found], Numbers]) -> float:
+        return float(np.mean([query.ndcg(score(query)) for query in self.queries]))
+
+    def form(self, c: float, b: float, p: float) -> float:
+        ratio = (self.measured.words + PRIOR) / (self.measured.vectors + PRIOR)
+        return self.mean(lambda q: q.cosines + c * ratio**b * q.contrast**p * q.shares)
+
+
+def side_of(collection: Collection, kept: Kept) -> Side:
+    """What was found on a collection, by words and by vectors."""
+    near, _ = top_k(kept.queries, kept.passages, min(DEPTH, FUSED))
+    number = {name: i for i, name in enumerate(collection.document_ids)}
+    found = []
+    for i, query in enumerate(collection.query_ids):
+        words, scores = (part[i][:FUSED] for part in collection.lexical)
+        share_of = {
+            int(d): float(s / collection.best_lexical[i])
+            for d, s in zip(words, scores, strict=True)
+            if s > 0
+        }
+        candidates = list(dict.fromkeys([*near[i].tolist(), *share_of]))
+        places = [
+            {d: r for r, d in enumerate(ranking, 1)} for ranking in (near[i].tolist(), share_of)
+        ]
+        cosines = kept.passages[candidates] @ kept.queries[i]
+        relevant = {number[name]: grade for name, grade in collection.qrels[query].items()}
+        best = sorted(relevant.values(), reverse=True)[:10]
+        contrast = _contrast(dict(zip(candidates, cosines.tolist(), strict=True)), share_of)
+        found.append(
+            Found(
+                cosines,
+                np.array([share_of.get(d, 0.0) for d in candidates]),
+                np.array([sum(1 / (RRF_K + p[d]) for p in places if d in p) for d in candidates]),
+                np.array([relevant.get(d, 0) for d in candidates], float),
+                float((np.array(best) / np.log2(np.arange(len(best)) + 2)).sum()),
+                contrast / WEIGHT,
+            )
+        )
+    return Side(found, collection.calibrate(kept, kept.passages))
+
+
+def language_of(name: str, languages: Sequence[str]) -> str:
+    """Of a collection's name: xquad_ru is in Russian; others are in English."""
+    return name.rpartition("_")[2] if name in languages else "en"
+
+
+def print_scores(sides: dict[str, Side]) -> None:
+    """nDCG@10 of each way to fuse."""
+    ways: dict[str, Callable[[Side], float]] = {
+        "BM25": lambda side: side.mean(lambda q: q.shares),
+        "vectors": lambda side: side.mean(lambda q: q.cosines),
+        "RRF": lambda side: side.mean(lambda q: q.by_rank),
+        "a = .5": lambda side: side.mean(lambda q: q.cosines + q.shares),
+        "by score": lambda side: side.form(WEIGHT, 2, 1),
+    }
+    titles = ["", *ways, "over the better side", "words find", "vectors find"]
+    print(f"| {' | '.join(titles)} |\n" + "|---" * len(titles) + "|")
+    rows = []
+    for name, side in sides.items():
+        scores = [way(side) for way in ways.values()]
+        rows.append([*scores, scores[-1] - max(scores[:2])])
+        measured = side.measured
+        found = [count / max(1, measured.queries) for count in (measured.words, measured.vectors)]
+        print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in [*rows[-1], *found]) + " |")
+    print("| mean | " + " | ".join(f"{value:.4f}" for value in np.mean(rows, axis=0)) + " | | |")
+
+
+def print_left_out(of_form: dict[str, Numbers], group_of: Callable[[str], str]) -> None:
+    """The mean of the forms that were chosen without each group, on that group."""
+    left, chosen = dict[str, float](), list[tuple[float, float, float]]()
+    groups = sorted({group_of(name) for name in of_form})
+    for group in groups:
+        others = [scores for name, scores in of_form.items() if group_of(name) != group]
+        best = int(np.mean(others, axis=0).argmax())
+        chosen.append(FORMS[best])
+        left |= {name: s[best] for name, s in of_form.items() if group_of(name) == group}
+    ours = FORMS.index((WEIGHT, 2.0, 1.0))
+    every = np.mean(list(of_form.values()), axis=0)
+    print(f"left out, one of {len(groups)} at a time: {np.mean(list(left.values())):.4f}")
+    print(f"  the rule: {every[ours]:.4f}; the best of {len(FORMS)} on all: {every.max():.4f}")
+    counts = {form: chosen.count(form) for form in dict.fromkeys(chosen)}
+    print("  chosen (c, b, p):", ", ".join(f"{form} {n} times" for form, n in counts.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add = parser.add_argument
+    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
+    add("--only", nargs="*", default=[], help="collections; all by default")
+    add("--models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
+    add("--cache", type=Path, default=Path(__file__).parents[1] / "out" / "hybrid")
+    arguments = parser.parse_args()
+    arguments.no_tokens = True
+    of_form: dict[str, list[Numbers]] = {}
+    languages = names_in(arguments.data[1:], [])
+    for label in arguments.models:
+        arguments.model, sides = MODELS[label], dict[str, Side]()
+        for name in names_in(arguments.data, arguments.only):
+            collection = load_collection(folder_of(name, arguments.data))
+            sides[name] = side_of(collection, kept_of(name, collection, arguments))
+            of_form.setdefault(name, []).append(np.array([sides[name].form(*f) for f in FORMS]))
+        print(f"\n{label}\n")
+        print_scores(sides)
+    means = {name: np.mean(scores, axis=0) for name, scores in of_form.items()}
+    print("\nforms, mean of the models")
+    print_left_out(means, lambda name: name)
+    print_left_out(means, lambda name: language_of(name, languages))
+
+
+if __name__ == "__main__":
+    main()
