@@ -255,7 +255,7 @@ def test_one_process_at_a_time_may_write(
     index = Index.create(tmp_path / "other", saved_retriever)
     version = index.table.version
     index.table.write(
-        dict(id=["a"], chunk=[0], title=[""], passage=["a"], digest=["0"]),
+        dict(id=["a"], chunk=[0], title=[""], passage=["a"], terms=["a"], digest=["0"]),
         np.ones((1, index.info.width), np.float32), None, [],
     )  # fmt: skip
     with pytest.raises(RevelaError, match=r"another process has written to .*other meanwhile"):

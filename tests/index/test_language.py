@@ -155,7 +155,7 @@ def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch, ca
     """Its passages are searched by LanceDB's English, and its statistics count the same."""
     from revela.index import store
 
-    monkeypatch.setattr(Index, "find_language", lambda self, documents: None)
+    monkeypatch.setattr(Index, "find_language", lambda self, texts: None)
     monkeypatch.setattr(store, "unfinished_in", lambda folder: None)
     former = build_former(tmp_path / "former", documents(20))
     assert former.info.language is None and "terms" not in former.table.lance.schema.names

@@ -161,7 +161,8 @@ def evaluate(
             vectors that are not finite.
 
     Examples:
-        >>>         >>> folder = Path(tempfile.mkdtemp(), "sea")
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp(), "sea")
         >>> (folder / "qrels").mkdir(parents=True)
         >>> rows = '{"_id": "a", "text": "The sea is salt."}\n{"_id": "b", "text": "A hill."}\n'
         >>> _ = (folder / "corpus.jsonl").write_text(rows)

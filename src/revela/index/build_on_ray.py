@@ -43,7 +43,8 @@ from revela.index.encode_corpus import (
     repeated_id,
     table_rows,
 )
-from revela.index.language import Terms
+from revela.index.fusion import evenly
+from revela.index.language import LENGTH, SAMPLE, Terms
 from revela.index.manifest import Info
 from revela.index.rerank import encode_packed
 from revela.index.statistics import TermCounts
@@ -58,6 +59,7 @@ log = logging.getLogger(__name__)
 
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
+FIRST = 10  # documents of a part that its language is found in
 COUNTED = 10**5  # passages whose terms a task counts
 CHARACTERS = 6  # of a word, to guess the chunks of a text
 # A corpus is encoded in so many batches at least, or the last actor works while the others wait;
@@ -136,6 +138,12 @@ class SurveyedCorpus(Sequence[Document]):
         before = self._ends[part - 1] if part else 0
         found = self.reading.documents(self.parts[part], ReadReport())
         return next(itertools.islice(found, place - before, None))
+
+    def first_texts(self) -> list[str]:
+        """Of the first documents of some parts, as to reach a later one costs reading up to it."""
+        parts = [self.parts[i] for i in evenly(len(self.parts), SAMPLE // FIRST)]
+        documents = (self.reading.documents(part, ReadReport()) for part in parts)
+        return [d.full_text[:LENGTH] for some in documents for d in itertools.islice(some, FIRST)]
 
     @property
     def batch_characters(self) -> int:
@@ -295,7 +303,7 @@ def add(
         RevelaError: as for ``Index.add``; or another process writes to the table.
     """
     with writing(index.folder):
-        index.find_language(corpus)
+        index.find_language(corpus.first_texts())
     info, total, new = index.info, Added(), not index.info.finished
     by_all = on_ray.machines() > 1 and new
     if by_all and info.settings.vectors != "binary":

@@ -81,9 +81,9 @@ def fuse_scores(
         weight: of the vectors, 0 to 1, in place of the rule.
 
     Example:
-        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, odds=1.0)
+        >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, odds=4.0)
         >>> {document: round(score, 2) for document, score in fused.items()}
-        {'b': 0.56, 'a': 0.52, 'c': 0.07}
+        {'b': 0.54, 'a': 0.34, 'c': 0.04}
     """
     of_vectors = weight if weight is not None else 1 / (1 + odds * _contrast(cosines, shares))
     scores = {

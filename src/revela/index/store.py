@@ -456,7 +456,8 @@ class Index:
         total, new = Added(), not self.info.finished
         with writing(self.folder):
             refuse_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
-            self.find_language(documents)
+            some = evenly(len(documents), SAMPLE).tolist()
+            self.find_language([documents[i].full_text[:LENGTH] for i in some])
             with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
                 for added in self.add_batches(documents):
                     total += added
@@ -466,13 +467,13 @@ class Index:
             self.log_drift()
         return total
 
-    def find_language(self, documents: Sequence[Document]) -> None:
-        """Find the language of a new index's documents, and keep it in the manifest."""
-        if self.info.language != "" or not len(documents):
+    def find_language(self, texts: Sequence[str]) -> None:
+        """Find the language of a new index's documents in some of them, and keep it in the
+        manifest.
+        """
+        if self.info.language != "" or not texts:
             return
-        chosen = self.info.settings.language
-        some = evenly(len(documents), SAMPLE)
-        found = detect([documents[i].full_text[:LENGTH] for i in some.tolist()])
+        chosen, found = self.info.settings.language, detect(texts)
         if chosen == "auto":
             chosen = found
         elif chosen != "none" and not {*chosen.split("+")} & {*found.split("+")}:
