@@ -34,7 +34,8 @@ _MARK = f"[{_SPACED}{_ENDS}]"
 _BOUNDARY = re.compile(
     f"[{_SPACED}{_ENDS}\n](?:(?<=\n)[ \t]*\n\\s*|(?<!\n)(?:{_MARK}*[{CLOSING}]*\\s+"
     # A comma continues the sentence, and so does \u3068 (to) after what it quotes.
-    f"|{_MARK}*+(?<=[{_ENDS}])(?:[{CLOSING}]++(?!\u3068)|(?![{CLOSING}])){MARKS}(?![\u3001\uff0c])))"
+    f"|{_MARK}*+(?<=[{_ENDS}])(?:[{CLOSING}]++(?!\u3068)|(?![{CLOSING}])){MARKS}"
+    "(?![\u3001\uff0c])))"
 )
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\[])(?:[A-Z]|e\.g|i\.e|etc|cf|vs|al|approx|ca|Mr|Mrs|Ms|Dr|Prof|St|Fig|Figs|Eq|Eqs|"

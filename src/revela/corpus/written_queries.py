@@ -58,7 +58,8 @@ BEGINNING = b'{"passage": "'  # every line of a QueryFile starts with it
 COPIED = 8  # words in a row that a question may not share with its passage
 # Where a question ends: at its mark, in Greek a semicolon; in Armenian the mark stands inside.
 _ASKED = re.compile(
-    "[?\u037e\u061f\u1367\ua60f\uff1f]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);|\u055e[^\u0589:]*[\u0589:]?"
+    "[?\u037e\u061f\u1367\ua60f\uff1f]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);"
+    "|\u055e[^\u0589:]*[\u0589:]?"
 )
 _SPEAKS_OF_ITSELF = re.compile(
     r"\b(passage|paragraph|text above|this text|the text|excerpt|author of this|this question)\b",
