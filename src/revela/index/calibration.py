@@ -134,16 +134,16 @@ def _taken_out(passages: Sequence[str], most: int) -> Iterator[tuple[int, str, s
             return
         passage = passages[place]
         some = [text for text in sentences(passage) if count_words(text) >= LEAST_WORDS]
-        sentence = rng.choice(some) if len(some) > 1 else _half(passage)
+        sentence = rng.choice(some) if len(some) > 1 else _piece(passage, rng)
         rest = passage.replace(sentence, " ", 1)
         if count_words(sentence) >= LEAST_WORDS <= count_words(rest):
-            of_sentence = words(sentence)
-            start = rng.randrange(max(1, len(of_sentence) - QUERY_WORDS + 1))
             taken += 1
-            yield place, joined(of_sentence[start : start + QUERY_WORDS]), rest
+            yield place, joined([_piece(sentence, rng, of=1)]), rest
 
 
-def _half(passage: str) -> str:
-    """The second half of a passage of one sentence."""
-    some = words(passage)
-    return "".join(some[len(some) // 2 :])
+def _piece(text: str, rng: random.Random, of: int = 2) -> str:
+    """At most so many words in a row, and at most one part ``of`` the text."""
+    some = words(text)
+    size = min(QUERY_WORDS, len(some) // of)
+    start = rng.randrange(len(some) - size + 1)
+    return "".join(some[start : start + size])
