@@ -48,6 +48,7 @@ NOT_RUN = {  # by what a command has in it
     "revela push ": "writes to the hub; tests/retriever/test_publish.py answers for it",
     "--benchmark ": "reads data sets of the hub",
     "owner/name": "reads the hub",
+    "intfloat/": "reads the hub",
     "hf auth login": "writes to the hub",
     "revela.evaluation.benchmarks": "reads data sets of the hub",
     "convert_hf_to_gguf.py": "is llama.cpp's",

@@ -18,7 +18,7 @@ import numpy as np
 from revela.corpus.chunk import sentences
 from revela.corpus.words import count_words, joined, words
 from revela.index.bm25 import BM25
-from revela.types import Encoder, Vectors
+from revela.types import Encoder, Vectors, hash64
 
 QUERIES = 200
 QUERY_WORDS = 12  # at most
@@ -125,14 +125,14 @@ def _of_width(vectors_ND: Vectors, width: int) -> Vectors:
 
 
 def _taken_out(passages: Sequence[str], most: int) -> Iterator[tuple[int, str, str]]:
-    """(place of a passage, words of one of its sentences, the passage without that sentence)."""
-    rng = random.Random(0)
-    order, taken = list(range(len(passages))), 0
-    rng.shuffle(order)
-    for place in order:
+    """(place of a passage, words of one of its sentences, the passage without that sentence); drawn
+    by the passages' texts, so that their order does not matter.
+    """
+    drawn, taken = [hash64(passage) for passage in passages], 0
+    for place in sorted(range(len(passages)), key=drawn.__getitem__):
         if taken == most:
             return
-        passage = passages[place]
+        passage, rng = passages[place], random.Random(drawn[place])
         some = [text for text in sentences(passage) if count_words(text) >= LEAST_WORDS]
         sentence = rng.choice(some) if len(some) > 1 else _piece(passage, rng)
         rest = passage.replace(sentence, " ", 1)
