@@ -163,3 +163,12 @@ def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):
         again = {hit.id: hit.score for hit in index.search("abba cdcd", 30, rerank="tokens")}
         moved.append(np.mean([abs(again[name] - plain[name]) for name in plain]))
     assert moved[0] > 5 * moved[1] > 0
+
+
+def test_the_order_of_the_passages_does_not_matter():
+    texts = passages(60)
+    vectors = Letters().encode_passages(texts)
+    order = np.random.default_rng(0).permutation(60)
+    found = SentenceTest(texts, "none", 25)(Letters(), vectors)
+    shuffled = SentenceTest([texts[i] for i in order], "none", 25)(Letters(), vectors[order])
+    assert found == shuffled and found.words > 0
