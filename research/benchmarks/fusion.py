@@ -26,7 +26,7 @@ from revela.evaluation.beir import DEPTH, Collection, load_collection
 from revela.index.calibration import PRIOR, Calibration
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
-from revela.index.fusion import RRF_K, WEIGHT, _contrast
+from revela.index.fusion import RRF_K, WEIGHT, contrast
 
 MODELS = {"MiniLM": "embedded:minilm-l6", "SmolLM2 fitted": "fitted"}
 Numbers = NDArray[np.float64]
@@ -85,7 +85,7 @@ def side_of(collection: Collection, kept: Kept) -> Side:
         cosines = kept.passages[candidates] @ kept.queries[i]
         relevant = {number[name]: grade for name, grade in collection.qrels[query].items()}
         best = sorted(relevant.values(), reverse=True)[:10]
-        contrast = _contrast(dict(zip(candidates, cosines.tolist(), strict=True)), share_of)
+        cosine_of = dict(zip(candidates, cosines.tolist(), strict=True))
         found.append(
             Found(
                 cosines,
@@ -93,7 +93,7 @@ def side_of(collection: Collection, kept: Kept) -> Side:
                 np.array([sum(1 / (RRF_K + p[d]) for p in places if d in p) for d in candidates]),
                 np.array([relevant.get(d, 0) for d in candidates], float),
                 float((np.array(best) / np.log2(np.arange(len(best)) + 2)).sum()),
-                contrast / WEIGHT,
+                contrast(cosine_of, share_of),
             )
         )
     return Side(found, collection.calibrate(kept, kept.passages))

@@ -27,6 +27,11 @@ def hash64(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def evenly(count: int, most: int = 1000) -> NDArray[np.int64]:
+    """Indices of at most so many of ``count`` things, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A document of a corpus; ``metadata`` holds other fields of its row."""

@@ -11,7 +11,8 @@ from revela.errors import RevelaError
 from revela.evaluation.metrics import mean_scores, per_query
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
-from revela.index.fusion import check_weight, evenly, fuse_scores, reciprocal_rank_fusion
+from revela.index.fusion import check_weight, fuse_scores, reciprocal_rank_fusion
+from revela.types import evenly
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10), st.sampled_from([1, 90, 2**26]))

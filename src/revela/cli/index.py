@@ -67,11 +67,11 @@ def index(
     commit_every:
         Chunks per commit of --engine ray, which are encoded again after a kill.
     """
-    from revela.index.language import check_language
-
     if delete:
         _delete(out, delete, corpus)
         return
+    from revela.index.language import check_language
+
     check_language(settings.language)
     if not corpus:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")

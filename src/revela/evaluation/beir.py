@@ -7,7 +7,7 @@ and the columns query-id, corpus-id and score.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from revela.index.calibration import Calibration, SentenceTest
 from revela.index.contexts import Choice, Context, refuse_without_slots, slots_of
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
-from revela.index.fusion import check_weight, evenly, fuse_scores, reciprocal_rank_fusion
+from revela.index.fusion import check_weight, fuse_scores, reciprocal_rank_fusion
 from revela.index.language import check_language
 from revela.index.rerank import (
     READ,
@@ -38,7 +38,7 @@ from revela.index.rerank import (
     with_tokens,
 )
 from revela.settings import Precision, Retriever
-from revela.types import Encoder, Reranker, TokenEncoder, Vectors
+from revela.types import Encoder, Reranker, TokenEncoder, Vectors, evenly
 
 DEPTH = 1000  # of the dense and lexical rankings, as MAP is usually computed at 1000
 
@@ -205,7 +205,7 @@ def evaluations(
         refuse_without_slots(list(encoders.values()))
     # All folders are read before the first is scored, so that a bad one costs nothing.
     collections = {
-        name: replace(load_collection(Path(folder)), language=language)
+        name: load_collection(Path(folder), language=language)
         for name, folder in labelled(on).items()
     }
     reranking: Reranking | None = None if rerank == "heads" else rerank
@@ -234,7 +234,7 @@ def labelled(names: Sequence[str | Path]) -> dict[str, str]:
     }
 
 
-def load_collection(folder: Path, split: str = "test") -> Collection:
+def load_collection(folder: Path, split: str = "test", language: str = "auto") -> Collection:
     """Read a folder in BEIR layout; queries without a relevant document are dropped.
 
     Raises:
@@ -252,7 +252,8 @@ def load_collection(folder: Path, split: str = "test") -> Collection:
     refuse_unknown(path, "corpus-id", {d for row in qrels.values() for d in row}, corpus)
     kept = {q: qrels[q] for q in queries}
     texts = list(queries.values())
-    return Collection(folder.name, list(corpus), list(corpus.values()), list(queries), texts, kept)
+    documents = list(corpus), list(corpus.values())
+    return Collection(folder.name, *documents, list(queries), texts, kept, language)
 
 
 def sample(collection: Collection) -> list[str]:

@@ -62,22 +62,24 @@ class Task:
 class HeldOutCheck:
     """nDCG@10 of each task: of an encoder, alone and fused with BM25 by score, and of BM25.
 
+    A state is selected by both scores of an encoder: an index is searched by both, and BM25 may
+    already find what the vectors learn.
+
     Args:
         tasks: of ``tasks``.
         language: of the words, as ``BM25`` takes it.
-
-    A state is selected by both scores of an encoder: an index is searched by both, and BM25 may
-    already find what the vectors learn.
     """
 
     def __init__(self, tasks: Sequence[Task], language: str = "auto") -> None:
         self.tasks = list(tasks)
-        self._lexical = [_lexical(task, language) for task in self.tasks]
-        self._tests = list[SentenceTest]()
-        for i, task in enumerate(self.tasks):  # sibling, title and question share their passages
-            same = i and task.passages == self.tasks[i - 1].passages
-            test = self._tests[-1] if same else SentenceTest(task.passages, language, SENTENCES)
-            self._tests.append(test)
+        sides: dict[int, tuple[BM25, SentenceTest]] = {}
+        for task in self.tasks:  # sibling, title and question share their passages
+            if id(task.passages) not in sides:
+                bm25 = BM25(task.passages, language)
+                test = SentenceTest(task.passages, bm25.terms.language, SENTENCES)
+                sides[id(task.passages)] = bm25, test
+        self._lexical = [_lexical(task, sides[id(task.passages)][0]) for task in self.tasks]
+        self._tests = [sides[id(task.passages)][1] for task in self.tasks]
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
         """nDCG@10 by task, alone (its name) and with BM25 (``with_bm25`` of its name)."""
@@ -238,9 +240,8 @@ def with_bm25(task: str) -> str:
     return f"{task} + BM25"
 
 
-def _lexical(task: Task, language: str) -> list[dict[int, float]]:
+def _lexical(task: Task, bm25: BM25) -> list[dict[int, float]]:
     """BM25's ranking per query, with scores as shares of the best possible score."""
-    bm25 = BM25(task.passages, language)
     indices, scores = bm25.top_k(task.queries, DEPTH)
     best_Q1 = np.maximum(bm25.best(task.queries), TINY)[:, None]  # 0 for a query without a word
     return _rankings(task, indices, (scores / best_Q1).astype(np.float32))

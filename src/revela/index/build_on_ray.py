@@ -43,8 +43,7 @@ from revela.index.encode_corpus import (
     repeated_id,
     table_rows,
 )
-from revela.index.fusion import evenly
-from revela.index.language import LENGTH, SAMPLE, Terms
+from revela.index.language import SAMPLE, Terms
 from revela.index.manifest import Info
 from revela.index.rerank import encode_packed
 from revela.index.statistics import TermCounts
@@ -52,7 +51,7 @@ from revela.index.store import Index, as_stored
 from revela.index.table import Table, arrow_rows, table_uri
 from revela.on_ray import Cluster
 from revela.settings import Precision
-from revela.types import Document, TokenEncoder, Vectors, hash64
+from revela.types import Document, TokenEncoder, Vectors, evenly, hash64
 from revela.weights import fingerprint
 
 log = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ class SurveyedCorpus(Sequence[Document]):
         """Of the first documents of some parts, as to reach a later one costs reading up to it."""
         parts = [self.parts[i] for i in evenly(len(self.parts), SAMPLE // FIRST)]
         documents = (self.reading.documents(part, ReadReport()) for part in parts)
-        return [d.full_text[:LENGTH] for some in documents for d in itertools.islice(some, FIRST)]
+        return [d.full_text for some in documents for d in itertools.islice(some, FIRST)]
 
     @property
     def batch_characters(self) -> int:

@@ -33,9 +33,6 @@ from heapq import nlargest
 from statistics import fmean
 from typing import Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from revela.errors import RevelaError
 
 Fusion = Literal["score", "rank"]
@@ -48,14 +45,8 @@ WEIGHT = 0.5  # of w
 FIRST = 10  # scores that a gap is measured on
 LEAST_GAP = 0.01  # of the vectors
 TINY = 1e-6
-SAMPLE = 1000  # passages that a corpus is measured on
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
 DEPTH = 200  # candidates taken from each side
-
-
-def evenly(count: int, most: int = SAMPLE) -> NDArray[np.int64]:
-    """Indices of at most so many of ``count`` things, evenly spaced."""
-    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 
 
 def check_weight(weight: float | None) -> None:
@@ -85,23 +76,24 @@ def fuse_scores(
         >>> {document: round(score, 2) for document, score in fused.items()}
         {'b': 0.54, 'a': 0.34, 'c': 0.04}
     """
-    of_vectors = weight if weight is not None else 1 / (1 + odds * _contrast(cosines, shares))
+    if weight is None:
+        weight = 1 / (1 + WEIGHT * odds * contrast(cosines, shares))
     scores = {
-        item: of_vectors * cosine + (1 - of_vectors) * shares.get(item, 0.0)
+        item: weight * cosine + (1 - weight) * shares.get(item, 0.0)
         for item, cosine in cosines.items()
     }
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
 
-def _contrast(cosines: Mapping[Item, float], shares: Mapping[Item, float]) -> float:
-    """0.5 g_words / g_vectors; 0 if no candidate holds a word."""
+def contrast(cosines: Mapping[Item, float], shares: Mapping[Item, float]) -> float:
+    """g_words / g_vectors; 0 if no candidate holds a word."""
     if not shares:
         return 0.0
     mean = fmean(cosines.values())
     by_vectors = [cosine - mean for cosine in nlargest(FIRST, cosines.values())]
     by_words = nlargest(FIRST, shares.values())
     by_words += [0.0] * (len(by_vectors) - len(by_words))
-    return WEIGHT * _gap(by_words) / max(_gap(by_vectors), LEAST_GAP)
+    return _gap(by_words) / max(_gap(by_vectors), LEAST_GAP)
 
 
 def _gap(scores: Sequence[float]) -> float:

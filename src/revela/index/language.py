@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import regex
 
 from revela.errors import RevelaError
-from revela.index.fusion import evenly
+from revela.types import evenly
 
 # Code of a language -> Snowball's name.
 STEMMERS = {

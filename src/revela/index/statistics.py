@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.bm25 import best_score, idf
-from revela.index.language import CORPUS_WORDS, QUERY_WORDS
+from revela.index.language import CORPUS_WORDS
 from revela.types import hash64
 
 FILE = "statistics.safetensors"
@@ -39,10 +40,10 @@ class TermCounts:
     @classmethod
     def of(cls, terms: Iterable[Sequence[str]]) -> TermCounts:
         """Of the terms of each chunk."""
-        hash_of, counts, chunks = _Hashes(), Counter[int](), 0
+        hash_of, counts, chunks = lru_cache(CORPUS_WORDS)(hash64), Counter[int](), 0
         for found in terms:
             chunks += 1
-            counts.update({hash_of[term] for term in found})
+            counts.update(set(map(hash_of, found)))
         return cls(chunks, *_sorted_counts(counts))
 
 
@@ -63,8 +64,7 @@ class Statistics:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / FILE
-        self._hash_of = _Hashes()
-        self._hash_of_query = _Hashes(QUERY_WORDS)
+        self._hash_of = lru_cache(CORPUS_WORDS)(hash64)  # most of a corpus comes back
         self._lock = threading.Lock()  # searches in several threads share them
         self.clear()
         self.refresh()
@@ -121,7 +121,7 @@ class Statistics:
         self.changed = True
         for found in terms:
             self.chunks += times
-            for term in {self._hash_of[term] for term in found}:
+            for term in set(map(self._hash_of, found)):
                 self._pending[term] += times
         if len(self._pending) > PENDING:
             self._merge()
@@ -146,7 +146,7 @@ class Statistics:
         with self._lock:
             self._merge()
             known, counts = self._hashes, self._counts
-        hashes = np.array([self._hash_of_query[term] for term in terms], np.uint64)
+        hashes = np.array([hash64(term) for term in terms], np.uint64)
         places = np.searchsorted(known, hashes)
         found = places < len(known)
         found[found] = known[places[found]] == hashes[found]
@@ -171,16 +171,3 @@ def _sorted_counts(counts: Counter[int]) -> tuple[NDArray[np.uint64], NDArray[np
     hashes = np.fromiter(counts.keys(), np.uint64, len(counts))
     order = np.argsort(hashes)
     return hashes[order], np.fromiter(counts.values(), np.int64, len(counts))[order]
-
-
-class _Hashes(dict[str, int]):
-    """A term -> 64 bits, computed once; emptied when it holds too many."""
-
-    def __init__(self, most: int = CORPUS_WORDS) -> None:
-        self._most = most
-
-    def __missing__(self, term: str) -> int:
-        if len(self) >= self._most:
-            self.clear()
-        self[term] = hashed = hash64(term)
-        return hashed

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from revela.corpus.arrow_list import ArrowList, arrow_list
+from revela.corpus.arrow_list import ArrowList, Texts, arrow_list
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.index.calibration import Calibration
@@ -54,11 +54,10 @@ from revela.index.fusion import (
     Ranking,
     best_chunks,
     check_weight,
-    evenly,
     fuse_ranks,
     fuse_scores,
 )
-from revela.index.language import LENGTH, SAMPLE, check_language, detect
+from revela.index.language import check_language, detect
 from revela.index.manifest import Info, read_info, unfinished_in
 from revela.index.rerank import (
     READ,
@@ -456,8 +455,7 @@ class Index:
         total, new = Added(), not self.info.finished
         with writing(self.folder):
             refuse_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
-            some = evenly(len(documents), SAMPLE).tolist()
-            self.find_language([documents[i].full_text[:LENGTH] for i in some])
+            self.find_language(Texts(documents, lambda document: document.full_text))
             with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
                 for added in self.add_batches(documents):
                     total += added
@@ -468,9 +466,7 @@ class Index:
         return total
 
     def find_language(self, texts: Sequence[str]) -> None:
-        """Find the language of a new index's documents in some of them, and keep it in the
-        manifest.
-        """
+        """Find the language of a new index's documents in some of them, and keep it."""
         if self.info.language != "" or not texts:
             return
         chosen, found = self.info.settings.language, detect(texts)
@@ -594,19 +590,16 @@ class Index:
                 for some in count():
                     self._statistics.add_counts(some)
             self._miscounted = False
-        if self.info.context and new:
-            self.info = replace(self.info, context={**self.info.context, "passages": len(self)})
-        if 2 * self.info.calibration.passages <= len(self) and self.info.language is not None:
-            measured = calibrate() if calibrate else self._measured()
-            self.info = replace(self.info, calibration=replace(measured, passages=len(self)))
-            new = True
-        if new:
-            self.info = replace(self.info, finished=True)
-            self.info.save(self.folder)
+        info = replace(self.info, finished=True)
+        if new and info.context:
+            info = replace(info, context={**info.context, "passages": len(self)})
+        if 2 * info.calibration.passages <= len(self) and info.language is not None:
+            measured = calibrate() if calibrate else self.table.calibrate(self.encoder)
+            info = replace(info, calibration=replace(measured, passages=len(self)))
+        if info != self.info:
+            self.info = info
+            info.save(self.folder)
         self._statistics.save(self.table.version)
-
-    def _measured(self) -> Calibration:
-        return self.table.calibrate(self.encoder)
 
     def _count(self, added: Iterable[Sequence[str]], deleted: Sequence[str]) -> None:
         """Bring the counts of terms up to date: the passages of these terms are added, and those of

@@ -23,12 +23,12 @@ from typing import Any
 from revela.errors import QueryError, RevelaError
 from revela.files import disk_error
 from revela.index.calibration import Calibration, calibrate
-from revela.index.fusion import Ranking, evenly
+from revela.index.fusion import Ranking
 from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
 from revela.index.manifest import Info
 from revela.settings import VectorForm
 from revela.silence import silence_stderr, waiting
-from revela.types import Encoder, Value, Vectors
+from revela.types import Encoder, Value, Vectors, evenly
 
 TABLE = "chunks"
 HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
@@ -40,7 +40,8 @@ CANDIDATES = 200  # least number of candidates that are scored again by their st
 LOOKED_UP = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
 KEEP_VERSIONS = timedelta(days=1)  # for readers that opened the table before it was packed
-# LanceDB splits terms at the spaces between them and changes nothing.
+# LanceDB splits terms at the spaces between them and changes nothing; in indices of earlier
+# versions it finds the words of passages itself.
 TOKENIZER: dict[str, Any] = dict(
     base_tokenizer="whitespace",
     lower_case=False,
@@ -49,14 +50,13 @@ TOKENIZER: dict[str, Any] = dict(
     ascii_folding=False,
     max_token_length=None,
 )
-FORMER_TOKENIZER: dict[str, Any] = dict(
-    language="English",
+FORMER_TOKENIZER = TOKENIZER | dict(
+    base_tokenizer="simple",
+    lower_case=True,
     stem=True,
     remove_stop_words=True,
     custom_stop_words=ENGLISH_STOP_WORDS,
-    ascii_folding=False,
-    max_token_length=None,
-)  # of passages, in indices of earlier versions
+)
 
 
 class Table:
@@ -70,8 +70,9 @@ class Table:
 
     def __init__(self, folder: Path, info: Info, lance: Any) -> None:
         self.folder, self.info, self.lance = folder, info, lance
-        self._is_former = info.language is None
-        self._searched = "passage" if self._is_former else "terms"  # by words
+        former = info.language is None
+        self._searched = "passage" if former else "terms"  # by words
+        self._tokenizer = FORMER_TOKENIZER if former else TOKENIZER
 
     @cached_property
     def passage_terms(self) -> Terms:
@@ -122,7 +123,7 @@ class Table:
         """At most ``depth`` rows that hold terms of the text, by BM25."""
         from lancedb.query import MatchQuery
 
-        if not self._is_former:
+        if self._searched == "terms":
             text = " ".join(self.query_terms(text))
         if not text:
             return {}
@@ -224,7 +225,7 @@ class Table:
             yield from self._read_terms(self.lance.search().where(where))
 
     def _read_terms(self, query: Any) -> Iterator[list[str]]:
-        find = self.passage_terms if self._is_former else str.split
+        find = str.split if self._searched == "terms" else self.passage_terms
         with lance_errors(self.folder):
             for batch in query.select([self._searched]).to_batches(READ_ROWS):
                 yield from map(find, batch.column(self._searched).to_pylist())
@@ -236,7 +237,7 @@ class Table:
         return [_id_filter(documents[start : start + LOOKED_UP]) for start in starts]
 
     def sample_passages(self) -> list[str]:
-        """At most ``fusion.SAMPLE`` passages, evenly spaced."""
+        """At most a thousand passages, evenly spaced."""
         return [str(text) for text in self._sample("passage")["passage"].to_pylist()]
 
     def calibrate(self, encoder: Encoder) -> Calibration:
@@ -260,7 +261,7 @@ class Table:
         return texts
 
     def _sample(self, *columns: str) -> Any:
-        """At most ``fusion.SAMPLE`` rows, evenly spaced."""
+        """At most a thousand rows, evenly spaced."""
         with lance_errors(self.folder):
             taken = self.lance.take_offsets(evenly(len(self)).tolist() if len(self) else [])
             return taken.select(list(columns)).to_arrow()
@@ -339,10 +340,6 @@ class Table:
             VECTOR_INDEX: {"metric": "dot", "num_bits": 1, "num_partitions": cells},
         }
         return [(column, kind, options.get(kind, {})) for column, kind in self._lacks().items()]
-
-    @property
-    def _tokenizer(self) -> dict[str, Any]:
-        return FORMER_TOKENIZER if self._is_former else TOKENIZER
 
     def _lacks(self) -> dict[str, str]:
         """Column -> kind of its missing index: of ids, words and, in a large table, metadata and
