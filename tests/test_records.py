@@ -45,10 +45,11 @@ TINY = dict(
 ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
 GATED = dict(gate_heads=4, gate_first_layer=0.3)
 RUNS = {name: {**settings, **TINY} for name, settings in presets().items()}
-for name in ("gated", "paper", "gains"):
+for name in ("gated", "paper", "paper-code", "gains"):
     RUNS[name] |= GATED
 RUNS["paper"] |= dict(groups_per_step=2)
 RUNS["dream"] |= ASKED
+RUNS["dream-paper"] |= ASKED
 RUNS["attention"] |= ASKED
 RUNS["infonce"] |= dict(queries="title")
 RUNS["crop"] |= dict(crop_window=40)
