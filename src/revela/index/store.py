@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +70,7 @@ from revela.index.rerank import (
     with_tokens,
 )
 from revela.index.statistics import Statistics, TermCounts
-from revela.index.table import Table
+from revela.index.table import COMMIT, REPLACING, Table
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_missing
 from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
@@ -228,6 +229,9 @@ class Index:
                 "text; make it again with revela index to mend both"
             )
         index = cls(folder, info, Table.open(folder, info), encoder, model, precision, lm, weight)
+        if (folder / REPLACING).is_file():
+            with suppress(RevelaError, OSError), writing(folder):  # or who writes will settle it
+                index.table.settle()
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
         return index
@@ -496,11 +500,10 @@ class Index:
         """``add`` without its lock and without ``finish``: each batch is yielded once it is safe on
         disk. The documents have ids of their own.
         """
-        settings = self.info.settings
-        before = self.table.as_it_is() if len(self) else None
+        settings, before = self.info.settings, self.begin_adding()
         for batch in commits(documents):
             digests = {document.id: digest_of(document, settings.chunk_words) for document in batch}
-            present = before.digests(list(digests)) if before else {}
+            present = before.digests(list(digests))
             changed = [d for d in batch if present.get(d.id) != digests[d.id]]
             rows, cut = table_rows(changed, digests, self.info, self.folder), 0
             replaced = [document.id for document in changed if document.id in present]
@@ -514,9 +517,10 @@ class Index:
                     vectors = self.encoder.encode_passages(passages)
                 vectors = as_stored(vectors, self.info, self.folder)
                 terms = [self.table.passage_terms(passage) for passage in passages]
-                self._count(terms, replaced)
                 rows["terms"] = [" ".join(found) for found in terms]
-                self.table.write(rows, vectors, tokens, replaced)
+                former, gone = before.find(replaced)
+                with self._counting([TermCounts.of(terms)], gone):
+                    self.table.write(rows, vectors, tokens, former)
             new, unchanged = len(changed) - len(replaced), len(batch) - len(changed)
             yield Added(new, len(replaced), unchanged, len(rows["id"]), cut)
 
@@ -532,16 +536,18 @@ class Index:
         if not (wanted := list(dict.fromkeys(ids))):
             return 0
         with writing(self.folder):
+            self.table.settle()
             known = self.table.digests(wanted)
             if missing := [name for name in wanted if name not in known]:
                 raise RevelaError(
                     f"{self.folder} has no document {', '.join(missing[:3])}: "
                     "nothing was deleted; give ids as revela search --json shows them"
                 )
-            self._count([], wanted)
-            deleted = self.table.delete(wanted)
+            numbers, gone = self.table.find(wanted)
+            with self._counting([], gone):
+                self.table.delete(numbers)
             self.finish()
-        return deleted
+        return len(numbers)
 
     def commit_written(
         self, commit: Callable[[], int], terms: Iterable[TermCounts], replaced: Sequence[str]
@@ -553,10 +559,8 @@ class Index:
             terms: of the new rows.
             replaced: ids of documents whose former rows the commit deletes.
         """
-        self._count([], replaced)
-        for some in terms:
-            self._statistics.add_counts(some)
-        version = commit()
+        with self._counting(terms, self.table.find(replaced)[1]):
+            version = commit()
         if not self._miscounted:  # a file that is old says so to the next process
             self._statistics.save(version)
         return version
@@ -568,6 +572,7 @@ class Index:
         calibrate: Callable[[], Calibration] | None = None,
     ) -> None:
         """Pack the table, bring its indices and the statistics up to date, and let it be searched.
+        A large table of which little has changed is left as it is, so that this costs little.
 
         ``add`` and ``delete`` do it; after ``add_batches`` call it once, under the lock.
 
@@ -578,17 +583,16 @@ class Index:
         """
         self._check_count()
         new = not self.info.finished
-        if pack:
-            pack()
-        else:
-            self.table.pack(new)
+        whole = self.table.is_worth_packing(self._statistics.changes)
+        if whole := whole or new or self._miscounted:
+            if pack:
+                pack()
+            else:
+                self.table.pack(new)
         if self._miscounted:
             self._statistics.clear()
-            if count is None:
-                self._statistics.add(self.table.terms())
-            else:
-                for some in count():
-                    self._statistics.add_counts(some)
+            for some in count() if count else [TermCounts.of(self.table.terms())]:
+                self._statistics.add(some)
             self._miscounted = False
         info = replace(self.info, finished=True)
         if new and info.context:
@@ -599,23 +603,38 @@ class Index:
         if info != self.info:
             self.info = info
             info.save(self.folder)
-        self._statistics.save(self.table.version)
+        self._statistics.save(self.table.version, whole)
 
-    def _count(self, added: Iterable[Sequence[str]], deleted: Sequence[str]) -> None:
-        """Bring the counts of terms up to date: the passages of these terms are added, and those of
-        these documents deleted.
+    def begin_adding(self) -> Table:
+        """The table for look-ups while documents are added, as it is now (``Table.as_it_is``), once
+        it is sure that no killed process has left it half changed.
+        """
+        self.table.settle()
+        self._check_count()
+        before = self.table.as_it_is()
+        self._statistics.describe(before.version)
+        return before
+
+    @contextmanager
+    def _counting(self, added: Iterable[TermCounts], gone: TermCounts) -> Iterator[None]:
+        """While open, a commit is made. Then, and not before, as it may fail, the terms of the new
+        rows are counted, and those of the deleted ones no more.
         """
         self._check_count()
-        if deleted:
-            self._statistics.add(self.table.terms_of(deleted), times=-1)
-        self._statistics.add(added)
+        yield
+        chunks = gone.chunks
+        self._statistics.add(gone, times=-1)
+        for some in added:
+            chunks += some.chunks
+            self._statistics.add(some)
+        self._statistics.describe(self.table.version, max(chunks, COMMIT))
 
     def _check_count(self) -> None:
         """Note if the counts are not those of the table: a run was killed before it could save
-        them, or their file was removed.
+        them, a commit failed when half of it was made, or their file was removed.
         """
-        saved = self._statistics
-        if not saved.changed and saved.version != self.table.version and len(self):
+        counted = self._statistics
+        if counted.version != self.table.version and (len(self) or counted.chunks):
             self._miscounted = True
 
 
