@@ -306,6 +306,42 @@ def test_one_hit_a_document_with_its_best_chunk(tmp_path):
     )
 
 
+def test_fewer_documents_than_asked_for_are_not_read_again_and_again(tmp_path, monkeypatch):
+    """Books of many chunks: they are asked for again without those that were found."""
+    monkeypatch.setattr("revela.index.store.DEPTH", 20)
+    rng, read, ranked = np.random.default_rng(0), [], table.Table._ranking
+    books = [
+        Document(f"b'{i}", " ".join(f"title {''.join(words)}." for words in chunks))
+        for i, chunks in enumerate(rng.choice(list("abcdefgh"), size=(9, 60, 4)))
+    ]
+    index = build(tmp_path / "index", books)
+
+    def counted(*arguments):
+        found = ranked(*arguments)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(table.Table, "_ranking", counted)
+    for ask in (
+        dict(mode="dense"),
+        dict(mode="lexical"),
+        dict(fusion="rank"),
+        dict(),
+        dict(where="id != 'b''4' -- ours"),
+    ):
+        read.clear()
+        hits = index.search("title abba", 10, **ask)
+        assert len(hits) == len({hit.id for hit in hits}) == (8 if "where" in ask else 9), ask
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert sum(read) < len(index), "each row is read once at most"
+        if "mode" in ask:
+            best = {
+                name: (text, score) for name, text, score in oracle(books, "title abba", **ask, k=9)
+            }
+            for hit in hits:
+                assert hit.score == pytest.approx(best[hit.id][1], abs=1e-5)
+
+
 def test_filters(index):
     hits = index.search("abba", 40, "dense", "year > 2020 and year < 2024")
     assert {h.id for h in hits} == {d.id for d in DOCS if 2020 < d.metadata["year"] < 2024}
@@ -542,7 +578,7 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
         found = looked_up.digests([document.id for document in DOCS])
         assert found.keys() == {d.id for d in (DOCS if added else DOCS[:30])}
         assert looked_up.lance.index_stats("id_idx").num_unindexed_rows == 0
-        plan = looked_up.lance.search().where(table._id_filter(["d1", "d2"])).explain_plan()
+        plan = looked_up.lance.search().where(table.id_filter(["d1", "d2"])).explain_plan()
         assert "ScalarIndexQuery" in plan
     assert rows_of(made) == wanted_rows(DOCS)
 

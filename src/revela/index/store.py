@@ -57,6 +57,7 @@ from revela.index.fusion import (
     check_weight,
     fuse_ranks,
     fuse_scores,
+    joined,
 )
 from revela.index.language import check_language, detect
 from revela.index.manifest import Info, read_info, unfinished_in
@@ -70,7 +71,7 @@ from revela.index.rerank import (
     with_tokens,
 )
 from revela.index.statistics import Statistics, TermCounts
-from revela.index.table import COMMIT, REPLACING, Table
+from revela.index.table import COMMIT, REPLACING, Table, id_filter
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_missing
 from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
@@ -360,19 +361,23 @@ class Index:
         Raises:
             KeyError: a row is gone.
         """
+        rankings: list[Ranking] = [{}] * (1 + (mode == "hybrid"))
+        others = where
         while True:
-            rankings = []
-            if vector is not None:
-                rankings.append(self.table.nearest(vector, depth, where))
+            found = [] if vector is None else [self.table.nearest(vector, depth, others)]
             if mode != "dense":
-                rankings.append(self.table.matching(query, depth, where))
-            if vector is not None and mode == "hybrid" and fusion == "score":
-                rankings = [self._fuse(query, vector, *rankings)]
-            both = len(rankings) > 1
-            best, scores = fuse_ranks(rankings) if both else best_chunks(rankings[0])
-            if len(scores) >= k or all(len(ranking) < depth for ranking in rankings):
-                return best, scores
-            depth *= 4  # a few long documents fill the lists
+                found.append(self.table.matching(query, depth, others))
+            rankings = [joined(*pair) for pair in zip(rankings, found, strict=True)]
+            known = {document for ranking in rankings for document, _ in ranking.values()}
+            if len(known) >= k or all(len(ranking) < depth for ranking in found):
+                break
+            # A few long documents fill the lists: ask again without them.
+            others = f"not {id_filter(known)}" + (f" and ({where}\n)" if where else "")
+        if vector is None or mode == "dense":
+            return best_chunks(rankings[0])
+        if fusion == "rank":
+            return fuse_ranks(rankings)
+        return best_chunks(self._fuse(query, vector, *rankings))
 
     def _fuse(self, query: str, vector: Vectors, nearest: Ranking, matching: Ranking) -> Ranking:
         """Both rankings of chunks as one, by score (``fusion.fuse_scores``)."""

@@ -248,7 +248,7 @@ class Table:
     def id_filters(documents: Sequence[str]) -> list[str]:
         """SQL filters that hold for the rows of these documents, some documents each."""
         starts = range(0, len(documents), LOOKED_UP)
-        return [_id_filter(documents[start : start + LOOKED_UP]) for start in starts]
+        return [id_filter(documents[start : start + LOOKED_UP]) for start in starts]
 
     def sample_passages(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""
@@ -269,7 +269,7 @@ class Table:
                 ids += batch.column("id").to_pylist()
             texts = []
             for name in rng.sample(sorted(ids), min(count, len(ids))):
-                query = self.lance.search().where(_id_filter([name])).select(["title", "passage"])
+                query = self.lance.search().where(id_filter([name])).select(["title", "passage"])
                 row = rng.choice(query.limit(len(self)).to_list())
                 texts.append(row["passage"][len(row["title"]) :].strip())
         return texts
@@ -445,7 +445,7 @@ def _vector_index(form: VectorForm) -> Any:
     return {"float32": HnswFlat, "int8": HnswSq}[form](distance_type="dot")
 
 
-def _id_filter(documents: Iterable[str]) -> str:
+def id_filter(documents: Iterable[str]) -> str:
     """SQL that holds for the rows of these documents."""
     quoted = ("'{}'".format(name.replace("'", "''")) for name in documents)
     return f"id in ({', '.join(quoted)})"
