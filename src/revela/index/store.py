@@ -73,7 +73,7 @@ from revela.index.rerank import (
 from revela.index.statistics import Statistics, TermCounts
 from revela.index.table import COMMIT, REPLACING, Table, id_filter
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
-from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_missing
+from revela.types import Document, Hit, QueryTokens, Reranker, TokenEncoder, Vectors, is_missing
 from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
 
 log = logging.getLogger(__name__)
@@ -291,6 +291,7 @@ class Index:
         fusion: Fusion = "score",
         rerank: Rerank | Reranker | None = None,
         vector: Vectors | None = None,
+        tokens: QueryTokens | None = None,
     ) -> list[Hit]:
         """The k best documents, best first, each with its best chunk.
 
@@ -308,6 +309,7 @@ class Index:
                 (rerank.py), which the model reads now unless the index keeps them; or 20 by the
                 "heads" of a language model (listwise.py), or by another re-ranker.
             vector: of the query, (D,), if it is known already.
+            tokens: of the query, to re-rank by, if they are known already.
 
         Raises:
             RevelaError: the query is empty, the filter is wrong, two options exclude each other,
@@ -315,12 +317,15 @@ class Index:
         """
         where = where_sql(where or "", self.info.columns)
         _refuse(query, mode, where, fusion, rerank)
+        if rerank == "tokens":
+            tokens = tokens or self.encoder.query_tokens([query])[0]
+            vector = tokens.vector
         if mode == "lexical":
             vector = None
         else:
             found = self.encoder.encode_queries([query]) if vector is None else vector[None]
             vector = as_stored(found, self.info, self.folder)[0]
-        reranker = self._heads if rerank == "heads" else rerank
+        reranker = tokens if rerank == "tokens" else self._heads if rerank == "heads" else rerank
         first = max(k, DEPTH) if mode == "hybrid" else max(2 * k, RERANKED if rerank else 0)
         while True:
             version = self.table.version
@@ -394,27 +399,24 @@ class Index:
         query: str,
         best: Mapping[str, int],
         scores: Mapping[str, float],
-        reranker: Literal["tokens"] | Reranker,
+        reranker: QueryTokens | Reranker,
     ) -> dict[str, float]:
         """Documents' scores, best first, with the first documents in another order.
 
         Raises:
             KeyError: a row is gone.
         """
-        keeps_tokens = reranker == "tokens" and self.info.settings.keep_tokens
-        column = "tokens" if keeps_tokens else "passage"
-        numbers = [
-            best[name] for name in list(scores)[: RERANKED if reranker == "tokens" else READ]
-        ]
+        by_tokens = isinstance(reranker, QueryTokens)
+        column = "tokens" if by_tokens and self.info.settings.keep_tokens else "passage"
+        numbers = [best[name] for name in list(scores)[: RERANKED if by_tokens else READ]]
         rows = self.table.rows(numbers, [column])
         found: list[Any] = [rows[number][column] for number in numbers]
-        if reranker != "tokens":
+        if not isinstance(reranker, QueryTokens):
             return with_reranker(query, scores, found, reranker)
-        tokens = found if keeps_tokens else encode_packed(self.encoder, found)[1]
+        tokens = found if column == "tokens" else encode_packed(self.encoder, found)[1]
         weights = term_weights(query, self.table.query_terms, self._statistics.current().idf)
-        again = with_tokens(
-            query, list(scores.values()), tokens, self.encoder, weights, self.calibration.odds
-        )
+        odds = self.calibration.odds
+        again = with_tokens(reranker, list(scores.values()), tokens, weights, odds)
         return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
 
     @property
