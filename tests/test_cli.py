@@ -366,9 +366,20 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
         ),
         (["index", "--out", "{tmp}/index"], "give a corpus to index"),
         (["index", "{tmp}", "--out", "{tmp}", "--append"], "is not an index"),
-        (
-            ["index", "{tmp}", "--out", "{tmp}", "--delete", "d1"],
-            "--delete takes ids and no corpus",
+        *(
+            (["index", "--out", "{tmp}", *more, "--delete", "d1"], "--delete takes ids and no corp")
+            for more in (
+                ("{tmp}",),
+                ("--append",),
+                ("--model", "x"),
+                ("--metadata", "year"),
+                ("--context", "none"),
+                ("--keep-tokens",),
+                ("--text-field", "body"),
+                ("--precision", "fp32"),
+                ("--workers", "2"),
+                ("--commit-every", "9"),
+            )
         ),
         (["search", "{tmp}", "query", "--top", "0"], "--top 0 is no number of results"),
         (["search", "{tmp}", "query"], "is not an index"),

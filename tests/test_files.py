@@ -75,6 +75,23 @@ def test_links_modes_and_long_names_stay(tmp_path):
     assert long.read_text() == "x"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no umask")
+@pytest.mark.parametrize(("umask", "file", "folder"), [(0o22, 0o644, 0o755), (0o77, 0o600, 0o700)])
+def test_new_files_are_as_readable_as_the_umask_says(tmp_path, umask, file, folder):
+    """Whatever the library that writes them thinks, as safetensors does."""
+    paths = [tmp_path / "counts", tmp_path / "model" / "weights", tmp_path / "model"]
+    before = os.umask(umask)
+    try:
+        with atomic_write(paths[0]) as temporary:
+            temporary.touch(0o600)
+        with atomic_write(paths[2]) as temporary:
+            temporary.mkdir()
+            (temporary / "weights").touch(0o600)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in paths] == [file, file, folder]
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
 def test_a_pipe_is_written_to(tmp_path):
     pipe = tmp_path / "pipe"

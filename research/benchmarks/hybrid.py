@@ -29,7 +29,7 @@ from revela.index.listwise import QueryHeads, load_query_heads
 from revela.index.rerank import READ, encode_packed, with_reranker
 from revela.retriever.encode import RetrieverEncoder, load_encoder
 from revela.settings import Recipe
-from revela.types import Vectors
+from revela.types import QueryTokens, Vectors
 from revela.weights import resolve
 
 MAX_TOKENS = 256
@@ -86,7 +86,7 @@ class Kept:
         """
         part = slice(self.given, self.given + len(texts))
         self.given = part.stop
-        width = 8 * -(-self.encoder.query_tokens("a")[0].shape[1] // 8)
+        width = 8 * -(-self.encoder.query_tokens(["a"])[0].tokens.shape[1] // 8)
         packed = [
             self.bits[first:past]
             for first, past in zip(self.ends[part], self.ends[1:][part], strict=True)
@@ -94,8 +94,8 @@ class Kept:
         signs = [np.unpackbits(bits).reshape(-1, width) * np.float32(2) - 1 for bits in packed]
         return self.passages[part], signs
 
-    def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]:
-        return self.encoder.query_tokens(query)
+    def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
+        return self.encoder.query_tokens(queries)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import glob
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -121,6 +122,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
             yield temporary
             if path.is_file():
                 temporary.chmod(path.stat().st_mode)
+            else:
+                make_readable(Path(hidden))
             flush(temporary)
             temporary.replace(path)
             _flush_one(path.parent)
@@ -166,6 +169,12 @@ def _flush_one(path: Path) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Let everybody read what is in a folder: safetensors writes files for their owner only."""
+    """Let those read what is in a folder whom the umask lets read new files: safetensors writes
+    files for their owner only.
+    """
+    new = folder / ".new"
+    new.mkdir()
+    mode = stat.S_IMODE(new.stat().st_mode)
+    new.rmdir()
     for path in folder.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+        path.chmod(mode if path.is_dir() else mode & 0o666)

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,16 @@ class Encoder(Protocol):
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors: ...
 
 
+class QueryTokens(NamedTuple):
+    """A query as an encoder reads it: its vector, (D,), the vectors of its tokens, (T, W), and each
+    token's span in the query: its first character, and the one past its last.
+    """
+
+    vector: Vectors
+    tokens: Vectors
+    spans: Sequence[tuple[int, int]]
+
+
 @runtime_checkable
 class TokenEncoder(Encoder, Protocol):
     """An encoder that also gives a unit vector per token, (T, W) float32, for late interaction."""
@@ -98,7 +108,7 @@ class TokenEncoder(Encoder, Protocol):
         self, texts: Sequence[str], progress: bool = False
     ) -> tuple[Vectors, list[Vectors]]: ...
 
-    def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]: ...
+    def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]: ...
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from revela.index.fusion import DEPTH, fuse_scores, reciprocal_rank_fusion
 from revela.index.manifest import Info
 from revela.index.store import Index
 from revela.settings import Indexing
-from revela.types import Document
+from revela.types import Document, QueryTokens
 
 WORDS = 3
 
@@ -42,10 +42,10 @@ class Letters:
         """A token is a word, in the letters that it has."""
         return self.encode_passages(texts), [self._tokens(text) for text in texts]
 
-    def query_tokens(self, query):
-        return self._tokens(query), [
-            (word.start(), word.end()) for word in re.finditer(r"\S+", query)
-        ]
+    def query_tokens(self, queries):
+        spans = [[word.span() for word in re.finditer(r"\S+", query)] for query in queries]
+        read = (self.encode_queries(queries), map(self._tokens, queries), spans)
+        return [QueryTokens(*found) for found in zip(*read, strict=True)]
 
     @staticmethod
     def _tokens(text):

@@ -66,10 +66,10 @@ def test_a_token_weighs_as_its_word():
 
 
 def test_scores_are_added_and_those_that_were_not_read_again_count_as_unmet():
-    query_TW, _ = Letters().query_tokens("abab cdcd")
+    (query,) = Letters().query_tokens(["abab cdcd"])
     packed = [packed_signs(Letters._tokens(text)) for text in ("abab", "cdcd abab")]
-    matched = late_interaction(query_TW, np.ones(2), packed)
-    again = with_tokens("abab cdcd", [0.5, 0.4, 0.3], packed, Letters(), [(0, 9, 1.0)])
+    matched = late_interaction(query.tokens, np.ones(2), packed)
+    again = with_tokens(query, [0.5, 0.4, 0.3], packed, [(0, 9, 1.0)])
     assert matched[1] > matched[0]
     assert again == pytest.approx(
         [(0.5 + WEIGHT * matched[0]) / 1.75, (0.4 + WEIGHT * matched[1]) / 1.75, 0.3 / 1.75]
@@ -94,7 +94,7 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
         ]
         bm25 = BM25(passages)
         weights = term_weights(query, bm25.terms, bm25.idf)
-        query_TW, spans = Letters().query_tokens(query)
+        ((_, query_TW, spans),) = Letters().query_tokens([query])
         matched = naive(
             query_TW, token_weights(spans, weights), [Letters._tokens(text) for text in texts]
         )
@@ -103,6 +103,28 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
             for hit, m in zip(hits[0], matched, strict=True)
         ]
         np.testing.assert_allclose([hit.score for hit in hits[0]], wanted, rtol=1e-5)
+
+
+class WithTokens(Letters):
+    """Whose queries are to be encoded with their tokens, and not once more."""
+
+    def query_tokens(self, queries):
+        self.seen += queries
+        return Letters().query_tokens(queries)
+
+    def encode_queries(self, texts, progress=False):
+        raise AssertionError
+
+
+def test_a_query_is_encoded_once(tmp_path):
+    index = build(tmp_path / "index", DOCS, keep_tokens=True)
+    wanted = [hit.id for hit in index.search("abba abab", 10, rerank="tokens")]
+    index._encoder = WithTokens()
+    (known,) = Letters().query_tokens(["abba abab"])
+    for given, seen in ((None, ["abba abab"]), (known, [])):
+        index._encoder.seen.clear()
+        hits = index.search("abba abab", 10, rerank="tokens", tokens=given)
+        assert [hit.id for hit in hits] == wanted and index._encoder.seen == seen
 
 
 def test_tokens_come_and_go_with_their_documents(tmp_path):

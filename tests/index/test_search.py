@@ -31,6 +31,17 @@ def test_top_k_is_a_full_sort_cut_off(count, k, seed, scores_at_a_time):
     np.testing.assert_allclose(scores, np.take_along_axis(full, want, 1), rtol=1e-5, atol=1e-6)
 
 
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 3), st.integers(0, 10))
+def test_of_passages_that_tie_the_first_are_nearest(count, k, values, seed):
+    rng = np.random.default_rng(seed)
+    queries = np.ones((2, 1), np.float32)
+    passages = rng.integers(values, size=(count, 1)).astype(np.float32)
+    indices, scores = top_k(queries, passages, k)
+    want = np.argsort(-passages[:, 0], kind="stable")[:k]
+    np.testing.assert_array_equal(indices, [want, want])
+    np.testing.assert_array_equal(scores[0], passages[want, 0])
+
+
 def test_fusion_by_hand():
     fused = reciprocal_rank_fusion([[5, 7], [7, 9]], k=60)
     assert list(fused) == [7, 5, 9]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import threading
 import tracemalloc
 from dataclasses import replace
 
@@ -14,11 +16,11 @@ from letters import Letters, build, documents, extend, oracle, reopen, rows_of, 
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.index import table
-from revela.index.bm25 import BM25
+from revela.index.bm25 import BM25, idf
 from revela.index.encode_corpus import metadata_columns
 from revela.index.fusion import reciprocal_rank_fusion
 from revela.index.manifest import INFO, Info
-from revela.index.statistics import FILE
+from revela.index.statistics import CHANGES, FILE, Statistics, TermCounts
 from revela.index.store import Index
 from revela.retriever.encode import load_encoder
 from revela.settings import Indexing
@@ -117,6 +119,132 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
         )
 
 
+class Broken(Exception):
+    pass
+
+
+def broken(*_):
+    raise Broken
+
+
+CHANGED = [Document("d3", "hhhh."), Document("d5", DOCS[5].text + " gggg.", DOCS[5].title)]
+
+
+@pytest.mark.parametrize("at", ["write", "delete"])
+def test_what_could_not_be_written_is_not_counted(tmp_path, monkeypatch, at):
+    made = build(tmp_path / "index", DOCS[:20])
+    with monkeypatch.context() as patch, pytest.raises(Broken):
+        patch.setattr(table.Table, at, broken)
+        extend(made, CHANGED)
+    extend(made, [*CHANGED, DOCS[20]])
+    now = [*(d for d in DOCS[:21] if d.id not in ("d3", "d5")), *CHANGED]
+    assert rows_of(made) == wanted_rows(now)
+    texts, query = [text for *_, text in wanted_rows(now)], "hhhh gggg title"
+    for index in (made, reopen(tmp_path / "index")):
+        assert index._statistics.chunks == len(texts)
+        best = index._statistics.best(index.table.query_terms(query))
+        assert best == pytest.approx(BM25(texts, index.info.language).best([query])[0])
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_a_kill_while_documents_are_replaced_loses_nothing(tmp_path, monkeypatch, added):
+    """Before the new rows are in, and before the former ones are deleted."""
+    made = build(tmp_path / "index", DOCS[:20])
+    with monkeypatch.context() as patch, pytest.raises(Broken):
+        patch.setattr(table.Table, "delete", broken)
+        if not added:
+            patch.setattr(made.table.lance, "add", broken)
+        extend(made, CHANGED)
+    left = wanted_rows([*DOCS[:20], *CHANGED]) if added else wanted_rows(DOCS[:20])
+    assert rows_of(made) == left and (tmp_path / "index" / table.REPLACING).is_file()
+    with writing(tmp_path / "index"):
+        assert rows_of(reopen(tmp_path / "index")) == left, "another process may be writing"
+    now = [*(d for d in DOCS[:20] if d.id not in ("d3", "d5")), *CHANGED]
+    reader = reopen(tmp_path / "index")
+    assert rows_of(reader) == wanted_rows(now if added else DOCS[:20])
+    assert extend(made, [*now, DOCS[20]]).replaced == (0 if added else 2)
+    assert rows_of(reader) == wanted_rows([*now, DOCS[20]])
+    assert not (tmp_path / "index" / table.REPLACING).exists()
+
+
+def test_one_that_is_open_settles_what_another_left_when_it_was_killed(tmp_path, monkeypatch):
+    made, other = build(tmp_path / "index", DOCS[:20]), reopen(tmp_path / "index")
+    with monkeypatch.context() as patch, pytest.raises(Broken):
+        patch.setattr(table.Table, "delete", broken)
+        extend(other, CHANGED)
+    made.delete(["d7"])
+    now = [*(d for d in DOCS[:20] if d.id not in ("d3", "d5", "d7")), *CHANGED]
+    assert rows_of(made) == wanted_rows(now)
+
+
+def test_a_replaced_document_may_have_been_what_another_is_now(tmp_path):
+    """Digests are of what is in a document, and not of its id."""
+    first, second = Document("a", "abba."), Document("b", "cddc.")
+    made = build(tmp_path / "index", [first, second])
+    swapped = [Document("a", "cddc."), Document("b", "abba.")]
+    assert extend(made, swapped).replaced == 2 and rows_of(made) == wanted_rows(swapped)
+
+
+def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "EXACT_BELOW", 50)
+    monkeypatch.setattr(table, "UNPACKED", 100)
+    folder, packed = tmp_path / "index", []
+    monkeypatch.setattr(table.Table, "pack", lambda *a, p=table.Table.pack: packed.append(p(*a)))
+    build(folder, DOCS)
+    whole = (folder / FILE).read_bytes()
+    reader, new = reopen(folder), Document("new", "hhhh hghg fafa.")
+    now = [*(d for d in DOCS if d.id not in ("d3", "d5", "d7")), *CHANGED, new]
+    assert reader.search("hhhh hghg fafa", 1, "lexical") == []
+    extend(reopen(folder), [*CHANGED, new])  # and another process deletes
+    reopen(folder).delete(["d7"])
+    assert len(packed) == 1 and (folder / FILE).read_bytes() == whole
+    texts = [text for *_, text in wanted_rows(now)]
+    for index in (reader, reopen(folder)):
+        assert rows_of(index) == wanted_rows(now)
+        assert index.search("hhhh hghg fafa", 1)[0].id == "new"
+        assert index.search("hhhh hghg fafa", 1, "lexical")[0].id == "new"
+        assert index.search("fafa hghg", 1, "dense", "id in ('new', 'd7')")[0].id == "new"
+        assert index._statistics.chunks == len(texts) and not index._miscounted
+        best = index._statistics.best(index.table.query_terms("hhhh gggg title"))
+        assert best == pytest.approx(BM25(texts, "en").best(["hhhh gggg title"])[0])
+    extend(reopen(folder), [Document("more", "gaga.")])
+    assert len(packed) == 2, "each of three commits counts as 40 chunks"
+    assert (folder / FILE).read_bytes() != whole
+    extend(reopen(folder), [Document("last", "gaga.")])
+    index = reopen(folder)
+    assert len(packed) == 2 and index._statistics.chunks == len(index) == len(texts) + 2
+    (folder / CHANGES).write_bytes(b"no")
+    with pytest.raises(RevelaError, match=r"changes.* is damaged .*made again by revela index"):
+        reopen(folder)
+    (folder / CHANGES).unlink()
+    extend(reopen(folder), [])
+    assert len(packed) == 3 and reopen(folder)._statistics.chunks == len(index), "counted again"
+
+
+def test_terms_are_counted_while_others_search(tmp_path):
+    statistics, terms = Statistics(tmp_path), [f"w{i}" for i in range(50)]
+    interval, done = sys.getswitchinterval(), threading.Event()
+
+    def search():
+        while not done.is_set():
+            statistics.refresh()
+            statistics.best(terms)
+
+    sys.setswitchinterval(1e-6)
+    searching = [threading.Thread(target=search) for _ in range(2)]
+    try:
+        for thread in searching:
+            thread.start()
+        for _ in range(3000):
+            statistics.add(TermCounts.of([terms]))
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        for thread in searching:
+            thread.join()
+    assert statistics.idf(terms).tolist() == [idf(np.array([3000]), 3000)[0]] * 50
+
+
 def test_words_of_queries_are_not_kept_without_end(index):
     statistics = reopen(index.folder)._statistics
     find = reopen(index.folder).table.query_terms
@@ -176,6 +304,42 @@ def test_one_hit_a_document_with_its_best_chunk(tmp_path):
     assert made.search("cccc", 1, "lexical")[0] == Hit(
         "other", pytest.approx(1, abs=5), "about", "cccc cccc."
     )
+
+
+def test_fewer_documents_than_asked_for_are_not_read_again_and_again(tmp_path, monkeypatch):
+    """Books of many chunks: they are asked for again without those that were found."""
+    monkeypatch.setattr("revela.index.store.DEPTH", 20)
+    rng, read, ranked = np.random.default_rng(0), [], table.Table._ranking
+    books = [
+        Document(f"b'{i}", " ".join(f"title {''.join(words)}." for words in chunks))
+        for i, chunks in enumerate(rng.choice(list("abcdefgh"), size=(9, 60, 4)))
+    ]
+    index = build(tmp_path / "index", books)
+
+    def counted(*arguments):
+        found = ranked(*arguments)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(table.Table, "_ranking", counted)
+    for ask in (
+        dict(mode="dense"),
+        dict(mode="lexical"),
+        dict(fusion="rank"),
+        dict(),
+        dict(where="id != 'b''4' -- ours"),
+    ):
+        read.clear()
+        hits = index.search("title abba", 10, **ask)
+        assert len(hits) == len({hit.id for hit in hits}) == (8 if "where" in ask else 9), ask
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert sum(read) < len(index), "each row is read once at most"
+        if "mode" in ask:
+            best = {
+                name: (text, score) for name, text, score in oracle(books, "title abba", **ask, k=9)
+            }
+            for hit in hits:
+                assert hit.score == pytest.approx(best[hit.id][1], abs=1e-5)
 
 
 def test_filters(index):
@@ -404,6 +568,7 @@ def test_an_empty_index_finds_nothing(tmp_path):
 def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkeypatch):
     """So that a look-up takes as long in a large table as in a small one (scale.py measures it)."""
     monkeypatch.setattr(table, "EXACT_BELOW", 50)
+    monkeypatch.setattr(table, "UNPACKED", 5)
     made = build(tmp_path / "index", DOCS[:30])
     with writing(made.folder):
         made.table.lance.drop_index("id_idx")  # as a killed first run leaves it
@@ -413,7 +578,7 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
         found = looked_up.digests([document.id for document in DOCS])
         assert found.keys() == {d.id for d in (DOCS if added else DOCS[:30])}
         assert looked_up.lance.index_stats("id_idx").num_unindexed_rows == 0
-        plan = looked_up.lance.search().where(table._id_filter(["d1", "d2"])).explain_plan()
+        plan = looked_up.lance.search().where(table.id_filter(["d1", "d2"])).explain_plan()
         assert "ScalarIndexQuery" in plan
     assert rows_of(made) == wanted_rows(DOCS)
 

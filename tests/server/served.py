@@ -154,15 +154,21 @@ class Slow:
         self.batches.append((role, list(texts)))
         self.begun.set()
         assert self.open.wait(120)
-        return (self.encoder.encode_queries if role == "query" else self.encoder.encode_passages)(
-            texts
-        )
+        encode = {
+            "query": self.encoder.encode_queries,
+            "passage": self.encoder.encode_passages,
+            "query with tokens": self.encoder.query_tokens,
+        }
+        return encode[role](texts)
 
     def encode_queries(self, texts, progress=False):
         return self._encode("query", texts)
 
     def encode_passages(self, texts, progress=False):
         return self._encode("passage", texts)
+
+    def query_tokens(self, queries):
+        return self._encode("query with tokens", queries)
 
     def stop(self) -> None:
         self.open.clear()

@@ -762,6 +762,32 @@ def test_search_reranks_by_tokens_and_fuses_as_asked(server, index, encoder):
     )
 
 
+def test_reranking_by_tokens_encodes_its_query_once_in_the_queue_of_all(
+    make_service, slow, index, monkeypatch
+):
+    """In one batch with a query whose tokens nobody wants."""
+    asked = [{"query": f"word{i} ocean01", "k": 5} for i in range(2)]
+    asked[1]["rerank"] = "tokens"
+    wanted = [index.search(a["query"], 5, rerank=a.get("rerank")) for a in asked]
+    monkeypatch.setattr(index, "_encoder", None)  # which only the batcher may use
+    with running(make_service(encoder=slow)) as server, ThreadPoolExecutor(3) as pool:
+        slow.stop()
+        pool.submit(post, server, EMBEDDINGS, embedding())
+        assert slow.begun.wait(60)
+        answers = [pool.submit(post, server, SEARCH, json.dumps(a)) for a in asked]
+        both = sum(server.service.count["query"]([a["query"] for a in asked]))
+        while server.service.batcher.waiting_tokens["query"] < both:
+            time.sleep(0.01)
+        slow.open.set()
+        for answer, hits in zip(answers, wanted, strict=True):
+            found = answer.result().json()["data"]
+            assert [row["id"] for row in found] == [hit.id for hit in hits]
+            assert [row["score"] for row in found] == pytest.approx(
+                [hit.score for hit in hits], abs=1e-5
+            )
+    assert [role for role, texts in slow.batches[1:]] == ["query with tokens"]
+
+
 def test_reranking_by_heads_runs_one_search_at_a_time_and_others_pass(make_service, index, encoder):
     reranker = Backwards()
     asked = [

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from revela.index.store import Index
     from revela.types import Document
 
-INDEXING = Indexing()
+INDEXING, COMMIT_EVERY = Indexing(), 10**6
 
 
 @app.command
@@ -39,7 +39,7 @@ def index(
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
     engine: Annotated[Engine, Flat] = ENGINE,
-    commit_every: int = 10**6,
+    commit_every: int = COMMIT_EVERY,
 ) -> None:
     """Index a corpus for search; add to an index, or delete documents from it. The same command
     resumes a run that was killed.
@@ -68,7 +68,14 @@ def index(
         Chunks per commit of --engine ray, which are encoded again after a kill.
     """
     if delete:
-        _delete(out, delete, corpus)
+        others = (append, model, metadata, context, settings, reading, precision, engine)
+        defaults = (False, None, None, None, INDEXING, READING, "auto", ENGINE)
+        if corpus or others != defaults or commit_every != COMMIT_EVERY:
+            raise RevelaError(
+                "--delete takes ids and no corpus or option but --out: first delete, then add with "
+                "--append"
+            )
+        _delete(out, delete)
         return
     from revela.index.language import check_language
 
@@ -193,9 +200,7 @@ def _existing(
     return opened
 
 
-def _delete(out: Path, ids: list[str], corpus: list[Path] | None) -> None:
-    if corpus:
-        raise RevelaError("--delete takes ids and no corpus: first delete, then add with --append")
+def _delete(out: Path, ids: list[str]) -> None:
     from revela.index.store import Index
 
     opened = Index.open(out)

@@ -335,7 +335,8 @@ def reranked(
     for query, ranking in zip(collection.queries, rankings, strict=True):
         first = [tokens[document] for document in list(ranking)[:RERANKED]]
         weights = term_weights(query, bm25.terms, bm25.idf)
-        scores = with_tokens(query, list(ranking.values()), first, encoder, weights, odds)
+        (read,) = encoder.query_tokens([query])
+        scores = with_tokens(read, list(ranking.values()), first, weights, odds)
         again.append(dict(sorted(zip(ranking, scores, strict=True), key=lambda pair: -pair[1])))
     return again
 

@@ -313,7 +313,7 @@ def add(
     size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
     characters = min(corpus.batch_characters, size)
     with writing(index.folder):
-        before = index.table.as_it_is().version if len(index) else None
+        before = index.begin_adding().version if len(index) else None
         reading, folder = corpus.reading, index.folder.resolve()
         job = Job(folder, info, index.context, reading, precision, characters, before)
         written = on_ray.stream(

@@ -33,6 +33,12 @@ def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64
             else np.tile(np.arange(k), (len(block), 1))
         )
         values = np.take_along_axis(block, best, axis=1)
+        # The partition takes any of those that tie for the last place.
+        least = values.min(axis=1, keepdims=True, initial=np.inf)
+        tied = (block == least).sum(axis=1) > (values == least).sum(axis=1)
+        for row in np.flatnonzero(tied):
+            best[row] = np.argsort(-block[row], kind="stable")[:k]
+            values[row] = block[row, best[row]]
         order = np.lexsort((best, -values), axis=1)
         indices[start : start + size] = np.take_along_axis(best, order, axis=1)
         scores[start : start + size] = np.take_along_axis(values, order, axis=1)

@@ -117,6 +117,11 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
 
+def joined(first: Ranking, second: Ranking) -> Ranking:
+    """Two rankings of different rows, by the same score, as one."""
+    return dict(sorted([*first.items(), *second.items()], key=lambda row: -row[1][1]))
+
+
 def best_chunks(ranking: Ranking) -> tuple[dict[str, int], dict[str, float]]:
     """One ranking of chunks -> each document's best row, and the documents' scores, best first."""
     best = _first((document, row) for row, (document, _) in ranking.items())

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.index.language import Terms
-from revela.types import Reranker, TokenEncoder, Vectors
+from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
 Weight = tuple[int, int, float]
@@ -87,26 +87,24 @@ def late_interaction(
 
 
 def with_tokens(
-    query: str,
+    query: QueryTokens,
     scores: Sequence[float],
     passages: Sequence[bytes],
-    encoder: TokenEncoder,
     weights: Sequence[Weight],
     odds: float = 1.0,
 ) -> list[float]:
     """score(q, d) of the passages that a search found.
 
     Args:
-        query: of the search.
+        query: of the search, as the encoder reads it that made the signs.
         scores: fused scores of the passages.
         passages: ``packed_signs`` of the first of them; for the others m is 0.
-        encoder: that made the signs.
         weights: of the query's terms (``term_weights``).
         odds: (W / V)^2 of the corpus.
     """
     c = WEIGHT / max(1.0, odds)
-    query_TW, spans = encoder.query_tokens(query)
-    matched_B = late_interaction(query_TW, token_weights(spans, weights), passages)
+    weight_T = token_weights(query.spans, weights)
+    matched_B = late_interaction(query.tokens, weight_T, passages)
     matched_B = np.append(matched_B, np.zeros(len(scores) - len(matched_B)))
     return [
         (score + c * matched) / (1 + c)

@@ -2,8 +2,9 @@
 chunks hold each term.
 
 Terms are hashed, so that ten million of them are two arrays in one file. They are counted as
-batches are written, and saved with the version of the table that they describe; where the two
-differ (a run was killed in between), they are counted again.
+batches are committed, and saved with the version of the table that they describe; where the two
+differ (a run was killed in between), they are counted again. What has changed since a large index
+was packed is saved in a second file, which is small.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +26,12 @@ from revela.index.bm25 import best_score, idf
 from revela.index.language import CORPUS_WORDS
 from revela.types import hash64
 
-FILE = "statistics.safetensors"
+FILE, CHANGES = "statistics.safetensors", "statistics-changes.safetensors"
 AGAIN = "remove it, and it is made again by revela index --append"
 PENDING = 2**20  # changes that are collected before they are merged into the sorted arrays
+
+
+hash_of = lru_cache(CORPUS_WORDS)(hash64)  # most of a corpus comes back
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class TermCounts:
     @classmethod
     def of(cls, terms: Iterable[Sequence[str]]) -> TermCounts:
         """Of the terms of each chunk."""
-        hash_of, counts, chunks = lru_cache(CORPUS_WORDS)(hash64), Counter[int](), 0
+        counts, chunks = Counter[int](), 0
         for found in terms:
             chunks += 1
             counts.update(set(map(hash_of, found)))
@@ -48,123 +53,158 @@ class TermCounts:
 
 
 class Statistics:
-    """Document frequencies of the terms of an index.
+    """Document frequencies of the terms of an index. Threads may search while one changes them.
 
     Attributes:
         chunks: how many the frequencies are of; 0 if there is no file.
-        version: of the table when they were saved.
-        changed: whether there is something to save.
+        version: of the table that they describe.
+        changes: of the table since the whole was saved, as ``describe`` was told.
 
     Args:
         folder: of the index.
 
     Raises:
-        RevelaError: the file is damaged.
+        RevelaError: a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / FILE
-        self._hash_of = lru_cache(CORPUS_WORDS)(hash64)  # most of a corpus comes back
-        self._lock = threading.Lock()  # searches in several threads share them
+        self.file, self.changes_file = folder / FILE, folder / CHANGES
+        self._lock = threading.RLock()
+        self._stamp = (0, 0)
         self.clear()
         self.refresh()
 
     def clear(self) -> None:
-        """Reset everything."""
-        self.chunks, self.version, self.changed = 0, -1, False
-        self._hashes, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
-        self._pending = Counter[int]()
-        self._stamp = 0
+        """Forget all counts."""
+        with self._lock:
+            self.chunks, self.version, self.changes = 0, -1, 0
+            self._hashes, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+            self._base = -1  # the version of the file that holds these arrays
+            self._pending = Counter[int]()  # not in the arrays yet
 
     def refresh(self) -> None:
-        """Read the file again if another process has written it and there is nothing to save."""
-        from safetensors import SafetensorError, safe_open
-
-        stamp = self.file.stat().st_mtime_ns if self.file.is_file() else 0
-        if stamp == self._stamp or self.changed:
-            return
-        try:
-            with safe_open(self.file, "numpy") as file:
-                about = file.metadata()
-                chunks, version = int(about["chunks"]), int(about["version"])
-                hashes, counts = file.get_tensor("hashes"), file.get_tensor("counts")
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise RevelaError(f"{self.file} is damaged ({error}): {AGAIN}") from error
+        """Read the files again if another process has written them: then it knows of all commits,
+        those of this process too.
+        """
         with self._lock:
-            self.chunks, self.version, self._stamp = chunks, version, stamp
-            self._hashes, self._counts = hashes, counts
+            stamp = self._stamps()
+            if stamp == self._stamp or not stamp[0]:
+                return
+            about, hashes, counts = _read(self.file, "chunks", "version")
+            base, changes, pending = about["version"], 0, Counter[int]()
+            if stamp[1]:
+                names = ("chunks", "version", "base", "changes")
+                later, terms, differences = _read(self.changes_file, *names)
+                if later["base"] == base:  # or it was made before the whole was
+                    about, changes = later, later["changes"]
+                    pending.update(dict(zip(terms.tolist(), differences.tolist(), strict=True)))
+            self.chunks, self.version, self.changes = about["chunks"], about["version"], changes
+            self._hashes, self._counts, self._base = hashes, counts, base
+            self._pending, self._stamp = pending, stamp
+
+    def _stamps(self) -> tuple[int, int]:
+        """When the files were written; 0 for one that is not there."""
+        whole, changes = (
+            file.stat().st_mtime_ns if file.is_file() else 0
+            for file in (self.file, self.changes_file)
+        )
+        return whole, changes
 
     def current(self) -> Statistics:
         """These, for a search, with what another process has added.
 
         Raises:
-            RevelaError: the file is missing or damaged.
+            RevelaError: a file is missing or damaged.
         """
         self.refresh()
-        if not self._stamp:
+        if not self._stamp[0]:
             raise RevelaError(f"{self.file} is missing: it is made again by revela index --append")
         return self
 
-    def save(self, version: int) -> None:
-        """Write the file: the terms of this version of the table."""
+    def save(self, version: int, whole: bool = True) -> None:
+        """Write the terms of this version of the table: all, or what has changed since that."""
         from safetensors.numpy import save_file
 
-        self._merge()
-        with atomic_write(self.file) as temporary:
-            about = {"chunks": str(self.chunks), "version": str(version)}
-            save_file({"hashes": self._hashes, "counts": self._counts}, temporary, about)
-        self.version, self.changed = version, False
-        self._stamp = self.file.stat().st_mtime_ns
+        with self._lock:
+            whole = whole or self._base < 0
+            if whole:
+                self._merge()
+            about = {"chunks": self.chunks, "version": version}
+            if not whole:
+                about |= {"base": self._base, "changes": self.changes}
+            counts = (self._hashes, self._counts) if whole else _sorted_counts(self._pending)
+        with atomic_write(self.file if whole else self.changes_file) as temporary:
+            arrays = dict(zip(("hashes", "counts"), counts, strict=True))
+            save_file(arrays, temporary, {name: str(value) for name, value in about.items()})
+        with self._lock:
+            if whole:
+                self._base, self.changes = version, 0
+            self.version, self._stamp = version, self._stamps()
 
-    def add(self, terms: Iterable[Sequence[str]], times: int = 1) -> None:
-        """Add the terms of these chunks to the counts; with ``times`` -1, take them off."""
-        self.changed = True
-        for found in terms:
-            self.chunks += times
-            for term in set(map(self._hash_of, found)):
-                self._pending[term] += times
-        if len(self._pending) > PENDING:
-            self._merge()
+    def add(self, terms: TermCounts, times: int = 1) -> None:
+        """Add the terms of some chunks to the counts; with ``times`` -1, take them off."""
+        with self._lock:
+            self.chunks += times * terms.chunks
+            if len(self._pending) + len(terms.hashes) > PENDING:
+                self._merge()
+                self._merge_in(terms.hashes, times * terms.counts)
+            else:
+                for term, count in zip(terms.hashes.tolist(), terms.counts.tolist(), strict=True):
+                    self._pending[term] += times * count
 
-    def add_counts(self, terms: TermCounts) -> None:
-        """``add``, of chunks that were counted by somebody else."""
-        self.changed, self.chunks = True, self.chunks + terms.chunks
-        self._merge()
-        self._merge_in(terms.hashes, terms.counts)
+    def describe(self, version: int, changes: int = 0) -> None:
+        """Note that the counts are those of this version of the table, which has ``changes``."""
+        with self._lock:
+            self.version, self.changes = version, self.changes + changes
 
     def best(self, terms: Sequence[str]) -> float:
         """The greatest BM25 score that a chunk could have for a query of these terms; 0 if there is
         none.
         """
-        return best_score(self._frequencies(terms), self.chunks)
+        return best_score(*self._frequencies(terms))
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
         """The BM25 idf of each of these terms, (T,)."""
-        return idf(self._frequencies(terms), self.chunks)
+        return idf(*self._frequencies(terms))
 
-    def _frequencies(self, terms: Sequence[str]) -> NDArray[np.int64]:
+    def _frequencies(self, terms: Sequence[str]) -> tuple[NDArray[np.int64], int]:
+        """How many chunks hold each of these terms, and how many chunks there are."""
+        hashes = [hash64(term) for term in terms]
         with self._lock:
-            self._merge()
-            known, counts = self._hashes, self._counts
-        hashes = np.array([hash64(term) for term in terms], np.uint64)
-        places = np.searchsorted(known, hashes)
+            known, counts, chunks = self._hashes, self._counts, self.chunks
+            frequencies = np.array([self._pending[term] for term in hashes], np.int64)
+        places = np.searchsorted(known, np.array(hashes, np.uint64))
         found = places < len(known)
-        found[found] = known[places[found]] == hashes[found]
-        frequencies = np.zeros(len(hashes), np.int64)
-        frequencies[found] = counts[places[found]]
-        return frequencies
+        found[found] = known[places[found]] == np.array(hashes, np.uint64)[found]
+        frequencies[found] += counts[places[found]]
+        return frequencies, chunks
 
     def _merge(self) -> None:
-        if not self._pending:
-            return
-        self._merge_in(*_sorted_counts(self._pending))
-        self._pending.clear()
+        if self._pending:
+            self._merge_in(*_sorted_counts(self._pending))
+            self._pending = Counter[int]()
 
     def _merge_in(self, hashes: NDArray[np.uint64], counts: NDArray[np.int64]) -> None:
         hashes, places = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
         totals = np.zeros(len(hashes), np.int64)
         np.add.at(totals, places, np.concatenate([self._counts, counts]))
-        self._hashes, self._counts = hashes[totals > 0], totals[totals > 0]
+        self._hashes, self._counts, self._base = hashes[totals > 0], totals[totals > 0], -1
+
+
+def _read(file: Path, *names: str) -> tuple[dict[str, int], NDArray[Any], NDArray[Any]]:
+    """These numbers of a file, its hashes, and their counts.
+
+    Raises:
+        RevelaError: it is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "numpy") as opened:
+            about = {name: int(opened.metadata()[name]) for name in names}
+            return about, opened.get_tensor("hashes"), opened.get_tensor("counts")
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RevelaError(f"{file} is damaged ({error}): {AGAIN}") from error
 
 
 def _sorted_counts(counts: Counter[int]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

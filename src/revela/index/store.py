@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +57,7 @@ from revela.index.fusion import (
     check_weight,
     fuse_ranks,
     fuse_scores,
+    joined,
 )
 from revela.index.language import check_language, detect
 from revela.index.manifest import Info, read_info, unfinished_in
@@ -69,9 +71,9 @@ from revela.index.rerank import (
     with_tokens,
 )
 from revela.index.statistics import Statistics, TermCounts
-from revela.index.table import Table
+from revela.index.table import COMMIT, REPLACING, Table, id_filter
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
-from revela.types import Document, Hit, Reranker, TokenEncoder, Vectors, is_missing
+from revela.types import Document, Hit, QueryTokens, Reranker, TokenEncoder, Vectors, is_missing
 from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
 
 log = logging.getLogger(__name__)
@@ -228,6 +230,9 @@ class Index:
                 "text; make it again with revela index to mend both"
             )
         index = cls(folder, info, Table.open(folder, info), encoder, model, precision, lm, weight)
+        if (folder / REPLACING).is_file():
+            with suppress(RevelaError, OSError), writing(folder):  # or who writes will settle it
+                index.table.settle()
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
         return index
@@ -286,6 +291,7 @@ class Index:
         fusion: Fusion = "score",
         rerank: Rerank | Reranker | None = None,
         vector: Vectors | None = None,
+        tokens: QueryTokens | None = None,
     ) -> list[Hit]:
         """The k best documents, best first, each with its best chunk.
 
@@ -303,6 +309,7 @@ class Index:
                 (rerank.py), which the model reads now unless the index keeps them; or 20 by the
                 "heads" of a language model (listwise.py), or by another re-ranker.
             vector: of the query, (D,), if it is known already.
+            tokens: of the query, to re-rank by, if they are known already.
 
         Raises:
             RevelaError: the query is empty, the filter is wrong, two options exclude each other,
@@ -310,12 +317,15 @@ class Index:
         """
         where = where_sql(where or "", self.info.columns)
         _refuse(query, mode, where, fusion, rerank)
+        if rerank == "tokens":
+            tokens = tokens or self.encoder.query_tokens([query])[0]
+            vector = tokens.vector
         if mode == "lexical":
             vector = None
         else:
             found = self.encoder.encode_queries([query]) if vector is None else vector[None]
             vector = as_stored(found, self.info, self.folder)[0]
-        reranker = self._heads if rerank == "heads" else rerank
+        reranker = tokens if rerank == "tokens" else self._heads if rerank == "heads" else rerank
         first = max(k, DEPTH) if mode == "hybrid" else max(2 * k, RERANKED if rerank else 0)
         while True:
             version = self.table.version
@@ -356,19 +366,23 @@ class Index:
         Raises:
             KeyError: a row is gone.
         """
+        rankings: list[Ranking] = [{}] * (1 + (mode == "hybrid"))
+        others = where
         while True:
-            rankings = []
-            if vector is not None:
-                rankings.append(self.table.nearest(vector, depth, where))
+            found = [] if vector is None else [self.table.nearest(vector, depth, others)]
             if mode != "dense":
-                rankings.append(self.table.matching(query, depth, where))
-            if vector is not None and mode == "hybrid" and fusion == "score":
-                rankings = [self._fuse(query, vector, *rankings)]
-            both = len(rankings) > 1
-            best, scores = fuse_ranks(rankings) if both else best_chunks(rankings[0])
-            if len(scores) >= k or all(len(ranking) < depth for ranking in rankings):
-                return best, scores
-            depth *= 4  # a few long documents fill the lists
+                found.append(self.table.matching(query, depth, others))
+            rankings = [joined(*pair) for pair in zip(rankings, found, strict=True)]
+            known = {document for ranking in rankings for document, _ in ranking.values()}
+            if len(known) >= k or all(len(ranking) < depth for ranking in found):
+                break
+            # A few long documents fill the lists: ask again without them.
+            others = f"not {id_filter(known)}" + (f" and ({where}\n)" if where else "")
+        if vector is None or mode == "dense":
+            return best_chunks(rankings[0])
+        if fusion == "rank":
+            return fuse_ranks(rankings)
+        return best_chunks(self._fuse(query, vector, *rankings))
 
     def _fuse(self, query: str, vector: Vectors, nearest: Ranking, matching: Ranking) -> Ranking:
         """Both rankings of chunks as one, by score (``fusion.fuse_scores``)."""
@@ -385,27 +399,24 @@ class Index:
         query: str,
         best: Mapping[str, int],
         scores: Mapping[str, float],
-        reranker: Literal["tokens"] | Reranker,
+        reranker: QueryTokens | Reranker,
     ) -> dict[str, float]:
         """Documents' scores, best first, with the first documents in another order.
 
         Raises:
             KeyError: a row is gone.
         """
-        keeps_tokens = reranker == "tokens" and self.info.settings.keep_tokens
-        column = "tokens" if keeps_tokens else "passage"
-        numbers = [
-            best[name] for name in list(scores)[: RERANKED if reranker == "tokens" else READ]
-        ]
+        by_tokens = isinstance(reranker, QueryTokens)
+        column = "tokens" if by_tokens and self.info.settings.keep_tokens else "passage"
+        numbers = [best[name] for name in list(scores)[: RERANKED if by_tokens else READ]]
         rows = self.table.rows(numbers, [column])
         found: list[Any] = [rows[number][column] for number in numbers]
-        if reranker != "tokens":
+        if not isinstance(reranker, QueryTokens):
             return with_reranker(query, scores, found, reranker)
-        tokens = found if keeps_tokens else encode_packed(self.encoder, found)[1]
+        tokens = found if column == "tokens" else encode_packed(self.encoder, found)[1]
         weights = term_weights(query, self.table.query_terms, self._statistics.current().idf)
-        again = with_tokens(
-            query, list(scores.values()), tokens, self.encoder, weights, self.calibration.odds
-        )
+        odds = self.calibration.odds
+        again = with_tokens(reranker, list(scores.values()), tokens, weights, odds)
         return dict(sorted(zip(scores, again, strict=True), key=lambda pair: -pair[1]))
 
     @property
@@ -496,11 +507,10 @@ class Index:
         """``add`` without its lock and without ``finish``: each batch is yielded once it is safe on
         disk. The documents have ids of their own.
         """
-        settings = self.info.settings
-        before = self.table.as_it_is() if len(self) else None
+        settings, before = self.info.settings, self.begin_adding()
         for batch in commits(documents):
             digests = {document.id: digest_of(document, settings.chunk_words) for document in batch}
-            present = before.digests(list(digests)) if before else {}
+            present = before.digests(list(digests))
             changed = [d for d in batch if present.get(d.id) != digests[d.id]]
             rows, cut = table_rows(changed, digests, self.info, self.folder), 0
             replaced = [document.id for document in changed if document.id in present]
@@ -514,9 +524,10 @@ class Index:
                     vectors = self.encoder.encode_passages(passages)
                 vectors = as_stored(vectors, self.info, self.folder)
                 terms = [self.table.passage_terms(passage) for passage in passages]
-                self._count(terms, replaced)
                 rows["terms"] = [" ".join(found) for found in terms]
-                self.table.write(rows, vectors, tokens, replaced)
+                former, gone = before.find(replaced)
+                with self._counting([TermCounts.of(terms)], gone):
+                    self.table.write(rows, vectors, tokens, former)
             new, unchanged = len(changed) - len(replaced), len(batch) - len(changed)
             yield Added(new, len(replaced), unchanged, len(rows["id"]), cut)
 
@@ -532,16 +543,18 @@ class Index:
         if not (wanted := list(dict.fromkeys(ids))):
             return 0
         with writing(self.folder):
+            self.table.settle()
             known = self.table.digests(wanted)
             if missing := [name for name in wanted if name not in known]:
                 raise RevelaError(
                     f"{self.folder} has no document {', '.join(missing[:3])}: "
                     "nothing was deleted; give ids as revela search --json shows them"
                 )
-            self._count([], wanted)
-            deleted = self.table.delete(wanted)
+            numbers, gone = self.table.find(wanted)
+            with self._counting([], gone):
+                self.table.delete(numbers)
             self.finish()
-        return deleted
+        return len(numbers)
 
     def commit_written(
         self, commit: Callable[[], int], terms: Iterable[TermCounts], replaced: Sequence[str]
@@ -553,10 +566,8 @@ class Index:
             terms: of the new rows.
             replaced: ids of documents whose former rows the commit deletes.
         """
-        self._count([], replaced)
-        for some in terms:
-            self._statistics.add_counts(some)
-        version = commit()
+        with self._counting(terms, self.table.find(replaced)[1]):
+            version = commit()
         if not self._miscounted:  # a file that is old says so to the next process
             self._statistics.save(version)
         return version
@@ -568,6 +579,7 @@ class Index:
         calibrate: Callable[[], Calibration] | None = None,
     ) -> None:
         """Pack the table, bring its indices and the statistics up to date, and let it be searched.
+        A large table of which little has changed is left as it is, so that this costs little.
 
         ``add`` and ``delete`` do it; after ``add_batches`` call it once, under the lock.
 
@@ -578,17 +590,16 @@ class Index:
         """
         self._check_count()
         new = not self.info.finished
-        if pack:
-            pack()
-        else:
-            self.table.pack(new)
+        whole = self.table.is_worth_packing(self._statistics.changes)
+        if whole := whole or new or self._miscounted:
+            if pack:
+                pack()
+            else:
+                self.table.pack(new)
         if self._miscounted:
             self._statistics.clear()
-            if count is None:
-                self._statistics.add(self.table.terms())
-            else:
-                for some in count():
-                    self._statistics.add_counts(some)
+            for some in count() if count else [TermCounts.of(self.table.terms())]:
+                self._statistics.add(some)
             self._miscounted = False
         info = replace(self.info, finished=True)
         if new and info.context:
@@ -599,23 +610,38 @@ class Index:
         if info != self.info:
             self.info = info
             info.save(self.folder)
-        self._statistics.save(self.table.version)
+        self._statistics.save(self.table.version, whole)
 
-    def _count(self, added: Iterable[Sequence[str]], deleted: Sequence[str]) -> None:
-        """Bring the counts of terms up to date: the passages of these terms are added, and those of
-        these documents deleted.
+    def begin_adding(self) -> Table:
+        """The table for look-ups while documents are added, as it is now (``Table.as_it_is``), once
+        it is sure that no killed process has left it half changed.
+        """
+        self.table.settle()
+        self._check_count()
+        before = self.table.as_it_is()
+        self._statistics.describe(before.version)
+        return before
+
+    @contextmanager
+    def _counting(self, added: Iterable[TermCounts], gone: TermCounts) -> Iterator[None]:
+        """While open, a commit is made. Then, and not before, as it may fail, the terms of the new
+        rows are counted, and those of the deleted ones no more.
         """
         self._check_count()
-        if deleted:
-            self._statistics.add(self.table.terms_of(deleted), times=-1)
-        self._statistics.add(added)
+        yield
+        chunks = gone.chunks
+        self._statistics.add(gone, times=-1)
+        for some in added:
+            chunks += some.chunks
+            self._statistics.add(some)
+        self._statistics.describe(self.table.version, max(chunks, COMMIT))
 
     def _check_count(self) -> None:
         """Note if the counts are not those of the table: a run was killed before it could save
-        them, or their file was removed.
+        them, a commit failed when half of it was made, or their file was removed.
         """
-        saved = self._statistics
-        if not saved.changed and saved.version != self.table.version and len(self):
+        counted = self._statistics
+        if counted.version != self.table.version and (len(self) or counted.chunks):
             self._miscounted = True
 
 

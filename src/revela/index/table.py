@@ -3,17 +3,19 @@
 A row holds the id, title and metadata of its document, the chunk's number in it, what was embedded
 (title and text), the terms that BM25 counts in it (language.py), a digest of the document, the
 vector and, on request, the signs of the token vectors. Every change is one commit, so a kill leaves
-all of it or nothing.
+all of it or nothing. Only to replace documents takes two: the new rows are added, then the former
+ones deleted; a file beside the table says which, until that is done.
 
 Shapes: N rows, W numbers of a stored vector.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -21,16 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from revela.errors import QueryError, RevelaError
-from revela.files import disk_error
+from revela.files import atomic_write, disk_error
 from revela.index.calibration import Calibration, calibrate
 from revela.index.fusion import Ranking
 from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
 from revela.index.manifest import Info
+from revela.index.statistics import TermCounts
 from revela.settings import VectorForm
 from revela.silence import silence_stderr, waiting
 from revela.types import Encoder, Value, Vectors, evenly
 
 TABLE = "chunks"
+REPLACING = "replacing.json"  # id -> digest of the documents of a commit that replaces some
 HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
 RESERVED = (*HIT_COLUMNS, "terms", "digest", "vector", "tokens")
 EXACT_BELOW = 20_000  # chunks; from there on, vectors are searched by an approximate index
@@ -39,6 +43,9 @@ CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # least number of candidates that are scored again by their stored vectors
 LOOKED_UP = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
+# Chunks that may come and go before a large table is packed, and as how many a commit counts at
+# least: each adds 3 us to a search, as its words are read, and the file of a commit .1 ms.
+UNPACKED, COMMIT = 2000, 40
 KEEP_VERSIONS = timedelta(days=1)  # for readers that opened the table before it was packed
 # LanceDB splits terms at the spaces between them and changes nothing; in indices of earlier
 # versions it finds the words of passages itself.
@@ -176,8 +183,9 @@ class Table:
         return {row: cosines[row] for row in numbers}
 
     def as_it_is(self) -> Table:
-        """The table for ``digests`` only, as it is now: what is added later is not looked up. All
-        ids are in its index, unless there are few, so a look-up takes as long in a large table.
+        """The table for ``digests`` and ``find`` only, as it is now: what is added later is not
+        looked up. Nearly all ids are in its index, unless there are few, so a look-up takes as long
+        in a large table.
         """
         with lance_errors(self.folder):
             if len(self) >= EXACT_BELOW:
@@ -194,11 +202,11 @@ class Table:
         return Table(self.folder, self.info, former)
 
     def _index_ids(self) -> None:
-        """Make the index of ids, or again if it lacks rows."""
+        """Make the index of ids, or again if it lacks many rows."""
         from lancedb.index import BTree
 
         known = next((i.name for i in self.lance.list_indices() if i.columns == ["id"]), None)
-        if known is None or self.lance.index_stats(known).num_unindexed_rows:
+        if known is None or self.lance.index_stats(known).num_unindexed_rows > UNPACKED:
             self.lance.create_index("id", config=BTree(), replace=True)
 
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
@@ -219,22 +227,28 @@ class Table:
             query = query.offset(rows.start).limit(len(rows))
         yield from self._read_terms(query)
 
-    def terms_of(self, documents: Sequence[str]) -> Iterator[list[str]]:
-        """The terms of each row of these documents."""
-        for where in self.id_filters(documents):
-            yield from self._read_terms(self.lance.search().where(where))
+    def find(self, documents: Sequence[str]) -> tuple[list[int], TermCounts]:
+        """The numbers of the rows of these documents, and their terms."""
+        numbers = list[int]()
+        queries = (self.lance.search().where(where) for where in self.id_filters(documents))
+        terms = (found for query in queries for found in self._read_terms(query, numbers))
+        return numbers, TermCounts.of(terms)
 
-    def _read_terms(self, query: Any) -> Iterator[list[str]]:
+    def _read_terms(self, query: Any, numbers: list[int] | None = None) -> Iterator[list[str]]:
+        """The terms of each row of a query; row numbers are appended to ``numbers``."""
         find = str.split if self._searched == "terms" else self.passage_terms
+        query = query.select([self._searched]).with_row_id(numbers is not None)
         with lance_errors(self.folder):
-            for batch in query.select([self._searched]).to_batches(READ_ROWS):
+            for batch in query.to_batches(READ_ROWS):
+                if numbers is not None:
+                    numbers += batch.column("_rowid").to_pylist()
                 yield from map(find, batch.column(self._searched).to_pylist())
 
     @staticmethod
     def id_filters(documents: Sequence[str]) -> list[str]:
         """SQL filters that hold for the rows of these documents, some documents each."""
         starts = range(0, len(documents), LOOKED_UP)
-        return [_id_filter(documents[start : start + LOOKED_UP]) for start in starts]
+        return [id_filter(documents[start : start + LOOKED_UP]) for start in starts]
 
     def sample_passages(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""
@@ -255,7 +269,7 @@ class Table:
                 ids += batch.column("id").to_pylist()
             texts = []
             for name in rng.sample(sorted(ids), min(count, len(ids))):
-                query = self.lance.search().where(_id_filter([name])).select(["title", "passage"])
+                query = self.lance.search().where(id_filter([name])).select(["title", "passage"])
                 row = rng.choice(query.limit(len(self)).to_list())
                 texts.append(row["passage"][len(row["title"]) :].strip())
         return texts
@@ -277,33 +291,57 @@ class Table:
         columns: Mapping[str, Sequence[Value | None]],
         vectors: Vectors,
         tokens: Sequence[bytes] | None,
-        replaced: Sequence[str],
+        former: Collection[int],
     ) -> None:
-        """Add all chunks of some documents, in one commit.
+        """Add all chunks of some documents.
 
         Args:
             columns: N values each of "id", "chunk", "title", "passage", "terms" (but in an index of
                 an earlier version), "digest" and the metadata.
             vectors: (N, W) float32, of length one.
             tokens: ``packed_signs`` of each chunk, where the index keeps them.
-            replaced: ids of documents that the table holds already; their former rows are deleted
-                by the same commit.
+            former: numbers of the rows of those documents that are replaced.
         """
         rows = arrow_rows(self.info, columns, vectors, tokens)
+        if former:
+            digests = dict(zip(columns["id"], columns["digest"], strict=True))
+            with atomic_write(self.folder / REPLACING) as temporary:
+                temporary.write_text(json.dumps(digests), encoding="utf-8")
         with lance_errors(self.folder):
-            if not replaced:
-                self.lance.add(rows)
-                return
-            merge = self.lance.merge_insert(["id", "chunk"])
-            merge = merge.when_matched_update_all().when_not_matched_insert_all()
-            merge.when_not_matched_by_source_delete(_id_filter(replaced)).execute(rows)
+            self.lance.add(rows)
+        if former:
+            self.delete(former)
+            (self.folder / REPLACING).unlink()
 
-    def delete(self, documents: Sequence[str]) -> int:
-        """Delete the rows of these documents, in one commit; how many there were."""
+    def settle(self) -> None:
+        """Finish what a process was replacing when it was killed: the former rows of documents
+        whose new rows are there are deleted.
+        """
+        if not (file := self.folder / REPLACING).is_file():
+            return
+        digests, rows = json.loads(file.read_text(encoding="utf-8")), list[dict[str, Any]]()
         with lance_errors(self.folder):
-            before = len(self)
-            self.lance.delete(_id_filter(documents))
-            return before - len(self)
+            for where in self.id_filters(list(digests)):
+                query = self.lance.search().where(where).select(["id", "digest"])
+                rows += query.with_row_id(True).to_list()
+        written = {row["id"] for row in rows if row["digest"] == digests[row["id"]]}
+        former = (row for row in rows if row["id"] in written)
+        self.delete([row["_rowid"] for row in former if row["digest"] != digests[row["id"]]])
+        file.unlink()
+
+    def delete(self, numbers: Collection[int]) -> None:
+        """Delete these rows, in one commit."""
+        if numbers:
+            with lance_errors(self.folder):
+                self.lance.delete(f"_rowid in ({', '.join(map(str, numbers))})")
+
+    def is_worth_packing(self, changes: int) -> bool:
+        """Whether ``pack`` would be cheap, or spare searches much of their time.
+
+        Args:
+            changes: chunks that have come and gone since.
+        """
+        return len(self) < EXACT_BELOW or changes > UNPACKED
 
     def pack(self, new: bool) -> None:
         """Pack the table and bring its indices up to date; make those that it lacks.
@@ -407,7 +445,7 @@ def _vector_index(form: VectorForm) -> Any:
     return {"float32": HnswFlat, "int8": HnswSq}[form](distance_type="dot")
 
 
-def _id_filter(documents: Iterable[str]) -> str:
+def id_filter(documents: Iterable[str]) -> str:
     """SQL that holds for the rows of these documents."""
     quoted = ("'{}'".format(name.replace("'", "''")) for name in documents)
     return f"id in ({', '.join(quoted)})"

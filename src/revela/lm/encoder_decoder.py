@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from revela.device import autocast
 from revela.errors import RevelaError, first_line
-from revela.files import atomic_write, make_readable, remove_whole
+from revela.files import atomic_write, remove_whole
 from revela.lm.language_model import load_tokenizer
 from revela.silence import loading_bar
 from revela.types import Vectors
@@ -132,7 +132,6 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> None:
     with atomic_write(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        make_readable(temporary)
         remove_whole(folder)
 
 

@@ -31,7 +31,7 @@ from revela.retriever.context import FirstStage, load_first_stage
 from revela.retriever.slots import filled, read_as_text, slot_ids
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
-from revela.types import Vectors
+from revela.types import QueryTokens, Vectors
 
 if TYPE_CHECKING:
     from revela.retriever.tokens import TokenCounter
@@ -164,21 +164,21 @@ class RetrieverEncoder:
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
         return self._encode(texts, passage_prompt_of(self.model), progress, tokens), tokens
 
-    def query_tokens(self, query: str) -> tuple[Vectors, list[tuple[int, int]]]:
-        """A query's token vectors, (T, W) as above, and each token's span in the query: its first
-        character, and the one past its last.
-        """
-        tokens = [np.empty(0, np.float32)]
-        prompt = query_prompt_of(self.model)
-        self._encode([query], prompt, False, tokens)
-        read = self.model.tokenizer(prompt + query, return_offsets_mapping=True)
-        special = set(self.model.tokenizer.all_special_ids)
-        pairs = zip(read["input_ids"], read["offset_mapping"], strict=True)
-        spans = [span for i, span in pairs if i not in special]
-        spans = spans[_prompt_length(self.model, prompt) :][: len(tokens[0])]
-        return tokens[0], [
-            (max(0, first - len(prompt)), past - len(prompt)) for first, past in spans
-        ]
+    def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
+        """``encode_queries``, and the queries' token vectors as above, from the same pass."""
+        tokens: list[Vectors] = [np.empty(0, np.float32)] * len(queries)
+        prompt, found = query_prompt_of(self.model), []
+        vectors_ND = self._encode(queries, prompt, False, tokens)
+        prompted = [prompt + query for query in queries]
+        read = self.model.tokenizer(prompted, return_offsets_mapping=True)
+        special, before = set(self.model.tokenizer.all_special_ids), len(prompt)
+        begin = _prompt_length(self.model, prompt)
+        places = zip(read["input_ids"], read["offset_mapping"], strict=True)
+        for vector_D, tokens_TW, (ids, offsets) in zip(vectors_ND, tokens, places, strict=True):
+            pairs = zip(ids, offsets, strict=True)
+            spans = [(max(0, a - before), b - before) for i, (a, b) in pairs if i not in special]
+            found.append(QueryTokens(vector_D, tokens_TW, spans[begin:][: len(tokens_TW)]))
+        return found
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
         """Cut each text between words so that its head and a piece are read to the end.

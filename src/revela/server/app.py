@@ -63,7 +63,7 @@ class Service:
 
     Args:
         index: the index to search.
-        encoder: the index's retriever; used by the batcher's thread, and by searches that re-rank.
+        encoder: the index's retriever; used by the batcher's thread only.
         counter: the token counter of the same retriever.
         name: the model's name for clients; with "@" and 8 digits of the context's digest, if the
             index has a context.
@@ -171,8 +171,8 @@ class Service:
             raise Refused(400, message, "input")
         role: Role = asked.input_type or ("query" if asked.model.endswith(":query") else "passage")
         work = self.encode(asked.input, role, bool(asked.truncate), "input")
-        vectors, tokens = await while_connected(request, work)
-        vectors = truncated(vectors, asked.dimensions or self.width)
+        rows, tokens = await while_connected(request, work)
+        vectors = truncated(np.stack(rows), asked.dimensions or self.width)
         form = asked.encoding_format or "float"
         write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
         body = await in_thread(self.text_threads, write)
@@ -214,21 +214,29 @@ class Service:
                 "this server has no language model: start revela serve with --lm, or send no rerank"
             )
             raise Refused(400, message, "rerank")
-        vector = None
+        known: dict[str, Any] = {}
         if asked.mode != "lexical":
-            vector = (await self.encode([asked.query], "query", False, "query"))[0][0]
+            name = "tokens" if asked.rerank == "tokens" else "vector"
+            read, _ = await self.encode([asked.query], "query", False, "query", name == "tokens")
+            known = {name: read[0]}
         rerank = self.reranker if asked.rerank == "heads" else asked.rerank
         search = self.index.search
         where, fusion = asked.where, asked.fusion
-        run = partial(search, asked.query, asked.k, asked.mode, where, fusion, rerank, vector)
+        run = partial(search, asked.query, asked.k, asked.mode, where, fusion, rerank, **known)
         # By heads it takes seconds, and other searches do not wait for it.
         threads = self.heads_thread if asked.rerank == "heads" else self.search_threads
         return await in_thread(threads, run)
 
     async def encode(
-        self, texts: Sequence[str], role: Role, truncate: bool, param: str
-    ) -> tuple[Vectors, list[int]]:
-        """(N, D) vectors of N texts, and the number of tokens that the model read of each.
+        self,
+        texts: Sequence[str],
+        role: Role,
+        truncate: bool,
+        param: str,
+        with_tokens: bool = False,
+    ) -> tuple[list[Any], list[int]]:
+        """The vector of each text, or the ``QueryTokens`` of each query, and the number of tokens
+        that the model read of each.
 
         Raises:
             Refused: too many tokens, or a text that is too long (400); the queue is full (429).
@@ -248,7 +256,7 @@ class Service:
             message = f"{total:,} tokens in a request: send at most {most:,} at a time"
             raise Refused(400, message, param)
         try:
-            return await self.batcher.encode(texts, tokens, role), tokens
+            return await self.batcher.encode(texts, tokens, role, with_tokens), tokens
         except QueueFull as error:
             raise queue_full("texts", error.seconds) from error
         except RevelaError as error:  # the model's fault, and it names a path

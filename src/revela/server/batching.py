@@ -16,11 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
-
-from revela.types import Encoder, Vectors
+from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Role = Literal["query", "passage"]
 ROLES: tuple[Role, ...] = ("query", "passage")
@@ -37,24 +35,27 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class _Job:
-    """The texts of one request: the first ``batched`` are in a batch or done, ``left`` of all have
-    no vector yet.
+    """The texts of one request: the first ``batched`` are in a batch or done, ``left`` of all are
+    not encoded yet. Of queries the vectors of their tokens may be wanted too.
     """
 
     texts: Sequence[str]
     tokens: Sequence[int]
+    with_tokens: bool
     left: int
     batched: int = 0
-    vectors: Vectors | None = None
-    future: Future[Vectors] = field(default_factory=Future)
+    future: Future[list[Any]] = field(default_factory=Future)
 
-    def receive(self, i: int, vector: Vectors) -> None:
-        if self.vectors is None:
-            self.vectors = np.empty((len(self.texts), len(vector)), dtype=np.float32)
-        self.vectors[i] = vector
+    def __post_init__(self) -> None:
+        self.encoded: list[Any] = [None] * len(self.texts)
+
+    def receive(self, i: int, encoded: Vectors | QueryTokens) -> None:
+        if isinstance(encoded, QueryTokens) and not self.with_tokens:
+            encoded = encoded.vector  # another request of the batch has asked for tokens
+        self.encoded[i] = encoded
         self.left -= 1
         if not self.left and self.future.set_running_or_notify_cancel():
-            self.future.set_result(self.vectors)
+            self.future.set_result(self.encoded)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done() and self.future.set_running_or_notify_cancel():
@@ -76,12 +77,12 @@ class Batcher:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: TokenEncoder,
         batch_tokens: int,
         max_tokens: int,
         observe: Callable[[Role, int, int, float], None] = lambda *_: None,
     ) -> None:
-        self._encode = {"query": encoder.encode_queries, "passage": encoder.encode_passages}
+        self._encoder = encoder
         self._batch_tokens, self._max_tokens, self._observe = batch_tokens, max_tokens, observe
         self._jobs: dict[Role, deque[_Job]] = {role: deque() for role in ROLES}
         self._batches: dict[Role, deque[_Batch]] = {role: deque() for role in ROLES}
@@ -93,18 +94,22 @@ class Batcher:
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
-    async def encode(self, texts: Sequence[str], tokens: Sequence[int], role: Role) -> Vectors:
-        """(N, D) float32 vectors, as the encoder gives them. A cancelled call leaves the queue.
+    async def encode(
+        self, texts: Sequence[str], tokens: Sequence[int], role: Role, with_tokens: bool = False
+    ) -> list[Any]:
+        """The vector of each text, (D,) float32, as the encoder gives it. A cancelled call leaves
+        the queue.
 
         Args:
-            texts: N texts, at least one.
+            texts: at least one.
             tokens: the number of tokens that the model reads of each.
             role: selects the prompt.
+            with_tokens: give the ``QueryTokens`` of each query.
 
         Raises:
             QueueFull: no text was queued.
         """
-        job = _Job(texts, tokens, left=len(texts))
+        job = _Job(texts, tokens, with_tokens, left=len(texts))
         with self._change:
             self._drop_done(role)
             waiting = self.waiting_tokens[role]
@@ -169,12 +174,16 @@ class Batcher:
 
     def _encode_batch(self, role: Role, batch: _Batch) -> None:
         tokens = sum(job.tokens[i] for job, i in batch)
+        encode: Callable[..., Any] = self._encoder.encode_passages
+        if role == "query":
+            with_tokens = any(job.with_tokens for job, _ in batch)
+            encode = self._encoder.query_tokens if with_tokens else self._encoder.encode_queries
         begun = time.perf_counter()
-        vectors = self._encode[role]([job.texts[i] for job, i in batch])
+        encoded = encode([job.texts[i] for job, i in batch])
         seconds = time.perf_counter() - begun
-        if len(vectors) != len(batch):
-            raise ValueError(f"{len(vectors)} vectors of {len(batch)} texts")
-        for (job, i), vector in zip(batch, vectors, strict=True):
+        if len(encoded) != len(batch):
+            raise ValueError(f"{len(encoded)} vectors of {len(batch)} texts")
+        for (job, i), vector in zip(batch, encoded, strict=True):
             job.receive(i, vector)
         self._tokens_done += tokens
         self._seconds_busy += seconds
