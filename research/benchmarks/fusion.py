@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -72,12 +72,8 @@ def side_of(collection: Collection, kept: Kept) -> Side:
     number = {name: i for i, name in enumerate(collection.document_ids)}
     found = []
     for i, query in enumerate(collection.query_ids):
-        words, scores = (part[i][:FUSED] for part in collection.lexical)
-        share_of = {
-            int(d): float(s / collection.best_lexical[i])
-            for d, s in zip(words, scores, strict=True)
-            if s > 0
-        }
+        words, greatest = collection.lexical[i], collection.best_lexical[i]
+        share_of = {d: float(score / greatest) for d, score in islice(words.items(), FUSED)}
         candidates = list(dict.fromkeys([*near[i].tolist(), *share_of]))
         places = [
             {d: r for r, d in enumerate(ranking, 1)} for ranking in (near[i].tolist(), share_of)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from revela.corpus.judgements import pair_rows
+from revela.corpus.judgements import pair_rows, read_judgements
 from revela.errors import RevelaError
 from revela.types import Chunk, Document
 
@@ -37,6 +37,25 @@ def test_a_row_for_each_pair_and_the_documents_of_a_row_together(folder, others,
     assert rows == pairs + (rest if others else [])
     (said,) = caplog.messages
     assert said.startswith(f"4 pairs of {folder}; 1 left out, whose documents are not in")
+
+
+@pytest.mark.parametrize("between", [" ", "\t", "  "])
+def test_four_columns_of_trec(folder, between):
+    _, qrels = read_judgements(folder, "train")
+    file = folder / "qrels" / "train.tsv"
+    rows = [line.split("\t") for line in file.read_text().splitlines()[1:]]
+    lines = (between.join((query, "0", document, score)) for query, document, score in rows)
+    file.write_text("\n".join(lines))
+    assert read_judgements(folder, "train")[1] == qrels
+
+
+def test_a_score_may_be_written_as_a_float_but_be_no_fraction(folder):
+    file = folder / "qrels" / "train.tsv"
+    file.write_text(HEAD + "q0\td1\t2.0\n")
+    assert read_judgements(folder, "train")[1] == {"q0": {"d1": 2}}
+    file.write_text(HEAD + "q0\td1\t2.0\nq0\td3\t0.5\n")
+    with pytest.raises(RevelaError, match=r"train\.tsv:3: the score 0\.5 is no whole number"):
+        read_judgements(folder, "train")
 
 
 @pytest.mark.parametrize(

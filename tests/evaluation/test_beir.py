@@ -13,6 +13,7 @@ from revela import evaluate
 from revela.corpus.readers import common
 from revela.errors import RevelaError
 from revela.evaluation.beir import (
+    Collection,
     labelled,
     load_collection,
     mean_outcomes,
@@ -74,6 +75,40 @@ def test_outcomes_keep_every_query_and_what_is_found_first(tmp_path):
         )
 
 
+def test_bm25_finds_only_documents_with_a_word_of_the_query():
+    documents = ["salt of the sea", "a green hill", "a meadow in bloom"]
+    queries = ["sea", "xylophone"]
+    qrels = {"one": {"c": 1}, "two": {"a": 1}}
+    collection = Collection("c", ["a", "b", "c"], documents, ["one", "two"], queries, qrels)
+    bm25 = outcomes(collection, {})["BM25"]
+    assert bm25.first == {"one": "a"}
+    assert set(bm25.means().values()) == {0.0}
+
+
+def test_a_query_that_is_a_document_does_not_find_itself():
+    """Only where it is: queries and documents may be numbered apart, or a document be judged
+    relevant to its own words.
+    """
+    documents = ["Zoos  protect animals", "zoos harm animals", "bees dance", "a hill of bees"]
+    queries = ["Zoos protect animals", "zoos and animals", "hill", "dance"]
+    names, asked = ["1", "2", "3", "4"], ["1", "2", "4", "0"]
+    qrels = {"1": {"2": 1}, "2": {"2": 1}, "4": {"4": 1}, "0": {"3": 1}}
+    collection = Collection("c", names, documents, asked, queries, qrels)
+    assert collection.among_documents == {"1"}
+
+    class Words:
+        def encode_passages(self, texts, progress=False):
+            known = ("zoos", "protect", "harm", "hill", "dance", "bees")
+            counts = np.array([[t.lower().count(word) for word in known] for t in texts])
+            return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
+
+        encode_queries = encode_passages
+
+    for system, outcome in outcomes(collection, {"m": Words()}).items():
+        assert outcome.first["1"] == "2" and outcome.first["4"] == "4", system
+        assert outcome.scores["1"]["ndcg@10"] == 1.0, system
+
+
 def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
     class Reader:
         def score(self, query, passages):
@@ -129,8 +164,10 @@ def test_broken_model_is_refused(tmp_path, saved_retriever):
     [
         ("q0\tnowhere\t1\n", r"names 1 corpus-ids that corpus\.jsonl lacks \(first: nowhere\)"),
         ("nobody\td0\t1\n", r"names 1 query-ids that queries\.jsonl lacks"),
-        ("q0 d0 1\n", r"test\.tsv:2 is not query-id"),
-        ("q0\td0\tinf\n", r"test\.tsv:2 is not query-id"),
+        ("q0 d0\n", r"test\.tsv:2 is not query-id"),
+        ("q0\td0\tyes\n", r"test\.tsv:2 is not query-id"),
+        ("q0\td0\tinf\n", r"test\.tsv:2: the score inf is no whole number"),
+        ("q0\td0\t1\nq0\td1\t0.5\n", r"test\.tsv:3: the score 0\.5 is no whole number"),
         ("", r"qrels/test\.tsv is empty"),
         ("q0\td0\t0\n", "no query has a relevant document"),
     ],

@@ -84,6 +84,18 @@ def test_mteb_gives_our_scores(folder, encoder, tmp_path):
     }
 
 
+def test_mteb_too_lets_no_query_find_itself(folder, encoder, tmp_path):
+    rows = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    asked = [{"_id": row["_id"], "text": row["text"]} for row in rows[:20]]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    judged = [f"d{i} 0 d{j} 1\n" for i in range(20) for j in range(i % 5, 60, 5) if i != j]
+    (folder / "qrels" / "test.tsv").write_text("".join(judged))
+    ours = mean_outcomes(load_collection(folder), {"m": encoder})["m"]
+    assert run([folder], encoder, tmp_path / "out")["Judged"]["m"].metrics == pytest.approx(
+        ours, abs=1e-4
+    )
+
+
 def test_results_lie_in_mtebs_layout_and_are_used_again(
     folder, encoder, tmp_path, monkeypatch, caplog
 ):

@@ -9,7 +9,7 @@ import numpy as np
 from conftest import make_rows
 from revela.corpus.arrow_list import arrow_list
 from revela.corpus.written_queries import Answer
-from revela.evaluation.label_free import SENTENCES, HeldOutCheck, docstring_task, tasks
+from revela.evaluation.label_free import SENTENCES, HeldOutCheck, Task, docstring_task, tasks
 from revela.groups.training_set import split_held_out
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest
@@ -135,6 +135,11 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
         gains.append(gain / sum(1 / np.log2(i + 2) for i in range(min(10, len(relevant)))))
     found = HeldOutCheck([sibling])(encoder)["sibling + BM25"]
     assert np.isclose(found, np.mean(gains)) and found > 0.1
+
+
+def test_bm25_of_the_check_finds_only_passages_with_a_word_of_the_query():
+    task = Task("title", ["sea"], ["a green hill", "salt sea"], [frozenset({0})], [frozenset()])
+    assert HeldOutCheck([task]).bm25() == {"title": 0.0}
 
 
 def test_questions_ask_for_the_chunk_that_they_were_written_about():

@@ -236,6 +236,17 @@ def test_worst_queries_are_those_lost_to_bm25(tmp_path):
     assert "BM25 (b)" in page.tables["judged med"]
 
 
+def test_fusions_are_no_retrievers_where_queries_are_lost(tmp_path):
+    scores = {"BM25": 0.5, "a": 0.4, "a + BM25": 0.9, "a + BM25 (RRF)": 0.9, "a + BM25 + tokens": 1}
+    systems = {
+        system: {"ndcg@10": score, "queries": {"q1": {"ndcg@10": score}}}
+        for system, score in scores.items()
+    }
+    report([write_run(tmp_path / "a", scores={"med": systems})], tmp_path / "page.html")
+    lost = Page(tmp_path / "page.html").tables["worst med"]
+    assert lost == {"q1": {system: f"{score:.3f}" for system, score in scores.items()}}
+
+
 def test_recipes_facts_and_environment(page):
     changed = page.tables["recipe Settings that differ from their defaults"]
     assert changed["tau"] == {"default": "1.0", "a": "1.0", "b": "0.25"}

@@ -4,6 +4,7 @@ compared: p values by reference, and the queries that are shown.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -102,6 +103,11 @@ def test_gains_are_the_greatest_first_and_only_gains():
     assert gains[0].first == (("text zero", True), ("text one", False))
     assert len(greatest_gains(COLLECTION, FOUND["A"], FOUND["B"], 1)) == 1
     assert greatest_gains(COLLECTION, FOUND["C"], FOUND["A"], 3) == []
+
+
+def test_a_system_that_finds_nothing_has_no_first_document():
+    (gain,) = greatest_gains(COLLECTION, FOUND["A"], dataclasses.replace(FOUND["C"], first={}), 1)
+    assert gain.first == (("text zero", True), ("", False))
 
 
 def test_json_holds_every_query():

@@ -205,7 +205,8 @@ def _print_gains(title: str, better: str, worse: str, gains: Sequence[Gain]) -> 
         systems = zip((better, worse), gain.scores, gain.first, strict=True)
         for system, score, (text, is_relevant) in systems:
             mark = "(relevant)" if is_relevant else "(not relevant)"
-            print(f"   {system} {score:.3f}, first {mark}: {snippet(text)}")
+            first = f"first {mark}: {snippet(text)}" if text else "finds nothing"
+            print(f"   {system} {score:.3f}, {first}")
 
 
 def _p(p: float | None) -> str | None:

@@ -1,7 +1,8 @@
 """Judged queries in BEIR layout, to score on and to train on.
 
-A folder holds queries.jsonl (or .gz) and qrels/SPLIT.tsv with a header and the columns query-id,
-corpus-id and score; a document is relevant if its score is above 0.
+A folder holds queries.jsonl (or .gz) and qrels/SPLIT.tsv with the columns query-id, corpus-id and
+score, separated by tabs, below a header; or TREC's four, of which the second says nothing, with
+spaces or tabs between them. Scores are whole numbers, as in trec_eval; above 0 is relevant.
 """
 
 from __future__ import annotations
@@ -100,16 +101,25 @@ def _read_qrels(path: Path) -> Qrels:
         raise RevelaError(f"{path} does not exist: a BEIR-layout folder has its judgements there")
     qrels: Qrels = {}
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
-        fields = line.split("\t")
-        if number == 1 and fields[-1].strip() == "score":
+        fields = line.split("\t") if "\t" in line else line.split()
+        if number == 1 and line.split()[-1:] == ["score"]:
             continue
+        if len(fields) == 4:
+            del fields[1]
         try:
-            query, document, score = fields
-            qrels.setdefault(query, {})[document] = int(float(score))
-        except (ValueError, OverflowError):
+            query, document, given = fields
+            score = float(given)
+        except ValueError:
             raise RevelaError(
-                f"{path}:{number} is not query-id, corpus-id and score separated by tabs"
+                f"{path}:{number} is not query-id, corpus-id and score separated by tabs, nor the "
+                "four columns of TREC"
             ) from None
+        if not score.is_integer():
+            raise RevelaError(
+                f"{path}:{number}: the score {given} is no whole number: multiply all scores so "
+                "that each is one"
+            )
+        qrels.setdefault(query, {})[document] = int(score)
     return qrels
 
 

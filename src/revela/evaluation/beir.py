@@ -1,14 +1,15 @@
 """Score retrievers on local folders in BEIR layout, alone and fused with BM25, beside BM25.
 
-A folder holds corpus.jsonl and queries.jsonl (each may be .gz), and qrels/test.tsv with a header
-and the columns query-id, corpus-id and score.
+A folder holds corpus.jsonl and queries.jsonl (each may be .gz), and qrels/test.tsv with the columns
+query-id, corpus-id and score (judgements.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -61,14 +62,29 @@ class Collection:
     language: str = "auto"  # of its words
 
     @cached_property
-    def lexical(self) -> tuple[NDArray[np.int64], Vectors]:
-        """BM25's rankings: indices and scores, (Q, at most 1000)."""
-        return self.bm25.top_k(self.queries, DEPTH)
+    def lexical(self) -> list[Ranking]:
+        """BM25's ranking for each query: at most 1000 documents, all of which hold a word of it."""
+        found = _rankings(*self.bm25.top_k(self.queries, DEPTH))
+        return [{d: score for d, score in ranking.items() if score > 0} for ranking in found]
 
     @cached_property
     def best_lexical(self) -> Vectors:
         """(Q,): the highest BM25 score that a document could have."""
         return self.bm25.best(self.queries)
+
+    @cached_property
+    def among_documents(self) -> frozenset[str]:
+        """Queries that are documents too, under the same id, as in ArguAna and Quora: there, as in
+        BEIR, no query finds itself. The texts are compared, as many collections number queries and
+        documents apart.
+        """
+        texts = dict(zip(self.document_ids, self.documents, strict=True))
+        return frozenset(
+            name
+            for name, query in zip(self.query_ids, self.queries, strict=True)
+            if " ".join(query.split()) in " ".join(texts.get(name, "").split())
+            and self.qrels[name].get(name, 0) <= 0
+        )
 
     def calibrate(self, encoder: Encoder, vectors_ND: Vectors) -> Calibration:
         """How well words and an encoder's vectors, (N, D), find the documents."""
@@ -86,7 +102,7 @@ class Collection:
 @dataclass(frozen=True)
 class Outcome:
     """Results of one system: metrics of each judged query, and the id of the document it ranks
-    first.
+    first, if it finds any.
     """
 
     scores: dict[str, dict[str, float]]
@@ -290,7 +306,7 @@ def outcomes(
     Raises:
         RevelaError: an encoder gives vectors that are not finite.
     """
-    found = {"BM25": _outcome(collection, *collection.lexical)}
+    found = {"BM25": _outcome(collection, collection.lexical)}
     for name, encoder in encoders.items():
         reader = encoder if rerank == "tokens" and isinstance(encoder, TokenEncoder) else None
         tokens: list[bytes] = []
@@ -300,7 +316,7 @@ def outcomes(
             passages = encoder.encode_passages(collection.documents, progress=progress)
         queries = encoder.encode_queries(collection.queries)
         dense, cosines = top_k(queries, passages, DEPTH)
-        found[name] = _outcome(collection, dense, cosines)
+        found[name] = _outcome(collection, _rankings(dense, cosines))
         odds = collection.calibrate(encoder, passages).odds
         by_score, by_rank = hybrid(collection, queries, passages, dense, odds, weight)
         fused = {f"{name} + BM25": by_score, f"{name} + BM25 (RRF)": by_rank}
@@ -309,9 +325,7 @@ def outcomes(
         elif rerank is not None and rerank != "tokens":
             again = read_again(collection, rerank, by_score, progress)
             fused[f"{name} + BM25 + heads"] = list(again)
-        for label, rankings in fused.items():
-            values = (ranking.values() for ranking in rankings)
-            found[label] = _outcome(collection, rankings, values)
+        found |= {label: _outcome(collection, rankings) for label, rankings in fused.items()}
     return found
 
 
@@ -374,11 +388,10 @@ def hybrid(
         odds, weight: as for ``fuse_scores``.
     """
     by_score, by_rank = [], []
-    for query, near, lexical, scores, best in zip(
-        queries, dense, *collection.lexical, collection.best_lexical, strict=True
+    for query, near, lexical, best in zip(
+        queries, dense, collection.lexical, collection.best_lexical, strict=True
     ):
-        found = zip(lexical[:FUSED], scores, strict=False)
-        shares = {int(d): float(s / best) for d, s in found if s > 0}
+        shares = {d: float(score / best) for d, score in islice(lexical.items(), FUSED)}
         nearest = near[:FUSED].tolist()
         by_score.append(fuse(query, passages, nearest, shares, odds, weight))
         by_rank.append(reciprocal_rank_fusion([nearest, list(shares)]))
@@ -407,14 +420,18 @@ def fuse(
     return fuse_scores(cosines, shares, odds, weight)
 
 
-def _outcome(
-    collection: Collection, indices: Iterable[Iterable[int]], values: Iterable[Iterable[float]]
-) -> Outcome:
-    """The outcome of rankings: for each query the documents' indices, best first, and scores."""
-    ids = collection.document_ids
+def _rankings(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[Ranking]:
+    """A ranking per query."""
+    rows = zip(indices_QK.tolist(), scores_QK.tolist(), strict=True)
+    return [dict(zip(indices, scores, strict=True)) for indices, scores in rows]
+
+
+def _outcome(collection: Collection, rankings: Sequence[Ranking]) -> Outcome:
+    """The outcome of a ranking per query; a query that is a document too does not find itself."""
+    ids, itself = collection.document_ids, collection.among_documents
     run = {
-        query: {ids[d]: float(s) for d, s in zip(row, scores, strict=True)}
-        for query, row, scores in zip(collection.query_ids, indices, values, strict=True)
+        query: {ids[d]: s for d, s in ranking.items() if ids[d] != query or query not in itself}
+        for query, ranking in zip(collection.query_ids, rankings, strict=True)
     }
-    first = {query: next(iter(ranking)) for query, ranking in run.items()}
+    first = {query: next(iter(ranking)) for query, ranking in run.items() if ranking}
     return Outcome(per_query(collection.qrels, run), first)

@@ -236,6 +236,7 @@ def folder_task(folder: Path) -> Any:
             digest.update(file.read_bytes())
 
     class FolderTask(AbsTaskRetrieval):
+        ignore_identical_ids = bool(collection.among_documents)
         metadata = TaskMetadata(
             name=collection.name,
             description=f"{len(collection.documents)} documents, {len(collection.queries)} queries",

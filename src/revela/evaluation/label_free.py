@@ -92,10 +92,10 @@ class HeldOutCheck:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
             scores[task.name] = _score(task, dense)
-            fused = []
-            for query, near, shared in zip(queries, dense, lexical, strict=True):
-                shares = {d: share for d, share in shared.items() if share > 0}
-                fused.append(fuse(query, passages, list(near), shares, odds))
+            fused = [
+                fuse(query, passages, list(near), shares, odds)
+                for query, near, shares in zip(queries, dense, lexical, strict=True)
+            ]
             scores[with_bm25(task.name)] = _score(task, fused)
         return scores
 
@@ -241,10 +241,13 @@ def with_bm25(task: str) -> str:
 
 
 def _lexical(task: Task, bm25: BM25) -> list[dict[int, float]]:
-    """BM25's ranking per query, with scores as shares of the best possible score."""
+    """BM25's ranking per query of the passages that hold a word of it, with scores as shares of the
+    best possible score.
+    """
     indices, scores = bm25.top_k(task.queries, DEPTH)
     best_Q1 = np.maximum(bm25.best(task.queries), TINY)[:, None]  # 0 for a query without a word
-    return _rankings(task, indices, (scores / best_Q1).astype(np.float32))
+    rankings = _rankings(task, indices, (scores / best_Q1).astype(np.float32))
+    return [{d: share for d, share in ranking.items() if share > 0} for ranking in rankings]
 
 
 def _rankings(task: Task, indices: NDArray[np.int64], values: Vectors) -> list[dict[int, float]]:

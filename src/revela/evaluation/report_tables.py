@@ -149,7 +149,7 @@ def worst(scores: Mapping[str, Scores], count: int = 10) -> list[Table]:
 
 
 def _lost_to_bm25(systems: Mapping[str, SystemScores], count: int) -> list[tuple[str, list[Cell]]]:
-    own = [name for name in systems if name != "BM25" and not name.endswith(" + BM25")]
+    own = [name for name in systems if name != "BM25" and " + BM25" not in name]
     if "BM25" not in systems or not own:
         return []
     found: dict[str, dict[str, float]] = {}

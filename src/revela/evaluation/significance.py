@@ -98,7 +98,7 @@ def standings(
 @dataclass(frozen=True)
 class Gain:
     """A query that one system answers better than another: nDCG@10 of both, and for each the text
-    it ranks first and whether that is relevant.
+    it ranks first, empty if it finds none, and whether that is relevant.
     """
 
     query: str
@@ -114,8 +114,8 @@ def greatest_gains(
     queries = dict(zip(collection.query_ids, collection.queries, strict=True))
 
     def first(outcome: Outcome, query: str) -> tuple[str, bool]:
-        found = outcome.first[query]
-        return texts[found], collection.qrels[query].get(found, 0) > 0
+        found = outcome.first.get(query, "")
+        return texts.get(found, ""), collection.qrels[query].get(found, 0) > 0
 
     scores = {q: (better.scores[q][MEASURE], worse.scores[q][MEASURE]) for q in queries}
     gains = {q: high - low for q, (high, low) in scores.items() if high > low}

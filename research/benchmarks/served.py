@@ -1,0 +1,114 @@
+"""nDCG@10 of what `revela index` makes and `revela search` finds: the README's table.
+
+    python -m research.benchmarks.served --data COLLECTIONS LANGUAGES
+
+`revela index` reads each collection's corpus.jsonl with its default settings (chunks of 120 words)
+and --keep-tokens; every judged query is searched for ten documents, by each way of `revela search`.
+Indices and scores are kept in ``--out``, so that the same command resumes a run that was killed;
+remove that folder to measure anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from revela.cli.index import index as make_index
+from revela.evaluation.beir import load_collection
+from revela.evaluation.metrics import mean_scores
+from revela.files import atomic_write
+from revela.index.manifest import INFO, read_info
+from revela.index.store import Index
+from revela.settings import Indexing
+
+K = 10
+WAYS: dict[str, dict[str, Any]] = {
+    "BM25": dict(mode="lexical"),
+    "vectors": dict(mode="dense"),
+    "RRF": dict(fusion="rank"),
+    "fused by score": {},
+    "+ tokens": dict(rerank="tokens"),
+}
+# Collections that constants were chosen on (research/notebook.md).
+RERANKING = {
+    *("scifact", "cranfield", "med", "npl_vaswani", "squad_dev", "pubmedqa_l"),
+    *("conala", "cosqa", "mbpp"),
+}
+FUSION = {
+    *RERANKING,
+    *("xquad_en", "xquad_de", "xquad_tr", "xquad_ru", "xquad_ar", "xquad_th", "xquad_zh"),
+    *("tydi_fi", "tydi_ru", "tydi_ar", "tydi_ko", "thquad_tr", "piaf_fr", "iapp_th"),
+    *("jsquad_ja", "cmrc2018_zh"),
+}
+LEGEND = "* constants of the fusion were chosen on it; ** those of the re-ranking too"
+
+
+def scores_of(folder: Path, model: str, out: Path) -> dict[str, float]:
+    """nDCG@10 of every way to search a collection, kept or measured now."""
+    kept = out / "scores.json"
+    if kept.is_file():
+        return json.loads(kept.read_text())
+    index, collection = index_of(folder, model, out / "index"), load_collection(folder)
+    vectors = index.encoder.encode_queries(collection.queries)
+    runs: dict[str, dict[str, dict[str, float]]] = {way: {} for way in WAYS}
+    asked = zip(collection.query_ids, collection.queries, vectors, strict=True)
+    for name, query, vector in tqdm(list(asked), folder.name, unit="query"):
+        itself = {name} & collection.among_documents
+        for way, settings in WAYS.items():
+            hits = index.search(query, K + len(itself), vector=vector, **settings)
+            found = [hit.id for hit in hits if hit.id not in itself][:K]
+            runs[way][name] = {document: -place for place, document in enumerate(found)}
+    scores = {way: mean_scores(collection.qrels, run)["ndcg@10"] for way, run in runs.items()}
+    with atomic_write(kept) as temporary:
+        temporary.write_text(json.dumps(scores))
+    return scores
+
+
+def index_of(folder: Path, model: str, out: Path) -> Index:
+    """The index of a collection, kept or made now."""
+    if not (out / INFO).is_file() or not read_info(out).finished:
+        corpus = next(folder.glob("corpus.jsonl*"))
+        with redirect_stdout(sys.stderr):
+            make_index([corpus], out=out, model=model, settings=Indexing(keep_tokens=True))
+    return Index.open(out, model)
+
+
+def print_row(title: str, scores: Sequence[Mapping[str, float]]) -> None:
+    """The mean of some collections' scores, or those of one."""
+    means = (fmean(each[way] for each in scores) for way in WAYS)
+    print(f"| {title} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add = parser.add_argument
+    out = Path(__file__).parents[1] / "out" / "served"
+    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
+    add("--model", default="embedded:minilm-l6", help="as for revela index")
+    add("--only", nargs="*", default=[], help="collections; all by default")
+    add("--out", type=Path, default=out, help="where indices and scores are kept")
+    arguments = parser.parse_args()
+    kept = arguments.out / arguments.model.split(":")[-1].replace("/", "-")
+    print(f"| | {' | '.join(WAYS)} |\n" + "|---" * (1 + len(WAYS)) + "|")
+    for data in arguments.data:
+        rows = []
+        for path in sorted(data.glob("*/qrels/test.tsv")):
+            name = path.parent.parent.name
+            if not arguments.only or name in arguments.only:
+                rows.append(scores_of(data / name, arguments.model, kept / name))
+                print_row(name + r"\*" * ((name in FUSION) + (name in RERANKING)), rows[-1:])
+        if len(rows) > 1:
+            print_row(f"mean of {len(rows)}", rows)
+    print(f"\n{LEGEND}".replace("*", r"\*"))
+
+
+if __name__ == "__main__":
+    main()
