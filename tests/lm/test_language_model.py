@@ -107,8 +107,9 @@ def test_both_streams_equal_the_naive_loop(kind, form):
     lm = LanguageModel(fast_model)
     fast_weights = weights.clone().requires_grad_()
     packed = lm.pack(ids, mask)
-    layers = range(4) if gates is None else [1, 2]
-    mixer = InBatchAttention(fast_weights, packed.lengths, gates, v_norm=form == "paper")
+    heads = None if gates is None else {1: [2], 2: [0, 1, 2, 3]}
+    layers = range(4) if heads is None else list(heads)
+    mixer = InBatchAttention(fast_weights, packed.lengths, gates, heads, v_norm=form == "paper")
     torch.testing.assert_close(
         lm.predict(packed, lm.read(packed, layers), mixer), slow_logits, atol=1e-10, rtol=0
     )

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from research.benchmarks import forms, gpu
 from revela import packing as packed_attention
-from revela.device import autocast
+from revela.device import autocast, sent
 from revela.lm.head_ranking import probe_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.query_heads import score_query_heads
@@ -43,13 +43,15 @@ def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> 
     for name, p in models.retriever.named_parameters():
         if "lora_B" in name:  # zero at first, and then LoRA's other factor gets no gradient
             p.data.normal_(std=0.1)
-    models.device, models.group_size = device, 4
+    models.group_size = 4
+    features = gpu.batch(models, groups, 6)
+    for side in features:
+        side["attention_mask"][::4, 2:] = 0
+    models.device = device
     with pretending():
         models.retriever.to(device).eval()
         models.lm.to(device).eval()
-        features = gpu.batch(models, groups, 6)
-        for side in features:
-            side["attention_mask"][::4, 2:] = 0
+        features = [{name: sent(t, device) for name, t in side.items()} for side in features]
         objective = models.step(forms.OURS)
         with packed(models.retriever[0].model):
             waits.clear()

@@ -29,12 +29,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
+from revela.device import sent
 from revela.errors import RevelaError, first_line
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.streams import Memory, Mix, Predicting, Reading, StopForward, Stream
-from revela.packing import Layout, attention, no_mask
+from revela.packing import Layout, attention, layout_of
 from revela.silence import loading_bar
 
 ATTENTION = "revela"
@@ -93,8 +94,8 @@ def _attention(
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
+# Without a mask function of this name transformers builds no mask.
 AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, no_mask)
 
 
 class LanguageModel(nn.Module):
@@ -186,9 +187,9 @@ class LanguageModel(nn.Module):
 
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
         """Drop the padding of a batch, on either side. Each chunk's positions count from 0."""
-        keep_BL = mask_BL.bool()
-        lengths = tuple(keep_BL.sum(dim=1).tolist())
-        return Packed(ids_BL[keep_BL][None].to(self.device), Layout(lengths, self.device))
+        layout, places_T = layout_of(mask_BL, self.device)
+        ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)]
+        return Packed(sent(ids_T, self.device)[None], layout)
 
     def read(self, packed: Packed, layers: Sequence[int]) -> Memory:
         """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output
@@ -246,8 +247,7 @@ class LanguageModel(nn.Module):
         """Mean cross-entropy (nats per token) of all tokens but the first of each chunk (Revela,
         eq. 8); arguments as for ``predict``.
         """
-        rows_R = packed.layout.has_next_T.nonzero().squeeze(1)
-        return self.token_losses(packed, rows_R, memory, mix).mean()
+        return self.token_losses(packed, packed.layout.with_next_R, memory, mix).mean()
 
     def token_losses(
         self,

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from revela.errors import RevelaError
 from revela.lm.document_attention import Kernel
 from revela.lm.in_batch_attention import InBatchAttention
+from revela.lm.prompts import by_layer
 from revela.lm.streams import ReadableLM
 from revela.objectives.base import (
     ChunkBatches,
@@ -199,7 +200,8 @@ class RevelaLoss(RetrieverLoss):
         self.gates_LH = (
             None if gates_LH is None else nn.Parameter(gates_LH.clone(), requires_grad=learn_gates)
         )
-        self.layers = gated_layers(gates_LH, lm.n_layers)
+        self.heads = None if gates_LH is None else gated_heads(gates_LH)
+        self.layers = list(range(lm.n_layers) if self.heads is None else self.heads)
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per token. ``features`` are the chunks as queries, as passages, and as the
@@ -241,6 +243,7 @@ class RevelaLoss(RetrieverLoss):
             weights_BB,
             packed.lengths,
             gates_LH,
+            self.heads,
             v_norm=self.v_norm,
             epsilon=self.epsilon,
             kernel=self.kernel,
@@ -303,11 +306,9 @@ def _block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
     return whole
 
 
-def gated_layers(gates_LH: Tensor | None, n_layers: int) -> list[int]:
-    """The layers that in-batch attention touches: all, or those with a gate that is not 0."""
-    if gates_LH is None:
-        return list(range(n_layers))
-    return [int(layer) for layer in gates_LH.detach().ne(0).any(dim=1).nonzero().squeeze(1)]
+def gated_heads(gates_LH: Tensor) -> dict[int, list[int]]:
+    """The heads of each layer whose gate is not 0, of the layers that have some."""
+    return by_layer(gates_LH.nonzero().tolist())
 
 
 def gates_in_upper_layers(lm: ReadableLM, gate: float, first: int) -> Tensor:
