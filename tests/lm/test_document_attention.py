@@ -10,10 +10,10 @@ import torch
 import naive
 from revela.lm.document_attention import (
     V_NORM_EPS,
-    DocumentWeights,
     document_attention,
     plain_document_attention,
 )
+from revela.lm.document_weights import DocumentWeights
 from revela.settings import Recipe
 
 LENGTHS = [3, 1, 5, 2]

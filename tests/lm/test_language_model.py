@@ -303,14 +303,18 @@ def objective_of(lm, **changes):
     )
 
 
-def test_groups_of_a_batch_do_not_see_one_another():
+@pytest.mark.parametrize("siblings", [0.0, 0.5])
+def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one(siblings):
+    """Whatever their lengths, and though chunks of the second have siblings in the first."""
     lm = LanguageModel(build("llama").float().requires_grad_(False))
     ids = torch.randint(3, 400, (6, 5), generator=torch.Generator().manual_seed(1))
-    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    together = objective_of(lm, group_size=3)
+    mask = torch.tensor([[1] * n + [0] * (5 - n) for n in (5, 5, 5, 2, 3, 2)])
+    document = torch.tensor([0, 0, 1, 0, 2, 2])
+    features = {"input_ids": ids, "attention_mask": mask, "document": document}
+    together = objective_of(lm, group_size=3, siblings=siblings)
     loss = together([features] * 3)
     loss.backward()
-    apart = objective_of(lm)
+    apart = objective_of(lm, siblings=siblings)
     groups = slice(0, 3), slice(3, 6)
     losses = [apart([{k: v[g] for k, v in features.items()}] * 3) for g in groups]
     (sum(losses) / 2).backward()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
-from revela.lm.document_attention import DocumentWeights
+from revela.lm.document_weights import DocumentWeights
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import TINY, in_batch_weights
 

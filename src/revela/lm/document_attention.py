@@ -35,10 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from revela.lm.document_attention_recomputed import (
-    DocumentWeights,
-    recomputed_document_attention,
-)
+from revela.lm.document_attention_recomputed import recomputed_document_attention
+from revela.lm.document_weights import DocumentWeights
 
 Kernel = Literal["plain", "torch", "triton"]
 V_NORM_EPS = 1e-6  # as in the authors' code

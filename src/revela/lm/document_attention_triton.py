@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from revela.device import sent
-from revela.lm.document_attention_recomputed import DocumentWeights
+from revela.lm.document_weights import DocumentWeights
 
 ROWS, KEYS = 32, 64  # block sizes
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from revela.device import sent
-from revela.lm.document_attention import DocumentWeights, Kernel, document_attention
+from revela.lm.document_attention import Kernel, document_attention
+from revela.lm.document_weights import DocumentWeights
 
 
 class InBatchAttention:

@@ -132,7 +132,7 @@ def score_query_heads(
 def by_document(mass_KQS: Tensor, lengths: Sequence[int], drop_outliers: bool) -> Tensor:
     """Sum the attention over each candidate's tokens, of which it has so many, (K, Q, B)."""
     sums = []
-    for mass_KQM in mass_KQS.split(list(lengths), dim=-1):
+    for mass_KQM in torch.split(mass_KQS, list(lengths), dim=-1):
         if drop_outliers and mass_KQM.shape[-1] > 1:
             spread_KQ1 = mass_KQM.std(dim=-1, keepdim=True)
             least = mass_KQM.mean(dim=-1, keepdim=True) - OUTLIERS * spread_KQ1

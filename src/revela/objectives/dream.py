@@ -36,7 +36,8 @@ from torch import Tensor, nn
 
 from revela.device import on_cpu, sent
 from revela.errors import RevelaError
-from revela.lm.document_attention import DocumentWeights, Kernel, document_attention
+from revela.lm.document_attention import Kernel, document_attention
+from revela.lm.document_weights import DocumentWeights
 from revela.lm.prompts import (
     ANSWER,
     QUESTION_TOKENS,
