@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 import naive
 from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
+from revela.lm import language_model
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import RevelaLoss
@@ -167,6 +168,42 @@ def test_lora_on_the_lm_gets_gradients_from_both_streams():
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     assert gradients and all(g is not None for g in gradients)
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
+
+
+def test_frozen_linear_layers_of_a_trained_lm_are_kept_in_bf16_with_the_same_results(monkeypatch):
+    """Bit for bit what autocast gives that casts them in every pass, with a head that is tied."""
+    import transformers as t
+    from peft import LoraConfig, get_peft_model
+
+    def trained():
+        torch.manual_seed(0)
+        config = tiny_config("llama")
+        config.tie_word_embeddings = True
+        lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        return get_peft_model(t.LlamaForCausalLM(config).requires_grad_(False), lora).eval()
+
+    ids, mask, weights = batch()
+    found = []
+    for kept in (True, False):
+        if not kept:
+            monkeypatch.setattr(language_model, "_keep_linear_in_bf16", lambda _: None)
+        lm = LanguageModel(model := trained(), bf16=True)
+        packed = lm.pack(ids, mask)
+        mix = InBatchAttention(weights.float(), packed.lengths, None, v_norm=True)
+        logits = lm.predict(packed, lm.read(packed, range(4)), mix)
+        logits.float().square().mean().backward()
+        found.append([logits, *(p.grad for p in model.parameters() if p.requires_grad)])
+        if kept:
+            wide = {
+                n.split(".")[-2] for n, p in model.named_parameters() if p.dtype == torch.float32
+            }
+            norms = {"norm", "input_layernorm", "post_attention_layernorm"}
+            assert wide == {"embed_tokens", *norms, "default"}  # the last is LoRA's
+            rows = packed.layout.with_next_R
+            plain, targets = lm.predict(packed)[rows].float(), packed.ids_1T[0, rows + 1]
+            want = torch.nn.functional.cross_entropy(plain, targets, reduction="none")
+            torch.testing.assert_close(lm.token_losses(packed, rows), want, atol=1e-6, rtol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.skipif(

@@ -105,7 +105,8 @@ class LanguageModel(nn.Module):
         model: a decoder-only causal LM of transformers, or a PEFT model around one. It is switched
             to our attention.
         name: its name in messages.
-        bf16: run under bf16 autocast, for weights that stay in fp32 because they are trained.
+        bf16: run under bf16 autocast, for weights that stay in fp32 because they are trained. Its
+            frozen linear layers are kept in bf16, as autocast would cast them in every pass.
 
     Raises:
         RevelaError: the model cannot run in-batch attention: an encoder-decoder, soft-capped
@@ -125,6 +126,8 @@ class LanguageModel(nn.Module):
         self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
         self._refuse_unsupported(config)
         inner.set_attn_implementation(ATTENTION)
+        if bf16:
+            _keep_linear_in_bf16(inner)
         self._layers = self._decoder_layers()
         self._check_on_two_tokens()
 
@@ -269,8 +272,7 @@ class LanguageModel(nn.Module):
             return F.cross_entropy(logits_RV.to(exact), targets_R, reduction="none")
         output = self._predict(self._inner.base_model, packed, *streams)
         hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
-        weight_VD = head.weight.to(torch.bfloat16) if self.bf16 else head.weight
-        return linear_cross_entropy(hidden_RD, weight_VD, targets_R, head.bias)
+        return linear_cross_entropy(hidden_RD, head.weight, targets_R, head.bias)
 
     def _predict(
         self,
@@ -371,6 +373,16 @@ def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
+
+
+def _keep_linear_in_bf16(model: nn.Module) -> None:
+    """Keep frozen linear layers in bf16; embeddings that share a head's weights keep theirs."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            for name, weight in list(layer.named_parameters(recurse=False)):
+                if not weight.requires_grad:
+                    half = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
+                    setattr(layer, name, half)
 
 
 @contextmanager
