@@ -56,7 +56,7 @@ from research.benchmarks.forms import (
 )
 from research.benchmarks.rows import Row, print_row, ratio
 from revela.device import autocast, has_fast_bf16
-from revela.lm import cross_entropy as blockwise
+from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.language_model import LanguageModel
 from revela.objectives.gradcache import embed
 from revela.packing import packed
@@ -281,11 +281,7 @@ def loss_rows(
     peaks: dict[str, float] = {}
 
     def in_blocks(logits: int) -> Tensor:
-        default, blockwise.LOGITS_PER_BLOCK = blockwise.LOGITS_PER_BLOCK, logits
-        try:
-            return blockwise.linear_cross_entropy(hidden_RD, weight_VD, targets_R).mean()
-        finally:
-            blockwise.LOGITS_PER_BLOCK = default
+        return linear_cross_entropy(hidden_RD, weight_VD, targets_R, None, logits).mean()
 
     def at_once() -> Tensor:
         return F.cross_entropy((hidden_RD @ weight_VD.T).float(), targets_R)

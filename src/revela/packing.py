@@ -22,7 +22,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
+
+from revela.device import on_cpu, sent
 
 PACKED = "revela-packed"
 # Up to this many tokens a CPU reads texts side by side: 32 texts of 200 to 1,024 tokens in bf16
@@ -35,7 +37,7 @@ EXPLICIT_SCORES = 512
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each text is in a packed row of T tokens."""
+    """Where each text is in a packed row of T tokens. A GPU is told, not asked."""
 
     lengths: tuple[int, ...]
     device: torch.device
@@ -48,25 +50,25 @@ class Layout:
     @cached_property
     def valid_BL(self) -> Tensor:
         """Which positions of the padded form hold a token."""
-        lengths_B = torch.tensor(self.lengths, device=self.device)
-        return torch.arange(max(self.lengths), device=self.device) < lengths_B[:, None]
+        lengths_B = torch.tensor(self.lengths)
+        return sent(torch.arange(max(self.lengths)) < lengths_B[:, None], self.device)
 
     @cached_property
     def positions_T(self) -> Tensor:
         """Each token's position in its own text, from 0."""
-        return self.valid_BL.nonzero()[:, 1]
+        return sent(on_cpu(self.valid_BL).nonzero()[:, 1], self.device)
 
     @cached_property
     def places_T(self) -> Tensor:
         """Each token's index in the flattened padded form."""
-        return self.valid_BL.flatten().nonzero().squeeze(1)
+        return sent(on_cpu(self.valid_BL).flatten().nonzero().squeeze(1), self.device)
 
     @cached_property
-    def has_next_T(self) -> Tensor:
-        """Which tokens are not the last of their text."""
+    def with_next_R(self) -> Tensor:
+        """The tokens that are not the last of their text: their places among the T."""
         has_next_T = torch.ones(sum(self.lengths), dtype=torch.bool)
         has_next_T[torch.tensor(self.lengths).cumsum(0) - 1] = False
-        return has_next_T.to(self.device)
+        return sent(has_next_T.nonzero().squeeze(1), self.device)
 
     def pad(self, packed_TX: Tensor) -> Tensor:
         """(T, X) -> (B, L, X), 0 in the padding."""
@@ -80,6 +82,15 @@ class Layout:
         """(B, L, X) -> (T, X)."""
         flat = padded_BLX.flatten(0, 1)
         return flat if self.is_even else flat.index_select(0, self.places_T)
+
+
+def layout_of(mask_BL: Tensor, device: torch.device) -> tuple[Layout, Tensor]:
+    """The layout on ``device`` of a batch's texts without its padding, on either side, and each
+    token's index in the flattened batch, (T,) on the CPU.
+    """
+    keep_BL = on_cpu(mask_BL).bool()
+    layout = Layout(tuple(keep_BL.sum(dim=1).tolist()), device)
+    return layout, keep_BL.flatten().nonzero().squeeze(1)
 
 
 def attention(
@@ -192,12 +203,8 @@ def _attention(
     return attention(query[0], key[0], value[0], layout, **settings)[None], None
 
 
-def no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """No mask for transformers to build: the layout keeps texts apart."""
-
-
+# Without a mask function of this name transformers builds no mask: the layout keeps texts apart.
 AttentionInterface.register(PACKED, _attention)
-AttentionMaskInterface.register(PACKED, no_mask)
 
 
 @contextmanager
@@ -226,21 +233,20 @@ def _running_packed(model: Any) -> Iterator[None]:
     def run_packed(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
-        keep_BL = attention_mask.bool()
-        layout = Layout(tuple(keep_BL.sum(dim=1).tolist()), input_ids.device)
+        layout, places_T = layout_of(attention_mask, input_ids.device)
+        places_T = sent(places_T, input_ids.device)
         for name, value in kwargs.items():
             if isinstance(value, Tensor) and value.shape == input_ids.shape:
-                kwargs[name] = value[keep_BL][None]
+                kwargs[name] = value.flatten()[places_T][None]
         output = forward(
-            input_ids=input_ids[keep_BL][None],
+            input_ids=input_ids.flatten()[places_T][None],
             position_ids=layout.positions_T[None],
             layout=layout,
             **{**kwargs, "use_cache": False},
         )
         hidden_TD = output.last_hidden_state[0]
-        places_T = keep_BL.flatten().nonzero().squeeze(1)
-        flat = hidden_TD.new_zeros(keep_BL.numel(), hidden_TD.shape[-1])
-        padded = flat.index_copy(0, places_T, hidden_TD).view(*keep_BL.shape, -1)
+        flat = hidden_TD.new_zeros(input_ids.numel(), hidden_TD.shape[-1])
+        padded = flat.index_copy(0, places_T, hidden_TD).view(*input_ids.shape, -1)
         output.last_hidden_state = padded
         return output
 

@@ -27,7 +27,7 @@ def test_continuing_equals_the_joined_texts(kind):
     memory = lm.read(lm.pack(before, torch.ones_like(before)), range(4))
     got = lm.predict(packed, before=memory)
     torch.testing.assert_close(got, torch.cat(want), atol=1e-10, rtol=0)
-    rows = packed.layout.has_next_T.nonzero().squeeze(1)
+    rows = packed.layout.with_next_R
     losses = lm.token_losses(packed, rows, before=memory)
     expected = [
         -w[t].log_softmax(-1)[tail[t + 1]]

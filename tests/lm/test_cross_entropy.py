@@ -20,15 +20,25 @@ def tensors(bias: bool):
 
 @pytest.mark.parametrize("rows", [1, 4, 100])
 @pytest.mark.parametrize("bias", [False, True])
-def test_equals_the_plain_form(rows, bias, monkeypatch):
-    monkeypatch.setattr(lce, "LOGITS_PER_BLOCK", rows * 50)
+def test_equals_the_plain_form(rows, bias):
     hidden, weight, targets, offset = tensors(bias)
-    got = lce.linear_cross_entropy(hidden, weight, targets, offset)
+    got = lce.linear_cross_entropy(hidden, weight, targets, offset, rows * 50)
     want = F.cross_entropy(F.linear(hidden, weight, offset), targets, reduction="none")
     torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
     slopes = torch.linspace(-1, 2, 11, dtype=torch.float64)
     gradients = [torch.autograd.grad(losses @ slopes, hidden)[0] for losses in (got, want)]
     torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("device", "blocks"), [("cpu", 6), ("meta", 1)])
+def test_a_gpu_computes_a_step_in_one_block(device, blocks, monkeypatch):
+    """The 875 rows and 49,152 words of the module's docstring."""
+    blocks_made, subtract = [], torch.Tensor.__isub__
+    noted = lambda a, b: blocks_made.append(len(a)) or subtract(a, b)  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "__isub__", noted)
+    hidden, weight = torch.empty(875, 2, device=device), torch.empty(49_152, 2, device=device)
+    lce.linear_cross_entropy(hidden, weight, torch.zeros(875, dtype=torch.long, device=device))
+    assert len(blocks_made) == blocks and sum(blocks_made) == 875
 
 
 def test_keeps_no_logits():

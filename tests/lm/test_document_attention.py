@@ -13,6 +13,7 @@ from revela.lm.document_attention import (
     document_attention,
     plain_document_attention,
 )
+from revela.lm.document_weights import DocumentWeights
 from revela.settings import Recipe
 
 LENGTHS = [3, 1, 5, 2]
@@ -26,6 +27,11 @@ def tensors(n_heads: int, n_groups: int, seed: int = 0):
     )
     weights = torch.rand(4, 4, dtype=torch.float64, generator=generator).fill_diagonal_(0)
     return [t.requires_grad_() for t in (query, key, value, weights / weights.sum(1, keepdim=True))]
+
+
+def attend(query, key, value, weights, lengths, rows=None, epsilon=0.0, **settings):
+    documents = DocumentWeights(weights, lengths, rows, epsilon)
+    return document_attention(query, key, value, documents, **settings)
 
 
 # Where there is a GPU, tests/research/test_gpu.py tests the compiled kernels.
@@ -60,7 +66,7 @@ def test_the_plain_form_is_the_naive_loop(v_norm, n_heads, n_groups, rows):
 def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads, kernel):
     inputs = [t.detach().requires_grad_() for t in tensors(n_heads, n_groups)]
     changes = dict(heads=None if heads is None else torch.tensor(heads), scale=0.3)
-    fast = document_attention(*inputs, LENGTHS, v_norm=v_norm, kernel=kernel, **changes)
+    fast = attend(*inputs, LENGTHS, v_norm=v_norm, kernel=kernel, **changes)
     slow = naive.document_attention(*inputs, LENGTHS, 0.3, v_norm=v_norm, heads=heads)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     direction = torch.randn_like(slow)
@@ -81,7 +87,7 @@ def test_rows_that_are_no_documents_equal_the_naive_loop(kernel, v_norm):
     query = torch.randn(4, 5, 6, dtype=torch.float64, generator=generator)
     weights = torch.rand(3, 4, dtype=torch.float64, generator=generator)
     inputs = [t.detach().requires_grad_() for t in (query, key, value, weights)]
-    fast = document_attention(
+    fast = attend(
         *inputs, LENGTHS, rows=[2, 0, 3], heads=torch.tensor([3, 0]), v_norm=v_norm, kernel=kernel
     )
     slow = naive.document_attention(
@@ -100,8 +106,8 @@ def test_dropping_light_pairs_is_close_and_drops_their_gradient():
         [[0, 0.997, 0.002, 0.001], [0.5, 0, 0.5, 0], [0.2, 0.3, 0, 0.5], [1, 0, 0, 0]],
         dtype=torch.float64,
     ).requires_grad_()
-    exact = document_attention(query, key, value, weights, LENGTHS, v_norm=True)
-    pruned = document_attention(query, key, value, weights, LENGTHS, v_norm=True, epsilon=0.003)
+    exact = attend(query, key, value, weights, LENGTHS, v_norm=True)
+    pruned = attend(query, key, value, weights, LENGTHS, v_norm=True, epsilon=0.003)
     # V-normed outputs have a norm of at most 1: the error is at most the sum of dropped weights.
     assert (exact - pruned).norm(dim=-1).max() <= 0.003
     assert not torch.equal(exact, pruned)
@@ -111,7 +117,7 @@ def test_dropping_light_pairs_is_close_and_drops_their_gradient():
 
 def test_v_normalised_output_has_at_most_norm_one():
     query, key, value, weights = tensors(4, 2)
-    output = document_attention(query, key, 100 * value, weights, LENGTHS, v_norm=True)
+    output = attend(query, key, 100 * value, weights, LENGTHS, v_norm=True)
     assert output.norm(dim=-1).max() <= 1 + 1e-9
 
 
@@ -128,9 +134,9 @@ def test_documents_of_more_than_one_block_equal_the_plain_form(kernel, v_norm):
     )
     weights = torch.tensor([[0, 0, 0.9], [0.6, 0, 0.4], [1, 0, 0]], dtype=torch.float64)
     inputs = [t.requires_grad_() for t in (query, key, value, weights)]
-    fast = document_attention(*inputs, lengths, v_norm=v_norm, kernel=kernel)
+    fast = attend(*inputs, lengths, v_norm=v_norm, kernel=kernel)
     direction = torch.randn(fast.shape, dtype=torch.float64, generator=generator)
-    slow = document_attention(*inputs, lengths, v_norm=v_norm, kernel="plain")
+    slow = attend(*inputs, lengths, v_norm=v_norm, kernel="plain")
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     pairs = weights.detach() > 0
     got, want = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))
@@ -145,7 +151,7 @@ def test_nothing_of_a_pair_is_kept_for_the_backward_pass():
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: kept.append(t.numel()) or t, lambda t: t
     ):
-        document_attention(query, key, value, weights, LENGTHS)
+        attend(query, key, value, weights, LENGTHS)
     assert sum(kept) == query.numel() + key.numel() + value.numel() + weights.numel()
 
 
@@ -161,7 +167,7 @@ def test_the_default_epsilon_costs_less_than_a_thousandth():
     found = {}
     for epsilon in (0.0, Recipe.of().objective.epsilon):
         weights = (scores * 6).masked_fill(torch.eye(16, dtype=torch.bool), -torch.inf).softmax(-1)
-        mixed = document_attention(query, key, value, weights, lengths, epsilon=epsilon)
+        mixed = attend(query, key, value, weights, lengths, epsilon=epsilon)
         found[epsilon] = mixed.detach(), torch.autograd.grad((mixed * direction).sum(), scores)[0]
         skipped = (weights <= epsilon).double().mean()
     assert skipped > 0.4

@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 import naive
 from conftest import SHARED, Embed, tiny_config
 from revela.errors import RevelaError
+from revela.lm import language_model
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import RevelaLoss
@@ -107,8 +108,9 @@ def test_both_streams_equal_the_naive_loop(kind, form):
     lm = LanguageModel(fast_model)
     fast_weights = weights.clone().requires_grad_()
     packed = lm.pack(ids, mask)
-    layers = range(4) if gates is None else [1, 2]
-    mixer = InBatchAttention(fast_weights, packed.lengths, gates, v_norm=form == "paper")
+    heads = None if gates is None else {1: [2], 2: [0, 1, 2, 3]}
+    layers = range(4) if heads is None else list(heads)
+    mixer = InBatchAttention(fast_weights, packed.lengths, gates, heads, v_norm=form == "paper")
     torch.testing.assert_close(
         lm.predict(packed, lm.read(packed, layers), mixer), slow_logits, atol=1e-10, rtol=0
     )
@@ -166,6 +168,42 @@ def test_lora_on_the_lm_gets_gradients_from_both_streams():
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     assert gradients and all(g is not None for g in gradients)
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
+
+
+def test_frozen_linear_layers_of_a_trained_lm_are_kept_in_bf16_with_the_same_results(monkeypatch):
+    """Bit for bit what autocast gives that casts them in every pass, with a head that is tied."""
+    import transformers as t
+    from peft import LoraConfig, get_peft_model
+
+    def trained():
+        torch.manual_seed(0)
+        config = tiny_config("llama")
+        config.tie_word_embeddings = True
+        lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        return get_peft_model(t.LlamaForCausalLM(config).requires_grad_(False), lora).eval()
+
+    ids, mask, weights = batch()
+    found = []
+    for kept in (True, False):
+        if not kept:
+            monkeypatch.setattr(language_model, "_keep_linear_in_bf16", lambda _: None)
+        lm = LanguageModel(model := trained(), bf16=True)
+        packed = lm.pack(ids, mask)
+        mix = InBatchAttention(weights.float(), packed.lengths, None, v_norm=True)
+        logits = lm.predict(packed, lm.read(packed, range(4)), mix)
+        logits.float().square().mean().backward()
+        found.append([logits, *(p.grad for p in model.parameters() if p.requires_grad)])
+        if kept:
+            wide = {
+                n.split(".")[-2] for n, p in model.named_parameters() if p.dtype == torch.float32
+            }
+            norms = {"norm", "input_layernorm", "post_attention_layernorm"}
+            assert wide == {"embed_tokens", *norms, "default"}  # the last is LoRA's
+            rows = packed.layout.with_next_R
+            plain, targets = lm.predict(packed)[rows].float(), packed.ids_1T[0, rows + 1]
+            want = torch.nn.functional.cross_entropy(plain, targets, reduction="none")
+            torch.testing.assert_close(lm.token_losses(packed, rows), want, atol=1e-6, rtol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.skipif(
@@ -302,14 +340,18 @@ def objective_of(lm, **changes):
     )
 
 
-def test_groups_of_a_batch_do_not_see_one_another():
+@pytest.mark.parametrize("siblings", [0.0, 0.5])
+def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one(siblings):
+    """Whatever their lengths, and though chunks of the second have siblings in the first."""
     lm = LanguageModel(build("llama").float().requires_grad_(False))
     ids = torch.randint(3, 400, (6, 5), generator=torch.Generator().manual_seed(1))
-    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    together = objective_of(lm, group_size=3)
+    mask = torch.tensor([[1] * n + [0] * (5 - n) for n in (5, 5, 5, 2, 3, 2)])
+    document = torch.tensor([0, 0, 1, 0, 2, 2])
+    features = {"input_ids": ids, "attention_mask": mask, "document": document}
+    together = objective_of(lm, group_size=3, siblings=siblings)
     loss = together([features] * 3)
     loss.backward()
-    apart = objective_of(lm)
+    apart = objective_of(lm, siblings=siblings)
     groups = slice(0, 3), slice(3, 6)
     losses = [apart([{k: v[g] for k, v in features.items()}] * 3) for g in groups]
     (sum(losses) / 2).backward()

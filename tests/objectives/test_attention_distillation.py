@@ -15,6 +15,7 @@ from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import QUESTION
 from revela.lm.query_heads import candidate_scores
 from revela.objectives.attention_distillation import AttentionLoss, standard
+from revela.objectives.base import Start
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of each group's text
 HEADS = [(2, 3), (0, 1), (2, 0)]
@@ -111,7 +112,7 @@ def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
         model,
         LanguageModel(build("sdpa")),
         HEADS,
-        at_start,
+        Start(at_start),
         tau=0.2,
         sharpness=1.5,
         group_size=3,
@@ -153,7 +154,7 @@ def test_it_learns_what_the_heads_say():
         Embed(),
         LanguageModel(build("sdpa")),
         HEADS,
-        contextlib.nullcontext,
+        Start(contextlib.nullcontext),
         tau=0.2,
         sharpness=2.0,
         group_size=3,
@@ -185,7 +186,7 @@ def test_a_group_that_asks_nothing_is_left_out():
         model,
         LanguageModel(build("sdpa")),
         HEADS,
-        contextlib.nullcontext,
+        Start(contextlib.nullcontext),
         tau=0.2,
         sharpness=1.5,
         group_size=3,

@@ -1,13 +1,16 @@
-"""What of a chunk is its query."""
+"""What of a chunk is its query; what a retriever was before training."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
 import torch
 
-from revela.objectives.base import ChunkBatches, Parts
+from conftest import Embed
+from revela.objectives import base
+from revela.objectives.base import ChunkBatches, Parts, RetrieverLoss, Start
 from revela.retriever.build import build_retriever
 from revela.retriever.tokens import first_half, random_half
 from revela.settings import Recipe
@@ -75,3 +78,52 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
         assert list(first.values()) == [prompt + first_half(t, tiny_tokenizer, 64) for t in TEXTS]
     if is_random:
         assert all(first[i].removeprefix(prompt).strip() in text for i, text in enumerate(TEXTS))
+
+
+class Noisy(Embed):
+    """With dropout, and a list of whether each pass had it."""
+
+    def __init__(self):
+        super().__init__()
+        self.noisy = []
+
+    def forward(self, features):
+        self.noisy.append(self.training)
+        vectors = super().forward(features)["sentence_embedding"]
+        return {"sentence_embedding": torch.nn.functional.dropout(vectors, 0.5, self.training)}
+
+
+def tokenized(*texts):
+    """Tokenized texts, padded on the right."""
+    longest = max(map(len, texts))
+    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+def test_the_start_has_no_dropout_and_training_goes_on_with_it():
+    objective, texts = RetrieverLoss(Noisy(), tau=1.0), tokenized([5, 6], [7, 8])
+    start = Start(contextlib.nullcontext)
+    found = [start.unit(objective, texts) for _ in range(2)]
+    want = torch.nn.functional.normalize(Embed()(texts)["sentence_embedding"], dim=1)
+    assert torch.equal(found[0], want) and torch.equal(found[1], want)
+    assert objective.model.noisy == [False, False] and objective.model.training
+    assert not found[0].requires_grad
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_text_is_read_once_for_the_start_whatever_is_beside_it(keep):
+    objective, start = RetrieverLoss(Embed(), tau=1.0), Start(contextlib.nullcontext, keep)
+    first = start.unit(objective, tokenized([5, 6], [7, 8], [9, 10]))
+    objective.model.table.weight.data.neg_()  # so that reading again shows
+    again = start.unit(objective, tokenized([9, 10], [5, 6]))
+    assert torch.equal(again, (1 if keep else -1) * first[[2, 0]])
+    new = start.unit(objective, tokenized([9, 10], [9, 10, 11]))
+    assert torch.equal(start.unit(objective, tokenized([9, 10, 11])), new[1:])
+
+
+def test_no_more_vectors_of_the_start_are_kept_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(base, "KEPT", 8 * 2)
+    objective, start = RetrieverLoss(Embed(), tau=1.0), Start(contextlib.nullcontext, keep=True)
+    for i in range(3, 9):
+        start.unit(objective, tokenized([i, i + 1]))
+    assert len(start.kept) == 2

@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCau
 
 from conftest import Embed, tiny_config
 from revela.lm.language_model import LanguageModel
-from revela.lm.prompts import ANSWER, QUESTION
+from revela.lm.prompts import ANSWER, QUESTION, Questions
 from revela.lm.query_heads import by_document, score_query_heads
 from revela.lm.streams import Memory
 from revela.objectives.dream import DreamLoss, Injection
@@ -45,6 +45,13 @@ def attention_inputs():
     return query, earlier, own
 
 
+def read(memory, rows, counts):
+    """The candidates, of which ``memory`` was kept, with questions in these rows."""
+    places = torch.tensor([i for i, document in enumerate(DOCUMENTS) if document >= 0])
+    empty = torch.empty(0)
+    return Questions(memory, places, [3, 2, 4], None, empty, torch.tensor(list(rows)), counts)
+
+
 def own_output(query, earlier, own, values, scale):
     keys = torch.cat([earlier, own], dim=1)
     seen = torch.ones(5, keys.shape[1], dtype=torch.bool).tril(earlier.shape[1])
@@ -58,17 +65,8 @@ def test_every_injected_row_is_a_prime_written_out():
     eye = torch.eye(len(DOCUMENTS) + 5, dtype=torch.float64)
     values = eye.expand(2, -1, -1)  # so that the output is the attention itself
     weights = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
-    memory = Memory({3: earlier}, {3: values[:, : len(DOCUMENTS)]})
-    rows = torch.tensor([1, 2, 3])
-    inject = Injection(
-        weights,
-        memory,
-        torch.tensor(DOCUMENTS),
-        rows,
-        [3],
-        [(3, 1)],
-        torch.tensor(0.4, dtype=torch.float64),
-    )
+    asked = read(Memory({3: earlier}, {3: values[:, : len(DOCUMENTS)]}), [1, 2, 3], [3])
+    inject = Injection(weights, asked, [(3, 1)], torch.tensor(0.4, dtype=torch.float64))
     plain = own_output(query, earlier, own, values, 0.5)
     got = inject(3, plain, query, own, values, 0.5)
     want = written_out(query, earlier, own, weights[0], [1, 2, 3], 0.4, 0.5)
@@ -85,14 +83,11 @@ def test_a_head_s_own_masses_leave_its_attention_on_the_candidates_as_it_is(gate
     values = eye.expand(2, -1, -1)
     plain = own_output(query, earlier, own, values, 0.5)
     documents = torch.tensor(DOCUMENTS)
-    rows = torch.arange(5)
     masses = torch.stack(
         [plain[0][:, : len(DOCUMENTS)][:, documents == j].sum(1) for j in range(3)], dim=1
     )
-    memory = Memory({0: earlier}, {0: values[:, : len(DOCUMENTS)]})
-    inject = Injection(
-        masses, memory, documents, rows, [1] * 5, [(0, 0)], torch.tensor(gate, dtype=torch.float64)
-    )
+    asked = read(Memory({0: earlier}, {0: values[:, : len(DOCUMENTS)]}), range(5), [1] * 5)
+    inject = Injection(masses, asked, [(0, 0)], torch.tensor(gate, dtype=torch.float64))
     got = inject(0, plain, query, own, values, 0.5)
     on_candidates = torch.cat([documents >= 0, torch.zeros(5, dtype=torch.bool)])
     torch.testing.assert_close(
@@ -284,7 +279,6 @@ def test_a_planted_retrieval_head_ranks_first():
 
 
 def test_mass_by_document_and_outliers():
-    mass = torch.tensor([1.0, 2.0, 3.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, -9.0])[None, None]
-    documents = torch.tensor([0, 0, -1, 1, 1, 1, 1, 1, 1, 1, 1])
-    torch.testing.assert_close(by_document(mass, documents, False), torch.tensor([[[3.0, -5.5]]]))
-    torch.testing.assert_close(by_document(mass, documents, True), torch.tensor([[[3.0, 3.5]]]))
+    mass = torch.tensor([1.0, 2.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, -9.0])[None, None]
+    torch.testing.assert_close(by_document(mass, [2, 8], False), torch.tensor([[[3.0, -5.5]]]))
+    torch.testing.assert_close(by_document(mass, [2, 8], True), torch.tensor([[[3.0, 3.5]]]))

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from conftest import Embed, moved_since_it_began, tiny_config
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
+from revela.objectives.base import Start
 from revela.objectives.gains import GainsLoss
 from revela.objectives.revela import gates_in_upper_layers
 
@@ -40,7 +41,7 @@ def sides():
     ] + [{"input_ids": chunk, "attention_mask": mask}]
 
 
-def build(lm, model=None, at_start=contextlib.nullcontext, **changes):
+def build(lm, model=None, start=None, **changes):
     settings = dict(
         tau=0.2,
         gates_LH=gates_in_upper_layers(lm, 0.5, 2),
@@ -49,7 +50,8 @@ def build(lm, model=None, at_start=contextlib.nullcontext, **changes):
         sharpness=1.5,
         prior=0.5,
     )
-    return GainsLoss(model or Embed().double(), lm, at_start=at_start, **(settings | changes))
+    start = start or Start(contextlib.nullcontext)
+    return GainsLoss(model or Embed().double(), lm, start=start, **(settings | changes))
 
 
 def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
@@ -64,7 +66,11 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
             for j in others:
                 weights[i, j] = scores[i, j].exp() / sum(scores[i, k].exp() for k in others)
         mix = InBatchAttention(weights, packed.lengths, objective.gates_LH, v_norm=False)
-        return float(lm.loss(packed, lm.read(packed, range(2, 4)), mix))
+        losses = lm.token_losses(
+            packed, packed.layout.with_next_R, lm.read(packed, range(2, 4)), mix
+        )
+        counts = [sum(lengths) - SIZE for lengths in (packed.lengths[:SIZE], packed.lengths[SIZE:])]
+        return float(sum(part.mean() for part in losses.split(counts)) / 2)
 
     step = 1e-2  # the loss is summed in fp32
     for i in range(2 * SIZE):
@@ -85,7 +91,7 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
 def test_loss_and_gradient_equal_the_naive_loop(lm, prior, retriever_batch):
     query, passage, chunk = sides()
     model, began, at_start = moved_since_it_began()
-    objective = build(lm, model, at_start, prior=prior, retriever_batch=retriever_batch)
+    objective = build(lm, model, Start(at_start), prior=prior, retriever_batch=retriever_batch)
     loss = objective([query, passage, chunk])
     fast = torch.autograd.grad(loss, model.table.weight)[0]
     gains = objective.gains(lm.pack(chunk["input_ids"], chunk["attention_mask"])).double()

@@ -13,7 +13,7 @@ from revela.lm.head_ranking import BASE_GATE, probe_heads, ranked_heads
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import (
-    gated_layers,
+    gated_heads,
     gates_in_upper_layers,
     gates_on_heads,
     in_batch_weights,
@@ -119,14 +119,9 @@ def lm():
 
 
 def test_gates_choose_layers_and_heads(lm):
-    assert gated_layers(None, 4) == [0, 1, 2, 3]
-    assert gated_layers(gates_in_upper_layers(lm, 0.3, 2), 4) == [2, 3]
+    assert gated_heads(gates_in_upper_layers(lm, 0.3, 2)) == {2: [0, 1, 2, 3], 3: [0, 1, 2, 3]}
     gates = gates_on_heads(lm, 0.3, [(1, 2), (3, 0)])
-    assert (
-        gated_layers(gates, 4) == [1, 3]
-        and gates.count_nonzero() == 2
-        and gates[3, 0] == pytest.approx(0.3)
-    )
+    assert gated_heads(gates) == {1: [2], 3: [0]} and gates[3, 0] == pytest.approx(0.3)
 
 
 def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,24 @@ from transformers import LlamaForCausalLM
 
 from research.benchmarks import forms, gpu
 from revela import packing as packed_attention
-from revela.device import autocast
+from revela.device import autocast, sent
 from revela.lm.head_ranking import probe_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.query_heads import score_query_heads
+from revela.objectives.attention_distillation import AttentionLoss
+from revela.objectives.base import Start
+from revela.objectives.dream import DreamLoss
+from revela.objectives.gains import GainsLoss
+from revela.objectives.replug import ReplugLoss
+from revela.objectives.revela import gates_in_upper_layers
 from revela.packing import packed
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
-from tests.conftest import tiny_config
+from tests.conftest import Embed, tiny_config
 from tests.research.pretend_gpu import DEVICE, pretending, waits
 
 CPU = torch.device("cpu")
+OBJECTIVES = "gains", "replug", "attention", "dream"
 
 
 def numbers(tensor: Tensor) -> list[Any]:
@@ -43,13 +51,15 @@ def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> 
     for name, p in models.retriever.named_parameters():
         if "lora_B" in name:  # zero at first, and then LoRA's other factor gets no gradient
             p.data.normal_(std=0.1)
-    models.device, models.group_size = device, 4
+    models.group_size = 4
+    features = gpu.batch(models, groups, 6)
+    for side in features:
+        side["attention_mask"][::4, 2:] = 0
+    models.device = device
     with pretending():
         models.retriever.to(device).eval()
         models.lm.to(device).eval()
-        features = gpu.batch(models, groups, 6)
-        for side in features:
-            side["attention_mask"][::4, 2:] = 0
+        features = [{name: sent(t, device) for name, t in side.items()} for side in features]
         objective = models.step(forms.OURS)
         with packed(models.retriever[0].model):
             waits.clear()
@@ -59,6 +69,49 @@ def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> 
         counted = dict(waits)
         gradients = [numbers(p.grad) for p in models.retriever.parameters() if p.requires_grad]
         return {"loss": float(loss), "gradients": gradients, "waits": counted}
+
+
+def objective(name: str, device: torch.device) -> dict[str, Any]:
+    """Loss, gradient of the retriever and waits of a step of an objective that is not ``step``'s:
+    two groups of three candidates, of which the first has two questions and the second one.
+    """
+    torch.manual_seed(0)
+    lm = LanguageModel(LlamaForCausalLM(tiny_config("llama")).eval().requires_grad_(False))
+    document = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]
+    question, passage, chunk, prompt, tail = (
+        {"input_ids": (ids := torch.randint(3, 400, size)), "attention_mask": torch.ones_like(ids)}
+        for size in ((3, 4), (6, 4), (6, 7), (2, len(document)), (5, 6))
+    )
+    chunk["attention_mask"][1, 3:] = chunk["attention_mask"][4, 5:] = 0
+    prompt["document"] = torch.tensor([document] * 2)
+    tail["role"] = torch.tensor([[0, 1, 1, 1, 1, 1]] * 5)
+    tail["group"] = torch.tensor([0, 0, 0, 1, 1])
+    start, shared = Start(nullcontext, keep=True), dict(tau=0.2, group_size=3)
+    gated = dict(gates_LH=gates_in_upper_layers(lm, 0.5, 2), v_norm=False)
+    heads = [(2, 3), (0, 1), (2, 0)]
+    if name == "gains":
+        more: Any = dict(start=start, sharpness=2.0, prior=1.0)
+        loss_of: Any = GainsLoss(Embed(), lm, **gated, **more, **shared)
+    elif name == "replug":
+        loss_of = ReplugLoss(Embed(), lm, tau_lm=0.2, **shared)
+    elif name == "attention":
+        loss_of = AttentionLoss(Embed(), lm, heads, start, sharpness=2.0, **shared)
+    else:
+        tail = {part: values[[0, 1, 3]] for part, values in tail.items()}  # without "N/A"
+        tail["role"][:, 4:] = 2
+        loss_of = DreamLoss(Embed(), lm, heads, gate=0.5, **shared)
+    asks = name in ("attention", "dream")
+    sides = [question, passage, prompt, tail] if asks else [passage, passage, chunk]
+    with pretending():
+        loss_of.to(device)
+        lm.to(device)
+        features = [{part: sent(t, device) for part, t in side.items()} for side in sides]
+        waits.clear()
+        loss = loss_of(features)
+        loss.backward()
+        counted = dict(waits)
+        gradient = numbers(loss_of.model.table.weight.grad)
+        return {"loss": float(loss), "gradients": [gradient], "waits": counted}
 
 
 def probes(device: torch.device) -> list[Any]:
@@ -138,6 +191,7 @@ def main() -> None:
                 f"{preset}, bf16": step(preset, 2, device, bf16=True)
                 for preset in ("gated", "paper")
             },
+            **{name: objective(name, device) for name in OBJECTIVES},
             "probes": probes(device),
             "fit": fit(Path(sys.argv[1]), device),
             "bench": bench(device),

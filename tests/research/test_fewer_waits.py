@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
-from revela.lm.document_attention_recomputed import _attended_documents
+from revela.lm.document_weights import DocumentWeights
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import TINY, in_batch_weights
 
@@ -41,12 +41,9 @@ def test_readers_of_all_documents_at_once():
     lengths, epsilon = [3, 1, 5, 2, 4, 2], 0.4
     weights = torch.rand(6, 6, generator=generator).fill_diagonal_(0)
     weights[:, 1], weights[:, 4] = 0.0, 1.0  # nobody reads one, everybody the other
-    query, key = (torch.randn(2, sum(lengths), 4, generator=generator) for _ in range(2))
     owner = torch.repeat_interleave(torch.tensor(lengths))
-    turns = {
-        turn.index: turn.rows_R
-        for turn in _attended_documents(query, key, weights, lengths, lengths, 1.0, epsilon)
-    }
+    documents = DocumentWeights(weights, lengths, epsilon=epsilon)
+    turns = {readers.index: readers.rows_R for readers in documents.readers}
     assert set(turns) == {0, 2, 3, 4, 5} and [j for j, rows in turns.items() if rows is None] == [4]
     for j in (0, 2, 3, 5):
         assert torch.equal(turns[j], (weights[:, j] > epsilon)[owner].nonzero().squeeze(1))

@@ -15,6 +15,7 @@ import torch
 from conftest import tiny_config
 from research.benchmarks import forms, gpu
 from revela.lm.document_attention import document_attention
+from revela.lm.document_weights import DocumentWeights
 
 CPU = torch.device("cpu")
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -134,10 +135,9 @@ def inputs(device, dtype, width=64, requires_grad=True):
 def agree(device, dtype, v_norm, tolerance):
     """Output and gradients of both kernels, by the norm of their difference."""
     tensors, found = inputs(device, dtype), []
+    documents = DocumentWeights(tensors[3], [70, 3, 33], epsilon=1e-4)
     for kernel in ("torch", "triton"):
-        mixed = document_attention(
-            *tensors, [70, 3, 33], v_norm=v_norm, epsilon=1e-4, kernel=kernel
-        )
+        mixed = document_attention(*tensors[:3], documents, v_norm=v_norm, kernel=kernel)
         found.append([mixed.detach(), *torch.autograd.grad(mixed.float().square().sum(), tensors)])
     for a, b in zip(*found, strict=True):
         assert (

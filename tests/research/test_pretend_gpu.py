@@ -26,9 +26,10 @@ def found(tiny_lm_folder):
     return found["cpu"], found["pretend"]
 
 
-@pytest.mark.parametrize(
-    "case", ["gated, 1 groups", "gated, 3 groups", "paper, 1 groups", "paper, 3 groups"]
-)
+STEPS = ["gated, 1 groups", "gated, 3 groups", "paper, 1 groups", "paper, 3 groups"]
+
+
+@pytest.mark.parametrize("case", [*STEPS, "gains", "replug", "attention", "dream"])
 def test_a_step_gives_the_cpus_loss_and_gradients(found, case):
     cpu, device = (side[case] for side in found)
     assert device["loss"] == pytest.approx(cpu["loss"], rel=1e-6)
@@ -48,11 +49,19 @@ def test_in_bf16_autocast_as_on_cuda_gives_nearly_the_same(found, preset):
         assert np.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("preset", ["gated", "paper"])
-def test_waits_do_not_grow_with_the_chunks(found, preset):
-    cpu, device = found
-    assert device[f"{preset}, 1 groups"]["waits"] == device[f"{preset}, 3 groups"]["waits"] != {}
-    assert cpu[f"{preset}, 1 groups"]["waits"] == {}
+def test_a_step_waits_once_for_which_weights_count(found, preset, groups):
+    cpu, device = (side[f"{preset}, {groups} groups"]["waits"] for side in found)
+    assert list(device.values()) == [1] and cpu == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), {"gains": 1, "replug": 0, "attention": 0, "dream": 2}.items()
+)
+def test_other_objectives_wait_only_for_which_weights_count(found, name, count):
+    """``dream`` once for each of two groups."""
+    assert sum(found[1][name]["waits"].values()) == count
 
 
 def test_both_searches_for_heads_take_place_on_the_device(found):

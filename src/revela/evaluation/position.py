@@ -243,7 +243,7 @@ def loss_by_place(
     with torch.inference_mode():
         for start in tqdm(range(0, len(ids_NL), LM_BATCH), unit="batch", disable=not progress):
             packed = lm.pack(batch := ids_NL[start : start + LM_BATCH], torch.ones_like(batch))
-            losses_R = lm.token_losses(packed, packed.layout.has_next_T.nonzero().squeeze(1))
+            losses_R = lm.token_losses(packed, packed.layout.with_next_R)
             rows.append(losses_R.float().cpu().view(len(batch), length - 1).numpy())
     losses_NL = np.concatenate(rows).astype(np.float64)
     if not np.isfinite(losses_NL).all():

@@ -18,11 +18,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-LOGITS_PER_BLOCK = 2**23  # 32 MiB in fp32
+# 32 and 512 MiB in fp32. A GPU computes a block of 2**23 in less time than it takes to start it.
+LOGITS_PER_BLOCK, LOGITS_PER_BLOCK_OF_A_GPU = 2**23, 2**27
 
 
 def linear_cross_entropy(
-    hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, bias_V: Tensor | None = None
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    targets_R: Tensor,
+    bias_V: Tensor | None = None,
+    logits_per_block: int | None = None,
 ) -> Tensor:
     """-log softmax(hidden W^T + b) at each row's target, in nats, (R,).
 
@@ -33,6 +38,7 @@ def linear_cross_entropy(
         weight_VD: W, frozen. The products are computed in its dtype.
         targets_R: token ids.
         bias_V: b, frozen.
+        logits_per_block: logits that exist at a time. None: as many as suit the device.
 
     Raises:
         ValueError: the head is not frozen.
@@ -41,8 +47,12 @@ def linear_cross_entropy(
         raise ValueError(
             "linear_cross_entropy gives the head no gradient: freeze it, or use F.cross_entropy"
         )
+    if logits_per_block is None:
+        on_cpu = hidden_RD.device.type == "cpu"
+        logits_per_block = LOGITS_PER_BLOCK if on_cpu else LOGITS_PER_BLOCK_OF_A_GPU
+    rows_per_block = max(1, logits_per_block // len(weight_VD))
     losses_R: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_RD, weight_VD, targets_R, bias_V
+        hidden_RD, weight_VD, targets_R, bias_V, rows_per_block
     )
     return losses_R
 
@@ -50,15 +60,19 @@ def linear_cross_entropy(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor, bias_V: Tensor | None
+        ctx: Any,
+        hidden_RD: Tensor,
+        weight_VD: Tensor,
+        targets_R: Tensor,
+        bias_V: Tensor | None,
+        rows_per_block: int,
     ) -> Tensor:
         n_rows = len(hidden_RD)
-        block = max(1, LOGITS_PER_BLOCK // len(weight_VD))
         exact = torch.promote_types(weight_VD.dtype, torch.float32)
         losses_R = torch.empty(n_rows, dtype=exact, device=hidden_RD.device)
         gradient_RD = torch.empty_like(hidden_RD) if ctx.needs_input_grad[0] else None
-        for start in range(0, n_rows, block):
-            rows = slice(start, start + block)
+        for start in range(0, n_rows, rows_per_block):
+            rows = slice(start, start + rows_per_block)
             target_R1 = targets_R[rows, None]
             scores_RV = (hidden_RD[rows].to(weight_VD.dtype) @ weight_VD.T).to(exact)
             if bias_V is not None:
@@ -78,6 +92,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient_RD,) = ctx.saved_tensors
-        return gradient_RD * gradients[0][:, None].to(gradient_RD.dtype), None, None, None
+        return gradient_RD * gradients[0][:, None].to(gradient_RD.dtype), None, None, None, None

@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from revela.lm.document_attention_recomputed import recomputed_document_attention
+from revela.lm.document_weights import DocumentWeights
 
 Kernel = Literal["plain", "torch", "triton"]
 V_NORM_EPS = 1e-6  # as in the authors' code
@@ -78,14 +79,11 @@ def document_attention(
     query_HTD: Tensor,
     key_GSD: Tensor,
     value_GSD: Tensor,
-    weights_AB: Tensor,
-    lengths: Sequence[int],
+    documents: DocumentWeights,
     *,
-    rows: Sequence[int] | None = None,
     heads: Tensor | None = None,
     scale: float | None = None,
     v_norm: bool = False,
-    epsilon: float = 0.0,
     kernel: Kernel = "torch",
 ) -> Tensor:
     """Weighted sum over documents of the attention within each document.
@@ -95,23 +93,19 @@ def document_attention(
         key_GSD: keys of the G key-value heads (H is a multiple of G), with the positions of their
             own document.
         value_GSD: values.
-        weights_AB: weight of document j for every row of run i. Carries the gradient to the
-            retriever.
-        lengths: tokens per document, B numbers that sum to S.
-        rows: rows per run, A numbers that sum to T. None: the runs are the documents.
-        heads: indices of the query heads to compute, in the order of the output. None: all H.
+        documents: their weights.
+        heads: indices of the query heads to compute, in the order of the output, on the device.
+            None: all H, which share keys as they are.
         scale: factor on the scores; None: D ** -0.5.
         v_norm: divide each document's output by its attention-weighted mean value norm.
-        epsilon: skip pairs with a weight <= epsilon; they get no gradient. 0 skips exact zeros.
         kernel: "plain" is the reference, "torch" the default, "triton" needs the triton package
             and a GPU.
 
     Returns:
         (len(heads), T, D), in query_HTD's dtype, or that of autocast.
     """
-    n_heads, n_groups = query_HTD.shape[0], key_GSD.shape[0]
-    if heads is not None and heads.tolist() != list(range(n_heads)):
-        shared = heads // (n_heads // n_groups)
+    if heads is not None:
+        shared = heads // (len(query_HTD) // len(key_GSD))
         query_HTD, key_GSD, value_GSD = query_HTD[heads], key_GSD[shared], value_GSD[shared]
     device = query_HTD.device.type
     if torch.is_autocast_enabled(device):  # cast here: autocast ends before the backward pass
@@ -119,13 +113,15 @@ def document_attention(
         query_HTD, key_GSD, value_GSD = (t.to(dtype) for t in (query_HTD, key_GSD, value_GSD))
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
     inputs = query_HTD, key_GSD, value_GSD
-    lengths, rows = tuple(lengths), tuple(rows or lengths)
     norm_eps = V_NORM_EPS if v_norm else None
     if kernel == "plain":
-        weights_AB = weights_AB.masked_fill(weights_AB <= epsilon, 0.0)
-        return plain_document_attention(*inputs, weights_AB, lengths, rows, scale, norm_eps)
+        weights_AB = documents.weights_AB.masked_fill(
+            documents.weights_AB <= documents.epsilon, 0.0
+        )
+        sizes = documents.lengths, documents.rows
+        return plain_document_attention(*inputs, weights_AB, *sizes, scale, norm_eps)
     if kernel == "triton":
         from revela.lm.document_attention_triton import triton_document_attention as attend
     else:
         attend = recomputed_document_attention
-    return attend(*inputs, weights_AB, lengths, rows, scale, norm_eps, epsilon)
+    return attend(*inputs, documents, scale, norm_eps)

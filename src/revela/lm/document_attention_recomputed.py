@@ -19,19 +19,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-NEARLY_ALL = 0.8  # of the runs: from this share on, all rows are computed and none are picked out
+from revela.lm.document_weights import DocumentWeights, Readers
 
 
 def recomputed_document_attention(
     query_HTD: Tensor,
     key_GSD: Tensor,
     value_GSD: Tensor,
-    weights_AB: Tensor,
-    lengths: Sequence[int],
-    rows: Sequence[int],
+    documents: DocumentWeights,
     scale: float,
     norm_eps: float | None,
-    epsilon: float,
 ) -> Tensor:
     """(H, T, D); arguments as in ``document_attention``, ``norm_eps`` None for no V-norm."""
     if norm_eps is not None:
@@ -39,7 +36,7 @@ def recomputed_document_attention(
         norm_GS1 = value_GSD.norm(dim=-1, keepdim=True).to(value_GSD.dtype)
         value_GSD = torch.cat([value_GSD, norm_GS1], dim=-1)
     output_HTD: Tensor = _Recomputed.apply(  # type: ignore[no-untyped-call]
-        query_HTD, key_GSD, value_GSD, weights_AB, lengths, rows, scale, norm_eps, epsilon
+        query_HTD, key_GSD, value_GSD, documents.weights_AB, documents.readers, scale, norm_eps
     )
     return output_HTD
 
@@ -54,19 +51,17 @@ class _Recomputed(torch.autograd.Function):
         key_GSD: Tensor,
         value_GSD: Tensor,
         weights_AB: Tensor,
-        lengths: Sequence[int],
-        rows: Sequence[int],
+        readers: Sequence[Readers],
         scale: float,
         norm_eps: float | None,
-        epsilon: float,
     ) -> Tensor:
         ctx.save_for_backward(query_HTD, key_GSD, value_GSD, weights_AB)
-        ctx.norm_eps, ctx.settings = norm_eps, (lengths, rows, scale, epsilon)
+        ctx.readers, ctx.scale, ctx.norm_eps = readers, scale, norm_eps
         width = value_GSD.shape[-1] - (norm_eps is not None)
         exact = torch.promote_types(query_HTD.dtype, torch.float32)
         total_HTD = query_HTD.new_zeros(*query_HTD.shape[:2], width, dtype=exact)
-        for document in _attended_documents(query_HTD, key_GSD, weights_AB, *ctx.settings):
-            output_GRD = document.attention_GRL @ value_GSD[:, document.tokens]
+        for document in _attended_documents(query_HTD, key_GSD, readers, scale):
+            output_GRD = document.attention_GRL @ value_GSD[:, document.readers.tokens]
             output_HRD = document.by_head(_v_normed(output_GRD, norm_eps))
             document.add(total_HTD, output_HRD * document.weight_R1)
         return total_HTD.to(query_HTD.dtype)
@@ -74,14 +69,15 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query_HTD, key_GSD, value_GSD, weights_AB = ctx.saved_tensors
+        query_HTD, key_GSD, value_GSD, _ = ctx.saved_tensors
         exact = torch.promote_types(query_HTD.dtype, torch.float32)
         grad_query, grad_key, grad_value, grad_weights = (
             torch.zeros_like(t, dtype=exact) if needed else None
             for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         )
-        for document in _attended_documents(query_HTD, key_GSD, weights_AB, *ctx.settings):
-            attention_GRL, tokens = document.attention_GRL, document.tokens
+        for document in _attended_documents(query_HTD, key_GSD, ctx.readers, ctx.scale):
+            readers, tokens = document.readers, document.readers.tokens
+            attention_GRL = document.attention_GRL
             output_GRD = attention_GRL @ value_GSD[:, tokens]
             normed_GRD = _v_normed(output_GRD, ctx.norm_eps)
             grad_HRD = document.take(gradients[0])
@@ -93,8 +89,8 @@ class _Recomputed(torch.autograd.Function):
                 grad_GRD = grad_GRD / (output_GRD[..., -1:] + ctx.norm_eps)
             if grad_weights is not None:
                 slope_HRD = grad_HRD * document.by_head(normed_GRD)
-                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * document.is_kept_R
-                grad_weights[:, document.index].index_add_(0, document.run_R, slope_R)
+                slope_R = slope_HRD.sum(dim=(0, 2), dtype=exact) * readers.is_kept_R
+                grad_weights[:, readers.index].index_add_(0, readers.run_R, slope_R)
             if grad_value is not None:
                 grad_value[:, tokens] = (attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)
             if grad_query is None and grad_key is None:
@@ -109,12 +105,12 @@ class _Recomputed(torch.autograd.Function):
                 grad_key_GLD = grad_scores_GRL.transpose(1, 2) @ document.query_GRD
                 grad_key[:, tokens] = grad_key_GLD.to(exact)
         if grad_query is not None:
-            grad_query *= ctx.settings[2]
+            grad_query *= ctx.scale
         found = grad_query, grad_key, grad_value, grad_weights
         cast = (
             g if g is None else g.to(t.dtype) for g, t in zip(found, ctx.saved_tensors, strict=True)
         )
-        return *cast, None, None, None, None, None
+        return *cast, None, None, None
 
 
 def _v_normed(output_GRD: Tensor, norm_eps: float | None) -> Tensor:
@@ -127,74 +123,45 @@ def _v_normed(output_GRD: Tensor, norm_eps: float | None) -> Tensor:
 class _AttendedDocument:
     """One document, the rows that attend to it, and their attention over its tokens.
 
-    ``rows_R`` is None if all rows are computed, which saves picking them out. Rows of heads that
-    share keys are consecutive: (G, H / G * R, ...).
+    Rows of heads that share keys are consecutive: (G, H / G * R, ...).
     """
 
-    index: int
-    tokens: slice
-    rows_R: Tensor | None
-    run_R: Tensor
-    is_kept_R: Tensor
+    readers: Readers
     weight_R1: Tensor
     query_GRD: Tensor
     attention_GRL: Tensor
     heads: int
 
     def by_head(self, rows_GRX: Tensor) -> Tensor:
-        return rows_GRX.reshape(self.heads, len(self.run_R), rows_GRX.shape[-1])
+        return rows_GRX.reshape(self.heads, len(self.weight_R1), rows_GRX.shape[-1])
 
     def by_key(self, rows_HRX: Tensor) -> Tensor:
         return rows_HRX.reshape(len(self.query_GRD), -1, rows_HRX.shape[-1])
 
     def take(self, all_HTX: Tensor) -> Tensor:
-        return all_HTX if self.rows_R is None else all_HTX.index_select(1, self.rows_R)
+        rows_R = self.readers.rows_R
+        return all_HTX if rows_R is None else all_HTX.index_select(1, rows_R)
 
     def add(self, total_HTX: Tensor, rows_HRX: Tensor) -> None:
-        if self.rows_R is None:
+        if self.readers.rows_R is None:
             total_HTX += rows_HRX
         else:
-            total_HTX.index_add_(1, self.rows_R, rows_HRX.to(total_HTX.dtype))
+            total_HTX.index_add_(1, self.readers.rows_R, rows_HRX.to(total_HTX.dtype))
 
 
 def _attended_documents(
-    query_HTD: Tensor,
-    key_GSD: Tensor,
-    weights_AB: Tensor,
-    lengths: Sequence[int],
-    rows: Sequence[int],
-    scale: float,
-    epsilon: float,
+    query_HTD: Tensor, key_GSD: Tensor, of_documents: Sequence[Readers], scale: float
 ) -> Iterator[_AttendedDocument]:
-    """The documents that some row gives a weight above ``epsilon``."""
-    run_T = torch.repeat_interleave(torch.tensor(rows)).to(query_HTD.device, non_blocking=True)
-    is_kept_AB = weights_AB.detach() > epsilon
-    kept_AB = (weights_AB.detach() * is_kept_AB).to(query_HTD.dtype)
-    runs_B = is_kept_AB.sum(dim=0).tolist()
-    nearly_all = NEARLY_ALL * len(rows)
-    if any(0 < n < nearly_all for n in runs_B):
-        # The rows of all documents in one call: each nonzero() makes the host wait for the GPU.
-        is_kept_TB = is_kept_AB[run_T]
-        flat = is_kept_TB.T.nonzero()[:, 1].contiguous()
-        rows_of_B = torch.split(flat, is_kept_TB.sum(dim=0).tolist())
     query_HTD = query_HTD * scale
-    end = 0
-    for j, length in enumerate(lengths):
-        start, end = end, end + length
-        if not runs_B[j]:
-            continue
-        rows_R = None if runs_B[j] >= nearly_all else rows_of_B[j]
-        run_R = run_T if rows_R is None else run_T[rows_R]
+    for readers in of_documents:
+        rows_R = readers.rows_R
         query_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
         query_GRD = query_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])
+        key_GLD = key_GSD[:, readers.tokens]
         yield _AttendedDocument(
-            index=j,
-            tokens=slice(start, end),
-            rows_R=rows_R,
-            run_R=run_R,
-            is_kept_R=is_kept_AB[:, j][run_R],
-            weight_R1=kept_AB[:, j][run_R][:, None],
+            readers,
+            weight_R1=readers.weight_R1.to(query_HTD.dtype),
             query_GRD=query_GRD,
-            attention_GRL=(query_GRD @ key_GSD[:, start:end].transpose(1, 2)).softmax(dim=-1),
+            attention_GRL=(query_GRD @ key_GLD.transpose(1, 2)).softmax(dim=-1),
             heads=len(query_HTD),
         )

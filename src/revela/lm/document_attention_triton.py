@@ -15,7 +15,6 @@ heads (H a multiple of G), D head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from revela.device import sent
+from revela.lm.document_weights import DocumentWeights
 
 ROWS, KEYS = 32, 64  # block sizes
 
@@ -257,16 +259,13 @@ def triton_document_attention(
     query_HTD: Tensor,
     key_GSD: Tensor,
     value_GSD: Tensor,
-    weights_AB: Tensor,
-    lengths: Sequence[int],
-    rows: Sequence[int],
+    documents: DocumentWeights,
     scale: float,
     norm_eps: float | None,
-    epsilon: float,
 ) -> Tensor:
     """(H, T, D); arguments as in ``document_attention``, ``norm_eps`` None for no V-norm."""
     return _Triton.apply(
-        query_HTD, key_GSD, value_GSD, weights_AB, lengths, rows, scale, norm_eps, epsilon
+        query_HTD, key_GSD, value_GSD, documents.weights_AB, documents, scale, norm_eps
     )
 
 
@@ -278,20 +277,16 @@ class _Triton(torch.autograd.Function):
         key_GSD: Tensor,
         value_GSD: Tensor,
         weights_AB: Tensor,
-        lengths: Sequence[int],
-        rows: Sequence[int],
+        documents: DocumentWeights,
         scale: float,
         norm_eps: float | None,
-        epsilon: float,
     ) -> Tensor:
         query_HTD, key_GSD, value_GSD, weights_AB = (
             t.contiguous() for t in (query_HTD, key_GSD, value_GSD, weights_AB)
         )
-        run_T = torch.repeat_interleave(torch.tensor(rows))
-        bounds = torch.tensor([0, *lengths]).cumsum(0)
-        run_T, bounds = (t.to(query_HTD.device, non_blocking=True) for t in (run_T, bounds))
         heads, n_rows, width = query_HTD.shape
-        ctx.numbers = n_rows, key_GSD.shape[1], len(lengths), scale, epsilon, norm_eps or 0.0
+        sizes = n_rows, key_GSD.shape[1], len(documents.lengths)
+        ctx.numbers = *sizes, scale, documents.epsilon, norm_eps or 0.0
         ctx.constants = dict(
             SHARED=heads // len(key_GSD),
             WIDTH=width,
@@ -302,11 +297,11 @@ class _Triton(torch.autograd.Function):
             EXACT=tl.float64 if query_HTD.dtype == torch.float64 else tl.float32,
         )
         mixed_HTD = torch.empty_like(query_HTD)
-        inputs = query_HTD, key_GSD, value_GSD, weights_AB, run_T, bounds
+        inputs = query_HTD, key_GSD, value_GSD, weights_AB, documents.run_T, documents.bounds
         grid = (triton.cdiv(n_rows, ROWS), heads)
         _forward[grid](*inputs, mixed_HTD, *ctx.numbers, **ctx.constants)
         ctx.save_for_backward(*inputs)
-        ctx.lengths = lengths
+        ctx.lengths = documents.lengths
         return mixed_HTD
 
     @staticmethod
@@ -327,9 +322,8 @@ class _Triton(torch.autograd.Function):
             for j, length in enumerate(ctx.lengths):
                 blocks += [(j, start) for start in range(begin, begin + length, KEYS)]
                 begin += length
-            block_tensors = torch.tensor(blocks).T.contiguous()
-            document, start = block_tensors.to(query_HTD.device, non_blocking=True)
+            document, start = sent(torch.tensor(blocks).T.contiguous(), query_HTD.device)
             _backward_keys[len(blocks), len(key_GSD)](
                 *inputs, document, start, to_key, to_value, *ctx.numbers, **ctx.constants
             )
-        return to_query, to_key, to_value, to_weights.to(weights_AB.dtype), *[None] * 5
+        return to_query, to_key, to_value, to_weights.to(weights_AB.dtype), None, None, None

@@ -10,11 +10,14 @@ Shapes: B chunks of a group, T tokens in all, L layers, H heads, G key-value hea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
+from revela.device import sent
 from revela.lm.document_attention import Kernel, document_attention
+from revela.lm.document_weights import DocumentWeights
 
 
 class InBatchAttention:
@@ -23,8 +26,8 @@ class InBatchAttention:
     Args:
         weights_BB: Sim.
         lengths: tokens per chunk.
-        gates_LH: a gate per layer and head; heads whose gate is 0 are not computed. None: the
-            paper's sum.
+        gates_LH: a gate per layer and head. None: the paper's sum.
+        heads: the heads of each layer that are computed; the gates of the others are 0. None: all.
         v_norm: V-normalise b.
         epsilon: skip pairs with a weight of at most this.
         kernel: see document_attention.
@@ -35,13 +38,19 @@ class InBatchAttention:
         weights_BB: Tensor,
         lengths: Sequence[int],
         gates_LH: Tensor | None,
+        heads: Mapping[int, Sequence[int]] | None = None,
         *,
         v_norm: bool,
         epsilon: float = 0.0,
         kernel: Kernel = "torch",
     ) -> None:
-        self.weights_BB, self.lengths, self.gates_LH = weights_BB, lengths, gates_LH
-        self.v_norm, self.epsilon, self.kernel = v_norm, epsilon, kernel
+        self.documents = DocumentWeights(weights_BB, lengths, epsilon=epsilon)
+        self.gates_LH, self.v_norm, self.kernel = gates_LH, v_norm, kernel
+        self.heads = {
+            layer: sent(torch.tensor(some), weights_BB.device)
+            for layer, some in (heads or {}).items()
+            if gates_LH is not None and len(some) < gates_LH.shape[1]
+        }
 
     def __call__(
         self,
@@ -52,22 +61,21 @@ class InBatchAttention:
         value_GTD: Tensor,
         scale: float | None,
     ) -> Tensor:
-        gates_H = None if self.gates_LH is None else self.gates_LH[layer]
-        heads = None if gates_H is None else gates_H.detach().nonzero().squeeze(1)
+        heads = self.heads.get(layer)
         cross_HTD = document_attention(
             query_HTD,
             key_GTD,
             value_GTD,
-            self.weights_BB,
-            self.lengths,
+            self.documents,
             heads=heads,
             scale=scale,
             v_norm=self.v_norm,
-            epsilon=self.epsilon,
             kernel=self.kernel,
         )
-        if gates_H is None or heads is None:
+        if self.gates_LH is None:
             return own_HTD + cross_HTD
-        gate_H11 = gates_H[heads][:, None, None].to(own_HTD.dtype)
-        change_HTD = gate_H11 * (cross_HTD - own_HTD[heads]).to(own_HTD.dtype)
+        gate_H11 = self.gates_LH[layer][:, None, None].to(own_HTD.dtype)
+        if heads is None:
+            return own_HTD + gate_H11 * (cross_HTD - own_HTD).to(own_HTD.dtype)
+        change_HTD = gate_H11[heads] * (cross_HTD - own_HTD[heads]).to(own_HTD.dtype)
         return own_HTD.index_add(0, heads, change_HTD)

@@ -29,12 +29,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
+from revela.device import sent
 from revela.errors import RevelaError, first_line
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.streams import Memory, Mix, Predicting, Reading, StopForward, Stream
-from revela.packing import Layout, attention, no_mask
+from revela.packing import Layout, attention, layout_of
 from revela.silence import loading_bar
 
 ATTENTION = "revela"
@@ -93,8 +94,8 @@ def _attention(
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
+# Without a mask function of this name transformers builds no mask.
 AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, no_mask)
 
 
 class LanguageModel(nn.Module):
@@ -104,7 +105,8 @@ class LanguageModel(nn.Module):
         model: a decoder-only causal LM of transformers, or a PEFT model around one. It is switched
             to our attention.
         name: its name in messages.
-        bf16: run under bf16 autocast, for weights that stay in fp32 because they are trained.
+        bf16: run under bf16 autocast, for weights that stay in fp32 because they are trained. Its
+            frozen linear layers are kept in bf16, as autocast would cast them in every pass.
 
     Raises:
         RevelaError: the model cannot run in-batch attention: an encoder-decoder, soft-capped
@@ -124,6 +126,8 @@ class LanguageModel(nn.Module):
         self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
         self._refuse_unsupported(config)
         inner.set_attn_implementation(ATTENTION)
+        if bf16:
+            _keep_linear_in_bf16(inner)
         self._layers = self._decoder_layers()
         self._check_on_two_tokens()
 
@@ -186,9 +190,9 @@ class LanguageModel(nn.Module):
 
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
         """Drop the padding of a batch, on either side. Each chunk's positions count from 0."""
-        keep_BL = mask_BL.bool()
-        lengths = tuple(keep_BL.sum(dim=1).tolist())
-        return Packed(ids_BL[keep_BL][None].to(self.device), Layout(lengths, self.device))
+        layout, places_T = layout_of(mask_BL, self.device)
+        ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)]
+        return Packed(sent(ids_T, self.device)[None], layout)
 
     def read(self, packed: Packed, layers: Sequence[int]) -> Memory:
         """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output
@@ -246,8 +250,7 @@ class LanguageModel(nn.Module):
         """Mean cross-entropy (nats per token) of all tokens but the first of each chunk (Revela,
         eq. 8); arguments as for ``predict``.
         """
-        rows_R = packed.layout.has_next_T.nonzero().squeeze(1)
-        return self.token_losses(packed, rows_R, memory, mix).mean()
+        return self.token_losses(packed, packed.layout.with_next_R, memory, mix).mean()
 
     def token_losses(
         self,
@@ -269,8 +272,7 @@ class LanguageModel(nn.Module):
             return F.cross_entropy(logits_RV.to(exact), targets_R, reduction="none")
         output = self._predict(self._inner.base_model, packed, *streams)
         hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
-        weight_VD = head.weight.to(torch.bfloat16) if self.bf16 else head.weight
-        return linear_cross_entropy(hidden_RD, weight_VD, targets_R, head.bias)
+        return linear_cross_entropy(hidden_RD, head.weight, targets_R, head.bias)
 
     def _predict(
         self,
@@ -371,6 +373,16 @@ def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
     except Exception as error:  # tokenizers raise no other for a damaged file
         reason = first_line(error)
         raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
+
+
+def _keep_linear_in_bf16(model: nn.Module) -> None:
+    """Keep frozen linear layers in bf16; embeddings that share a head's weights keep theirs."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            for name, weight in list(layer.named_parameters(recurse=False)):
+                if not weight.requires_grad:
+                    half = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
+                    setattr(layer, name, half)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from revela.device import on_cpu, sent
 from revela.errors import RevelaError
 from revela.types import Chunk
 
@@ -159,32 +160,39 @@ class PromptMaker:
 
 @dataclass(frozen=True)
 class Questions:
-    """One group after the LM has read its candidates: P tokens of theirs, T of Q tails."""
+    """One group after the LM has read its candidates: P tokens of theirs, S of them of their
+    texts; T tokens of Q tails, R of them of the questions.
+    """
 
     memory: Any  # the candidates' keys and values
-    document_P: Tensor  # the candidate that each of their tokens belongs to; -1: none
+    places_S: Tensor  # of the candidates' tokens among the P, one candidate after another
+    lengths: list[int]  # tokens per candidate
     tails: Any  # packed
-    role_T: Tensor  # of the tails' tokens
-    rows_R: Tensor  # positions of the question rows among the T
+    role_T: Tensor  # of the tails' tokens, on the CPU
+    rows_R: Tensor  # of the questions' tokens among the T
     counts: list[int]  # question rows per question
 
 
 def read_candidates(lm: Any, prompt: Batch, tail: Batch, layers: Sequence[int]) -> Questions:
     """Run these layers of the LM over the candidates of one group, and pack its tails."""
+    prompt, tail = ({k: on_cpu(v) for k, v in side.items()} for side in (prompt, tail))
     memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)
     document_P = prompt["document"][prompt["attention_mask"].bool()]
+    places_S = (document_P >= 0).nonzero().squeeze(1)
+    lengths = document_P[places_S].bincount().tolist()
     tails = lm.pack(tail["input_ids"], tail["attention_mask"])
     role_T = tail["role"][tail["attention_mask"].bool()]
     rows_R = (role_T == QUESTION).nonzero().squeeze(1)
     counts = (tail["role"] == QUESTION).sum(dim=1).tolist()
-    return Questions(memory, document_P, tails, role_T, rows_R, counts)
+    places_S, rows_R = (sent(places, tails.ids_1T.device) for places in (places_S, rows_R))
+    return Questions(memory, places_S, lengths, tails, role_T, rows_R, counts)
 
 
 def of_group(prompt: Batch, tail: Batch, group: int) -> tuple[Batch, Batch]:
-    """The prompt and the tails of one group."""
-    mine_Q = tail["group"] == group
-    tails = {k: v[mine_Q] for k, v in tail.items() if k != "group"}
-    return {k: v[group : group + 1] for k, v in prompt.items()}, tails
+    """The prompt and the tails of one group, on the CPU."""
+    mine_Q = on_cpu(tail["group"]) == group
+    tails = {k: on_cpu(v)[mine_Q] for k, v in tail.items() if k != "group"}
+    return {k: on_cpu(v)[group : group + 1] for k, v in prompt.items()}, tails
 
 
 def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

@@ -7,8 +7,8 @@ of which continues the candidates' text. With A the attention of a head,
 
 and a head is as good as the nDCG@10 of the candidate that answers q, mean over questions.
 
-Shapes: Q questions, B candidates, P tokens of their text, R question rows, N tokens in all that
-follow it, K heads, L layers, H heads per layer, D head width.
+Shapes: Q questions, B candidates, S tokens of theirs among the P of their text, R question rows, N
+tokens in all that follow it, K heads, L layers, H heads per layer, D head width.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from revela.device import sent
 from revela.lm.prompts import Questions, by_layer, read_candidates
 
 OUTLIERS = 2.0  # QRHead drops tokens so many standard deviations below their candidate's mean
@@ -38,7 +39,7 @@ class AttentionMass:
     def __init__(self, asked: Questions, heads: Iterable[tuple[int, int]]) -> None:
         self.memory, self.rows_R, self.counts = asked.memory, asked.rows_R, asked.counts
         text_N = torch.repeat_interleave(torch.tensor(asked.tails.lengths))
-        self.text_N = text_N.to(asked.role_T.device)
+        self.text_N = sent(text_N, asked.rows_R.device)
         self.heads = by_layer(heads)
         self.by_head: dict[tuple[int, int], Tensor] = {}
 
@@ -54,7 +55,7 @@ class AttentionMass:
         heads = self.heads.get(layer, [])
         if not heads:
             return own_HND
-        heads_K = torch.tensor(heads, device=query_HND.device)
+        heads_K = sent(torch.tensor(heads), query_HND.device)
         shared_K = heads_K // (len(query_HND) // len(key_GND))  # their key-value heads
         query_KRD = query_HND.index_select(0, heads_K).index_select(1, self.rows_R).float()
         query_KRD = query_KRD * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
@@ -98,7 +99,8 @@ def candidate_scores(
     mass = AttentionMass(asked, heads)
     lm.run_layers(asked.tails, layers, mass, before=asked.memory)
     mass_KQP = torch.stack([mass.by_head[head] for head in heads])
-    return by_document(mass_KQP[:, :-1] - mass_KQP[:, -1:], asked.document_P, drop_outliers)
+    mass_KQP = mass_KQP[:, :-1] - mass_KQP[:, -1:]
+    return by_document(mass_KQP[..., asked.places_S], asked.lengths, drop_outliers)
 
 
 @torch.no_grad()
@@ -119,7 +121,6 @@ def score_query_heads(
     heads = [(layer, head) for layer in range(lm.n_layers) for head in range(lm.n_heads)]
     gains_K, count = torch.zeros(len(heads)), 0
     for prompt, tail, answer_Q in examples:
-        prompt, tail = ({k: v.to(lm.device) for k, v in side.items()} for side in (prompt, tail))
         scores_KQB = candidate_scores(lm, prompt, tail, heads, drop_outliers)
         answer_KQ1 = answer_Q[None, :, None].to(scores_KQB.device).expand(len(heads), -1, 1)
         rank_KQ = (scores_KQB > scores_KQB.gather(2, answer_KQ1)).sum(dim=2)
@@ -128,11 +129,10 @@ def score_query_heads(
     return (gains_K / max(1, count)).view(lm.n_layers, lm.n_heads)
 
 
-def by_document(mass_KQP: Tensor, document_P: Tensor, drop_outliers: bool) -> Tensor:
-    """Sum the attention over each candidate's tokens, (K, Q, B)."""
+def by_document(mass_KQS: Tensor, lengths: Sequence[int], drop_outliers: bool) -> Tensor:
+    """Sum the attention over each candidate's tokens, of which it has so many, (K, Q, B)."""
     sums = []
-    for j in range(int(document_P.max()) + 1):
-        mass_KQM = mass_KQP[..., document_P == j]
+    for mass_KQM in torch.split(mass_KQS, list(lengths), dim=-1):
         if drop_outliers and mass_KQM.shape[-1] > 1:
             spread_KQ1 = mass_KQM.std(dim=-1, keepdim=True)
             least = mass_KQM.mean(dim=-1, keepdim=True) - OUTLIERS * spread_KQ1

@@ -20,15 +20,14 @@ Shapes: Q questions, B candidates, K heads, D width of a vector.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from revela.device import on_cpu
 from revela.lm.prompts import of_group
 from revela.lm.query_heads import candidate_scores
 from revela.objectives.base import (
@@ -36,6 +35,7 @@ from revela.objectives.base import (
     Parts,
     RetrieverLoss,
     Side,
+    Start,
     ranking_loss,
     refuse_without_start,
     standard,
@@ -63,14 +63,12 @@ class Attention(QueryFocused):
         refuse_without_start(recipe, self.prior)
 
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        from revela.retriever.lora import without_lora
-
         lm, heads, make = self.focused(parts, answers=0)
         loss = AttentionLoss(
             parts.model,
             lm,
             heads,
-            at_start=functools.partial(without_lora, parts.model),
+            Start.of(parts),
             tau=self.tau,
             sharpness=self.sharpness,
             prior=self.prior,
@@ -86,7 +84,7 @@ class AttentionLoss(RetrieverLoss):
         model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
         lm: the language model, frozen.
         heads: (layer, head) pairs to learn from.
-        at_start: a context in which ``model`` is what it was before training.
+        start: what ``model`` was before training.
         sharpness: factor of the target's standard scores.
         prior: weight of the retriever's start in the target.
         tau, group_size, retriever_batch: see RetrieverLoss.
@@ -97,14 +95,14 @@ class AttentionLoss(RetrieverLoss):
         model: nn.Module,
         lm: Any,
         heads: Sequence[tuple[int, int]],
-        at_start: Callable[[], AbstractContextManager[None]],
+        start: Start,
         *,
         sharpness: float,
         prior: float = 1.0,
         **shared: Any,
     ) -> None:
         super().__init__(model, **shared)
-        self.lm, self.heads, self.at_start = lm, list(heads), at_start
+        self.lm, self.heads, self.start = lm, list(heads), start
         self.sharpness, self.prior = sharpness, prior
 
     def forward(self, features: Sequence[Side]) -> Tensor:
@@ -112,9 +110,12 @@ class AttentionLoss(RetrieverLoss):
         group's last question is "N/A".
         """
         question, passage, prompt, tail = features
-        cosines = self.question_cosines(question, passage, tail["group"])
-        with self.at_start(), torch.no_grad():
-            start = self.question_cosines(question, passage, tail["group"])
+        group_Q = tail["group"]
+        cosines = self.question_cosines(self.unit(question), self.unit(passage), group_Q)
+        start = [torch.zeros_like(cosine) for cosine in cosines]
+        if self.prior:
+            question_QD, passage_ND = (self.start.unit(self, s) for s in (question, passage))
+            start = self.question_cosines(question_QD, passage_ND, group_Q)
         losses = []
         for i, (cosine_QB, start_QB) in enumerate(zip(cosines, start, strict=True)):
             if not len(cosine_QB):
@@ -125,11 +126,12 @@ class AttentionLoss(RetrieverLoss):
             )
         return torch.stack(losses).mean()
 
-    def question_cosines(self, question: Side, passage: Side, group_Q: Tensor) -> list[Tensor]:
+    def question_cosines(
+        self, question_QD: Tensor, passage_ND: Tensor, group_Q: Tensor
+    ) -> list[Tensor]:
         """(Q, B) cosines of each group's questions, without "N/A", and candidates."""
-        question_QD, passage_ND = self.unit(question), self.unit(passage)
         passages = self.groups(passage_ND)
-        counts = [max(0, n - 1) for n in group_Q.bincount(minlength=len(passages)).tolist()]
+        counts = [max(0, n - 1) for n in on_cpu(group_Q).bincount(minlength=len(passages)).tolist()]
         with torch.autocast(question_QD.device.type, enabled=False):
             pairs = zip(torch.split(question_QD, counts), passages, strict=True)
             return [question @ passage.T for question, passage in pairs]

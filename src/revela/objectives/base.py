@@ -12,7 +12,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.corpus.arrow_list import ArrowList
+from revela.device import on_cpu
 from revela.errors import RevelaError
 from revela.groups.query_lm import QueriesInTraining
 from revela.objectives.gradcache import embed
 from revela.retriever.context import FirstStage
 from revela.settings import Recipe
 from revela.types import Chunk, Document
+
+KEPT = 2**26  # numbers in the vectors of a retriever's start that are kept: 256 MiB
 
 Row = Mapping[str, Any]
 Batch = dict[str, Tensor]
@@ -128,12 +134,61 @@ class RetrieverLoss(nn.Module):
         """The rows of each group of the batch."""
         return torch.split(rows_N, self.group_size or len(rows_N))
 
+    def places(self, count: int) -> list[slice]:
+        """Where each group is among the rows of the batch."""
+        size = self.group_size or count
+        return [slice(start, start + size) for start in range(0, count, size)]
+
     def cosines(self, query: Side, passage: Side) -> list[Tensor]:
         """(n, n) cosines of each group's queries, in rows, and passages."""
-        query_ND, passage_ND = self.unit(query), self.unit(passage)
+        return self.cosines_of(self.unit(query), self.unit(passage))
+
+    def cosines_of(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
+        """``cosines`` of vectors of length one."""
         with torch.autocast(query_ND.device.type, enabled=False):
             pairs = zip(self.groups(query_ND), self.groups(passage_ND), strict=True)
             return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
+
+
+class Start:
+    """What a retriever was before training: its vectors then, without dropout.
+
+    Args:
+        at_start: a context in which the objective's model is what it was.
+        keep: keep the vector of each text, so that it is computed once; only for a model whose
+            vector of a text depends on nothing else.
+    """
+
+    def __init__(
+        self, at_start: Callable[[], AbstractContextManager[None]], keep: bool = False
+    ) -> None:
+        self.at_start, self.keep = at_start, keep
+        self.kept: dict[bytes, Tensor] = {}
+
+    @classmethod
+    def of(cls, parts: Parts) -> Start:
+        """The retriever without its LoRA."""
+        from revela.retriever.lora import without_lora
+
+        keep = parts.first_stage is None and not parts.recipe.retriever.matryoshka
+        return cls(partial(without_lora, parts.model), keep)
+
+    @torch.no_grad()
+    def unit(self, objective: RetrieverLoss, side: Side) -> Tensor:
+        """(N, D) vectors of tokenized texts, of length one."""
+        read = zip(on_cpu(side["input_ids"]), on_cpu(side["attention_mask"]).bool(), strict=True)
+        texts = [blake2b(ids[mask].numpy(), digest_size=16).digest() for ids, mask in read]
+        if self.kept.keys() >= set(texts):
+            return torch.stack([self.kept[text] for text in texts])
+        model = objective.model
+        was_training = model.training
+        model.eval()
+        with self.at_start():
+            unit_ND = objective.unit(side)
+        model.train(was_training)
+        if self.keep and len(self.kept) * unit_ND.shape[1] < KEPT:
+            self.kept.update(zip(texts, unit_ND, strict=True))
+        return unit_ND
 
 
 def softmax_of_others(scores_nn: Tensor) -> Tensor:

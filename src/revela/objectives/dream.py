@@ -34,12 +34,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from revela.device import on_cpu, sent
 from revela.errors import RevelaError
 from revela.lm.document_attention import Kernel, document_attention
+from revela.lm.document_weights import DocumentWeights
 from revela.lm.prompts import (
     ANSWER,
     QUESTION_TOKENS,
     PromptMaker,
+    Questions,
     by_layer,
     of_group,
     read_candidates,
@@ -178,10 +181,7 @@ class Injection:
 
     Args:
         weights_QB: w.
-        memory: what the LM left of the candidates' text.
-        document_P: the candidate that each of its tokens belongs to; -1: none.
-        rows_R: places of the question rows among the T rows.
-        counts: question rows of each of the Q questions.
+        asked: the candidates, read, and the questions.
         heads: (layer, head) pairs.
         gate: g.
         epsilon, kernel: see document_attention.
@@ -190,21 +190,15 @@ class Injection:
     def __init__(
         self,
         weights_QB: Tensor,
-        memory: Any,
-        document_P: Tensor,
-        rows_R: Tensor,
-        counts: Sequence[int],
+        asked: Questions,
         heads: Sequence[tuple[int, int]],
         gate: Tensor,
         *,
         epsilon: float = 0.0,
         kernel: Kernel = "torch",
     ) -> None:
-        self.weights_QB, self.memory = weights_QB, memory
-        self.rows_R, self.counts, self.gate = rows_R, counts, gate
-        self.epsilon, self.kernel = epsilon, kernel
-        self.places_S = (document_P >= 0).nonzero().squeeze(1)
-        self.lengths = document_P[self.places_S].bincount(minlength=weights_QB.shape[1]).tolist()
+        self.documents = DocumentWeights(weights_QB, asked.lengths, asked.counts, epsilon)
+        self.asked, self.gate, self.kernel = asked, gate, kernel
         self.heads = by_layer(sorted(heads))
 
     def __call__(
@@ -218,20 +212,18 @@ class Injection:
     ) -> Tensor:
         if layer not in self.heads:
             return own_HTD
-        heads_K = torch.tensor(self.heads[layer], device=own_HTD.device)
+        asked = self.asked
+        heads_K = sent(torch.tensor(self.heads[layer]), own_HTD.device)
         cross_KRD = document_attention(
-            query_HTD[:, self.rows_R],
-            self.memory.keys[layer][:, self.places_S],
-            self.memory.values[layer][:, self.places_S],
-            self.weights_QB,
-            self.lengths,
-            rows=self.counts,
+            query_HTD[:, asked.rows_R],
+            asked.memory.keys[layer][:, asked.places_S],
+            asked.memory.values[layer][:, asked.places_S],
+            self.documents,
             heads=heads_K,
             scale=scale,
-            epsilon=self.epsilon,
             kernel=self.kernel,
         )
-        cells = heads_K[:, None], self.rows_R[None]
+        cells = heads_K[:, None], asked.rows_R[None]
         own_KRD = own_HTD[cells]
         mixed_KRD = own_KRD + self.gate.to(own_HTD.dtype) * (cross_KRD.to(own_HTD.dtype) - own_KRD)
         return own_HTD.index_put(cells, mixed_KRD)
@@ -276,13 +268,15 @@ class DreamLoss(RetrieverLoss):
         """
         question, passage, prompt, tail = features
         question_QD, passage_ND = self.unit(question), self.unit(passage)
+        passages = self.groups(passage_ND)
+        counts = on_cpu(tail["group"]).bincount(minlength=len(passages)).tolist()
+        pairs = zip(torch.split(question_QD, counts), passages, strict=True)
         losses = []
-        for i, passage_BD in enumerate(self.groups(passage_ND)):
-            mine_Q = (tail["group"] == i).nonzero().squeeze(1)
-            if not len(mine_Q):
+        for i, (mine_QD, passage_BD) in enumerate(pairs):
+            if not len(mine_QD):
                 continue
             with torch.autocast(question_QD.device.type, enabled=False):
-                weights_QB = (question_QD[mine_Q] @ passage_BD.T / self.tau).softmax(dim=-1)
+                weights_QB = (mine_QD @ passage_BD.T / self.tau).softmax(dim=-1)
             texts = of_group(prompt, tail, i)
 
             def loss_of(weights: Tensor, gate: Tensor, texts: Any = texts) -> Tensor:
@@ -304,17 +298,15 @@ class DreamLoss(RetrieverLoss):
         asked = read_candidates(self.lm, prompt, tail, range(self.lm.n_layers))
         inject = Injection(
             weights_QB,
-            asked.memory,
-            asked.document_P,
-            asked.rows_R,
-            asked.counts,
+            asked,
             self.heads,
             gate_logit.sigmoid(),
             epsilon=self.epsilon,
             kernel=self.kernel,
         )
-        before_answer = asked.tails.layout.has_next_T & (asked.role_T.roll(-1) == ANSWER)
+        rows_R = on_cpu(asked.tails.layout.with_next_R)
+        before_answer_R = sent(rows_R[asked.role_T[rows_R + 1] == ANSWER], weights_QB.device)
         loss: Tensor = self.lm.token_losses(
-            asked.tails, before_answer.nonzero().squeeze(1), mix=inject, before=asked.memory
+            asked.tails, before_answer_R, mix=inject, before=asked.memory
         ).mean()
         return loss

@@ -21,9 +21,7 @@ Shapes: B chunks of a batch, n of a group.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,6 +32,7 @@ from revela.objectives.base import (
     Collate,
     Parts,
     Side,
+    Start,
     others,
     ranking_loss,
     refuse_without_start,
@@ -63,14 +62,11 @@ class Gains(InBatch):
         refuse_without_start(recipe, self.prior)
 
     def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        from revela.retriever.lora import without_lora
-
         lm, arguments, collate = self.in_batch(parts, trained=False)
-        start = functools.partial(without_lora, parts.model)
         loss = GainsLoss(
             parts.model,
             lm,
-            at_start=start,
+            start=Start.of(parts),
             sharpness=self.sharpness,
             prior=self.prior,
             **arguments,
@@ -83,7 +79,7 @@ class GainsLoss(RevelaLoss):
 
     Args:
         model, lm, arguments: as for ``RevelaLoss``; of Sim only ``tau`` and ``learn_tau`` count.
-        at_start: a context in which ``model`` is what it was before training.
+        start: what ``model`` was before training.
         sharpness: factor of the target's standard scores.
         prior: weight of the retriever's start in the target. 0: the LM's gains alone.
     """
@@ -93,26 +89,25 @@ class GainsLoss(RevelaLoss):
         model: nn.Module,
         lm: Any,
         *,
-        at_start: Callable[[], AbstractContextManager[None]],
+        start: Start,
         sharpness: float,
         prior: float,
         **arguments: Any,
     ) -> None:
         super().__init__(model, lm, **arguments)
-        self.at_start, self.sharpness, self.prior = at_start, sharpness, prior
+        self.start, self.sharpness, self.prior = start, sharpness, prior
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per chunk; ``features`` as for ``RevelaLoss``."""
         query, passage, chunk = features
         cosines = self.cosines(query, passage)
-        start: Sequence[Tensor] = [torch.zeros_like(cosine) for cosine in cosines]
+        start = [torch.zeros_like(cosine) for cosine in cosines]
         if self.prior:
-            with self.at_start(), torch.no_grad():
-                start = self.cosines(query, passage)
+            start = self.cosines_of(*(self.start.unit(self, side) for side in (query, passage)))
         gains_BB = self.gains(self.lm.pack(chunk["input_ids"], chunk["attention_mask"]))
-        losses, first = [], 0
-        for cosine_nn, start_nn in zip(cosines, start, strict=True):
-            group = slice(first, first := first + len(cosine_nn))
+        losses = []
+        places = self.places(len(gains_BB))
+        for group, cosine_nn, start_nn in zip(places, cosines, start, strict=True):
             gain_nn = gains_BB[group, group]
             teacher, before, now = others(gain_nn + gain_nn.T), others(start_nn), others(cosine_nn)
             losses.append(ranking_loss(now, self.tau, teacher, before, self.prior, self.sharpness))
@@ -121,5 +116,6 @@ class GainsLoss(RevelaLoss):
     def gains(self, packed: Any) -> Tensor:
         """g, (B, B): ``signal`` where all scores are equal."""
         device = next(self.model.parameters()).device
-        sizes = [len(rows) for rows in self.groups(torch.arange(len(packed.lengths)))]
+        places = self.places(len(packed.lengths))
+        sizes = [len(packed.lengths[group]) for group in places]
         return self.signal(packed, [torch.zeros(size, size, device=device) for size in sizes])

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from revela.device import on_cpu, sent
+from revela.lm.streams import ReadableLM
 from revela.objectives.base import (
     ChunkBatches,
     Collate,
@@ -78,20 +80,6 @@ class Replug(Objective):
         return loss, ChunkBatches(parts, tokenizer, self.query_side)
 
 
-class ContinuingLM(Protocol):
-    """What the objective asks of an LM; ``revela.lm.language_model.LanguageModel`` answers it."""
-
-    n_layers: int
-
-    def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Any: ...
-
-    def read(self, packed: Any, layers: Sequence[int]) -> Any: ...
-
-    def token_losses(
-        self, packed: Any, rows_R: Tensor, memory: Any = None, mix: Any = None, before: Any = None
-    ) -> Tensor: ...
-
-
 class ReplugLoss(RetrieverLoss):
     """The loss of a batch of groups.
 
@@ -108,7 +96,7 @@ class ReplugLoss(RetrieverLoss):
     def __init__(
         self,
         model: nn.Module,
-        lm: ContinuingLM,
+        lm: ReadableLM,
         *,
         tau_lm: float,
         by_token: bool = True,
@@ -126,9 +114,8 @@ class ReplugLoss(RetrieverLoss):
         """
         query, passage, chunk = features
         losses = []
-        texts = zip(
-            self.groups(chunk["input_ids"]), self.groups(chunk["attention_mask"]), strict=True
-        )
+        read = (self.groups(on_cpu(chunk[name])) for name in ("input_ids", "attention_mask"))
+        texts = zip(*read, strict=True)
         for cosine_BB, (ids_BL, mask_BL) in zip(self.cosines(query, passage), texts, strict=True):
             with torch.autocast(cosine_BB.device.type, enabled=False):
                 scores_BB = cosine_BB / self.tau
@@ -147,7 +134,7 @@ def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
 
 @torch.no_grad()
 def likelihoods(
-    lm: ContinuingLM, ids_BL: Tensor, mask_BL: Tensor, by_token: bool, lead: int = 0, batch: int = 0
+    lm: ReadableLM, ids_BL: Tensor, mask_BL: Tensor, by_token: bool, lead: int = 0, batch: int = 0
 ) -> Tensor:
     """log P(D_i | D_j) in nats, row i, column j, (B, B); the diagonal is 0 and means nothing.
 
@@ -173,13 +160,12 @@ def likelihoods(
             tails_BL = torch.cat([last.expand(len(some), 1), ids_BL[some, lead:]], dim=1)
             tail_mask_BL = torch.cat([mask_BL.new_ones(len(some), 1), mask_BL[some, lead:]], dim=1)
             tails = lm.pack(tails_BL, tail_mask_BL)
-            rows_R = tails.layout.has_next_T.nonzero().squeeze(1)
-            losses_R = lm.token_losses(tails, rows_R, before=before)
+            losses_R = lm.token_losses(tails, tails.layout.with_next_R, before=before)
             sums = torch.stack(
                 [
                     part.mean() if by_token else part.sum()
                     for part in torch.split(losses_R, [n - 1 for n in tails.lengths])
                 ]
             )
-            found_BB[some, j] = -sums.to(found_BB.dtype)
+            found_BB[:, j].index_copy_(0, sent(some, sums.device), -sums.to(found_BB.dtype))
     return found_BB

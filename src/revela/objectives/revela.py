@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from revela.errors import RevelaError
 from revela.lm.document_attention import Kernel
 from revela.lm.in_batch_attention import InBatchAttention
+from revela.lm.prompts import by_layer
 from revela.lm.streams import ReadableLM
 from revela.objectives.base import (
     ChunkBatches,
@@ -199,18 +200,24 @@ class RevelaLoss(RetrieverLoss):
         self.gates_LH = (
             None if gates_LH is None else nn.Parameter(gates_LH.clone(), requires_grad=learn_gates)
         )
-        self.layers = gated_layers(gates_LH, lm.n_layers)
+        self.heads = None if gates_LH is None else gated_heads(gates_LH)
+        self.layers = list(range(lm.n_layers) if self.heads is None else self.heads)
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per token. ``features`` are the chunks as queries, as passages, and as the
-        LM reads them (with the ``document`` of each, where siblings count).
+        """Loss in nats per token of a group, mean over the groups. ``features`` are the chunks as
+        queries, as passages, and as the LM reads them (with the ``document`` of each, where
+        siblings count).
         """
         query, passage, chunk = features
         weights_BB = self.weights(self.embed(query), self.embed(passage))
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
         of_siblings: Tensor | float = 0.0
         if self.siblings:
-            of_siblings = self.siblings * sibling_loss(weights_BB, chunk["document"])
+            losses = [
+                sibling_loss(weights_BB[group, group], chunk["document"][group])
+                for group in self.places(len(weights_BB))
+            ]
+            of_siblings = self.siblings * torch.stack(losses).mean()
         if self.lm.trainable:
             return self.lm_loss(packed, weights_BB, self.gates_LH) + of_siblings
         return backward_now(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
@@ -235,17 +242,23 @@ class RevelaLoss(RetrieverLoss):
         return _block_diagonal(-gradient for gradient in torch.autograd.grad(loss, leaves))
 
     def lm_loss(self, packed: Any, weights_BB: Tensor, gates_LH: Tensor | None) -> Tensor:
-        """Next-token loss of stream h with these weights (Revela, eqs. 5-8)."""
+        """Next-token loss of stream h with these weights (Revela, eqs. 5-8): of each group the mean
+        over its tokens, and of these the mean, as of groups that are read one by one.
+        """
         memory = self.lm.read(packed, self.layers)
         mix = InBatchAttention(
             weights_BB,
             packed.lengths,
             gates_LH,
+            self.heads,
             v_norm=self.v_norm,
             epsilon=self.epsilon,
             kernel=self.kernel,
         )
-        return self.lm.loss(packed, memory, mix)
+        losses_R = self.lm.token_losses(packed, packed.layout.with_next_R, memory, mix)
+        lengths = [packed.lengths[group] for group in self.places(len(packed.lengths))]
+        counts = [sum(some) - len(some) for some in lengths]
+        return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()
 
 
 def in_batch_weights(
@@ -303,11 +316,9 @@ def _block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
     return whole
 
 
-def gated_layers(gates_LH: Tensor | None, n_layers: int) -> list[int]:
-    """The layers that in-batch attention touches: all, or those with a gate that is not 0."""
-    if gates_LH is None:
-        return list(range(n_layers))
-    return [int(layer) for layer in gates_LH.detach().ne(0).any(dim=1).nonzero().squeeze(1)]
+def gated_heads(gates_LH: Tensor) -> dict[int, list[int]]:
+    """The heads of each layer whose gate is not 0, of the layers that have some."""
+    return by_layer(gates_LH.nonzero().tolist())
 
 
 def gates_in_upper_layers(lm: ReadableLM, gate: float, first: int) -> Tensor:
