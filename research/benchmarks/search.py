@@ -50,7 +50,7 @@ from revela.settings import Indexing
 from revela.types import Document, Vectors
 
 MODEL, CHUNK_WORDS, QUERIES = "embedded:minilm-l6", 48, 300
-SMALL = 20  # changes of one document
+SMALL = 9  # changes of one document, of either kind, which leave a large table unpacked
 
 
 def cached(path: Path, make: Callable[[], Vectors]) -> Vectors:
@@ -480,8 +480,8 @@ def append_to(
     commit_s = np.median(times, axis=0)
     facts |= {"replaced": replaced, "commits": len(times), "finish_s": finish_s}
     facts |= {"commit_s": commit_s[0], "table_s": commit_s[1]}
-    adds = [clocked(lambda d=d: index.add([replace(d, text="New.")])) for d in first[:SMALL]]
     deletes = [clocked(lambda d=d: index.delete([d.id])) for d in first[:SMALL]]
+    adds = [clocked(lambda d=d: index.add([replace(d, text="New.")])) for d in first[:SMALL]]
     for name, some in (("add_s", adds), ("delete_s", deletes)):
         facts[name] = np.median([one["s"] for one in some])
     facts["score, not packed"] = latencies(lambda row: asking.search(words[row], 10))
@@ -534,7 +534,7 @@ def main() -> None:
     parser.add_argument("--base", type=int, default=20_000, help="real chunks that MiniLM encodes")
     parser.add_argument("--vectors", default=Indexing.vectors)
     parser.add_argument("--parts", nargs="+", default=list(parts), choices=list(parts))
-    parser.add_argument("--replaced", type=int, default=10_000, help="documents, by appends")
+    parser.add_argument("--replaced", type=int, default=2000, help="documents, by appends")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--documents", type=int, default=600, help="of the index that is re-ranked")
     parser.add_argument("--seed", type=int, default=0)
