@@ -2,6 +2,7 @@
 
     python -m research.benchmarks.search quality --collection COLLECTIONS/scifact --cache CACHE
     python -m research.benchmarks.search scale --text TEXT/*.jsonl.gz --cache CACHE --out FOLDER
+    python -m research.benchmarks.search appends --text TEXT/*.jsonl.gz --cache CACHE --out FOLDER
     python -m research.benchmarks.search kill --out FOLDER
     python -m research.benchmarks.search rerank --collection COLLECTIONS/scifact
 
@@ -9,6 +10,10 @@
 each moved many times towards the difference of two others (.3 to .7 of it, cosine about .9), so
 that they keep that model's clusters and directions. They do not belong to the text beside them.
 Queries are held-out real chunks: their own vectors, and their first words. Each part is a process.
+
+``appends``: in a tenth of those chunks, then in all: milliseconds of a search by either fusion;
+seconds of a commit that replaces documents (median; ``table_s``: in the table alone), of adding and
+of deleting one document, and of packing after that.
 """
 
 from __future__ import annotations
@@ -33,16 +38,19 @@ from revela.corpus.chunk import chunk
 from revela.corpus.read import read_corpus
 from revela.evaluation.beir import load_collection, outcomes
 from revela.evaluation.metrics import mean_scores
+from revela.files import writing
 from revela.index.bm25 import BM25
 from revela.index.encode_corpus import metadata_columns
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, reciprocal_rank_fusion
 from revela.index.manifest import Info
 from revela.index.store import Index
+from revela.index.table import Table
 from revela.settings import Indexing
 from revela.types import Document, Vectors
 
 MODEL, CHUNK_WORDS, QUERIES = "embedded:minilm-l6", 48, 300
+SMALL = 9  # changes of one document, of either kind, which leave a large table unpacked
 
 
 def cached(path: Path, make: Callable[[], Vectors]) -> Vectors:
@@ -187,6 +195,8 @@ class Made:
         self.seconds += time.process_time() - began
         return made
 
+    encode_queries = encode_passages
+
 
 def at_least(documents: Sequence[Document], chunks: int) -> Iterator[Document]:
     """Documents in random order until they have this many chunks."""
@@ -202,7 +212,8 @@ def at_least(documents: Sequence[Document], chunks: int) -> Iterator[Document]:
         )
 
 
-def scale(arguments: argparse.Namespace) -> None:
+def prepare(arguments: argparse.Namespace) -> None:
+    """Real chunks and their vectors, in the cache."""
     texts = arguments.cache / "chunks.json"
     if not texts.is_file():
         arguments.cache.mkdir(parents=True, exist_ok=True)
@@ -211,6 +222,10 @@ def scale(arguments: argparse.Namespace) -> None:
         arguments.cache / "chunks.npy",
         lambda: encoder(64).encode_passages(json.loads(texts.read_text())[: arguments.base]),
     )
+
+
+def scale(arguments: argparse.Namespace) -> None:
+    prepare(arguments)
     for part in arguments.parts:
         command = [sys.executable, "-m", "research.benchmarks.search", part, *sys.argv[2:]]
         print(
@@ -415,6 +430,78 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
     print_facts(build=built, hybrid=latencies(search), recall=1.0)
 
 
+# Appends
+
+
+def appends(arguments: argparse.Namespace) -> None:
+    prepare(arguments)
+    table_s: list[float] = []
+    for name in ("digests", "find", "write"):
+        if hasattr(Table, name):  # or it is an earlier version that is compared
+            setattr(Table, name, timed(getattr(Table, name), table_s))
+    corpus, _ = read_corpus(arguments.text, distinct=False)
+    for chunks in (arguments.chunks // 10, arguments.chunks):
+        # Both sizes have the same documents first, so that the same are replaced.
+        documents = arrow_list(Document, at_least(corpus, chunks))
+        print(json.dumps(append_to(arguments, chunks, documents, table_s), default=float))
+        sys.stdout.flush()
+
+
+def append_to(
+    arguments: argparse.Namespace,
+    chunks: int,
+    documents: Sequence[Document],
+    table_s: list[float],
+) -> dict[str, object]:
+    """The measures of one size; each look-up and change of the table adds to ``table_s``."""
+    base, words, vectors = held_out(arguments)
+    out, made = arguments.out / f"appends-{chunks}", Made(base)
+    shutil.rmtree(out, ignore_errors=True)
+    settings = Indexing(chunk_words=CHUNK_WORDS, vectors=arguments.vectors)
+    facts: dict[str, object] = {"documents": len(documents)}
+    facts["build_s"] = clocked(lambda: build(out, documents, made, settings, ["year"]))["s"]
+    asking, index = Index.open(out, encoder=Known(words, vectors)), Index.open(out, encoder=made)
+    facts["chunks"] = len(index)
+    for fusion in ("score", "rank"):
+        facts[fusion] = latencies(lambda row, f=fusion: asking.search(words[row], 10, fusion=f))
+    first = documents[: arguments.replaced]
+    changed = [replace(document, text=f"{document.text} Again.") for document in first]
+    times, replaced = [], 0
+    with writing(out):
+        commits, more = index.add_batches(changed), True
+        while more:
+            table_s.clear()
+            began = time.perf_counter()
+            more = (added := next(commits, None)) is not None
+            if added:
+                times.append((time.perf_counter() - began, sum(table_s)))
+                replaced += added.replaced
+        finish_s = clocked(index.finish)["s"]
+    commit_s = np.median(times, axis=0)
+    facts |= {"replaced": replaced, "commits": len(times), "finish_s": finish_s}
+    facts |= {"commit_s": commit_s[0], "table_s": commit_s[1]}
+    deletes = [clocked(lambda d=d: index.delete([d.id])) for d in first[:SMALL]]
+    adds = [clocked(lambda d=d: index.add([replace(d, text="New.")])) for d in first[:SMALL]]
+    for name, some in (("add_s", adds), ("delete_s", deletes)):
+        facts[name] = np.median([one["s"] for one in some])
+    facts["score, not packed"] = latencies(lambda row: asking.search(words[row], 10))
+    facts["pack_s"] = clocked(lambda: index.table.pack(False))["s"]
+    return facts
+
+
+def timed(method: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
+    """A method that notes its seconds."""
+
+    def run(*arguments: object) -> object:
+        began = time.perf_counter()
+        try:
+            return method(*arguments)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    return run
+
+
 # Kill
 
 
@@ -431,7 +518,8 @@ def kill(arguments: argparse.Namespace) -> None:
 def main() -> None:
     os.environ.setdefault("LANCEDB_LOG", "error")
     parts = {"ours": ours, "plain": plain, "numpy": numpy_and_bm25s}
-    whats = {"quality": quality, "scale": scale, "kill": kill, "rerank": rerank, **parts}
+    whats = {"quality": quality, "scale": scale, "appends": appends, "kill": kill, "rerank": rerank}
+    whats |= parts
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -446,6 +534,7 @@ def main() -> None:
     parser.add_argument("--base", type=int, default=20_000, help="real chunks that MiniLM encodes")
     parser.add_argument("--vectors", default=Indexing.vectors)
     parser.add_argument("--parts", nargs="+", default=list(parts), choices=list(parts))
+    parser.add_argument("--replaced", type=int, default=2000, help="documents, by appends")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--documents", type=int, default=600, help="of the index that is re-ranked")
     parser.add_argument("--seed", type=int, default=0)

@@ -187,7 +187,7 @@ def test_a_replaced_document_may_have_been_what_another_is_now(tmp_path):
 
 def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "EXACT_BELOW", 50)
-    monkeypatch.setattr(table, "UNPACKED", 100)
+    monkeypatch.setattr(table, "UNPACKED", 250)
     folder, packed = tmp_path / "index", []
     monkeypatch.setattr(table.Table, "pack", lambda *a, p=table.Table.pack: packed.append(p(*a)))
     build(folder, DOCS)
@@ -208,7 +208,7 @@ def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_pat
         best = index._statistics.best(index.table.query_terms("hhhh gggg title"))
         assert best == pytest.approx(BM25(texts, "en").best(["hhhh gggg title"])[0])
     extend(reopen(folder), [Document("more", "gaga.")])
-    assert len(packed) == 2, "each of three commits counts as 40 chunks"
+    assert len(packed) == 2, "each of three commits counts as 100 chunks"
     assert (folder / FILE).read_bytes() != whole
     extend(reopen(folder), [Document("last", "gaga.")])
     index = reopen(folder)

@@ -44,8 +44,8 @@ CANDIDATES = 200  # least number of candidates that are scored again by their st
 LOOKED_UP = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
 # Chunks that may come and go before a large table is packed, and as how many a commit counts at
-# least: each adds 3 us to a search, as its words are read, and the file of a commit .1 ms.
-UNPACKED, COMMIT = 2000, 40
+# least: each adds 3 us to a search, as its words are read, and the file of a commit .3 ms.
+UNPACKED, COMMIT = 2000, 100
 KEEP_VERSIONS = timedelta(days=1)  # for readers that opened the table before it was packed
 # LanceDB splits terms at the spaces between them and changes nothing; in indices of earlier
 # versions it finds the words of passages itself.
