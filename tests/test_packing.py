@@ -52,6 +52,22 @@ def test_attention_keeps_texts_apart(
         torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
 
 
+def test_a_fused_kernel_gets_no_mask_together_with_shared_keys(monkeypatch):
+    """On a GPU that would take the plain kernel, which keeps all scores."""
+    monkeypatch.setattr(p, "EXPLICIT_SCORES", 0)
+    given, plain = [], torch.nn.functional.scaled_dot_product_attention
+
+    def noted(query, key, value, mask, *more, **settings):
+        given.append((mask is not None, query.shape[1] != key.shape[1]))
+        return plain(query, key, value, mask, *more, **settings)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    query, key = torch.randn(4, sum(LENGTHS), 6), torch.randn(2, sum(LENGTHS), 6)
+    for causal in (True, False):
+        p.attention(query, key, key, p.Layout(LENGTHS, torch.device("cpu")), causal=causal)
+    assert given == [(False, True), (True, False)]
+
+
 def build(kind: str):
     torch.manual_seed(0)
     if kind == "bert":

@@ -144,10 +144,16 @@ def _side_by_side(
 ) -> Tensor:
     """Attention within each of B texts, to the tokens that are valid; (B, H, L, D)."""
     heads, groups, length = query_BHLD.shape[1], key_BGLD.shape[1], query_BHLD.shape[2]
-    if query_BHLD.is_cuda or length > EXPLICIT_SCORES:
-        inputs = query_BHLD, key_BGLD, value_BGLD, valid_B11L, dropout, causal
-        return F.scaled_dot_product_attention(*inputs, scale=scale, enable_gqa=heads != groups)
     width = query_BHLD.shape[-1]
+    if query_BHLD.is_cuda or length > EXPLICIT_SCORES:
+        # A fused kernel that takes a mask takes no shared keys: heads that share them are rows.
+        rows_BHLD = query_BHLD if causal else query_BHLD.reshape(len(query_BHLD), groups, -1, width)
+        out_BHLD = F.scaled_dot_product_attention(
+            *(rows_BHLD, key_BGLD, value_BGLD, valid_B11L, dropout, causal),
+            scale=scale,
+            enable_gqa=causal and heads != groups,
+        )
+        return out_BHLD.reshape(query_BHLD.shape)
     scale = width**-0.5 if scale is None else scale
     # The rows of heads that share keys, one head after another.
     rows_BGRD = (query_BHLD * scale).reshape(len(query_BHLD), groups, -1, width)

@@ -145,6 +145,26 @@ def test_documents_of_more_than_one_block_equal_the_plain_form(kernel, v_norm):
     torch.testing.assert_close(got[3][pairs], want[3][pairs], atol=1e-10, rtol=0)
 
 
+@INTERPRETED
+@pytest.mark.parametrize("v_norm", [False, True])
+def test_the_backward_kernels_read_a_document_once_more_not_once_per_block_of_its_keys(
+    v_norm, monkeypatch
+):
+    from revela.lm import document_attention_triton as kernels
+
+    once, passes = kernels._attend, []
+    monkeypatch.setattr(kernels, "_attend", lambda *inputs: passes.append(1) or once(*inputs))
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (
+        torch.randn(n, 150, 4, generator=generator).requires_grad_() for n in (2, 1, 1)
+    )
+    weights = torch.tensor([[0, 1.0], [1.0, 0]]).requires_grad_()
+    mixed = attend(query, key, value, weights, [140, 10], v_norm=v_norm, kernel="triton")
+    forward = len(passes)
+    mixed.sum().backward()
+    assert forward > 0 and len(passes) == 2 * forward
+
+
 def test_nothing_of_a_pair_is_kept_for_the_backward_pass():
     query, key, value, weights = tensors(4, 2)
     kept = []

@@ -160,14 +160,18 @@ def test_on_a_gpu_the_kernels_agree(dtype, tolerance, v_norm):
 
 
 COMPILE = """
+import sys
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from revela.lm import document_attention_triton as kernels
 
-sizes = dict(SHARED=3, WIDTH=64, WIDE=64, ROWS=kernels.ROWS, KEYS=kernels.KEYS, V_NORM=True)
-sizes["EXACT"] = tl.float32
-indices = "owner_pointer", "bound_pointer", "block_document_pointer", "block_start_pointer"
+width, kind, bytes_each, *capabilities = sys.argv[1:]
+wide = int(width)
+rows, keys = kernels.block_sizes(wide, int(bytes_each))
+sizes = dict(SHARED=3, WIDTH=wide, WIDE=wide, ROWS=rows, KEYS=keys, V_NORM=True, EXACT=tl.float32)
+indices = "owner_pointer", "bound_pointer", "slot_pointer"
+indices = *indices, "block_document_pointer", "block_start_pointer"
 for kernel in (kernels._forward, kernels._backward_rows, kernels._backward_keys):
     types = {}
     for name in kernel.arg_names:
@@ -176,28 +180,45 @@ for kernel in (kernels._forward, kernels._backward_rows, kernels._backward_keys)
         elif name in indices:
             types[name] = "*i64"
         elif name.endswith("_pointer"):
-            types[name] = "*fp32" if "weight" in name else "*bf16"
+            exact = "weight" in name or name == "saved_pointer"
+            types[name] = "*fp32" if exact else f"*{kind}"
         else:
             types[name] = "i32" if name.startswith("n_") else "fp32"
     values = {(kernel.arg_names.index(name),): value for name, value in sizes.items()}
-    for capability in (80, 90):
+    for capability in map(int, capabilities):
         source = ASTSource(kernel, signature=types, constexprs=values)
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
         print(kernel.fn.__name__, capability, made.metadata.shared)
 """
+# KiB of shared memory that a program may have on an A100, an RTX 3090, an RTX 4090 and a Hopper.
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227}
 
 
 @NEEDS_TRITON
-def test_the_kernels_compile_for_an_a100_and_a_hopper(tmp_path):
+@pytest.mark.parametrize(
+    ("width", "kind", "capabilities"),
+    [
+        (64, "bf16", [80, 90]),
+        (128, "bf16", [86]),
+        (256, "bf16", [89]),
+        (64, "fp32", [86]),
+    ],
+)
+def test_the_kernels_compile_for_each_width_and_fit_the_shared_memory(
+    tmp_path, width, kind, capabilities
+):
+    arguments = width, kind, {"bf16": 2, "fp32": 4}[kind], *capabilities
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
         "TRITON_CACHE_DIR": str(tmp_path)
     }
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILE],
+        [sys.executable, "-W", "ignore", "-c", COMPILE, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    shared = [int(line.split()[2]) for line in run.stdout.splitlines()]
-    assert len(shared) == 6 and max(shared) <= 160 * 1024  # of an A100's multiprocessor
+    made = [line.split() for line in run.stdout.splitlines()]
+    assert len(made) == 3 * len(capabilities)
+    for kernel, capability, shared in made:
+        assert int(shared) <= SHARED[int(capability)] * 1024, kernel

@@ -66,13 +66,28 @@ class DocumentWeights:
         return sent(torch.tensor([0, *self.lengths]).cumsum(0), self.weights_AB.device)
 
     @cached_property
+    def kept_AB(self) -> Tensor:
+        """The weights above ``epsilon``, without a gradient, and 0 for the others."""
+        weights_AB = self.weights_AB.detach()
+        return (weights_AB * (weights_AB > self.epsilon)).contiguous()
+
+    @cached_property
+    def slot_AB(self) -> Tensor:
+        """The place of each document among those that its run keeps."""
+        return (self.kept_AB > 0).cumsum(dim=1) - 1
+
+    @cached_property
+    def slots(self) -> int:
+        """The most documents that a run keeps, or 1; it waits for a GPU."""
+        return max(1, int(on_cpu(self.slot_AB.max())) + 1)
+
+    @cached_property
     def readers(self) -> list[Readers]:
         """The documents that some run gives a weight above ``epsilon``, and the rows that read
         them.
         """
-        weights_AB = self.weights_AB.detach()
-        is_kept_AB = weights_AB > self.epsilon
-        kept_AB = weights_AB * is_kept_AB
+        kept_AB = self.kept_AB
+        is_kept_AB = kept_AB > 0
         on_host_AB = on_cpu(is_kept_AB)  # the one wait
         runs_B = on_host_AB.sum(dim=0).tolist()
         nearly_all = NEARLY_ALL * len(self.rows)
@@ -80,7 +95,7 @@ class DocumentWeights:
         of_few = [on_host_AB[on_cpu(self.run_T), j].nonzero().squeeze(1) for j in few]
         rows_of = {}
         if few:
-            flat = sent(torch.cat(of_few), weights_AB.device)
+            flat = sent(torch.cat(of_few), kept_AB.device)
             rows_of = dict(zip(few, torch.split(flat, list(map(len, of_few))), strict=True))
         found, end = [], 0
         for j, length in enumerate(self.lengths):
