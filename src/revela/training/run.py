@@ -176,7 +176,7 @@ class Run:
             )
         self.device, self.bf16 = device, uses_bf16(recipe.training.precision, device)
         self.folder = folder = self._weights()
-        self.model = untrained_retriever(recipe, folder, self.data.documents)
+        self.model = untrained_retriever(recipe, folder, self.data.documents).to(device)
         self._open_context()
         # The saved model reads this many.
         self.max_tokens = self.model.max_seq_length or recipe.retriever.max_tokens
@@ -549,6 +549,7 @@ def build_objective(parts: Parts) -> tuple[nn.Module, Collate]:
             f"give widths from 1 to {width - 1}"
         )
     loss, collate = recipe.objective.build(parts)
+    loss.to(parts.device)
     if first_stage is None:
         return (Matryoshka(loss, [*widths, width]) if widths else loss), collate
     constant, settings = first_stage.constant, recipe.context
