@@ -1,8 +1,9 @@
-"""Which device computes, and in which precision."""
+"""Which device computes, in which precision, and how tensors get there and back without waiting."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from revela.memory import freed_memory
 from revela.settings import Precision
@@ -19,6 +20,24 @@ def compute_device() -> torch.device:
         return torch.device("cuda")
     freed_memory()
     return torch.device("cpu")
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on this device, without waiting for it; ``on_cpu`` gives the original."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # a GPU fetches from other memory only while one waits
+    copy = tensor.to(device, non_blocking=True)
+    if copy is not tensor:
+        copy.__dict__["original"] = tensor
+    return copy
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU: the original of one that was ``sent``, else a copy, for which the CPU
+    waits until a GPU has computed it.
+    """
+    original: Tensor = tensor.__dict__.get("original", tensor)
+    return original.cpu()
 
 
 def after_a_batch(device: torch.device) -> None:

@@ -26,7 +26,7 @@ from revela.packing import packed
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
 from tests.conftest import tiny_config
-from tests.research.pretend_gpu import DEVICE, pretending, waits
+from tests.research.pretend_gpu import DEVICE, waits
 
 CPU = torch.device("cpu")
 
@@ -44,21 +44,20 @@ def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> 
         if "lora_B" in name:  # zero at first, and then LoRA's other factor gets no gradient
             p.data.normal_(std=0.1)
     models.device, models.group_size = device, 4
-    with pretending():
-        models.retriever.to(device).eval()
-        models.lm.to(device).eval()
-        features = gpu.batch(models, groups, 6)
-        for side in features:
-            side["attention_mask"][::4, 2:] = 0
-        objective = models.step(forms.OURS)
-        with packed(models.retriever[0].model):
-            waits.clear()
-            with autocast(device, bf16):
-                loss = objective(features)
-            loss.backward()
-        counted = dict(waits)
-        gradients = [numbers(p.grad) for p in models.retriever.parameters() if p.requires_grad]
-        return {"loss": float(loss), "gradients": gradients, "waits": counted}
+    models.retriever.to(device).eval()
+    models.lm.to(device).eval()
+    features = gpu.batch(models, groups, 6)
+    for side in features:
+        side["attention_mask"][::4, 2:] = 0
+    objective = models.step(forms.OURS)
+    with packed(models.retriever[0].model):
+        waits.clear()
+        with autocast(device, bf16):
+            loss = objective(features)
+        loss.backward()
+    counted = dict(waits)
+    gradients = [numbers(p.grad) for p in models.retriever.parameters() if p.requires_grad]
+    return {"loss": float(loss), "gradients": gradients, "waits": counted}
 
 
 def probes(device: torch.device) -> list[Any]:
@@ -72,15 +71,14 @@ def probes(device: torch.device) -> list[Any]:
     document, role = torch.tensor([[0, 0, 1, 1, 2, 2, -1, -1]]), torch.tensor([[1, 1, 2, 2, 0]] * 3)
     prompt = {"input_ids": text, "attention_mask": torch.ones_like(text), "document": document}
     questions = {"input_ids": tail, "attention_mask": torch.ones_like(tail), "role": role}
-    with pretending():
-        lm.to(device)
-        siblings = probe_heads(
-            lm, [(lm.pack(chunk, torch.ones_like(chunk)), torch.tensor([0, 0, 1, 1]))]
-        )
-        return [
-            numbers(siblings),
-            numbers(score_query_heads(lm, [(prompt, questions, torch.tensor([0, 2]))])),
-        ]
+    lm.to(device)
+    siblings = probe_heads(
+        lm, [(lm.pack(chunk, torch.ones_like(chunk)), torch.tensor([0, 0, 1, 1]))]
+    )
+    return [
+        numbers(siblings),
+        numbers(score_query_heads(lm, [(prompt, questions, torch.tensor([0, 2]))])),
+    ]
 
 
 def fit(folder: Path, device: torch.device) -> dict[str, Any]:
@@ -95,7 +93,7 @@ def fit(folder: Path, device: torch.device) -> dict[str, Any]:
     )
     model = build_retriever(folder, **settings).eval()
     texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
-    with pretending(), torch.no_grad():
+    with torch.no_grad():
         model.to(device)
         fit_to_corpus(model, texts, token_weighting=1e-2, whitening=0.4, lexical=1.0, bf16=False)
         features = {
@@ -114,13 +112,10 @@ def bench(device: torch.device) -> list[str]:
     for preset in ("gated", "paper"):
         models = gpu.build(tiny_config("qwen2"), preset, CPU)
         models.device, models.group_size = device, 3
-        with pretending():
-            models.retriever.to(device)
-            models.lm.to(device)
-            rows = [
-                *gpu.step_rows("tiny", preset, models, 2, 6, 1, [forms.OURS, forms.BOUND], 1e12)
-            ]
-            rows += gpu.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device, 1e12)
+        models.retriever.to(device)
+        models.lm.to(device)
+        rows = [*gpu.step_rows("tiny", preset, models, 2, 6, 1, [forms.OURS, forms.BOUND], 1e12)]
+        rows += gpu.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device, 1e12)
         found += [row.get("note", row["form"]) for row in rows]
     return found
 
