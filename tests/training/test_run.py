@@ -7,11 +7,14 @@ import json
 import shutil
 import signal
 import threading
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentence_transformers.sentence_transformer import modules
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from conftest import make_rows
 from revela.corpus.read import read_corpus
@@ -184,6 +187,27 @@ def test_a_gradient_that_is_not_finite_leaves_the_last_good_checkpoint(
     tensors = load_file(kept / "trainable.safetensors")
     assert kept.name == "checkpoint-2" and all(t.isfinite().all() for t in tensors.values())
     assert train(recipe, documents, out, resume=True).steps == 6
+
+
+def test_only_the_transformer_is_under_bf16_autocast(recipe, documents, tmp_path):
+    """In the fit, in checks and in training: pooling, whitening and rotation are for fp32."""
+    seen = defaultdict(set)
+
+    def note(module, inputs):
+        seen[type(module)].add(torch.is_autocast_enabled("cpu"))
+
+    def check(encoder):
+        encoder.encode_passages(["ocean1"])
+        return {"task": 0.0}
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        train(recipe.but(precision="bf16", max_steps=1), documents, tmp_path / "out", check=check)
+    finally:
+        hook.remove()
+    rest = [modules.Pooling, modules.Dense, modules.WordWeights, modules.WordEmbeddings]
+    assert all(seen[kind] == {False} for kind in [*rest, modules.Normalize])
+    assert seen[LlamaMLP] == {True, False}  # the frozen LM has bf16 weights
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ from revela.types import Vectors
 if TYPE_CHECKING:
     from revela.retriever.tokens import TokenCounter
 
-TOKENS_PER_BATCH = 8192
+# A GPU would wait for the launch of each layer's kernels; more would not fit where attention falls
+# back to explicit scores.
+TOKENS_PER_BATCH, TOKENS_ON_A_GPU = 8192, 32768
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
 
 
@@ -302,11 +304,13 @@ def _prompt_length(model: SentenceTransformer, prompt: str) -> int:
 def token_batches(
     model: SentenceTransformer, texts: Sequence[str], prompt: str
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Batches of texts of like length, as many as ``TOKENS_PER_BATCH`` holds, longest first.
+    """Batches of texts of like length, as many as ``TOKENS_PER_BATCH`` holds on a CPU and
+    ``TOKENS_ON_A_GPU`` there, longest first.
 
     Yields:
         The indices of a batch's texts, and their features on the model's device.
     """
+    most = TOKENS_PER_BATCH if model.device.type == "cpu" else TOKENS_ON_A_GPU
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     for start in range(0, len(by_length), READ_AHEAD):
         window = by_length[start : start + READ_AHEAD]
@@ -319,7 +323,7 @@ def token_batches(
         padded_right = bool(mask_NL[:, 0].all())
         while order:
             longest = int(tokens[order[0]])
-            size = max(1, TOKENS_PER_BATCH // longest)
+            size = max(1, most // longest)
             rows, order = order[:size], order[size:]
             columns = slice(0, longest) if padded_right else slice(mask_NL.shape[1] - longest, None)
             batch = dict(features)
