@@ -52,10 +52,15 @@ from revela.index.exact import top_k
 from revela.objectives.base import Parts
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import add_context, train_first_stage
-from revela.retriever.encode import RetrieverEncoder, load_encoder, without_padding
+from revela.retriever.encode import (
+    RetrieverEncoder,
+    load_encoder,
+    transformer_in_bf16,
+    without_padding,
+)
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe
-from revela.training.loop import bf16_forward, sides
+from revela.training.loop import sides
 from revela.training.run import build_objective
 from revela.types import Chunk, Vectors
 from revela.weights import find_weights, resolve
@@ -245,7 +250,7 @@ def step(
     objective: torch.nn.Module, batch: list[dict[str, torch.Tensor]], model: Any, bf16: bool
 ) -> None:
     """Forward and backward, as the loop runs them."""
-    with without_padding(model), bf16_forward(model, bf16):
+    with without_padding(model), transformer_in_bf16(model, bf16):
         objective([dict(side) for side in batch]).backward()
 
 

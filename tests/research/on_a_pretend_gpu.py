@@ -2,7 +2,7 @@
 
     python -m tests.research.on_a_pretend_gpu FOLDER-OF-A-TINY-LM
 
-Models are built before ``pretending()``: transformers cannot load them under a dispatch mode.
+The device is pretended from the import of ``pretend_gpu`` on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from revela.packing import packed
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
 from tests.conftest import Embed, tiny_config
-from tests.research.pretend_gpu import DEVICE, pretending, waits
+from tests.research.pretend_gpu import DEVICE, waits
 
 CPU = torch.device("cpu")
 OBJECTIVES = "gains", "replug", "attention", "dream"
@@ -56,19 +56,18 @@ def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> 
     for side in features:
         side["attention_mask"][::4, 2:] = 0
     models.device = device
-    with pretending():
-        models.retriever.to(device).eval()
-        models.lm.to(device).eval()
-        features = [{name: sent(t, device) for name, t in side.items()} for side in features]
-        objective = models.step(forms.OURS)
-        with packed(models.retriever[0].model):
-            waits.clear()
-            with autocast(device, bf16):
-                loss = objective(features)
-            loss.backward()
-        counted = dict(waits)
-        gradients = [numbers(p.grad) for p in models.retriever.parameters() if p.requires_grad]
-        return {"loss": float(loss), "gradients": gradients, "waits": counted}
+    models.retriever.to(device).eval()
+    models.lm.to(device).eval()
+    features = [{name: sent(t, device) for name, t in side.items()} for side in features]
+    objective = models.step(forms.OURS)
+    with packed(models.retriever[0].model):
+        waits.clear()
+        with autocast(device, bf16):
+            loss = objective(features)
+        loss.backward()
+    counted = dict(waits)
+    gradients = [numbers(p.grad) for p in models.retriever.parameters() if p.requires_grad]
+    return {"loss": float(loss), "gradients": gradients, "waits": counted}
 
 
 def objective(name: str, device: torch.device) -> dict[str, Any]:
@@ -102,16 +101,15 @@ def objective(name: str, device: torch.device) -> dict[str, Any]:
         loss_of = DreamLoss(Embed(), lm, heads, gate=0.5, **shared)
     asks = name in ("attention", "dream")
     sides = [question, passage, prompt, tail] if asks else [passage, passage, chunk]
-    with pretending():
-        loss_of.to(device)
-        lm.to(device)
-        features = [{part: sent(t, device) for part, t in side.items()} for side in sides]
-        waits.clear()
-        loss = loss_of(features)
-        loss.backward()
-        counted = dict(waits)
-        gradient = numbers(loss_of.model.table.weight.grad)
-        return {"loss": float(loss), "gradients": [gradient], "waits": counted}
+    loss_of.to(device)
+    lm.to(device)
+    features = [{part: sent(t, device) for part, t in side.items()} for side in sides]
+    waits.clear()
+    loss = loss_of(features)
+    loss.backward()
+    counted = dict(waits)
+    gradient = numbers(loss_of.model.table.weight.grad)
+    return {"loss": float(loss), "gradients": [gradient], "waits": counted}
 
 
 def probes(device: torch.device) -> list[Any]:
@@ -125,15 +123,14 @@ def probes(device: torch.device) -> list[Any]:
     document, role = torch.tensor([[0, 0, 1, 1, 2, 2, -1, -1]]), torch.tensor([[1, 1, 2, 2, 0]] * 3)
     prompt = {"input_ids": text, "attention_mask": torch.ones_like(text), "document": document}
     questions = {"input_ids": tail, "attention_mask": torch.ones_like(tail), "role": role}
-    with pretending():
-        lm.to(device)
-        siblings = probe_heads(
-            lm, [(lm.pack(chunk, torch.ones_like(chunk)), torch.tensor([0, 0, 1, 1]))]
-        )
-        return [
-            numbers(siblings),
-            numbers(score_query_heads(lm, [(prompt, questions, torch.tensor([0, 2]))])),
-        ]
+    lm.to(device)
+    siblings = probe_heads(
+        lm, [(lm.pack(chunk, torch.ones_like(chunk)), torch.tensor([0, 0, 1, 1]))]
+    )
+    return [
+        numbers(siblings),
+        numbers(score_query_heads(lm, [(prompt, questions, torch.tensor([0, 2]))])),
+    ]
 
 
 def fit(folder: Path, device: torch.device) -> dict[str, Any]:
@@ -148,7 +145,7 @@ def fit(folder: Path, device: torch.device) -> dict[str, Any]:
     )
     model = build_retriever(folder, **settings).eval()
     texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
-    with pretending(), torch.no_grad():
+    with torch.no_grad():
         model.to(device)
         fit_to_corpus(model, texts, token_weighting=1e-2, whitening=0.4, lexical=1.0, bf16=False)
         features = {
@@ -167,13 +164,10 @@ def bench(device: torch.device) -> list[str]:
     for preset in ("gated", "paper"):
         models = gpu.build(tiny_config("qwen2"), preset, CPU)
         models.device, models.group_size = device, 3
-        with pretending():
-            models.retriever.to(device)
-            models.lm.to(device)
-            rows = [
-                *gpu.step_rows("tiny", preset, models, 2, 6, 1, [forms.OURS, forms.BOUND], 1e12)
-            ]
-            rows += gpu.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device, 1e12)
+        models.retriever.to(device)
+        models.lm.to(device)
+        rows = [*gpu.step_rows("tiny", preset, models, 2, 6, 1, [forms.OURS, forms.BOUND], 1e12)]
+        rows += gpu.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device, 1e12)
         found += [row.get("note", row["form"]) for row in rows]
     return found
 

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import (
     _DummyBackendModule,
@@ -31,6 +29,7 @@ from torch.utils.backend_registration import (
 # A wait is attributed to the innermost line of these.
 PLACES = ("/revela/", "/transformers/", "/sentence_transformers/", "/research/benchmarks/")
 SIZE_BY_VALUE = ("nonzero", "masked_select", "bincount", "_unique2", "repeat_interleave")
+JOINING = ("cat", "stack")  # elsewhere a number of the CPU is taken beside tensors
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 # What CUDA's autocast does (ATen/autocast_mode.h), as far as it concerns us: cast to bf16, cast to
@@ -72,6 +71,12 @@ AUTOCAST = "AutocastPrivateUse1"
 class _Module(_DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()  # the CPU draws for it
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
 
 
 _setup_privateuseone_for_python_backend("pretend", backend_module=_Module())
@@ -125,7 +130,8 @@ class OnDevice(Tensor):
             dtype=data.dtype,
             layout=data.layout,
         )
-        return Tensor._make_wrapper_subclass(cls, data.size(), device=DEVICE, **layout)
+        with torch.inference_mode(False):  # inside, a view of a tensor from outside cannot be made
+            return Tensor._make_wrapper_subclass(cls, data.size(), device=DEVICE, **layout)
 
     def __init__(self, data: Tensor) -> None:
         self.on_host = data
@@ -134,7 +140,16 @@ class OnDevice(Tensor):
     def __torch_dispatch__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return _run(function, args, dict(kwargs or {}))
+        return _run(function, *args, **kwargs or {})
+
+    @property
+    def data(self) -> Any:
+        return Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, other: OnDevice) -> None:
+        Tensor.data.__set__(self, other)
+        self.on_host = other.on_host
 
     def tolist(self) -> Any:
         _wait("tolist")
@@ -142,15 +157,6 @@ class OnDevice(Tensor):
 
     def __repr__(self) -> str:
         return f"OnDevice({self.on_host})"
-
-
-class _Everywhere(TorchDispatchMode):
-    """Also sees what is made on the device from nothing."""
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return _run(function, args, dict(kwargs or {}))
 
 
 _tensor = torch.tensor
@@ -161,11 +167,10 @@ def _made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
     return made if device is None else made.to(device)
 
 
-@contextmanager
-def pretending() -> Iterator[None]:
-    """While open, the device is there."""
-    with _Everywhere(), mock.patch.object(torch, "tensor", _made):
-        yield
+# A parameter of two modules stays one when they are moved, as it does for a GPU.
+torch.__future__.set_swap_module_params_on_conversion(True)
+_device_constructors()  # PyTorch's own is known as one, for ``with torch.device("meta")``
+torch.tensor = _made  # PyTorch's own copies what it has made in C++, where no Python is asked
 
 
 def _wait(kind: str) -> None:
@@ -182,7 +187,7 @@ def _wait(kind: str) -> None:
     waits[f"{kind} in {place}"] += 1
 
 
-def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _run(function: Any, *args: Any, **kwargs: Any) -> Any:
     name = function.overloadpacket.__name__
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     ours = [t for t in tensors if isinstance(t, OnDevice)]
@@ -195,17 +200,18 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     )
     if name == "copy_":
         on_device = isinstance(args[0], OnDevice)
-    if (ours and (name == "_local_scalar_dense" or by_value)) or (
-        ours and others and name == "copy_"
-    ):
+    if ours and (name == "_local_scalar_dense" or by_value):
         _wait(name)
+    elif name == "copy_":
+        if ours and others and not (kwargs.get("non_blocking") or args[2:3] == (True,)):
+            _wait("copy")
     elif name == "_to_copy" and on_device != bool(ours) and not kwargs.get("non_blocking"):
         _wait("copy")
     elif (
         ours and others and name in INDEXING and isinstance(args[0], OnDevice)
     ):  # a GPU fetches indices from the host
         _wait("indices from the host")
-    elif ours and name not in ("_to_copy", "copy_") and any(t.dim() for t in others):
+    elif ours and name != "_to_copy" and any(t.dim() or name in JOINING for t in others):
         raise RuntimeError(f"{function} of tensors on two devices")
     if target is not None:
         kwargs["device"] = torch.device("cpu")
@@ -223,3 +229,8 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if function._schema.is_mutable
         else wrapped
     )
+
+
+# What is made on the device from nothing has no tensor there yet to be dispatched by.
+_from_nothing = torch.library.Library("_", "IMPL", "PrivateUse1")
+_from_nothing.fallback(_run, "PrivateUse1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,19 +12,32 @@ import numpy as np
 import pytest
 from torch.utils import backend_registration
 
+from test_records import FILE, OF_THE_LARGEST, RELATIVE, RUNS
+
 ROOT = Path(__file__).parents[2]
+WAITS = 36  # of a step
 
 
 @pytest.fixture(scope="module")
 def found(tiny_lm_folder):
+    found = printed_by("on_a_pretend_gpu", tiny_lm_folder)
+    return found["cpu"], found["pretend"]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_lm_folder, tmp_path_factory):
+    return printed_by("train_on_a_pretend_gpu", tiny_lm_folder, tmp_path_factory.mktemp("runs"))
+
+
+def printed_by(script, *arguments):
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this PyTorch cannot pretend a device")
-    module = ["-m", "tests.research.on_a_pretend_gpu", tiny_lm_folder]
-    command = [sys.executable, "-W", "ignore", *map(str, module)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.research.{script}", *arguments]
+    paths = os.pathsep.join(map(str, [ROOT / "src", ROOT / "tests"]))
+    given = dict(capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
+    run = subprocess.run(list(map(str, command)), **given)
     assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    return found["cpu"], found["pretend"]
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 STEPS = ["gated, 1 groups", "gated, 3 groups", "paper, 1 groups", "paper, 3 groups"]
@@ -79,3 +93,30 @@ def test_the_gpus_part_of_the_benchmark_gets_through(found):
     cpu, device = (side["bench"] for side in found)
     assert device == cpu and {"ours", "bound", "all logits at once"} <= set(device)
     assert not any("Error" in form for form in device)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_stops_and_resumes_there_is_the_recorded_one(runs, name):
+    """Groups, probes of heads, the fit, steps, checks, checkpoints and the saved best state."""
+    assert "error" not in runs[name], runs[name]["error"]
+    recorded = json.loads(FILE.read_text())[name]
+    for what in ("loss", "grad_norm"):
+        found, values = runs[name][what], recorded[what][:4]
+        least = OF_THE_LARGEST * max(values)
+        assert found == pytest.approx(values, rel=RELATIVE, abs=least), what
+
+
+def test_a_step_of_the_default_waits_for_the_device_this_often(runs):
+    """After the first; of the loop itself only the line of metrics.jsonl waits, and once."""
+    for step in runs["gated"]["waits"][1:]:
+        assert sum(step.values()) <= WAITS, step
+        assert sum(n for place, n in step.items() if "training/" in place) == 1, step
+        assert not any("retriever/" in place for place in step), step
+
+
+def test_an_index_and_an_evaluation_there_find_the_same(runs):
+    cpu, device = runs["cpu"], runs["pretend"]
+    assert (cpu["devices"], device["devices"]) == (["cpu"], ["pretend"])
+    assert device["scores"] == cpu["scores"]
+    for (one, score), (other, same) in zip(cpu["hits"], device["hits"], strict=True):
+        assert one == other and same == pytest.approx(score, abs=1e-6)

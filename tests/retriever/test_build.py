@@ -19,7 +19,7 @@ from revela.errors import RevelaError
 from revela.retriever import encode
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.lora import add_lora
+from revela.retriever.lora import add_lora, frozen_in_bf16, merged
 from revela.retriever.save import save_retriever
 from revela.training.checkpoint import trainable_state
 
@@ -161,6 +161,50 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
     assert max(rows * columns for rows, columns in shapes) <= 40 and len(shapes) > 4
     want = model.encode([t or "." for t in texts], prompt=model.prompts["document"])
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_a_gpu_gets_larger_batches(tiny_lm_folder, monkeypatch):
+    monkeypatch.setattr(encode, "TOKENS_PER_BATCH", 40)
+    monkeypatch.setattr(encode, "TOKENS_ON_A_GPU", 80)
+    model, sizes = build(tiny_lm_folder), {}
+    for device in ("cpu", "meta"):
+        batches = encode.token_batches(model.to(device), TEXTS * 9, "")
+        sizes[device] = [features["input_ids"].numel() for _, features in batches]
+    assert max(sizes["cpu"]) <= 40 < max(sizes["meta"]) <= 80
+
+
+def test_a_merged_copy_is_made_on_the_cpu_alone(tiny_lm_folder, monkeypatch):
+    """On a GPU a copy beside the model would take its memory twice."""
+    model = build(tiny_lm_folder)
+    fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
+    add_lora(model, 4, 8, 0.0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        monkeypatch.setattr(kind, "__deepcopy__", None)
+    final = merged(model)
+    assert {tensor.device.type for tensor in final.state_dict().values()} == {"cpu"}
+    for parameter in final.parameters():
+        parameter.zero_()
+    assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+
+
+def test_frozen_weights_are_half_as_large_while_it_is_open(tiny_lm_folder):
+    """And give what autocast makes of them, to the bit."""
+    model = build(tiny_lm_folder)
+    add_lora(model, 4, 8, 0.0)
+    linear = model[0].model.layers[0].mlp.up_proj.base_layer
+    whole = linear.weight.clone()
+    features = model.preprocess(TEXTS)
+    with encode.transformer_in_bf16(model, True):
+        cast = model(dict(features))["sentence_embedding"]
+        with frozen_in_bf16(model, True):
+            assert linear.weight.dtype == torch.bfloat16
+            half = {p.dtype for name, p in model.named_parameters() if "lora" in name}
+            found = model(dict(features))["sentence_embedding"]
+    assert torch.equal(found, cast) and half == {torch.float32} == {found.dtype}
+    assert torch.equal(linear.weight, whole)
+    with frozen_in_bf16(model, False):
+        assert linear.weight.dtype == torch.float32
 
 
 def test_a_model_stored_in_bf16_is_trained_in_fp32(tiny_lm_folder, tmp_path):

@@ -45,8 +45,8 @@ class Watched:
         self.my_batches, self.advance, self.finish = Loop._my_batches, Progress.advance, Run.finish
 
     def __enter__(self) -> Watched:
-        def my_batches(loop):
-            for number, rows, share in self.my_batches(loop):
+        def my_batches(loop, step):
+            for number, rows, share in self.my_batches(loop, step):
                 self.read.append([number, [row for _, row in rows]])
                 yield number, rows, share
 

@@ -7,12 +7,11 @@ import time
 from itertools import islice, pairwise
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 
 from revela.errors import RevelaError
 from revela.retriever.tokens import first_half
-from revela.training.loop import bf16_forward, row_batches, sides
+from revela.training.loop import row_batches, sides
 from revela.training.progress import Clock, Metrics, plot
 
 
@@ -96,15 +95,6 @@ def test_a_batch_is_split_into_its_sides():
     assert sides(batch) == [{"input_ids": 1, "target": 2}, {"input_ids": 3, "mask": 4}]
 
 
-def test_a_forward_pass_in_bf16_is_one_while_it_is_open():
-    model = torch.nn.Linear(4, 4)
-    model.device, forward = torch.device("cpu"), model.forward
-    for bf16, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        with bf16_forward(model, bf16):
-            assert model(torch.ones(1, 4)).dtype == dtype
-    assert model.forward == forward and model(torch.ones(1, 4)).dtype == torch.float32
-
-
 def test_first_half_is_half_of_the_tokens(tiny_tokenizer):
     text = "ocean1 engine2 garden3 planet4 market5 violin0"
     half = first_half(text, tiny_tokenizer, 64)
@@ -118,10 +108,10 @@ def test_a_clock_of_processor_time_does_not_count_waiting():
     waited, worked = (Clock(0, 1.0, cpu=True) for _ in range(2))
     waited.start()
     time.sleep(0.2)
-    idle, _ = waited.stop()
+    idle = waited.stop()
     worked.start()
     began = time.process_time()
     while time.process_time() - began < 0.1:
         pass
-    busy, _ = worked.stop()
+    busy = worked.stop()
     assert idle < 0.1 <= busy

@@ -6,11 +6,15 @@ import errno
 import json
 import shutil
 import signal
+import threading
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentence_transformers.sentence_transformer import modules
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from conftest import make_rows
 from revela.corpus.read import read_corpus
@@ -23,6 +27,7 @@ from revela.retriever.encode import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import Recipe, objective_class, presets
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
+from revela.training.loop import Loop
 from revela.training.progress import Clock, Progress
 from revela.training.record import settings_of
 from revela.training.run import Run, train
@@ -143,12 +148,114 @@ def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
         assert all(torch.equal(whole[k], broken[k]) for k in whole)
 
 
+def test_a_resumed_run_takes_the_fit_that_it_began_with(recipe, documents, tmp_path, monkeypatch):
+    """On other hardware another fit would come out; here no other can."""
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", ctrl_c_after(3))
+        train(recipe, documents, out)
+    train(recipe, documents, whole)
+    monkeypatch.setattr("revela.training.run.fit_to_chunks", None)
+    train(recipe, documents, out, resume=True)
+    assert losses(out) == losses(whole)
+    for file in whole.rglob("*.safetensors"):
+        saved, other = load_file(file), load_file(out / file.relative_to(whole))
+        assert all(torch.equal(saved[name], other[name]) for name in saved)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_last_good_checkpoint(
+    recipe, documents, tmp_path, monkeypatch
+):
+    """The loss is finite in the very step whose weights are not, and that step is saved."""
+    from revela.objectives.revela import RevelaLoss
+
+    original, calls = RevelaLoss.forward, 0
+
+    def forward(self, features):
+        nonlocal calls
+        calls += 1
+        zero = sum(p.sum() for p in self.model.parameters() if p.requires_grad) * 0
+        return original(self, features) + (zero.sqrt() if calls == 4 else zero)
+
+    out, recipe = tmp_path / "out", recipe.but(save_every=2, log_every=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(RevelaLoss, "forward", forward)
+        message = "the loss or its gradient was not finite at step 4 .*: give a lower --learning"
+        with pytest.raises(RevelaError, match=message):
+            train(recipe, documents, out)
+    (kept,) = saved_checkpoints(out / "checkpoints")
+    tensors = load_file(kept / "trainable.safetensors")
+    assert kept.name == "checkpoint-2" and all(t.isfinite().all() for t in tensors.values())
+    assert train(recipe, documents, out, resume=True).steps == 6
+
+
+def test_only_the_transformer_is_under_bf16_autocast(recipe, documents, tmp_path):
+    """In the fit, in checks and in training: pooling, whitening and rotation are for fp32."""
+    seen = defaultdict(set)
+
+    def note(module, inputs):
+        seen[type(module)].add(torch.is_autocast_enabled("cpu"))
+
+    def check(encoder):
+        encoder.encode_passages(["ocean1"])
+        return {"task": 0.0}
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        train(recipe.but(precision="bf16", max_steps=1), documents, tmp_path / "out", check=check)
+    finally:
+        hook.remove()
+    rest = [modules.Pooling, modules.Dense, modules.WordWeights, modules.WordEmbeddings]
+    assert all(seen[kind] == {False} for kind in [*rest, modules.Normalize])
+    assert seen[LlamaMLP] == {True, False}  # the frozen LM has bf16 weights
+
+
+@pytest.mark.parametrize(
+    ("changes", "ahead"),
+    [
+        ({}, True),
+        ({"groups": "iterative"}, False),
+        ({**presets()["infonce"], "queries": "telling-sentence", "negatives": 2}, False),
+    ],
+)
+def test_batches_are_made_while_a_step_computes(
+    recipe, documents, tmp_path, monkeypatch, changes, ahead
+):
+    """Those of the next step, unless they depend on the retriever as it is after this one."""
+    recipe = recipe.but(**changes, group_size=8, max_steps=3)
+    events, original, read = [], Loop._take_step, Loop._read
+
+    def taking(self, batches):
+        events.append(("begun", batches[0][0]))
+        if self._next:  # a thread that is slow today is waited for
+            self._next.result()
+        found = original(self, batches)
+        events.append(("done", batches[0][0]))
+        return found
+
+    def reading(self, rows):
+        found = read(self, rows)
+        events.append(("read", found[0][0][0], threading.current_thread().name))
+        return found
+
+    monkeypatch.setattr(Loop, "_take_step", taking)
+    monkeypatch.setattr(Loop, "_read", reading)
+    train(recipe, documents, tmp_path / "out")
+    order = [(name, number) for name, number, *_ in events]
+    for step in (1, 2):
+        before = order.index(("read", step)) < order.index(("done", step - 1))
+        assert before == ahead
+    threads = {event[2] for event in events if event[0] == "read" and event[1]}
+    assert (threads != {threading.main_thread().name}) == ahead
+    assert len(order) == 9  # nothing is read for a step that never comes
+
+
 def test_a_second_ctrl_c_stops_at_once(recipe, documents, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Progress, "advance", ctrl_c_after(3, presses=2))
     with pytest.raises(KeyboardInterrupt):
         train(recipe.but(save_every=2), documents, tmp_path / "out")
-    assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert [p.name for p in saved_checkpoints(tmp_path / "out" / "checkpoints")] == ["checkpoint-2"]
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -156,7 +263,7 @@ def test_a_checkpoint_is_tensors_and_json(recipe, documents, tmp_path, monkeypat
     """No pickle, which could run code; and a parameter's moments stand under its name."""
     monkeypatch.setattr(Progress, "advance", ctrl_c_after(2))
     train(recipe.but(learn_tau=True), documents, tmp_path / "out")
-    (folder,) = (tmp_path / "out" / "checkpoints").iterdir()
+    (folder,) = saved_checkpoints(tmp_path / "out" / "checkpoints")
     assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
     moments = load_file(folder / "optimizer.safetensors")
     assert moments["log_tau/step"] == 2 and moments["log_tau/exp_avg_sq"] > 0

@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor
 from tqdm import tqdm
 
-from revela.device import after_a_batch, autocast, uses_bf16
+from revela.device import after_a_batch, autocast, on_cpu, sent, uses_bf16
 from revela.errors import RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
@@ -36,7 +36,9 @@ from revela.types import QueryTokens, Vectors
 if TYPE_CHECKING:
     from revela.retriever.tokens import TokenCounter
 
-TOKENS_PER_BATCH = 8192
+# A GPU would wait for the launch of each layer's kernels; more would not fit where attention falls
+# back to explicit scores.
+TOKENS_PER_BATCH, TOKENS_ON_A_GPU = 8192, 32768
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
 
 
@@ -223,8 +225,8 @@ class RetrieverEncoder:
         with (
             self._lock,
             self._settings(),
-            autocast(model.device, self.bf16),
             without_padding(model),
+            transformer_in_bf16(model, self.bf16),
             filled(model, self._rows()) if self._rows else contextlib.nullcontext(),
         ):
             if not isinstance(model[0], modules.Transformer):  # static embeddings, for one
@@ -275,22 +277,21 @@ def _token_vectors(
     model: SentenceTransformer, features: dict[str, Any], prompt: str
 ) -> list[Vectors]:
     """The token vectors of a batch that the transformer has read; see ``encode_with_tokens``."""
-    ids_BT, vectors_BTW = features["input_ids"], features["token_embeddings"]
-    special = torch.tensor(model.tokenizer.all_special_ids, device=ids_BT.device)
-    kept_BT = features["attention_mask"].bool() & ~torch.isin(ids_BT, special)
+    ids_BT, vectors_BTW = on_cpu(features["input_ids"]), features["token_embeddings"]
+    special = torch.tensor(model.tokenizer.all_special_ids)
+    kept_BT = on_cpu(features["attention_mask"]).bool() & ~torch.isin(ids_BT, special)
     kept_BT &= kept_BT.cumsum(dim=1) > _prompt_length(model, prompt)
+    places = sent(kept_BT.flatten().nonzero().squeeze(1), vectors_BTW.device)
+    found = vectors_BTW.flatten(0, 1)[places]  # of all texts, one after another
     parts = list(model)
     pooling = next(
         (i for i, part in enumerate(parts) if isinstance(part, modules.Pooling)), len(parts)
     )
     linear = next((m.linear for m in parts[pooling:] if isinstance(m, modules.Dense)), None)
-    rows = []
-    for vectors_TW, kept_T in zip(vectors_BTW, kept_BT, strict=True):
-        found_TW = vectors_TW[kept_T]
-        if linear is not None and linear.in_features == found_TW.shape[1]:
-            found_TW = linear(found_TW)
-        rows.append(torch.nn.functional.normalize(found_TW.float(), dim=1).cpu().numpy())
-    return rows
+    if linear is not None and linear.in_features == found.shape[1]:
+        found = linear(found)
+    unit = torch.nn.functional.normalize(found.float(), dim=1).cpu()
+    return [rows_TW.numpy() for rows_TW in torch.split(unit, kept_BT.sum(dim=1).tolist())]
 
 
 def _prompt_length(model: SentenceTransformer, prompt: str) -> int:
@@ -303,11 +304,13 @@ def _prompt_length(model: SentenceTransformer, prompt: str) -> int:
 def token_batches(
     model: SentenceTransformer, texts: Sequence[str], prompt: str
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Batches of texts of like length, as many as ``TOKENS_PER_BATCH`` holds, longest first.
+    """Batches of texts of like length, as many as ``TOKENS_PER_BATCH`` holds on a CPU and
+    ``TOKENS_ON_A_GPU`` there, longest first.
 
     Yields:
         The indices of a batch's texts, and their features on the model's device.
     """
+    most = TOKENS_PER_BATCH if model.device.type == "cpu" else TOKENS_ON_A_GPU
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     for start in range(0, len(by_length), READ_AHEAD):
         window = by_length[start : start + READ_AHEAD]
@@ -320,15 +323,39 @@ def token_batches(
         padded_right = bool(mask_NL[:, 0].all())
         while order:
             longest = int(tokens[order[0]])
-            size = max(1, TOKENS_PER_BATCH // longest)
+            size = max(1, most // longest)
             rows, order = order[:size], order[size:]
             columns = slice(0, longest) if padded_right else slice(mask_NL.shape[1] - longest, None)
             batch = dict(features)
             for name, value in features.items():
                 if isinstance(value, Tensor):
                     ours = value[rows][:, columns] if value.shape == mask_NL.shape else value
-                    batch[name] = ours.to(model.device)
+                    batch[name] = sent(ours, model.device)
             yield [window[i] for i in rows], batch
+
+
+@contextlib.contextmanager
+def transformer_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
+    """While open, the model's transformer runs under bf16 autocast, if ``bf16``, and gives fp32;
+    pooling, whitening and rotation, which would lose more by it than they cost, stay in fp32.
+    """
+    transformer = model[0]
+    if not bf16 or "forward" in transformer.__dict__:
+        yield
+        return
+    forward = transformer.forward
+
+    def under_autocast(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        with autocast(features["input_ids"].device, True):
+            found = forward(features, **kwargs)
+        half = {k: v for k, v in found.items() if getattr(v, "dtype", None) == torch.bfloat16}
+        return {**found, **{name: tensor.float() for name, tensor in half.items()}}
+
+    transformer.forward = under_autocast
+    try:
+        yield
+    finally:
+        del transformer.forward  # the class's own is seen again
 
 
 def without_padding(model: SentenceTransformer) -> contextlib.AbstractContextManager[None]:

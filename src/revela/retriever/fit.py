@@ -26,7 +26,7 @@ import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +35,13 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.corpus.arrow_list import vectors_on_disk
-from revela.device import autocast
+from revela.device import on_cpu, sent
 from revela.errors import RevelaError
 from revela.retriever.build import build_retriever, set_parts
 from revela.retriever.encode import (
     passage_prompt_of,
     token_batches,
+    transformer_in_bf16,
     without_padding,
 )
 from revela.retriever.slots import slot_ids
@@ -136,7 +137,7 @@ def fit_to_corpus(
     whitening: float,
     lexical: float,
     bf16: bool,
-) -> None:
+) -> dict[str, Tensor]:
     """Fit token weights, whitening, lexical half and rotation to texts, and insert them, in place.
 
     Args:
@@ -147,53 +148,77 @@ def fit_to_corpus(
         lexical: weight of the lexical half against the contextual vector, in what they add to the
             dot products; 0: none.
         bf16: run the transformer under bf16 autocast.
+
+    Returns:
+        What was found, for ``insert_fit``.
     """
-    transformer = model[0]
-    pooling = next(part for part in model if isinstance(part, modules.Pooling))
-    tokenizer = transformer.tokenizer
+    tokenizer, fitted = model[0].tokenizer, dict[str, Tensor]()
     counts_V = _token_counts(tokenizer, texts)
     weight_V = _token_weights(tokenizer, counts_V, token_weighting)
     weight_V[[*_prompt_ids(model), *tokenizer.all_special_ids]] = 0.0
-    parts: list[nn.Module] = [transformer, pooling]
     if token_weighting or slot_ids(model):
-        vocabulary = tokenizer.convert_ids_to_tokens(range(len(counts_V)))
-        weights = dict(zip(vocabulary, weight_V.tolist(), strict=True))
+        fitted["weight_V"] = weight_V
+    _insert_token_weights(model, fitted)
+    if whitening or lexical:
+        pooled_ND, token_moments = _read_sample(model, texts, bf16)
+        weight_DD, bias_D = _whitening(model, pooled_ND, token_moments, whitening)
+        fitted |= {"weight_DD": weight_DD, "bias_D": bias_D}
+        parts_of_vector = [pooled_ND @ weight_DD.double().T + bias_D]
+        if lexical:
+            table_VD = _lexical_table(model, counts_V, weight_V)
+            sums_ND, weights_N = _sums_of_rows(tokenizer, texts, table_VD, weight_V)
+            means_ND = sums_ND / weights_N.clamp(min=1e-9)[:, None]
+            scale = lexical**0.5 * _to_unit_spread(means_ND)
+            parts_of_vector.append(scale * means_ND.double())
+            fitted["table_VD"] = table_VD * scale
+        whole_NW = F.normalize(torch.cat(parts_of_vector, dim=1), dim=1)
+        fitted["axes_WW"] = _principal_axes(whole_NW).float()
+    _insert_layers(model, fitted)
+    return fitted
+
+
+def insert_fit(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
+    """Insert what ``fit_to_corpus`` has found for the same model, in place."""
+    _insert_token_weights(model, fitted)
+    _insert_layers(model, fitted)
+
+
+def _insert_token_weights(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
+    """Leave transformer and pooling, and the tokens' weights if there are some."""
+    transformer = model[0]
+    pooling = next(part for part in model if isinstance(part, modules.Pooling))
+    parts: list[nn.Module] = [transformer, pooling]
+    if "weight_V" in fitted:
+        weights = fitted["weight_V"].tolist()
+        vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(weights)))
         # What one token says is not weighed; the lexical half, which comes later, is.
         place = 2 if pooling.pooling_mode in ONE_TOKEN else 1
-        parts.insert(place, modules.WordWeights(vocabulary, weights))
+        by_word = dict(zip(vocabulary, weights, strict=True))
+        parts.insert(place, modules.WordWeights(vocabulary, by_word))
     set_parts(model, parts)
-    if not whitening and not lexical:
-        model.append(modules.Normalize())
-        return
 
-    pooled_ND, token_moments = _read_sample(model, texts, bf16)
-    weight_DD, bias_D = _whitening(model, pooled_ND, token_moments, whitening)
-    width = len(bias_D)
-    parts_of_vector = [pooled_ND @ weight_DD.double().T + bias_D]
-    dense = modules.Dense(
-        width, width, activation_function=nn.Identity(), init_weight=weight_DD, init_bias=bias_D
-    )
-    if lexical:
-        table_VD = _lexical_table(model, counts_V, weight_V)
-        sums_ND, weights_N = _sums_of_rows(tokenizer, texts, table_VD, weight_V)
-        means_ND = sums_ND / weights_N.clamp(min=1e-9)[:, None]
-        scale = lexical**0.5 * _to_unit_spread(means_ND)
-        parts_of_vector.append(scale * means_ND.double())
-        # Pooling joins what lies under "cls_token_embeddings" to the mean of "token_embeddings".
-        dense.module_output_name = "cls_token_embeddings"
-        model.append(modules.WordEmbeddings(tokenizer, table_VD * scale))
-        model.append(dense)
-        model.append(modules.Pooling(width, pooling_mode=("cls", "mean")))
-    else:
-        model.append(dense)
-    axes_WW = _principal_axes(F.normalize(torch.cat(parts_of_vector, dim=1), dim=1)).float()
-    whole = len(axes_WW)
-    identity = nn.Identity()
-    model.append(
-        modules.Dense(whole, whole, bias=False, activation_function=identity, init_weight=axes_WW)
-    )
+
+def _insert_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
+    """Append whitening, lexical half and rotation, those that there are, and a normalisation."""
+    device, identity = model.device, nn.Identity()
+    if "axes_WW" in fitted:
+        weight_DD, bias_D, axes_WW = (fitted[name] for name in ("weight_DD", "bias_D", "axes_WW"))
+        width, whole = len(bias_D), len(axes_WW)
+        given: dict[str, Any] = dict(init_weight=weight_DD, init_bias=bias_D)
+        dense = modules.Dense(width, width, activation_function=identity, **given)
+        if "table_VD" in fitted:
+            # Pooling joins what lies under "cls_token_embeddings" to the mean of
+            # "token_embeddings".
+            dense.module_output_name = "cls_token_embeddings"
+            model.append(modules.WordEmbeddings(model.tokenizer, fitted["table_VD"]))
+            model.append(dense)
+            model.append(modules.Pooling(width, pooling_mode=("cls", "mean")))
+        else:
+            model.append(dense)
+        given = dict(bias=False, init_weight=axes_WW)
+        model.append(modules.Dense(whole, whole, activation_function=identity, **given))
     model.append(modules.Normalize())
-    model.to(model.device)
+    model.to(device)
 
 
 @torch.no_grad()
@@ -322,7 +347,7 @@ def _read_sample(
     """
     training = model.training
     model.eval()
-    prompt_ids = torch.tensor(_prompt_ids(model), device=model.device)
+    prompt_ids = torch.tensor(_prompt_ids(model))
     parts = list(model)
     pooling = next(i for i, part in enumerate(parts) if isinstance(part, modules.Pooling))
     transformer, *rest = parts[: pooling + 1]
@@ -330,11 +355,12 @@ def _read_sample(
     pooled_ND, moments = torch.empty(len(texts), width).double(), _Moments(width)
     shown = waiting("fitting", "chunk", total=len(texts))
     for indices, features in token_batches(model, texts, passage_prompt_of(model)):
-        with autocast(model.device, bf16), without_padding(model):
+        with without_padding(model), transformer_in_bf16(model, bf16):
+            in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
+            kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
+            places = sent(kept_NT.flatten().nonzero().squeeze(1), model.device)
             features = transformer(features)
-            in_prompt_NT = torch.isin(features["input_ids"], prompt_ids)
-            kept_NT = features["attention_mask"].bool() & ~in_prompt_NT
-            moments.add(features["token_embeddings"][kept_NT].cpu())
+            moments.add(features["token_embeddings"].flatten(0, 1)[places].cpu())
             for module in rest:
                 features = module(features)
         pooled_ND[indices] = features["sentence_embedding"].cpu().double()
@@ -373,10 +399,10 @@ def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tenso
 
 def fit_to_chunks(
     recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool
-) -> None:
-    """Token weights, whitening and the lexical half, from a sample of the corpus's own chunks."""
+) -> dict[str, Tensor]:
+    """``fit_to_corpus`` with a sample of the corpus's own chunks."""
     sample = random.Random(recipe.training.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
-    fit_to_corpus(
+    fitted = fit_to_corpus(
         model,
         [c.text for c in sample],
         token_weighting=recipe.fit.token_weighting,
@@ -387,3 +413,4 @@ def fit_to_chunks(
     logging.getLogger(__name__).info(
         f"token weights and whitening fitted to {len(sample):,} chunks"
     )
+    return fitted

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Iterator
 
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
@@ -46,11 +47,35 @@ def without_lora(model: SentenceTransformer) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
+@contextlib.contextmanager
+def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
+    """While open, the transformer's frozen linear layers hold bf16 weights, if ``bf16``: what
+    autocast makes of them in every forward pass otherwise. The weights themselves wait on the CPU.
+    """
+    linear = [m for m in model[0].modules() if isinstance(m, nn.Linear)] if bf16 else []
+    frozen = [p for m in linear for p in m.parameters(recurse=False) if not p.requires_grad]
+    kept = [p.data.cpu() for p in frozen]
+    for p in frozen:
+        p.data = p.data.to(torch.bfloat16)
+    try:
+        yield
+    finally:
+        for p, whole in zip(frozen, kept, strict=True):
+            p.data = whole.to(p.device)
+
+
 def merged(model: SentenceTransformer) -> SentenceTransformer:
     """A frozen copy on the CPU with LoRA merged into the weights, of stock modules only."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    model = copy.deepcopy(model).cpu()
+    # A copy of a GPU's tensors is made on the CPU, not beside them.
+    copies: dict[int, object] = {
+        id(tensor): nn.Parameter(tensor.detach().to("cpu", copy=True), tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else tensor.to("cpu", copy=True)
+        for tensor in (*model.parameters(), *model.buffers())
+    }
+    model = copy.deepcopy(model, copies)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, BaseTunerLayer):

@@ -3,7 +3,8 @@
 A checkpoint is a folder ``checkpoint-STEP`` with every trainable tensor of retriever and objective
 (LoRA of both models, gates, temperature), the optimiser's moments, and the clock, from which the
 learning rate follows. Random numbers follow from the number of a batch. It is written under a
-temporary name and renamed when complete; older ones are deleted after that.
+temporary name and renamed when complete; older ones are deleted after that. What was fitted to the
+corpus before the first step stands beside them, since on other hardware it would be another fit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from revela.files import atomic_write, remove_whole
 from revela.training.progress import Clock
 
 TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
-CLOCK = "clock.json"
+CLOCK, FIT = "clock.json", "fit.safetensors"
 MARGIN = 0.005  # nDCG@10: what checks of equally good states differ by (research/notebook.md)
 
 
@@ -76,6 +77,24 @@ def load_checkpoint(
     with _reading(checkpoint / CLOCK) as file:
         saved = json.loads(file.read_text())
         clock.seconds, clock.tokens = float(saved["seconds"]), int(saved["tokens"])
+
+
+def save_fit(folder: Path, fitted: dict[str, Tensor]) -> None:
+    """Keep what was fitted to the corpus until the run ends."""
+    with atomic_write(folder / FIT) as temporary:
+        save_file({name: _copy(tensor) for name, tensor in fitted.items()}, temporary)
+
+
+def load_fit(folder: Path) -> dict[str, Tensor] | None:
+    """What was fitted before the run was stopped; None if that is not kept.
+
+    Raises:
+        RevelaError: the file is damaged.
+    """
+    if not (folder / FIT).is_file():
+        return None
+    with _reading(folder / FIT) as file:
+        return dict(load_file(file))
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:

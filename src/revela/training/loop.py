@@ -7,6 +7,9 @@ Several processes deal a step's batches out, add their gradients up before the c
 the same weights after every step as one process that reads all batches. What a batch draws at
 random depends on its number alone. Once per step they agree on time, tokens and whether to stop;
 the first one checks, logs and saves.
+
+The batches of a step are made in a thread while the step before computes, unless a model has a say
+in what they hold.
 """
 
 from __future__ import annotations
@@ -14,19 +17,19 @@ from __future__ import annotations
 import math
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from revela import processes
-from revela.device import after_a_batch, autocast
+from revela.device import after_a_batch, sent
 from revela.errors import RevelaError
 from revela.groups.documents import Groups
 from revela.settings import Recipe
@@ -40,6 +43,9 @@ Rows = Sequence[tuple[int, int]]
 """(epoch, row) of each row of a batch."""
 ReadBatch = Callable[[Rows], Batch]
 """Rows -> their tensors, named SIDE_NAME."""
+Step = list[tuple[int, Batch, int]]
+"""What a process reads in a step: the number of each batch in the run, the batch, and what its mean
+loss is divided by."""
 
 
 class Loop:
@@ -53,6 +59,8 @@ class Loop:
         progress, checks: report the run; checks may be None.
         folder: of the checkpoints.
         device: of the objective.
+        ahead: make the batches of a step during the one before. Neither groups nor batches may then
+            depend on a model, or draw from torch's generator.
 
     Attributes:
         step: optimiser steps done.
@@ -69,6 +77,8 @@ class Loop:
         checks: Checks | None,
         folder: Path,
         device: torch.device,
+        *,
+        ahead: bool,
     ) -> None:
         self.recipe, self.objective, self.read, self.folder = recipe, objective, read, folder
         self.progress, self.checks, self.device = progress, checks, device
@@ -77,9 +87,14 @@ class Loop:
         self.batches = row_batches(groups, recipe.training.groups_per_batch)
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=recipe.training.learning_rate, weight_decay=0.0
+            self.parameters,
+            lr=recipe.training.learning_rate,
+            weight_decay=0.0,
+            fused=True if device.type == "cuda" else None,
         )
         self.step, self.interrupted, self._stop_asked = 0, False, False
+        self.ahead, self._thread = ahead, ThreadPoolExecutor(1)
+        self._next: Future[tuple[Step, int]] | None = None
 
     def run(self, checkpoint: Path | None = None) -> None:
         """Take steps until the run is done, or until Ctrl-C.
@@ -93,46 +108,63 @@ class Loop:
         training, clock = self.recipe.training, self.clock
         if checkpoint is not None:
             self._resume(checkpoint)
-        logged, loss = self.step, torch.zeros((), device=self.device)
+        # Of the loss and of the gradient's norm, since the last line.
+        logged, sums = self.step, torch.zeros(2, device=self.device)
         if self.checks is not None:
             self.checks.begin(self.step)
-        with self._stopped_by_signals(), self.progress.bar(self.step):
+        with self._stopped_by_signals(), self.progress.bar(self.step), self._thread:
             stopping = clock.progress(self.step) >= 1.0
             while not stopping:
                 clock.start()
-                step_loss, grad_norm, learning_rate = self._take_step()
-                loss += step_loss
+                batches, tokens = self._batches()
+                loss, grad_norm, learning_rate = self._take_step(batches)
+                sums += torch.stack([loss, grad_norm])
                 after_a_batch(self.device)
-                spent = clock.stop()
+                seconds = clock.stop()
                 self.progress.advance()
-                self._agree(*spent)
+                self._agree(seconds, tokens)
                 done = clock.progress(self.step) >= 1.0
                 stopping = done or self.interrupted
                 logs = self.step % training.log_every == 0
                 saves = stopping or self.step % training.save_every == 0
                 if logs or saves:
-                    summed = self._finite(loss)
+                    summed, norm = self._finite(sums, grad_norm)
                 if logs:
                     mean = summed / (self.step - logged)
-                    self.progress.log(self.step, mean, grad_norm.item(), learning_rate)
-                    logged, loss = self.step, torch.zeros_like(loss)
+                    self.progress.log(self.step, mean, norm, learning_rate)
+                    logged, sums = self.step, torch.zeros_like(sums)
                 if self.checks is not None and not done and self.checks.is_due(self.step):
+                    wait([self._next] if self._next else [])  # a tokenizer serves one thread
                     self.checks.run(self.step)
                 if saves and processes.is_first():
                     folder = self.folder
                     save_checkpoint(folder, self.step, self.objective, self.optimizer, clock)
 
-    def _take_step(self) -> tuple[Tensor, Tensor, float]:
+    def _batches(self) -> tuple[Step, int]:
+        """The batches of this step and the tokens that the retriever reads in them; those of the
+        next are begun.
+        """
+        found = self._next.result() if self._next else self._read(self._my_batches(self.step))
+        self._next = None
+        if self.ahead and self.clock.progress(self.step + 1) < 1.0:
+            self._next = self._thread.submit(self._read, self._my_batches(self.step + 1))
+        return found
+
+    def _read(self, rows: Iterable[tuple[int, Rows, int]]) -> tuple[Step, int]:
+        step = [(number, self.read(some), share) for number, some, share in rows]
+        return step, self.clock.counted()
+
+    def _take_step(self, batches: Step) -> tuple[Tensor, Tensor, float]:
         """Loss, norm of the gradient before clipping, learning rate."""
         factor = self.clock.learning_rate_factor(self.step, self.recipe.training.warmup_steps)
         learning_rate = self.recipe.training.learning_rate * factor
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         total = torch.zeros((), device=self.device)
-        for number, rows, share in self._my_batches():
+        for number, batch, share in batches:
             torch.manual_seed(batch_seed(self.recipe.training.seed, number))
-            batch = {name: tensor.to(self.device) for name, tensor in self.read(rows).items()}
-            loss = self.objective(sides(batch)) / share
+            there = {name: sent(tensor, self.device) for name, tensor in batch.items()}
+            loss = self.objective(sides(there)) / share
             loss.backward()
             total += loss.detach()
         processes.add_gradients(self.parameters)
@@ -142,11 +174,11 @@ class Loop:
         self.step += 1
         return total, grad_norm, learning_rate
 
-    def _my_batches(self) -> Iterator[tuple[int, Rows, int]]:
-        """What this process reads of the next step: the number of each batch in the run, its rows,
-        and what its mean loss is divided by.
+    def _my_batches(self, step: int) -> Iterator[tuple[int, Rows, int]]:
+        """What this process reads in a step: the number of each batch in the run, its rows, and
+        what its mean loss is divided by. Steps are asked for one after another.
         """
-        first = self.step * self.batches_per_step
+        first = step * self.batches_per_step
         numbered = list(enumerate(islice(self.batches, self.batches_per_step), first))
         if self.recipe.objective.across_groups:
             for number, rows in numbered:
@@ -163,15 +195,20 @@ class Loop:
         self.clock.add(of_seconds, of_tokens)
         self.interrupted = any(stops)
 
-    def _finite(self, loss: Tensor) -> float:
-        """The loss of all processes."""
-        summed = processes.total(loss).item()
-        if not math.isfinite(summed):
+    def _finite(self, sums: Tensor, grad_norm: Tensor) -> tuple[float, float]:
+        """The summed loss of all processes and the last gradient's norm, for which the device is
+        waited for once.
+
+        Raises:
+            RevelaError: a loss or a gradient since the last line was not finite.
+        """
+        numbers = torch.stack([processes.total(sums[0]), sums[1], grad_norm]).tolist()
+        if not all(map(math.isfinite, numbers)):
             raise RevelaError(
-                f"the loss was not finite at step {self.step} or shortly before: give a lower "
-                "--learning-rate or --precision fp32, and another --out; or --resume"
+                f"the loss or its gradient was not finite at step {self.step} or shortly before: "
+                "give a lower --learning-rate or --precision fp32, and another --out; or --resume"
             )
-        return summed
+        return numbers[0], numbers[2]
 
     def _resume(self, checkpoint: Path) -> None:
         self.step = step_of(checkpoint)
@@ -229,19 +266,3 @@ def sides(batch: Batch) -> list[Batch]:
         side, _, rest = name.partition("_")
         found.setdefault(side, {})[rest] = tensor
     return list(found.values())
-
-
-@contextmanager
-def bf16_forward(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
-    """While open, the model's forward pass runs under bf16 autocast, if ``bf16``."""
-    forward = model.forward
-
-    def under_autocast(*args: Any, **kwargs: Any) -> Any:
-        with autocast(model.device, bf16):
-            return forward(*args, **kwargs)
-
-    model.forward = under_autocast
-    try:
-        yield
-    finally:
-        del model.forward  # the class's own is seen again

@@ -44,15 +44,20 @@ class Clock:
 
     def start(self) -> None:
         """Begin a step."""
-        self._since, self._counted = self.now(), 0
+        self._since = self.now()
+
+    def stop(self) -> float:
+        """End a step: its seconds in this process."""
+        return self.now() - self._since
 
     def count(self, tokens: int) -> None:
-        """Count tokens that the retriever reads in this step."""
+        """Count tokens that the retriever reads."""
         self._counted += tokens
 
-    def stop(self) -> tuple[float, int]:
-        """End a step: its seconds and tokens in this process."""
-        return self.now() - self._since, self._counted
+    def counted(self) -> int:
+        """What was counted since this was asked last."""
+        tokens, self._counted = self._counted, 0
+        return tokens
 
     def add(self, seconds: Sequence[float], tokens: Sequence[int]) -> None:
         """Add a step, which each process has measured for itself."""

@@ -35,14 +35,14 @@ from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
 from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import SavedContext, add_context, train_first_stage
-from revela.retriever.encode import RetrieverEncoder, without_padding
-from revela.retriever.fit import fit_to_chunks
-from revela.retriever.lora import add_lora
+from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
+from revela.retriever.fit import fit_to_chunks, insert_fit
+from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.save import model_card, save_retriever
 from revela.settings import Recipe
 from revela.silence import silence_libraries
-from revela.training.checkpoint import BestState, step_of
-from revela.training.loop import Loop, bf16_forward
+from revela.training.checkpoint import BestState, load_fit, save_fit, step_of
+from revela.training.loop import Loop
 from revela.training.negatives import mined_negatives
 from revela.training.progress import Checks, Clock, Metrics, Progress, Scores, describe, plot
 from revela.training.record import (
@@ -176,7 +176,7 @@ class Run:
             )
         self.device, self.bf16 = device, uses_bf16(recipe.training.precision, device)
         self.folder = folder = self._weights()
-        self.model = untrained_retriever(recipe, folder, self.data.documents)
+        self.model = untrained_retriever(recipe, folder, self.data.documents).to(device)
         self._open_context()
         # The saved model reads this many.
         self.max_tokens = self.model.max_seq_length or recipe.retriever.max_tokens
@@ -274,11 +274,14 @@ class Run:
         self.untrained = self.check(self.encoder) if self.check else {}
         if self.check:
             log.info(f"untrained: {describe(self.untrained, {})}")
-        self._fit_and_add_lora()
+        fitted = self._fit()
+        self._add_lora()
         limits = training.max_steps, training.max_minutes, training.max_tokens_read
         clock = Clock(*limits, cpu=training.clock == "cpu")
         objective, collate = build_objective(self._parts(clock))
         self._begin_record()
+        if fitted and processes.is_first():
+            save_fit(self._checkpoints, fitted)
         self.best = BestState(objective, self._checkpoints, self.metrics.checks())
         self.checks = self._checks(clock) if self.check else None
         progress = Progress(clock, self.metrics)
@@ -294,15 +297,34 @@ class Run:
             self.checks,
             self._checkpoints,
             self.device,
+            ahead=self._knows_batches(),
         )
         processes.copy_first(self._tensors())
         self._refuse_other_weights()
 
-    def _fit_and_add_lora(self) -> None:
-        """Fit a language model to the corpus; add LoRA to the retriever and to its first stage."""
-        fit, retriever = self.recipe.fit, self.recipe.retriever
-        if self.is_decoder and (fit.token_weighting or fit.whitening or fit.lexical):
-            fit_to_chunks(self.recipe, self.model, self.data.chunks, self.bf16)
+    def _knows_batches(self) -> bool:
+        """Whether no model is asked for what batches hold: the retriever as it is by then, an LM
+        that writes queries, a surrogate.
+        """
+        finds_false_negatives = getattr(self.recipe.objective, "drop_false_negatives", False)
+        asked = self.negatives, self.data.written, finds_false_negatives
+        return self.recipe.groups.kind != "iterative" and not any(asked)
+
+    def _fit(self) -> dict[str, Tensor]:
+        """Fit a language model to the corpus, or insert the fit that the run has begun with; what
+        was fitted now.
+        """
+        fit = self.recipe.fit
+        if not self.is_decoder or not (fit.token_weighting or fit.whitening or fit.lexical):
+            return {}
+        if self.resume and (begun := load_fit(self._checkpoints)):
+            insert_fit(self.model, begun)
+            return {}
+        return fit_to_chunks(self.recipe, self.model, self.data.chunks, self.bf16)
+
+    def _add_lora(self) -> None:
+        """Add LoRA to the retriever and to its first stage."""
+        retriever = self.recipe.retriever
         lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
         add_lora(self.model, *lora)
         if self.first_stage is not None:
@@ -354,7 +376,7 @@ class Run:
                 f"{self.out} was taken by another run meanwhile: choose another --out"
             )
         remove_unfinished(self.out, [*BEFORE_A_CHECKPOINT, "training.png", "model"])
-        remove_unfinished(self._checkpoints, ["checkpoint", "best", "groups", "negatives"])
+        remove_unfinished(self._checkpoints, ["checkpoint", "best", "fit", "groups", "negatives"])
 
     def optimise(self) -> None:
         """Check the retriever once, and train it."""
@@ -362,7 +384,11 @@ class Run:
         if self.checks and not self.before:
             self.before = self.checks.run(0)
         try:
-            with without_padding(self.model), bf16_forward(self.model, self.bf16):
+            with (
+                without_padding(self.model),
+                transformer_in_bf16(self.model, self.bf16),
+                frozen_in_bf16(self.model, self.bf16),
+            ):
                 self.loop.run(self.checkpoint)
         except RevelaError:  # the language model that writes queries, or what it wrote
             if processes.is_first() and self.checkpoint is None and not self.loop.step:
@@ -549,6 +575,7 @@ def build_objective(parts: Parts) -> tuple[nn.Module, Collate]:
             f"give widths from 1 to {width - 1}"
         )
     loss, collate = recipe.objective.build(parts)
+    loss.to(parts.device)
     if first_stage is None:
         return (Matryoshka(loss, [*widths, width]) if widths else loss), collate
     constant, settings = first_stage.constant, recipe.context

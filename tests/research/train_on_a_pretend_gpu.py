@@ -1,0 +1,136 @@
+"""Train what tests/records.json records by ``training.run`` on a pretended GPU, with a stop and a
+resume between; index, search and evaluate there and on the CPU. Prints losses and the host's waits
+of each step as JSON.
+
+    PYTHONPATH=src:tests python -m tests.research.train_on_a_pretend_gpu TINY-LM OUT [RUN ...]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from sentence_transformers.base import model as sentence_transformers
+
+from revela import Retriever, packing
+from revela.evaluation.beir import Collection, outcomes
+from revela.evaluation.label_free import HeldOutCheck, tasks
+from revela.lm.encoder_decoder import EncoderDecoder
+from revela.objectives import find_heads
+from revela.settings import Recipe
+from revela.training import run
+from revela.training.progress import Clock, Progress
+from tests.research.pretend_gpu import DEVICE, waits
+from tests.test_records import DOCUMENTS, MORE, RUNS
+
+CPU = torch.device("cpu")
+STOPS = [2, 4]  # steps, of eight
+CHECK = HeldOutCheck(tasks(MORE[24:32], 12, 8, 24, 0))
+
+
+@contextmanager
+def computing_on(device: torch.device) -> Iterator[None]:
+    """While open, revela and sentence-transformers find this device."""
+    save = EncoderDecoder.save  # by transformers, which asks for addresses in memory
+    with (
+        mock.patch.object(EncoderDecoder, "save", lambda self, folder: save(self.cpu(), folder)),
+        mock.patch.object(run, "compute_device", lambda: device),
+        mock.patch.object(find_heads, "compute_device", lambda: device),
+        mock.patch.object(sentence_transformers, "get_device_name", lambda: device.type),
+    ):
+        yield
+
+
+@contextmanager
+def watched(counted: list[dict[str, int]]) -> Iterator[None]:
+    """While open, Ctrl-C is pressed after some steps, and each step's waits are listed."""
+    start, advance, log = Clock.start, Progress.advance, Progress.log
+
+    def starting(self: Clock) -> None:
+        waits.clear()
+        start(self)
+
+    def advancing(self: Progress) -> None:
+        if len(counted) + 1 in STOPS:
+            signal.raise_signal(signal.SIGINT)
+        advance(self)
+
+    def logging(self: Progress, *numbers: Any) -> None:
+        counted.append(dict(waits))
+        log(self, *numbers)
+
+    with (
+        mock.patch.object(Clock, "start", starting),
+        mock.patch.object(Progress, "advance", advancing),
+        mock.patch.object(Progress, "log", logging),
+    ):
+        yield
+
+
+def trained(name: str, lm: Path, out: Path) -> dict[str, Any]:
+    """Losses and gradients of a run, and the waits of each of its steps."""
+    models = dict.fromkeys(("model", "lm"), str(lm))
+    recipe = Recipe.of(**models | RUNS[name] | dict(keep="best"))
+    check = None if name == "spans" else CHECK
+    documents = MORE if name == "spans" else DOCUMENTS
+    counted: list[dict[str, int]] = []
+    os.environ["REVELA_CACHE"] = str(out / "cache")  # the LM's heads are found here
+    with watched(counted):
+        for resume in (False, True):
+            run.train(recipe, documents, out / "run", check=check, resume=resume)
+    rows = list(map(json.loads, (out / "run" / "metrics.jsonl").read_text().splitlines()))
+    steps = [row for row in rows if "loss" in row]
+    found = {what: [row[what] for row in steps] for what in ("loss", "grad_norm")}
+    return {**found, "waits": counted}
+
+
+def used(folder: Path, out: Path) -> dict[str, Any]:
+    """What a saved retriever finds in an index and in a collection; where its weights are."""
+    retriever = Retriever(folder, "fp32")
+    searcher = retriever.index(DOCUMENTS, out / "index", chunk_words=12, keep_tokens=True)
+    ways: list[dict[str, Any]] = [{}, dict(mode="dense"), dict(rerank="tokens")]
+    hits = [hit for way in ways for hit in searcher.search("ocean01 ocean02", 4, **way)]
+    ids, texts = zip(*((d.id, d.text) for d in DOCUMENTS), strict=True)
+    queries = [" ".join(text.split()[:3]) for text in texts[:6]]
+    qrels = {name: {name: 1} for name in ids[:6]}
+    collection = Collection("made up", list(ids), list(texts), list(ids[:6]), queries, qrels)
+    found = outcomes(collection, {"tiny": retriever.encoder}, rerank="tokens")
+    return {
+        "devices": sorted({p.device.type for p in retriever.encoder.model.parameters()}),
+        "hits": [[hit.id, hit.score] for hit in hits],
+        "scores": {
+            system: [scores["ndcg@10"] for scores in outcome.scores.values()]
+            for system, outcome in found.items()
+        },
+    }
+
+
+def main() -> None:
+    lm, out, *names = sys.argv[1:]
+    packing.EXPLICIT_SCORES = 0  # as on a GPU, the fused form
+    found: dict[str, Any] = {}
+    with computing_on(DEVICE):
+        for name in names or RUNS:
+            try:
+                found[name] = trained(name, Path(lm), Path(out, name))
+            except Exception:
+                found[name] = {"error": traceback.format_exc()}
+    folder = Path(out, "gated", "run")
+    if (folder / "modules.json").is_file():
+        for device in (CPU, DEVICE):
+            with computing_on(device):
+                found[device.type] = used(folder, Path(out, device.type))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
