@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -879,16 +880,17 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     mine = tmp_path / "gated-0" / "notes.md"
     mine.parent.mkdir()
     mine.write_text("mine")
-    about = dict(check=None, bm25={}, corpus="", command="")
+    data = TrainingSet(Recipe.of(), [Document("d", "text")])
     with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
         compare(
             {"gated": Recipe.of()},
-            TrainingSet(Recipe.of(), [Document("d", "text")]),
+            lambda _: (data, SimpleNamespace(tasks=[None])),
             [],
             tmp_path,
             seeds=[0],
             points=1,
-            **about,
+            corpus="",
+            command="",
         )
     assert mine.read_text() == "mine"
 

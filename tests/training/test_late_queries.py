@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -218,9 +219,15 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
     monkeypatch.setattr(comparison, "train", begun)
     recipe = recipe.but(max_minutes=minutes)
     data = TrainingSet(recipe.but(**presets()["crop"]), DOCUMENTS, queries_file=tmp_path / "q")
-    given = dict(seeds=[0], points=1, check=None, bm25={}, corpus="", command="")
+    given = dict(seeds=[0], points=1, corpus="", command="")
     with pytest.raises(Begun):
-        comparison.compare({"one": recipe}, data, [], tmp_path / "out", **given)
+        comparison.compare(
+            {"one": recipe},
+            lambda _: (data, SimpleNamespace(tasks=[None], bm25=dict)),
+            [],
+            tmp_path / "out",
+            **given,
+        )
     assert bool(asked) != late
 
 

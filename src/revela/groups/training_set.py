@@ -139,9 +139,18 @@ class TrainingSet:
         return cls(recipe, rest, held_out, kept)
 
     def but(self, recipe: Recipe) -> TrainingSet:
-        """The same documents for another recipe."""
+        """The same documents for another recipe.
+
+        Raises:
+            RevelaError: it would read others of the corpus, or cut them otherwise.
+        """
         if recipe == self.recipe:
             return self
+        if recipe.corpus != self.recipe.corpus:
+            raise RevelaError(
+                "this corpus was read with other settings of [corpus] than the recipe has: read it "
+                "again by TrainingSet.read"
+            )
         source: Any = self.documents if self.folder is None else self.folder
         return TrainingSet(recipe, source, self.held_out, self.queries_file)
 
