@@ -149,6 +149,7 @@ def test_what_was_sent_loads_by_its_id(trained, monkeypatch, tmp_path):
     hub = Hub(monkeypatch)
     push(trained, "owner/name")
     cached = tmp_path / "hub" / "models--owner--name"
+    monkeypatch.setattr("revela.weights.commits", {})
     for name, content in hub.sent.items():
         file = cached / "snapshots" / "0123" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -157,6 +158,7 @@ def test_what_was_sent_loads_by_its_id(trained, monkeypatch, tmp_path):
     (cached / "refs" / "main").write_text("0123")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.file_download, "HF_HUB_CACHE", str(tmp_path / "hub"), False)
+    hub.answers["all"] = httpx.ConnectError("no network")
     ours = Retriever("owner/name", precision="fp32")
     assert ours.folder == cached / "snapshots" / "0123"
     expected = Retriever(trained, precision="fp32").encode_passages(["ocean garden"])
