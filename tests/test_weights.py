@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import huggingface_hub
 import pytest
@@ -91,7 +92,6 @@ class Hub:
         self.models: dict[str, dict[str, dict[str, bytes]]] = {}
         self.answer: int | Exception = 200
         self.asked: list[str] = []
-        monkeypatch.setattr(weights, "commits", {})
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
         transport = httpx.MockTransport(self.respond)
@@ -137,7 +137,8 @@ def digest(content):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    yield Hub(monkeypatch, tmp_path / "hub")
+    with patch.dict(weights.commits, clear=True):
+        yield Hub(monkeypatch, tmp_path / "hub")
     huggingface_hub.set_client_factory(huggingface_hub.utils._http.default_client_factory)
 
 
@@ -229,8 +230,8 @@ def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
         raise ZeroDivisionError
 
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Progress, "advance", dying)
+    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as killed:
+        killed.setattr(Progress, "advance", dying)
         train(recipe, documents, tmp_path / "out")
     weights.commits.clear()
     hub.models["owner/lm"] = {commit(2): {"config.json": b"{}"}, **hub.models["owner/lm"]}
@@ -298,9 +299,8 @@ def test_fingerprint_follows_the_weights(tmp_path):
     assert weights.fingerprint(tmp_path) != first
 
 
-def test_the_fingerprint_of_large_files_is_kept_until_they_change(tmp_path, monkeypatch):
+def test_a_fingerprint_is_kept_until_they_change(tmp_path, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights, "LARGE", 8)
     opened, folder = [], tmp_path / "model"
     original = Path.open
 

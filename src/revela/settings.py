@@ -153,7 +153,7 @@ class Queries(Section):
     """Prompt by three examples, or by an instruction in the chat template, which takes a larger
     model."""
     queries_file: str = setting("", rare=True)
-    "JSONL file that keeps written queries. Empty: CORPUS.queries.jsonl beside the first corpus."
+    "JSONL file that keeps written queries. Empty: one in the cache, by the place of the corpus."
     max_queries: int = 4000
     "Maximum queries to write; training uses the documents that have them. 0: no limit."
 

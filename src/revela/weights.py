@@ -37,9 +37,7 @@ LOADED = (
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 FINGERPRINT = "fingerprint.txt"  # in the folder of a converted model
-# Fingerprints of folders with this many bytes are kept, once the last change to them is so long
-# ago that another would have another time.
-LARGE, SETTLED = 2**24, 2.0
+SETTLED = 2.0  # seconds after which another change to a file has another time
 
 commits: dict[str, str] = {}
 """Models of the hub, as they were named -> the commit that this process reads: one for a whole run,
@@ -145,19 +143,19 @@ def fingerprint(folder: Path) -> str:
     """16 hex digits of all files that a model is loaded from: configuration, prompts, tokenizer,
     weights. Hidden folders and checkpoints are left out.
 
-    Of large files it is kept in ``cache_folder()``, by their names, sizes and times.
+    It is kept in ``cache_folder()``, by the names, sizes and times of the files.
     """
-    files, states, size, changed = [], [str(folder.resolve())], 0, 0
+    files, states, changed = [], [str(folder.resolve())], 0
     for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
         place = file.relative_to(folder)
         if not any(part.startswith(".") or part == "checkpoints" for part in place.parts):
             found = file.stat()
             files.append(file)
             states.append(f"{place}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}")
-            size, changed = size + found.st_size, max(changed, found.st_mtime_ns, found.st_ctime_ns)
+            changed = max(changed, found.st_mtime_ns, found.st_ctime_ns)
     state = hashlib.blake2b("\n".join(states).encode(errors="surrogateescape"), digest_size=16)
     kept = cache_folder() / "fingerprints" / state.hexdigest()
-    if size >= LARGE and kept.is_file():
+    if kept.is_file():
         return kept.read_text(encoding="utf-8")
     digest = hashlib.blake2b(digest_size=8)
     for file in files:
@@ -165,7 +163,7 @@ def fingerprint(folder: Path) -> str:
         with file.open("rb") as handle:
             while block := handle.read(1 << 22):
                 digest.update(block)
-    if size >= LARGE and time.time() - changed / 1e9 > SETTLED:
+    if time.time() - changed / 1e9 > SETTLED:
         with contextlib.suppress(RevelaError, OSError), atomic_write(kept) as temporary:
             temporary.write_text(digest.hexdigest(), encoding="utf-8")
     return digest.hexdigest()

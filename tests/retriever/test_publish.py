@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import huggingface_hub
 import pytest
@@ -19,6 +20,7 @@ from revela import Retriever, RevelaError
 from revela.cli import app
 from revela.retriever.publish import published, push, without_paths
 from revela.retriever.save import model_card
+from revela.weights import commits
 
 # The client that the library uses: httpx, or httpx2 from version 2 on.
 httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[0])
@@ -97,7 +99,8 @@ class Hub:
 
 @pytest.fixture(autouse=True)
 def own_client():
-    yield
+    with patch.dict(commits):
+        yield
     huggingface_hub.set_client_factory(huggingface_hub.utils._http.default_client_factory)
 
 
@@ -149,7 +152,6 @@ def test_what_was_sent_loads_by_its_id(trained, monkeypatch, tmp_path):
     hub = Hub(monkeypatch)
     push(trained, "owner/name")
     cached = tmp_path / "hub" / "models--owner--name"
-    monkeypatch.setattr("revela.weights.commits", {})
     for name, content in hub.sent.items():
         file = cached / "snapshots" / "0123" / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all
 from revela.corpus.judgements import judged, pair_rows
 from revela.corpus.read import read_for
+from revela.corpus.readers.common import QUERIES
 from revela.corpus.text_queries import (
     number_of_query,
     with_authors_words,
@@ -56,6 +57,7 @@ from revela.processes import cores, count
 from revela.settings import Recipe
 from revela.silence import waiting
 from revela.types import Chunk, Document, Encoder
+from revela.weights import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ class TrainingSet:
         Args:
             recipe: how it is read.
             sources: files and folders, or hub:owner/name.
-            queries_file: keeps written queries; default: a file beside the first source.
+            queries_file: keeps written queries; default: ``default_queries_file``.
 
         Raises:
             RevelaError: a source cannot be read, or holds groups that are not stored; several
@@ -301,12 +303,20 @@ def _refuse_several_readers() -> None:
 
 
 def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
-    """Where queries written for a corpus are kept: beside its first source."""
-    name = str(sources[0])
-    if name.startswith("hub:"):
-        name = name.removeprefix("hub:").replace("/", "-").replace(":", "-")
-    first = Path(os.path.realpath(name))  # a link to itself is one that cannot be read
-    return Path(recipe.queries.queries_file or first.with_name(f"{first.name}.queries.jsonl"))
+    """Where queries written for a corpus are kept: in the cache, by the place of its first source;
+    or beside that, where an earlier version has begun a file.
+    """
+    if recipe.queries.queries_file:
+        return Path(recipe.queries.queries_file)
+    source = str(sources[0])
+    name = source.removeprefix("hub:").replace("/", "-").replace(":", "-")
+    # A link to itself is one that cannot be read.
+    first = Path(os.path.realpath(name if source.startswith("hub:") else source))
+    beside = first.with_name(f"{first.name}{QUERIES}")
+    place = source if source.startswith("hub:") else str(first)
+    digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
+    cached = cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
+    return beside if beside.is_file() else cached
 
 
 def _digest(documents: Iterable[Document], asked: Iterable[Chunk] = ()) -> str:
