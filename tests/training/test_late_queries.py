@@ -20,6 +20,7 @@ from revela.evaluation import comparison
 from revela.groups import query_lm
 from revela.groups.query_lm import QueriesInTraining, QueryLM
 from revela.groups.training_set import TrainingSet
+from revela.lm import generate
 from revela.objectives.find_heads import rank_heads
 from revela.settings import Recipe, presets
 from revela.training.progress import Progress
@@ -118,6 +119,15 @@ def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
     assert_equal(one, three)
     texts = [json.loads(line)["passage"] for line in (tmp_path / "q.jsonl").open()]
     assert len(texts) == len(set(texts)) == len(asked)
+
+
+def test_the_language_model_is_opened_once_for_all_blocks(asked, train_into, monkeypatch):
+    opened, write = [], generate.writer(None)
+    monkeypatch.setattr(generate, "writer", lambda folder, *_: opened.append(folder) or write)
+    monkeypatch.setattr(query_lm, "FIRST_BLOCK", 8)
+    monkeypatch.setattr(query_lm, "LARGEST_BLOCK", 8)
+    train_into("out")
+    assert len(asked) > 2 * 8 and len(opened) == 1
 
 
 @pytest.mark.parametrize("clock", ["wall", "cpu"])
