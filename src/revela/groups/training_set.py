@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from revela.groups.folder import GroupFolder, is_group_folder
 from revela.groups.order import (
     IterativeGroups,
     Model,
+    number_of_stored,
     order_of_groups,
     similar_order,
     stored_order,
@@ -218,7 +220,7 @@ class TrainingSet:
         return found
 
     def groups(self, model: SentenceTransformer, encoder: Encoder, folder: Path) -> Groups:
-        """epoch -> its groups, as indices of ``rows``. The first epoch is built once.
+        """epoch -> its groups, as indices of ``rows``.
 
         Args:
             model: the untrained retriever.
@@ -232,26 +234,22 @@ class TrainingSet:
         if len(rows) < recipe.groups.group_size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
-            build = stored_order(recipe, self.folder)
-        elif recipe.groups.kind == "iterative":
-            build = order_of_groups(recipe, rows)
+            groups = stored_order(recipe, self.folder)
+            number = number_of_stored(recipe, self.folder)
         else:
-            build = self.similar_groups(lambda: model)
-        first = list(build(0))
-        if not first:
+            by_rows = recipe.groups.kind == "iterative"
+            build = order_of_groups(recipe, rows) if by_rows else self.similar_groups(lambda: model)
+            groups, number = _with_first_epoch(build, recipe.groups.group_size)
+        if not number:
             raise RevelaError(self._no_group())
-        self.groups_per_epoch = len(first)
+        self.groups_per_epoch = number
         made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
         log.info(
             f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
-            f"-> {len(first):,} groups of {recipe.groups.group_size} per epoch"
+            f"-> {number:,} groups of {recipe.groups.group_size} per epoch"
         )
         if recipe.groups.kind == "iterative":
             return IterativeGroups(recipe, rows, encoder, folder)
-
-        def groups(epoch: int) -> Iterator[list[int]]:
-            return iter(first) if epoch == 0 else build(epoch)
-
         if self.written is None:
             return groups
         if missing := self.written.missing():
@@ -292,6 +290,16 @@ class TrainingSet:
             f"{len(self.rows)} chunks are fewer than a group of {size}: "
             "add text, or lower --chunk-words or --group-size"
         )
+
+
+def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
+    """The same groups, of which the first epoch is built here and kept, and how many it has."""
+    first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
+
+    def groups(epoch: int) -> Iterator[list[int]]:
+        return (group.tolist() for group in first) if epoch == 0 else build(epoch)
+
+    return groups, len(first)
 
 
 def _refuse_several_readers() -> None:
