@@ -14,7 +14,9 @@ from conftest import make_rows
 from revela.cli.flags import recipes_of
 from revela.cli.main import add_settings
 from revela.errors import RevelaError
+from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe, read_recipe
+from revela.types import Document
 from test_cli import TINY, run
 
 ABLATIONS = Path(__file__).parents[1] / "research" / "recipes"
@@ -116,6 +118,42 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
         for name in ("v-norm", "no-v-norm")
     ]
     assert re.findall(r"<td[^>]*>([\d.]*)", row)[1:] == ends
+
+
+def test_variants_of_the_reading_are_trained_on_what_they_read(
+    monkeypatch, capsys, tiny_lm_folder, tmp_path
+):
+    corpus, judged, out = tmp_path / "corpus.jsonl", tmp_path / "judged", tmp_path / "out"
+    (row,), others = make_rows(1), make_rows(30, seed=1)
+    near = [{**row, "_id": f"n{i}", "text": f"{row['text']} And number {i}."} for i in range(20)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in [*near, *others]))
+    (judged / "qrels").mkdir(parents=True)
+    (judged / "corpus.jsonl").write_text(json.dumps(row) + "\n")
+    (judged / "queries.jsonl").write_text('{"_id": "q", "text": "ocean01"}\n')
+    (judged / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\nq\t{row['_id']}\t1\n")
+    variants = "[variants.all.corpus]\nnear_duplicates = 0\n[variants.apart.corpus]\n"
+    (tmp_path / "r.toml").write_text(variants + "near_duplicates = 0.8\n")
+    flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out, "--points", 1)
+    models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--presets", "gated")
+    small = (*TINY[:-2], "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0)
+    code, _, err = run(monkeypatch, capsys, "compare", corpus, *flags, *models, *small)
+    assert code == 2 and "all: runs are compared beside the label-free check" in err
+    small = (*small, "--held-out", 0.4)
+    for _ in range(2):  # the second time, both runs are kept
+        code, _, err = run(monkeypatch, capsys, "compare", corpus, *flags, *models, *small)
+        assert code == 0, err
+    about = {
+        name: json.loads((out / f"{name}-0" / "run.json").read_text())["about"]
+        for name in ("all", "apart")
+    }
+    assert {name: run["documents"] for name, run in about.items()} == {"all": 30, "apart": 19}
+
+
+def test_a_training_set_is_not_that_of_another_reading():
+    data = TrainingSet(Recipe.of(), [Document("d", "text")])
+    assert data.but(Recipe.of(seed=1)).documents is data.documents
+    with pytest.raises(RevelaError, match=r"other settings of \[corpus\]"):
+        data.but(Recipe.of(near_duplicates=0))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -280,16 +281,24 @@ def test_an_index_grows_shrinks_and_filters(monkeypatch, capsys, tmp_path):
     assert said.splitlines()[0].startswith("1. b  [") and said.splitlines()[1] == "   violin violin"
 
 
-def test_queries_of_a_hub_dataset_are_kept_in_this_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert (
-        default_queries_file([Path("hub:owner/name:en")], Recipe.of())
-        == tmp_path / "owner-name-en.queries.jsonl"
-    )
-    assert (
-        default_queries_file([Path("a/b.jsonl")], Recipe.of())
-        == tmp_path / "a" / "b.jsonl.queries.jsonl"
-    )
+def test_queries_are_kept_apart_from_the_corpus_and_found_where_they_were(monkeypatch, tmp_path):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    sources = {
+        "hub:owner/name:en": Path("owner-name-en.queries.jsonl"),
+        "b.jsonl": Path("b.jsonl.queries.jsonl"),
+        "../a/b.jsonl": Path("b.jsonl.queries.jsonl"),
+        ".": Path("../a.queries.jsonl"),
+    }
+    kept = {source: default_queries_file([Path(source)], Recipe.of()) for source in sources}
+    assert {file.parent for file in kept.values()} == {tmp_path / "cache" / "queries"}
+    assert kept["b.jsonl"] == kept["../a/b.jsonl"] and len(set(kept.values())) == 3
+    for source, old in sources.items():
+        old.write_text("")
+        assert default_queries_file([Path(source)], Recipe.of()) == old.resolve()
+    mine = Recipe.of("infonce", queries_file="mine.jsonl")
+    assert default_queries_file([Path("b.jsonl")], mine) == Path("mine.jsonl")
 
 
 def bad_json(path: Path) -> None:
@@ -753,7 +762,9 @@ def test_objectives_from_the_command_line(
         monkeypatch, capsys, "queries", corpus, *models, *small, "--max-queries", 20, "--show", 2
     )
     assert code == 0, err
-    assert "rejected" in out and (tmp_path / "corpus.jsonl.queries.jsonl").is_file()
+    kept = default_queries_file([corpus], Recipe.of())
+    assert "rejected" in out and f"queries are kept in {kept}" in out and kept.is_file()
+    assert [file.name for file in tmp_path.glob("*.jsonl")] == ["corpus.jsonl"]
 
 
 def test_what_nothing_else_can_ask_is_checked_by_written_questions(
@@ -890,16 +901,17 @@ def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
     mine = tmp_path / "gated-0" / "notes.md"
     mine.parent.mkdir()
     mine.write_text("mine")
-    about = dict(check=None, bm25={}, corpus="", command="")
+    data = TrainingSet(Recipe.of(), [Document("d", "text")])
     with pytest.raises(RevelaError, match="gated-0 holds no run of revela"):
         compare(
             {"gated": Recipe.of()},
-            TrainingSet(Recipe.of(), [Document("d", "text")]),
+            lambda _: (data, SimpleNamespace(tasks=[None])),
             [],
             tmp_path,
             seeds=[0],
             points=1,
-            **about,
+            corpus="",
+            command="",
         )
     assert mine.read_text() == "mine"
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import importlib
 import importlib.util
+import json
 import os
 import shutil
+from pathlib import Path
+from unittest.mock import patch
 
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
+from conftest import make_rows
 from revela import weights
 from revela.errors import RevelaError
 from revela.settings import Recipe
+from revela.types import Document
+
+# The client that the library uses: httpx, or httpx2 from version 2 on.
+httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[0])
 
 
 def test_a_local_folder_is_itself(tiny_lm_folder):
@@ -21,7 +34,8 @@ def test_a_local_folder_is_itself(tiny_lm_folder):
     ("name", "message"),
     [
         ("embedded:gpt-9", "there are embedded:smollm2-135m and embedded:minilm-l6"),
-        ("just-a-word", "neither a folder nor a hub id"),
+        ("just-a-word", "^just-a-word is not in the hub cache and the hub cannot be reached"),
+        ("not a name", "neither a folder nor a hub id"),
         ("/nowhere/at/all", "neither a folder nor a hub id"),
         (
             "owner/name-that-is-not-cached",
@@ -59,20 +73,198 @@ def test_a_damaged_wheel_is_refused(tmp_path, monkeypatch):
         weights.resolve("embedded:minilm-l6")
 
 
-def test_the_default_falls_back_to_offline_model_and_logs_it(monkeypatch, tiny_lm_folder, caplog):
-    def out_of_reach(name):
-        if name == str(tiny_lm_folder):
-            return tiny_lm_folder
-        raise RevelaError(f"{name} is out of reach")
+REPO = weights.Retriever.model
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors": b"weights",
+    "onnx/model.onnx": b"too much",
+}
 
-    monkeypatch.setattr(weights, "resolve", out_of_reach)
+
+class Hub:
+    """The hub as its library sees it: models with their commits, the newest first, each with its
+    files; ``answer`` is a status, or an exception, in place of one.
+    """
+
+    def __init__(self, monkeypatch, cache):
+        self.models: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.answer: int | Exception = 200
+        self.asked: list[str] = []
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+        transport = httpx.MockTransport(self.respond)
+        huggingface_hub.set_client_factory(
+            lambda: httpx.Client(transport=transport, follow_redirects=True)
+        )
+
+    def respond(self, request):
+        path = request.url.path.removeprefix("/api/models")
+        self.asked.append(path)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        name = next((name for name in self.models if path.startswith(f"/{name}")), None)
+        if self.answer != 200 or name is None:
+            error = {} if name else {"x-error-code": "RepoNotFound"}
+            status = self.answer if name else 404
+            return httpx.Response(status, headers=error, request=request)
+        known = self.models[name]
+        rest = path.removeprefix(f"/{name}").strip("/").split("/")
+        revision = rest[1] if len(rest) > 1 else "main"
+        commit = next(iter(known)) if revision == "main" else revision
+        if commit not in known:
+            headers = {"x-error-code": "RevisionNotFound"}
+            return httpx.Response(404, headers=headers, request=request)
+        if rest[0] == "tree":
+            body = [
+                {"type": "file", "path": name, "size": len(content), "oid": digest(content)}
+                for name, content in known[commit].items()
+            ]
+            return httpx.Response(200, json=body, request=request)
+        if rest[0] == "resolve":
+            content = known[commit]["/".join(rest[2:])]
+            headers = {"etag": f'"{digest(content)}"', "x-repo-commit": commit}
+            headers |= {"content-length": str(len(content))}
+            body = b"" if request.method == "HEAD" else content
+            return httpx.Response(200, content=body, headers=headers, request=request)
+        return httpx.Response(200, json={"id": name, "sha": commit}, request=request)
+
+
+def digest(content):
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with patch.dict(weights.commits, clear=True):
+        yield Hub(monkeypatch, tmp_path / "hub")
+    huggingface_hub.set_client_factory(huggingface_hub.utils._http.default_client_factory)
+
+
+def commit(number):
+    return f"{number:040x}"
+
+
+def names_in(folder):
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*"))
+
+
+def test_a_model_of_the_hub_is_downloaded_whole_and_refreshed(hub):
+    hub.models["owner/name"] = {commit(1): FILES}
+    folder = weights.resolve("owner/name")
+    assert names_in(folder) == sorted(set(FILES) - {"onnx/model.onnx"})
+    hub.models["owner/name"] = {
+        commit(2): {**FILES, "model.safetensors": b"newer"},
+        commit(1): FILES,
+    }
+    assert weights.resolve("owner/name") == folder  # a run reads one
+    weights.commits.clear()
+    assert (weights.resolve("owner/name") / "model.safetensors").read_bytes() == b"newer"
+    assert weights.commits == {"owner/name": commit(2)}
+    hub.answer = httpx.ConnectError("no network")
+    weights.commits.clear()
+    assert weights.resolve("owner/name").name == commit(2)
+    assert weights.resolve(f"owner/name@{commit(1)}") == folder
+
+
+def test_what_is_cached_without_weights_is_completed(hub, tmp_path):
+    from huggingface_hub import hf_hub_download
+
+    hub.models["owner/name"] = {commit(1): FILES}
+    for name in ("config.json", "tokenizer.json"):
+        hf_hub_download("owner/name", name)
+    hub.answer = httpx.ConnectError("no network")
+    with pytest.raises(weights.Unreachable, match="owner/name has no whole weights"):
+        weights.resolve("owner/name")
+    hub.answer = 200
+    assert (weights.resolve("owner/name") / "model.safetensors").is_file()
+    parts = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    index = {"model.safetensors.index.json": json.dumps(parts).encode()}
+    hub.models["owner/parts"] = {commit(1): {**index, "model-1.safetensors": b"some"}}
+    with pytest.raises(RevelaError, match="owner/parts has no whole weights"):
+        weights.resolve("owner/parts")
+    weights.commits.clear()
+    hub.models["owner/parts"][commit(2)] = {
+        **hub.models["owner/parts"].pop(commit(1)), "model-2.safetensors": b"rest",
+    }  # fmt: skip
+    assert len(names_in(weights.resolve("owner/parts"))) == 3
+
+
+def test_a_revision_is_named_after_an_at(hub):
+    hub.models["owner/name"] = {commit(2): FILES, commit(1): FILES}
+    assert weights.resolve(f"owner/name@{commit(1)}").name == commit(1)
+    assert weights.resolve("owner/name@main").name == commit(2)
+    assert weights.name_of(weights.resolve(f"owner/name@{commit(1)}")) == "owner/name"
+    with pytest.raises(RevelaError, match="owner/name has no revision v9: name a branch"):
+        weights.resolve("owner/name@v9")
+
+
+def test_ids_without_an_owner(hub):
+    hub.models["gpt2"] = {commit(1): FILES}
+    hub.models["sentence-transformers/all-MiniLM-L6-v2"] = {commit(2): FILES}
+    assert weights.resolve("gpt2").name == commit(1)
+    assert weights.resolve("all-MiniLM-L6-v2").name == commit(2)
+    with pytest.raises(
+        RevelaError, match="my-folder is no folder, and on the hub it does not exist"
+    ):
+        weights.resolve("my-folder")
+
+
+def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
+    hub, monkeypatch, tiny_lm_folder, tmp_path
+):
+    from revela.training.progress import Progress
+    from revela.training.run import train
+
+    files = {file.name: file.read_bytes() for file in tiny_lm_folder.iterdir()}
+    hub.models["owner/lm"] = {commit(1): files}
+    tiny = dict(layers=1, chunk_words=12, group_size=4, gate_heads=2, lora_rank=0, precision="fp32")
+    ends = dict(max_minutes=0, max_steps=2, save_every=1, check_every=0, threads=1)
+    recipe = Recipe.of(model="owner/lm", lm=str(tiny_lm_folder), **tiny, **ends)
+    documents = [Document(row["_id"], row["text"]) for row in make_rows(8)]
+    advance = Progress.advance
+
+    def dying(self):
+        advance(self)
+        raise ZeroDivisionError
+
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as killed:
+        killed.setattr(Progress, "advance", dying)
+        train(recipe, documents, tmp_path / "out")
+    weights.commits.clear()
+    hub.models["owner/lm"] = {commit(2): {"config.json": b"{}"}, **hub.models["owner/lm"]}
+    train(recipe, documents, tmp_path / "out", resume=True)
+    about = json.loads((tmp_path / "out" / "run.json").read_text())["about"]
+    assert about["revisions"] == weights.commits == {"owner/lm": commit(1)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (403, "cannot be downloaded .*403 Forbidden.*: try again later"),
+        (429, "cannot be downloaded .*429 Too Many Requests.*: try again later"),
+        (500, "cannot be downloaded .*500 Internal Server Error.*: try again later"),
+        (OSError(errno.ENOSPC, "No space left on device", "hub"), "hub cannot be written"),
+    ],
+)
+def test_only_without_a_network_does_another_model_stand_in(
+    hub, monkeypatch, tiny_lm_folder, caplog, answer, message
+):
     caplog.set_level("INFO", "revela")
-    default = Recipe.of().retriever.model
-    assert weights.find_weights(default, str(tiny_lm_folder)) == tiny_lm_folder
-    (message,) = caplog.messages
-    assert "offline_model" in message and str(tiny_lm_folder) in message
+    weights._log_once.cache_clear()
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between tries of the library
+    hub.models[REPO] = {commit(1): FILES}
+    hub.answer = answer
+    with pytest.raises(RevelaError, match=message):
+        weights.find_weights(REPO, str(tiny_lm_folder))
+    hub.answer = httpx.ConnectError("no network")
+    assert weights.find_weights(REPO, str(tiny_lm_folder)) == tiny_lm_folder
+    (said,) = caplog.messages
+    assert "offline_model" in said and str(tiny_lm_folder) in said
     with pytest.raises(RevelaError):
-        weights.find_weights(Recipe.of().retriever.model, "")
+        weights.find_weights(REPO, "")
     with pytest.raises(RevelaError):
         weights.find_weights("somebody/else", str(tiny_lm_folder))
 
@@ -88,13 +280,11 @@ def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
     spec.submodule_search_locations.append(str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     weights._log_once.cache_clear()
-    weights._fingerprint_once.cache_clear()
     caplog.set_level("INFO", "revela")
     assert weights.resolve(name) == weights.resolve(name) == cached
     (message,) = caplog.messages
     assert "Instruct" in message and "4 bits" in message
     (cached / "config.json").write_text("[]")
-    weights._fingerprint_once.cache_clear()
     with pytest.raises(RevelaError, match="has changed since it was converted: remove it"):
         weights.resolve(name)
 
@@ -107,6 +297,31 @@ def test_fingerprint_follows_the_weights(tmp_path):
     assert weights.fingerprint(tmp_path) == first
     (tmp_path / "model.safetensors").write_bytes(b"two")
     assert weights.fingerprint(tmp_path) != first
+
+
+def test_a_fingerprint_is_kept_until_they_change(tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    opened, folder = [], tmp_path / "model"
+    original = Path.open
+
+    def noting(self, *arguments, **named):
+        opened.append(self.name)
+        return original(self, *arguments, **named)
+
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(Path, "open", noting)
+    first = weights.fingerprint(folder)
+    assert weights.fingerprint(folder) == first and opened.count("model.safetensors") == 2
+    monkeypatch.setattr(weights, "SETTLED", -1.0)  # as if it had been written long ago
+    assert weights.fingerprint(folder) == weights.fingerprint(folder) == first
+    assert opened.count("model.safetensors") == 3
+    (folder / "model.safetensors").write_bytes(b"others!")
+    os.utime(folder / "model.safetensors", ns=(0, 0))
+    assert weights.fingerprint(folder) != first
+    (folder / "model.safetensors").write_bytes(b"weights")
+    assert weights.fingerprint(folder) == first
 
 
 @pytest.mark.skipif(

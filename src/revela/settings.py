@@ -153,7 +153,7 @@ class Queries(Section):
     """Prompt by three examples, or by an instruction in the chat template, which takes a larger
     model."""
     queries_file: str = setting("", rare=True)
-    "JSONL file that keeps written queries. Empty: CORPUS.queries.jsonl beside the first corpus."
+    "JSONL file that keeps written queries. Empty: one in the cache, by the place of the corpus."
     max_queries: int = 4000
     "Maximum queries to write; training uses the documents that have them. 0: no limit."
 
@@ -163,9 +163,9 @@ class Retriever(Section):
     """The model that is trained."""
 
     model: str = "HuggingFaceTB/SmolLM2-135M"
-    """Model that becomes the retriever: a hub id, a local folder, embedded:smollm2-135m (instruct,
-    4 bits) or embedded:minilm-l6; or new:tiny, new:small or new:base, an encoder-decoder without
-    training and a tokenizer of the corpus."""
+    """Model that becomes the retriever: a hub id (owner/name, or owner/name@revision), a local
+    folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6; or new:tiny, new:small
+    or new:base, an encoder-decoder without training and a tokenizer of the corpus."""
     offline_model: str = setting(OFFLINE_MODEL, rare=True)
     """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
     Empty: stop instead."""

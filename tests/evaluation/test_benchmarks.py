@@ -234,8 +234,10 @@ def test_a_model_is_filed_under_its_own_name(encoder, tmp_path, tiny_lm_folder):
         contender(str(tiny_lm_folder), tiny_lm_folder, encoder).name
         == f"local/{tiny_lm_folder.name}"
     )
-    hub = contender("owner/model", tmp_path / "snapshots" / "0123abcd", encoder)
-    assert (hub.name, hub.revision) == ("owner/model", "0123abcd")
+    snapshot = tmp_path / "models--owner--model" / "snapshots" / "0123abcd"
+    for given in ("owner/model", "owner/model@v2", "model"):
+        hub = contender(given, snapshot, encoder)
+        assert (hub.name, hub.revision) == ("owner/model", "0123abcd")
 
 
 def test_mteb_takes_a_folder_that_is_registered(folder, encoder, tmp_path):

@@ -120,9 +120,15 @@ def test_a_judge_reads_each_collection(folder, collections, read, tmp_path, monk
     monkeypatch.setattr(comparison, "train", stop)
     recipe = Recipe.of("gated", max_minutes=0, max_steps=1)
     data = SimpleNamespace(but=lambda recipe: None)
-    rest = dict(seeds=[0], points=1, check=None, bm25={}, corpus="", command="")
+    rest = dict(seeds=[0], points=1, corpus="", command="")
     with pytest.raises(RevelaError, match="stop"):
-        comparison.compare({"a": recipe}, data, collections, tmp_path / "out", **rest)
+        comparison.compare(
+            {"a": recipe},
+            lambda _: (data, SimpleNamespace(tasks=[None], bm25=dict)),
+            collections,
+            tmp_path / "out",
+            **rest,
+        )
     found = [load_collection(path) for path in collections]
     assert read == [sample_texts(c.documents, SLOTS, 0) for c in found]
     wanted = mean_outcomes(found[0], {"m": Context("corpus").into(encoder, found[0].documents)})

@@ -17,8 +17,10 @@ import pytest
 from revela.corpus.arrow_list import arrow_list
 from revela.corpus.readers import common
 from revela.errors import RevelaError
-from revela.groups.ready import group_documents, group_rows, holds_groups, read_groups
-from revela.types import Document
+from revela.groups.corpora import build_groups
+from revela.groups.folder import Member
+from revela.groups.ready import group_members, holds_groups, read_groups
+from revela.settings import Recipe
 
 LINES = [["a", "b", "c"], {"src": "posts", "text": ["d", "e", "f", "g"]}, ["h", "i", "j"]]
 
@@ -29,20 +31,10 @@ def test_groups_of_a_file_are_read(tmp_path, ending):
     text = ("\n".join(map(json.dumps, LINES)) + "\n\n").encode()
     path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
     assert holds_groups(path)
-    assert [d.id for d in group_documents(path, 3)] == [
-        f"{path.name}:1",
-        "posts:2",
-        f"{path.name}:3",
-    ]
-    rows = list(group_rows(path, 3, frozenset({"posts:2"})))
-    assert [row.text for row in rows] == list("abchij") and [row.document for row in rows] == [
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-    ]
+    rows = list(group_members(path, 3))
+    assert [row.name for row in rows[::3]] == [f"{path.name}:1", "posts:2", f"{path.name}:3"]
+    assert "".join(row.text for row in rows) == "abcdefhij"
+    assert [row.document for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +52,7 @@ def test_lines_that_are_no_groups_are_named(tmp_path, line, message):
     path = tmp_path / "c.jsonl"
     path.write_text("\n".join(map(json.dumps, [*LINES, line])))
     with pytest.raises(RevelaError, match=message):
-        list(group_documents(path, 3))
+        list(group_members(path, 3))
 
 
 @pytest.mark.parametrize("text", ["", '{"text": "a document"}\n', "{broken", "plain"])
@@ -96,9 +88,8 @@ def test_groups_of_the_hub_are_streamed(tmp_path, monkeypatch):
     assert list(read_groups(source, 3)) == [
         (f"posts {i}:{i + 1}", row["text"][:3]) for i, row in enumerate(rows)
     ]
-    assert [d.id for d in group_documents(source, 4)][-1] == "posts 599:600" and len(
-        list(group_rows(source, 4, frozenset()))
-    ) == 2400
+    members = list(group_members(source, 4))
+    assert members[-1].name == "posts 599:600" and len(members) == 2400
     assert asked and all(
         settings["streaming"] and settings["split"] == "train" for settings in asked
     )
@@ -106,6 +97,31 @@ def test_groups_of_the_hub_are_streamed(tmp_path, monkeypatch):
         RevelaError, match=r"owner/name:1 has 4 texts, fewer than a group of 5: lower --group-size"
     ):
         list(read_groups(source, 5))
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch, ready):
+    import datasets
+
+    asked, load = [], datasets.load_dataset
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *a, **named: asked.append(a) or load(*a, **named)
+    )
+    texts = [[f"passage {j} of row {i}, in a few words" for j in range(4)] for i in range(20)]
+    rows = [
+        {"src": f"posts {i}", "text": row if ready else " ".join(row)}
+        for i, row in enumerate(texts)
+    ]
+    source = hub_folder(tmp_path / "owner" / "name", rows)
+    recipe = Recipe.of("paper", group_size=4, held_out=0.1, chunk_words=8)
+    folder = build_groups(recipe, [source], tmp_path / "groups", [], None)
+    assert len(asked) == 2  # its first row, and all
+    assert len(folder.held_out) == 2 and folder.settings["documents"] == 18
+    if ready:
+        left = {document.text for document in folder.held_out}
+        stored = [[m.text for m in folder.members(range(4 * i, 4 * i + 4))] for i in range(18)]
+        assert sorted(stored) == sorted(row for row in texts if "\n\n".join(row) not in left)
+        assert {m.name for m in folder.rows} == {d.id for d in folder.documents}
 
 
 @pytest.mark.parametrize(
@@ -179,4 +195,6 @@ def test_a_small_parquet_file_of_long_groups_does_not_fill_the_memory(tmp_path):
 def test_a_file_whose_name_is_no_text_gives_groups(tmp_path):
     path = tmp_path / "caf\udce9.jsonl"
     path.write_text(json.dumps(["a", "b", "c"]))
-    assert [d.id for d in arrow_list(Document, group_documents(path, 3))] == [r"caf\xe9.jsonl:1"]
+    assert (
+        next(row.name for row in arrow_list(Member, group_members(path, 3))) == r"caf\xe9.jsonl:1"
+    )

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import huggingface_hub
 import pytest
@@ -19,6 +20,7 @@ from revela import Retriever, RevelaError
 from revela.cli import app
 from revela.retriever.publish import published, push, without_paths
 from revela.retriever.save import model_card
+from revela.weights import commits
 
 # The client that the library uses: httpx, or httpx2 from version 2 on.
 httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[0])
@@ -97,7 +99,8 @@ class Hub:
 
 @pytest.fixture(autouse=True)
 def own_client():
-    yield
+    with patch.dict(commits):
+        yield
     huggingface_hub.set_client_factory(huggingface_hub.utils._http.default_client_factory)
 
 
@@ -157,6 +160,7 @@ def test_what_was_sent_loads_by_its_id(trained, monkeypatch, tmp_path):
     (cached / "refs" / "main").write_text("0123")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.file_download, "HF_HUB_CACHE", str(tmp_path / "hub"), False)
+    hub.answers["all"] = httpx.ConnectError("no network")
     ours = Retriever("owner/name", precision="fp32")
     assert ours.folder == cached / "snapshots" / "0123"
     expected = Retriever(trained, precision="fp32").encode_passages(["ocean garden"])

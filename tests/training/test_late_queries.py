@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from revela.evaluation import comparison
 from revela.groups import query_lm
 from revela.groups.query_lm import QueriesInTraining, QueryLM
 from revela.groups.training_set import TrainingSet
+from revela.lm import generate
 from revela.objectives.find_heads import rank_heads
 from revela.settings import Recipe, presets
 from revela.training.progress import Progress
@@ -117,6 +119,15 @@ def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
     assert_equal(one, three)
     texts = [json.loads(line)["passage"] for line in (tmp_path / "q.jsonl").open()]
     assert len(texts) == len(set(texts)) == len(asked)
+
+
+def test_the_language_model_is_opened_once_for_all_blocks(asked, train_into, monkeypatch):
+    opened, write = [], generate.writer(None)
+    monkeypatch.setattr(generate, "writer", lambda folder, *_: opened.append(folder) or write)
+    monkeypatch.setattr(query_lm, "FIRST_BLOCK", 8)
+    monkeypatch.setattr(query_lm, "LARGEST_BLOCK", 8)
+    train_into("out")
+    assert len(asked) > 2 * 8 and len(opened) == 1
 
 
 @pytest.mark.parametrize("clock", ["wall", "cpu"])
@@ -218,9 +229,15 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
     monkeypatch.setattr(comparison, "train", begun)
     recipe = recipe.but(max_minutes=minutes)
     data = TrainingSet(recipe.but(**presets()["crop"]), DOCUMENTS, queries_file=tmp_path / "q")
-    given = dict(seeds=[0], points=1, check=None, bm25={}, corpus="", command="")
+    given = dict(seeds=[0], points=1, corpus="", command="")
     with pytest.raises(Begun):
-        comparison.compare({"one": recipe}, data, [], tmp_path / "out", **given)
+        comparison.compare(
+            {"one": recipe},
+            lambda _: (data, SimpleNamespace(tasks=[None], bm25=dict)),
+            [],
+            tmp_path / "out",
+            **given,
+        )
     assert bool(asked) != late
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,17 +54,13 @@ def compare(
     from revela.processes import refuse_several
 
     refuse_several()
-    recipes = recipes_of(presets, recipe_file, given)
-    data, check = read_training_set(next(iter(recipes.values())), corpus)
     found = run(
-        recipes,
-        data,
+        recipes_of(presets, recipe_file, given),
+        partial(read_training_set, corpus=corpus),
         on,
         out,
         seeds=seeds,
         points=points,
-        check=check if check.tasks else None,
-        bm25=check.bm25(),
         corpus=", ".join(map(str, corpus)),
         command="revela " + shlex.join(sys.argv[1:]),
     )

@@ -19,7 +19,8 @@ def queries(
 ) -> None:
     """Have a language model write queries for a corpus, for the objectives that read queries.
 
-    They are kept beside the corpus; a run that was stopped continues, and train uses what is there.
+    They are kept in revela's cache, or in --queries-file; a run that was stopped continues, and
+    train uses what is there.
 
     Parameters
     ----------
@@ -44,6 +45,7 @@ def queries(
     if data.folder is not None:
         raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")
     data.write_queries()
+    print(f"queries are kept in {data.queries_file}")
     rows = [row for row in data.rows if row.query]
     for row in rows[:: max(1, len(rows) // max(1, show))][:show]:
         print(f"\n{one_line(row.query)}\n   {snippet(row.text)}")

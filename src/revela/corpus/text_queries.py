@@ -15,7 +15,7 @@ from itertools import groupby
 
 from revela.corpus.chunk import sentences
 from revela.corpus.code import documented_functions
-from revela.corpus.words import count_terms, terms
+from revela.corpus.words import count_terms, splits_word, terms
 from revela.types import Chunk, Document, hash64
 
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 4, 40
@@ -85,8 +85,15 @@ def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
 
 
 def _without(text: str, part: str) -> str:
-    rest = text.replace(part, "", 1)
-    return rest if rest.strip() else text
+    """The text without this part, where it cuts no word in two and something is left."""
+    start = text.find(part)
+    while start >= 0:
+        end = start + len(part)
+        if not (splits_word(text, start) or splits_word(text, end)):
+            rest = text[:start] + text[end:]
+            return rest if rest.strip() else text
+        start = text.find(part, start + 1)
+    return text
 
 
 def with_authors_words(chunks: Sequence[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:

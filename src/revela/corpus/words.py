@@ -112,6 +112,16 @@ def terms(text: str) -> list[str]:
     return _TERM.findall(text)
 
 
+def splits_word(text: str, place: int) -> bool:
+    """Whether a text that is cut before this character is cut within one of its ``terms``.
+
+    >>> splits_word("Article 5", 3), splits_word("Art 5", 3), splits_word("花丛", 1)
+    (True, False, False)
+    """
+    pair = text[place - 1 : place + 1]
+    return 0 < place < len(text) and terms(pair) == [pair]
+
+
 def count_terms(some: Sequence[str]) -> int:
     """How many words so many ``terms`` are, rounded up."""
     if not _UNSPACED.search("".join(some)):

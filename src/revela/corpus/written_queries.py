@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from revela.corpus.readers.common import BEGINNING
 from revela.corpus.text_queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.corpus.words import count_terms, runs, terms
 from revela.errors import RevelaError
@@ -54,7 +55,6 @@ EXAMPLES = Prompting(
 )
 PROMPTINGS = {"examples": EXAMPLES, "instruction": INSTRUCTION}
 OPENING, CLOSING = "<question>", "</question>"
-BEGINNING = b'{"passage": "'  # every line of a QueryFile starts with it
 COPIED = 8  # words in a row that a question may not share with its passage
 # Where a question ends: at its mark, in Greek a semicolon; in Armenian the mark stands inside.
 _ASKED = re.compile(
@@ -170,6 +170,7 @@ class QueryFile:
         from filelock import FileLock
 
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
             with lock, self.path.open("ab+") as handle:
                 handle.seek(self._complete)

@@ -38,7 +38,7 @@ from revela.retriever.encode import (
 )
 from revela.settings import Precision
 from revela.types import Encoder, Vectors
-from revela.weights import EMBEDDED, fingerprint, resolve
+from revela.weights import EMBEDDED, fingerprint, name_of, resolve
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,8 @@ def contender(given: str, folder: Path, encoder: RetrieverEncoder) -> Contender:
         return Contender(encoder, given.replace(":", "/"), fingerprint(folder))
     if Path(given).exists():
         return Contender(encoder, f"local/{folder.resolve().name}", fingerprint(folder))
-    return Contender(encoder, given, folder.name)  # the hub's cache names a snapshot by its commit
+    # The hub's cache names a snapshot by its commit.
+    return Contender(encoder, name_of(folder), folder.name)
 
 
 def register(model: str | Path, precision: Precision = "auto") -> ModelMeta:

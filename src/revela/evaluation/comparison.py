@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
 from revela.errors import RevelaError
 from revela.evaluation.beir import load_collection, mean_outcomes
+from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint
 from revela.files import atomic_write
 from revela.groups.training_set import TrainingSet
 from revela.index.contexts import Context
-from revela.settings import Recipe
+from revela.settings import Corpus, Recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
     refuse_another,
     remove_begun,
     settings_of,
 )
-from revela.training.run import Check, train
+from revela.training.run import train
 from revela.types import Encoder
 
 log = logging.getLogger(__name__)
@@ -29,14 +30,12 @@ log = logging.getLogger(__name__)
 
 def compare(
     recipes: Mapping[str, Recipe],
-    data: TrainingSet,
+    read: Callable[[Recipe], tuple[TrainingSet, HeldOutCheck]],
     on: Sequence[Path],
     out: Path,
     *,
     seeds: Sequence[int],
     points: int,
-    check: Check | None,
-    bm25: dict[str, float],
     corpus: str,
     command: str,
 ) -> Comparison:
@@ -48,16 +47,27 @@ def compare(
 
     Args:
         recipes: by name.
-        data: the training set.
+        read: gives the training set of a recipe and the label-free check beside it; called for
+            every way in which the recipes read the corpus.
         on: BEIR-layout folders to score on; nothing is selected by these scores.
         out: folder of the runs.
         seeds: of the runs, one after another.
         points: checks per run.
-        check, bm25, corpus, command: as for ``train``.
+        corpus, command: as for ``train``.
 
     Raises:
-        RevelaError: a run's folder holds something else, or a run of other settings or documents.
+        RevelaError: a run's folder holds something else, or a run of other settings or documents;
+            too little is held out.
     """
+    readings: dict[Corpus, tuple[TrainingSet, HeldOutCheck]] = {}
+    for name, recipe in recipes.items():
+        if recipe.corpus not in readings:
+            readings[recipe.corpus] = read(recipe)
+        if not readings[recipe.corpus][1].tasks:
+            raise RevelaError(
+                f"{name}: runs are compared beside the label-free check, and too few documents are "
+                "held out for one: raise --held-out, or add text"
+            )
     collections = [load_collection(folder) for folder in on]
     lexical = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}
 
@@ -71,13 +81,14 @@ def compare(
         folder = out / f"{name}-{seed}"
         recipe = recipe.but(seed=seed, checks=points)
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
+        data, check = readings[recipe.corpus]
+        own = data.but(recipe)
         if (folder / "modules.json").is_file() and not begun:
-            refuse_another(settings_of(recipe), data.fingerprint, folder, FREE_WHEN_DONE)
+            refuse_another(settings_of(recipe), own.fingerprint, folder, FREE_WHEN_DONE)
         else:
             log.info(f"== {name}, seed {seed}")
             if not begun:
                 remove_begun(folder)
-            own = data.but(recipe)
             if recipe.training.max_minutes:
                 own.write_queries()  # otherwise the first run would spend its time on them
             outcome = train(
@@ -85,7 +96,7 @@ def compare(
                 own,
                 folder,
                 check=check,
-                bm25=bm25,
+                bm25=check.bm25(),
                 corpus=corpus,
                 command=command,
                 resume=begun,

@@ -15,8 +15,8 @@ from sentence_transformers import SentenceTransformer
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.errors import RevelaError
 from revela.groups.documents import mixed_groups
-from revela.groups.folder import KEPT, GroupFolder, refuse_out, save_groups
-from revela.groups.ready import group_documents, group_rows, holds_groups
+from revela.groups.folder import KEPT, GroupFolder, Member, refuse_out, save_groups
+from revela.groups.ready import group_members, holds_groups
 from revela.groups.training_set import TrainingSet, split_held_out
 from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
@@ -135,19 +135,23 @@ def _domain(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) 
 
 def _ready(recipe: Recipe, source: Path) -> Domain:
     """Groups that are ready: a row is a group, and counts as a document."""
+    size = recipe.groups.group_size
+    members = arrow_list(Member, group_members(source, size))  # the source is read once
+    rows_of_source = zip(*[iter(members)] * size, strict=True)
     documents, held = split_held_out(
-        arrow_list(Document, group_documents(source, recipe.groups.group_size)),
+        arrow_list(
+            Document,
+            (Document(row[0].name, "\n\n".join(m.text for m in row)) for row in rows_of_source),
+        ),
         recipe.corpus.held_out,
         recipe.corpus.held_out_at_most,
     )
-    rows = arrow_list(
-        Chunk,
-        group_rows(source, recipe.groups.group_size, frozenset(document.id for document in held)),
-    )
+    left_out = {document.id for document in held}
+    texts = (member.text for member in members if member.name not in left_out)
+    rows = arrow_list(Chunk, (Chunk(i // size, text) for i, text in enumerate(texts)))
     log.info(
         f"read {len(documents) + len(held):,} groups from {source}; {len(held):,} of them held out"
     )
-    size = recipe.groups.group_size
     return Domain(
         documents,
         held,

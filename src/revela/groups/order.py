@@ -120,6 +120,14 @@ def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
     )
 
 
+def number_of_stored(recipe: Recipe, folder: GroupFolder) -> int:
+    """How many groups an epoch of ``stored_order`` has."""
+    if recipe.objective.reads != "queries":
+        return len(folder)
+    has_query = folder.rows.column("query") != ""
+    return int(has_query.reshape(len(folder), folder.size).any(axis=1).sum())
+
+
 def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
     """The rows, similar ones next to each other; pairs of query and chunk by both texts."""
     began = time.monotonic()

@@ -9,6 +9,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from revela.corpus.written_queries import (
     REPEATED,
     Answer,
     QueryFile,
+    Writer,
     documents_with_chunks,
     without_repeats,
     write_queries,
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 WRITING_BATCH = 32
 NO_QUERY = "no chunk has a query: try another --queries than {}, or another --query-lm"
 # Chunks whose queries are written at a time while a retriever trains, at first and later: steps
-# wait for a block, and the language model is opened anew for each.
+# wait for a block.
 FIRST_BLOCK, LARGEST_BLOCK = 64, 256
 
 
@@ -91,6 +93,7 @@ def written_answers(
         log.info(f"{lm}: {missing:,}")
         with tqdm(total=missing, unit="query") as bar:
             lm.write(texts, bar.update)
+        lm.close()
     answers = without_repeats([lm.file.get(t) or Answer() for t in texts])
     log.info(_kept(answers, of))
     return answers
@@ -131,7 +134,8 @@ class QueryLM:
         return len({text for text in texts if self.file.get(text) is None})
 
     def write(self, texts: Sequence[str], progress: Callable[[int], object]) -> None:
-        """Ask for a query to each text without an answer; the LM is in memory only meanwhile.
+        """Ask for a query to each text without an answer; the LM is opened for the first, and stays
+        in memory until ``close``.
 
         Args:
             texts: as they are to be found.
@@ -140,20 +144,22 @@ class QueryLM:
         Raises:
             RevelaError: the language model or the file cannot be used.
         """
-        from revela.lm.generate import writer
-
         if not self.missing(texts):
             return
-        recipe = self.recipe
-        torch.set_num_threads(cores(recipe.training.threads))
-        write = writer(
-            self.folder,
-            PROMPTINGS[recipe.queries.query_prompting],
-            recipe.lm.lm_tokens,
-            recipe.training.precision,
-        )
-        write_queries(texts, self.file, write, WRITING_BATCH, progress)
-        del write
+        torch.set_num_threads(cores(self.recipe.training.threads))
+        write_queries(texts, self.file, self._writer, WRITING_BATCH, progress)
+
+    @cached_property
+    def _writer(self) -> Writer:
+        from revela.lm.generate import writer
+
+        prompting = PROMPTINGS[self.recipe.queries.query_prompting]
+        tokens, precision = self.recipe.lm.lm_tokens, self.recipe.training.precision
+        return writer(self.folder, prompting, tokens, precision)
+
+    def close(self) -> None:
+        """Free the LM's memory."""
+        self.__dict__.pop("_writer", None)
         gc.collect()  # a model of transformers refers to itself
 
 

@@ -8,11 +8,11 @@ missing. A folder of Parquet files is read in the order of their names.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,20 @@ from revela.corpus.readers.common import DamagedFile, is_unicode, numbered_lines
 from revela.corpus.readers.hub import PREFIX, hub_rows
 from revela.corpus.readers.tables import open_parquet, row_by_row
 from revela.errors import RevelaError, first_line
-from revela.types import Chunk, Document
+from revela.groups.folder import Member
 
 
 def holds_groups(source: Path) -> bool:
     """Whether a source's rows are groups; its first row tells."""
     if files := _parquet_files(source):
         return _holds_lists(files[0])
-    if not str(source).startswith(PREFIX) and not (
-        source.is_file() and {".jsonl", ".ndjson", ".json"} & set(source.suffixes)
-    ):
-        return False
+    if str(source).startswith(PREFIX):
+        return _first_of_hub_is_group(source)
+    is_lines = source.is_file() and {".jsonl", ".ndjson", ".json"} & set(source.suffixes)
+    return bool(is_lines) and _first_is_group(source)
+
+
+def _first_is_group(source: Path) -> bool:
     try:
         _, first = next(_rows(source), (0, None))
     except RevelaError:
@@ -39,6 +42,9 @@ def holds_groups(source: Path) -> bool:
     return isinstance(first, list) or (
         isinstance(first, dict) and isinstance(first.get("text"), list)
     )
+
+
+_first_of_hub_is_group = functools.cache(_first_is_group)  # over the network, asked once
 
 
 def read_groups(source: Path, size: int) -> Iterator[tuple[str, list[str]]]:
@@ -157,14 +163,7 @@ def _no_group(source: Path, number: int) -> RevelaError:
     )
 
 
-def group_rows(source: Path, size: int, leave_out: frozenset[str]) -> Iterator[Chunk]:
-    """The chunks of a source that ``holds_groups``, as of one document a row; those of the named
-    rows are left out.
-    """
-    kept = (texts for name, texts in read_groups(source, size) if name not in leave_out)
-    return chain.from_iterable((Chunk(i, text) for text in texts) for i, texts in enumerate(kept))
-
-
-def group_documents(source: Path, size: int) -> Iterator[Document]:
-    """A document for each row of a source that ``holds_groups``."""
-    return (Document(name, "\n\n".join(texts)) for name, texts in read_groups(source, size))
+def group_members(source: Path, size: int) -> Iterator[Member]:
+    """The chunks of a source that ``holds_groups``, as of one document a row."""
+    for number, (name, texts) in enumerate(read_groups(source, size)):
+        yield from (Member(number, text, name=name) for text in texts)

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all
 from revela.corpus.judgements import judged, pair_rows
 from revela.corpus.read import read_for
+from revela.corpus.readers.common import QUERIES
 from revela.corpus.text_queries import (
     number_of_query,
     with_authors_words,
@@ -38,6 +40,7 @@ from revela.groups.folder import GroupFolder, is_group_folder
 from revela.groups.order import (
     IterativeGroups,
     Model,
+    number_of_stored,
     order_of_groups,
     similar_order,
     stored_order,
@@ -56,6 +59,7 @@ from revela.processes import cores, count
 from revela.settings import Recipe
 from revela.silence import waiting
 from revela.types import Chunk, Document, Encoder
+from revela.weights import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +120,7 @@ class TrainingSet:
         Args:
             recipe: how it is read.
             sources: files and folders, or hub:owner/name.
-            queries_file: keeps written queries; default: a file beside the first source.
+            queries_file: keeps written queries; default: ``default_queries_file``.
 
         Raises:
             RevelaError: a source cannot be read, or holds groups that are not stored; several
@@ -139,9 +143,18 @@ class TrainingSet:
         return cls(recipe, rest, held_out, kept)
 
     def but(self, recipe: Recipe) -> TrainingSet:
-        """The same documents for another recipe."""
+        """The same documents for another recipe.
+
+        Raises:
+            RevelaError: it would read others of the corpus, or cut them otherwise.
+        """
         if recipe == self.recipe:
             return self
+        if recipe.corpus != self.recipe.corpus:
+            raise RevelaError(
+                "this corpus was read with other settings of [corpus] than the recipe has: read it "
+                "again by TrainingSet.read"
+            )
         source: Any = self.documents if self.folder is None else self.folder
         return TrainingSet(recipe, source, self.held_out, self.queries_file)
 
@@ -207,7 +220,7 @@ class TrainingSet:
         return found
 
     def groups(self, model: SentenceTransformer, encoder: Encoder, folder: Path) -> Groups:
-        """epoch -> its groups, as indices of ``rows``. The first epoch is built once.
+        """epoch -> its groups, as indices of ``rows``.
 
         Args:
             model: the untrained retriever.
@@ -221,26 +234,22 @@ class TrainingSet:
         if len(rows) < recipe.groups.group_size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
-            build = stored_order(recipe, self.folder)
-        elif recipe.groups.kind == "iterative":
-            build = order_of_groups(recipe, rows)
+            groups = stored_order(recipe, self.folder)
+            number = number_of_stored(recipe, self.folder)
         else:
-            build = self.similar_groups(lambda: model)
-        first = list(build(0))
-        if not first:
+            by_rows = recipe.groups.kind == "iterative"
+            build = order_of_groups(recipe, rows) if by_rows else self.similar_groups(lambda: model)
+            groups, number = _with_first_epoch(build, recipe.groups.group_size)
+        if not number:
             raise RevelaError(self._no_group())
-        self.groups_per_epoch = len(first)
+        self.groups_per_epoch = number
         made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
         log.info(
             f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
-            f"-> {len(first):,} groups of {recipe.groups.group_size} per epoch"
+            f"-> {number:,} groups of {recipe.groups.group_size} per epoch"
         )
         if recipe.groups.kind == "iterative":
             return IterativeGroups(recipe, rows, encoder, folder)
-
-        def groups(epoch: int) -> Iterator[list[int]]:
-            return iter(first) if epoch == 0 else build(epoch)
-
         if self.written is None:
             return groups
         if missing := self.written.missing():
@@ -283,6 +292,16 @@ class TrainingSet:
         )
 
 
+def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
+    """The same groups, of which the first epoch is built here and kept, and how many it has."""
+    first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
+
+    def groups(epoch: int) -> Iterator[list[int]]:
+        return (group.tolist() for group in first) if epoch == 0 else build(epoch)
+
+    return groups, len(first)
+
+
 def _refuse_several_readers() -> None:
     if count() > 1:
         raise RevelaError(
@@ -292,12 +311,20 @@ def _refuse_several_readers() -> None:
 
 
 def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
-    """Where queries written for a corpus are kept: beside its first source."""
-    name = str(sources[0])
-    if name.startswith("hub:"):
-        name = name.removeprefix("hub:").replace("/", "-").replace(":", "-")
-    first = Path(os.path.realpath(name))  # a link to itself is one that cannot be read
-    return Path(recipe.queries.queries_file or first.with_name(f"{first.name}.queries.jsonl"))
+    """Where queries written for a corpus are kept: in the cache, by the place of its first source;
+    or beside that, where an earlier version has begun a file.
+    """
+    if recipe.queries.queries_file:
+        return Path(recipe.queries.queries_file)
+    source = str(sources[0])
+    name = source.removeprefix("hub:").replace("/", "-").replace(":", "-")
+    # A link to itself is one that cannot be read.
+    first = Path(os.path.realpath(name if source.startswith("hub:") else source))
+    beside = first.with_name(f"{first.name}{QUERIES}")
+    place = source if source.startswith("hub:") else str(first)
+    digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
+    cached = cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
+    return beside if beside.is_file() else cached
 
 
 def _digest(documents: Iterable[Document], asked: Iterable[Chunk] = ()) -> str:

@@ -20,6 +20,7 @@ from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix, remove_unfinished
 from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints
+from revela.weights import commits
 
 RUN_FILE, TRACKER_FOLDER = "run.json", "tracker"
 # All that a run may have written before its first checkpoint.
@@ -82,12 +83,14 @@ def refuse_another(settings: dict[str, Any], digest: str, out: Path, free: Colle
 
 
 def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Path | None:
-    """The last checkpoint of the run in ``out``; None if it was stopped before the first.
+    """The last checkpoint of the run in ``out``; None if it was stopped before the first. Models of
+    the hub are read as they were when it began.
 
     Raises:
         RevelaError: the run is finished, or has other settings or another corpus.
     """
     refuse_another(settings, digest, out, FREE)
+    commits.update(_record(out).get("about", {}).get("revisions", {}))
     checkpoints = saved_checkpoints(out / "checkpoints")
     if not checkpoints and (out / "modules.json").exists():
         remove_unfinished(out, ["checkpoints"])

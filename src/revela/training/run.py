@@ -57,7 +57,7 @@ from revela.training.record import (
     write_record,
 )
 from revela.types import Document, Encoder
-from revela.weights import NEW, find_weights
+from revela.weights import NEW, commits, find_weights
 
 log = logging.getLogger(__name__)
 
@@ -444,6 +444,7 @@ class Run:
             "command": self.command,
             **made,
             "corpus_digest": data.fingerprint,
+            "revisions": {k: v for k, v in commits.items() if k in self.recipe.flat().values()},
             "bm25": self.bm25,
             "untrained": self.untrained,
             **environment(),

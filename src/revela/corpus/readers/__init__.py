@@ -19,6 +19,7 @@ from revela.corpus.readers.common import (
     NoDocuments,
     ReadReport,
     UnsupportedFile,
+    is_query_file,
     read_utf8,
     refuse_changes,
     shown,
@@ -137,6 +138,9 @@ def _is_wanted(file: Path, report: ReadReport) -> bool:
     is_posts = ending != ".xml" or file.name.lower().startswith("posts.xml")
     if not (wanted := ending in READERS and is_posts):
         report.leave(file)
+    elif is_query_file(file):
+        report.leave(file, "queries that revela wrote")
+        return False
     return wanted
 
 

@@ -26,6 +26,8 @@ MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
 COMPRESSED = (".gz", ".zst")  # one file each, of any format
 NAMED = 5  # places that the report names per reason
+BEGINNING = b'{"passage": "'  # of every line of a file of written queries
+QUERIES = ".queries.jsonl"  # ends the name of one that an earlier version wrote beside its corpus
 ENDINGS = 10  # that the report names per reason why such files were not read
 
 
@@ -305,6 +307,17 @@ def _entries(folder: Path, report: ReadReport) -> list[tuple[Path, bool]]:
         return []
     skipped = SKIPPED_FOLDERS
     return [(folder / name, is_dir) for name, is_dir in found if not (is_dir and name in skipped)]
+
+
+def is_query_file(path: Path) -> bool:
+    """Whether a file that stands in a corpus holds queries that were written for it."""
+    if not path.name.endswith(QUERIES):
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(BEGINNING)) == BEGINNING
+    except OSError:
+        return False  # whoever reads documents says what is wrong
 
 
 def _skip_unreadable(path: Path, error: OSError, report: ReadReport) -> None:

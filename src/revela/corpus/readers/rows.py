@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -126,16 +127,35 @@ def _list_names(names: Collection[str]) -> str:
     return ", ".join(shown + ["..."] * (len(names) > 12)) or "nothing"
 
 
-_DEFINITIONS = (
-    *("def ", "class ", "import ", "from ", "async def ", "@"),
-    *("public ", "private ", "static ", "function ", "func ", "fn ", "#include"),
+# What source code begins with and prose does not: decorators or annotations, and then a definition
+# or an import as a whole. "function words (of, the)" and "public schools (K-12)" are none.
+_DEFINITION = re.compile(
+    r"""
+    (?: @[\w.]+ (?: \( (?: [^()] | \([^()]*\) )* \) )? \s+ )*
+    (?: (?: async\s+ )? def \s+ [\w.]+ [?!]? \s* [(\[:=\n]
+    | class \s+ \w+ (?: \( | [^\n;]* \{ \s*$ | \s*:\s*$ )
+    | class \s+ [A-Z]\w* (?: \s*<\s* [\w:]+ )? \s*\n
+    | from \s+ [\w.]+ \s+ import \s
+    | import \s+ (?: ["'{(*] | [^\n]* \s from \s+ ["'] )
+    | import \s+ (?: static\s+ )? [\w.*]+ (?: \s+as\s+\w+ )?
+      (?: \s*,\s* [\w.]+ (?: \s+as\s+\w+ )? )* \s* ;? \s* (?: (?: \# | // ) .* )? $
+    | \#include \s* [<"]
+    | (?: pub\s+ )? fn \s+ \w+ \s* [(<]
+    | func \s+ (?: \([^)]*\) \s* )? \w+ \s* [(<\[]
+    | function \s* \*? \s* [\w$]* \s* \([^)]*\) \s* (?: : \s* [\w<>|\[\]]+ \s* )? \{
+    | function \s+ [\w.:]+ \([^)]*\) \s*$
+    | (?: public | private | protected | static ) \s+
+      (?: (?: val | var | let | const | fun | func | def ) \s+ \w
+      | [^{};]{0,300} (?: ; | \{ (?: [^\n]* \} )? ) \s*$ )
+    )
+    """,
+    re.VERBOSE | re.MULTILINE,
 )
 
 
 def _kind_of(key: str, text: str) -> Kind:
-    """Code if the id ends like a source file, or the text begins like a definition."""
+    """Code if the id ends like a source file, or the text begins with a definition."""
     if "." in key and Path(key).suffix.lower() in CODE:
         return "code"
-    head = text[:400].lstrip()[:200]
-    has_syntax = ("\n" in text or "(" in head) and any(c in head for c in "(){}:;=")
-    return "code" if head.startswith(_DEFINITIONS) and has_syntax else "prose"
+    head = text[:1000].lstrip()
+    return "code" if _DEFINITION.match(head) else "prose"
