@@ -317,6 +317,21 @@ def test_stream_e_ends_with_the_last_keys_that_are_read():
     assert ran == [0, 1] and sorted(memory.keys) == [1, 2]
 
 
+def test_a_layer_that_does_not_run_again_is_not_put_together():
+    """FSDP does that in a hook before the layer's forward pass."""
+    ids, mask, weights = batch()
+    lm = LanguageModel(build("llama").requires_grad_(False))
+    packed, called = lm.pack(ids, mask), []
+    for i, layer in enumerate(lm.model.model.layers):
+        layer.register_forward_pre_hook(lambda *_, i=i: called.append(i))
+    memory = lm.read(packed, [2, 3])
+    mix = InBatchAttention(weights, packed.lengths, torch.full((4, 4), 0.3), v_norm=False)
+    lm.loss(packed, memory, mix)
+    assert called == [0, 1, 2, 3, 2, 3]
+    lm.predict(packed)
+    assert called[6:] == [0, 1, 2, 3]
+
+
 def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
     """Cohere scales its logits."""
     import transformers as t

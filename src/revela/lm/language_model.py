@@ -19,6 +19,7 @@ key-value heads, D head width, V vocabulary.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -396,10 +397,16 @@ def _on_output(layer: nn.Module, callback: Callable[[Any], None]) -> Iterator[No
 
 @contextmanager
 def _replaced_forward(layers: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """While open, these layers only call ``forward``, without their hooks: those of a layer that
+    processes share would put it together.
+    """
+    hooks = [(layer._forward_pre_hooks, layer._forward_hooks) for layer in layers]
     for layer in layers:
         layer.forward = forward
+        layer._forward_pre_hooks, layer._forward_hooks = OrderedDict(), OrderedDict()
     try:
         yield
     finally:
-        for layer in layers:
+        for layer, (before, after) in zip(layers, hooks, strict=True):
             del layer.forward
+            layer._forward_pre_hooks, layer._forward_hooks = before, after

@@ -156,7 +156,8 @@ class Start:
     Args:
         at_start: a context in which the objective's model is what it was.
         keep: keep the vector of each text, so that it is computed once; only for a model whose
-            vector of a text depends on nothing else.
+            vector of a text depends on nothing else. A resumed run reads the texts again, beside
+            others maybe, so that the last bits of these vectors may be others.
     """
 
     def __init__(
