@@ -324,8 +324,7 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
         collate = ChunkBatches(parts, load_tokenizer(folder), "first-half")
 
         def read(batch: Rows, collate: ChunkBatches = collate) -> dict[str, torch.Tensor]:
-            some = [(epoch, row, chunks[row]) for epoch, row in batch]
-            return collate([{**vars(c), "row": row, "epoch": epoch} for epoch, row, c in some])
+            return collate([{"text": chunks[row].text, "document": row} for _, row in batch])
 
         with tempfile.TemporaryDirectory() as out:
             progress = Progress(clock, Metrics(Path(out, "metrics.jsonl")))
