@@ -8,7 +8,8 @@
 A training step in the forms of forms.py, on the CPU: medians of times and ratios; peak memory of
 each form in a process of its own. A form that does not fit into free memory is left out, and so are
 naive forms above --naive-up-to chunks. Encoding: revela's encoder beside SentenceTransformer.encode
-on texts of mixed lengths. Chunking: MB/s, by one and more processes. On a GPU, where there is one:
+on texts of mixed lengths. Reading: what a device that computes by itself waits for the tokenizer.
+Chunking: MB/s, by one and more processes. On a GPU, where there is one:
 the step at the size of larger models (gpu.py).
 
 Without --data the text is the Python source installed on this machine. Results go to
@@ -27,8 +28,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,12 +58,15 @@ from revela.corpus.chunk import chunk_all, sentences
 from revela.corpus.read import read_corpus
 from revela.device import autocast, has_fast_bf16
 from revela.lm.language_model import load_language_model, load_tokenizer
+from revela.objectives.base import ChunkBatches, Parts
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe, presets
 from revela.silence import silence_libraries
-from revela.types import Document
+from revela.training.loop import Loop, Rows
+from revela.training.progress import Clock, Metrics, Progress
+from revela.types import Chunk, Document
 from revela.weights import resolve
 
 OUT = Path(__file__).parents[1] / "out"
@@ -283,6 +288,66 @@ def encoding(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     return rows
 
 
+class Sleeping(torch.nn.Module):
+    """In place of an objective on a GPU: it takes so many seconds, and no core."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.weight = seconds, torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, _features: Any) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return self.weight * 1
+
+
+def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
+    """Steps of 20 ms on a device that is no CPU, for a group of 16 chunks of 156 tokens: how much
+    longer they take because batches have to be made.
+    """
+    folder, step, rows = resolve(SMOL), 0.02, list[Row]()
+    recipe = Recipe.of(**presets()["gated"], max_minutes=0.0, max_steps=arguments.reading + 2)
+    model = build_retriever(
+        folder,
+        layers=1,
+        pooling="mean",
+        max_tokens=512,
+        lower_case=False,
+        query_prompt=recipe.retriever.query_prompt,
+        passage_prompt=recipe.retriever.passage_prompt,
+    )
+    chunks = arrow_list(Chunk, (Chunk(i, text) for i, text in enumerate(pieces(texts, 130))))
+    size = recipe.groups.group_size
+    groups = [list(range(i, i + size)) for i in range(0, len(chunks) - size + 1, size)]
+    for form, ahead in (("ours", True), ("without reading ahead", False)):
+        clock, ends = Clock(recipe.training.max_steps, 0), list[float]()
+        parts = Parts(recipe, model, [], chunks, CPU, False, count=clock.count)
+        collate = ChunkBatches(parts, load_tokenizer(folder), "first-half")
+
+        def read(batch: Rows, collate: ChunkBatches = collate) -> dict[str, torch.Tensor]:
+            return collate([{"text": chunks[row].text, "document": row} for _, row in batch])
+
+        with tempfile.TemporaryDirectory() as out:
+            progress = Progress(clock, Metrics(Path(out, "metrics.jsonl")))
+            progress.advance = lambda ends=ends: ends.append(time.perf_counter())  # type: ignore
+            given = (recipe, Sleeping(step), lambda _: iter(groups), read, progress, None)
+            Loop(*given, Path(out), CPU, ahead=ahead).run()
+        took = np.diff(ends)[1:]
+        row: Row = {"what": f"{len(took)} steps of 20 ms, 16 x 156 tokens", "form": form}
+        rows.append(
+            row | {"seconds": float(np.median(took)), "idle": float(1 - step / took.mean())}
+        )
+        print_row(rows[-1])
+    return rows
+
+
+def pieces(texts: Sequence[str], words: int) -> Iterator[str]:
+    """Pieces of so many words."""
+    for text in texts:
+        some = text.split()
+        for start in range(0, len(some) - words + 1, words):
+            yield " ".join(some[start : start + words])
+
+
 def chunking(arguments: argparse.Namespace, documents: ArrowList[Document]) -> list[Row]:
     """MB/s of splitting sentences, and of cutting a stored corpus into chunks of 120 words."""
     megabytes = sum(len(d.text.encode()) for d in documents) / 1e6
@@ -338,7 +403,13 @@ def main() -> None:
     parser.add_argument(
         "--what",
         nargs="*",
-        default=["steps", "encoding", "chunking", *(["gpu"] if torch.cuda.is_available() else [])],
+        default=[
+            "steps",
+            "encoding",
+            "reading",
+            "chunking",
+            *(["gpu"] if torch.cuda.is_available() else []),
+        ],
     )
     parser.add_argument("--preset", nargs="*", default=["gated", "paper"])
     parser.add_argument("--chunks", type=int, nargs="*", default=[16])
@@ -348,6 +419,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--layers", type=int, default=6, help="of the retriever")
     parser.add_argument("--encode", type=int, default=400, help="texts")
+    parser.add_argument("--reading", type=int, default=200, help="steps")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--limit",
@@ -373,7 +445,7 @@ def main() -> None:
         return child(arguments)
     device = gpu.the_gpu() if "gpu" in arguments.what else CPU
     rows: list[Row] = []
-    if {"steps", "encoding", "chunking"} & set(arguments.what):
+    if {"steps", "encoding", "reading", "chunking"} & set(arguments.what):
         documents = corpus(arguments.data)
         texts = [d.full_text for d in documents[:4000]]
     if "steps" in arguments.what:
@@ -381,6 +453,8 @@ def main() -> None:
         plot(rows, OUT / f"{arguments.out}.png")
     if "encoding" in arguments.what:
         rows += encoding(arguments, texts)
+    if "reading" in arguments.what:
+        rows += reading(arguments, texts)
     if "chunking" in arguments.what:
         rows += chunking(arguments, documents)
     (OUT / f"{arguments.out}.json").write_text(json.dumps(rows, indent=1))

@@ -106,6 +106,13 @@ def test_a_run_that_stops_and_resumes_there_is_the_recorded_one(runs, name):
         assert found == pytest.approx(values, rel=RELATIVE, abs=least), what
 
 
+def test_a_run_in_bf16_is_nearly_the_recorded_one(runs):
+    half, recorded = runs["gated in bf16"], json.loads(FILE.read_text())["gated"]
+    assert "error" not in half, half["error"]
+    assert half["loss"] == pytest.approx(recorded["loss"][:4], rel=2e-3)
+    assert half["loss"] != runs["gated"]["loss"]
+
+
 def test_a_step_of_the_default_waits_for_the_device_this_often(runs):
     """After the first; of the loop itself only the line of metrics.jsonl waits, and once."""
     for step in runs["gated"]["waits"][1:]:

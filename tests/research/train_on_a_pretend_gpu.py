@@ -29,11 +29,14 @@ from revela.objectives import find_heads
 from revela.settings import Recipe
 from revela.training import run
 from revela.training.progress import Clock, Progress
+from tests import test_records
 from tests.research.pretend_gpu import DEVICE, waits
-from tests.test_records import DOCUMENTS, MORE, RUNS
+from tests.test_records import DOCUMENTS, MORE
 
 CPU = torch.device("cpu")
 STOPS = [2, 4]  # steps, of eight
+HALF = "gated in bf16"
+RUNS = {**test_records.RUNS, HALF: test_records.RUNS["gated"] | dict(precision="bf16")}
 CHECK = HeldOutCheck(tasks(MORE[24:32], 12, 8, 24, 0))
 
 

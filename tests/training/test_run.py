@@ -950,7 +950,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(recipe, documents, tmp_
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("revela.training.checkpoint.save_file", full)
+        patch.setattr("revela.training.checkpoint._moments", full)
         with pytest.raises(RevelaError, match=r"checkpoint-3 cannot be written \(no space left"):
             train(recipe, documents, out)
     train(recipe, documents, out, resume=True)
