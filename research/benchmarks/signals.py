@@ -39,7 +39,7 @@ from revela.objectives.revela import RevelaLoss, gates_on_heads, others
 from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.fit import fit_to_chunks
-from revela.retriever.tokens import first_half
+from revela.retriever.tokens import halves
 from revela.settings import Recipe
 from revela.silence import silence_libraries
 from revela.weights import resolve
@@ -126,7 +126,7 @@ class Signal:
         return cosine_BB / others(cosine_BB).std(dim=1, correction=0, keepdim=True)
 
     def halves(self, texts: Sequence[str]) -> list[str]:
-        return [first_half(text, self.tokenizer, self.recipe.lm.lm_tokens) for text in texts]
+        return halves(texts, self.tokenizer, self.recipe.lm.lm_tokens)
 
     def cosines(self, queries: Sequence[str], passages: Sequence[str]) -> Tensor:
         """(Q, B), by the fitted retriever."""

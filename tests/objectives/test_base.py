@@ -12,7 +12,7 @@ from conftest import Embed
 from revela.objectives import base
 from revela.objectives.base import ChunkBatches, Parts, RetrieverLoss, Start
 from revela.retriever.build import build_retriever
-from revela.retriever.tokens import first_half, random_half
+from revela.retriever.tokens import halves
 from revela.settings import Recipe
 
 TEXTS = [
@@ -33,17 +33,17 @@ def test_a_random_half_is_any_run_of_half_of_the_tokens(tiny_tokenizer):
     runs = {
         text[offsets[i][0] : offsets[i + length - 1][1]] for i in range(len(offsets) - length + 1)
     }  # a plain loop over all of them
-    drawn = [random_half(text, tiny_tokenizer, 64, rng) for _ in range(400)]
-    assert set(drawn) == runs and first_half(text, tiny_tokenizer, 64) in runs
+    drawn = halves([text] * 400, tiny_tokenizer, 64, [rng] * 400)
+    assert set(drawn) == runs and halves([text], tiny_tokenizer, 64)[0] in runs
     assert max(map(drawn.count, runs)) < 4 * 400 / len(runs)  # none is preferred
-    assert random_half("x", tiny_tokenizer, 64, rng) == "x"
+    assert halves(["x"], tiny_tokenizer, 64, [rng]) == ["x"]
 
 
 def test_a_random_half_lies_in_what_is_left_after_truncation(tiny_tokenizer):
     text = TEXTS[0]
     cut = tiny_tokenizer(text, return_offsets_mapping=True)["offset_mapping"][5][1]
     for seed in range(20):
-        half = random_half(text, tiny_tokenizer, 6, random.Random(seed))
+        (half,) = halves([text], tiny_tokenizer, 6, [random.Random(seed)])
         assert half in text[:cut] and len(tokens(tiny_tokenizer, half)) <= 3
 
 
@@ -75,7 +75,7 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
     if side == "whole":
         assert list(first.values()) == [prompt + text for text in TEXTS]
     if side == "first-half":
-        assert list(first.values()) == [prompt + first_half(t, tiny_tokenizer, 64) for t in TEXTS]
+        assert list(first.values()) == [prompt + half for half in halves(TEXTS, tiny_tokenizer, 64)]
     if is_random:
         assert all(first[i].removeprefix(prompt).strip() in text for i, text in enumerate(TEXTS))
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from revela.errors import RevelaError
-from revela.retriever.tokens import first_half
+from revela.retriever.tokens import halves
 from revela.training.loop import row_batches, sides
 from revela.training.progress import Clock, Metrics, plot
 
@@ -97,11 +97,11 @@ def test_a_batch_is_split_into_its_sides():
 
 def test_first_half_is_half_of_the_tokens(tiny_tokenizer):
     text = "ocean1 engine2 garden3 planet4 market5 violin0"
-    half = first_half(text, tiny_tokenizer, 64)
+    (half,) = halves([text], tiny_tokenizer, 64)
     assert text.startswith(half)
     whole, part = (len(tiny_tokenizer(t)["input_ids"]) for t in (text, half))
     assert part == whole // 2
-    assert first_half("x", tiny_tokenizer, 64) == "x"
+    assert halves(["x", text], tiny_tokenizer, 64) == ["x", half]
 
 
 def test_a_clock_of_processor_time_does_not_count_waiting():

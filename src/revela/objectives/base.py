@@ -303,22 +303,20 @@ class ChunkBatches:
             return_tensors="pt",
         )
         return {
-            **self.parts.sides([self._query(row) for row in rows], texts),
+            **self.parts.sides(self._queries(rows, texts), texts),
             **{f"chunk_{name}": read[name] for name in ("input_ids", "attention_mask")},
             "chunk_document": torch.tensor([row["document"] for row in rows]),
         }
 
-    def _query(self, row: Row) -> str:
-        from revela.retriever.tokens import first_half, random_half
+    def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
+        from revela.retriever.tokens import halves
 
-        text: str = row["text"]
         if self.query_side == "whole":
-            return text
-        recipe, tokenizer = self.parts.recipe, self.parts.model.tokenizer
-        if self.query_side == "first-half":
-            return first_half(text, tokenizer, recipe.lm.lm_tokens)
-        draw = row_random(row, recipe.training.seed)
-        return random_half(text, tokenizer, recipe.lm.lm_tokens, draw)
+            return texts
+        recipe, seed = self.parts.recipe, self.parts.recipe.training.seed
+        anywhere = self.query_side == "random-span"
+        draws = [row_random(row, seed) for row in rows] if anywhere else None
+        return halves(texts, self.parts.model.tokenizer, recipe.lm.lm_tokens, draws)
 
 
 def row_random(row: Row, seed: int) -> random.Random:

@@ -122,30 +122,29 @@ class TokenCounter:
         return [len(encoding) for encoding in encodings]
 
 
-def first_half(text: str, tokenizer: Any, max_tokens: int) -> str:
-    """The text up to the middle of its tokens, after truncation to ``max_tokens``."""
-    spans = _spans(text, tokenizer, max_tokens)
-    return text[: spans[len(spans) // 2 - 1][1]] if len(spans) > 1 else text
-
-
-def random_half(text: str, tokenizer: Any, max_tokens: int, rng: random.Random) -> str:
-    """As many tokens as ``first_half`` has, in one piece, from any place on."""
-    spans = _spans(text, tokenizer, max_tokens)
-    if len(spans) < 2:
-        return text
-    length = len(spans) // 2
-    start = rng.randint(0, len(spans) - length)
-    return text[spans[start][0] : spans[start + length - 1][1]]
-
-
-def _spans(text: str, tokenizer: Any, max_tokens: int) -> Spans:
-    """Where each token begins and ends in the text."""
-    spans = tokenizer(
-        text,
+def halves(
+    texts: Sequence[str],
+    tokenizer: Any,
+    max_tokens: int,
+    draws: Sequence[random.Random] | None = None,
+) -> list[str]:
+    """Each text up to the middle of its tokens, after truncation to ``max_tokens``; with ``draws``,
+    as many tokens in one piece, from any place on.
+    """
+    tokens = tokenizer(
+        list(texts),
         add_special_tokens=False,
         return_offsets_mapping=True,
         truncation=True,
         max_length=max_tokens,
     )
-    found: Spans = spans["offset_mapping"]
+    found = []
+    for i, (text, spans) in enumerate(zip(texts, tokens["offset_mapping"], strict=True)):
+        if not (length := len(spans) // 2):
+            found.append(text)
+        elif draws is None:
+            found.append(text[: spans[length - 1][1]])
+        else:
+            start = draws[i].randint(0, len(spans) - length)
+            found.append(text[spans[start][0] : spans[start + length - 1][1]])
     return found
