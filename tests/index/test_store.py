@@ -451,7 +451,7 @@ def test_lexical_search_needs_no_model(tmp_path):
     build(tmp_path / "index", DOCS)
     index = Index.open(tmp_path / "index")
     assert index.search("title", 1, "lexical")
-    with pytest.raises(RevelaError, match="model is neither a folder nor a hub id"):
+    with pytest.raises(RevelaError, match="model is not in the hub cache"):
         index.search("title", 1)
 
 
