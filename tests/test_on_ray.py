@@ -35,7 +35,7 @@ from revela.index.statistics import Statistics
 from revela.index.store import Index
 from revela.index.table import Table, table_uri
 from revela.on_ray import Cluster
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from test_cli import run
 from tests.contextual import save_contextual

@@ -52,12 +52,8 @@ from revela.index.exact import top_k
 from revela.objectives.base import Parts
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import add_context, train_first_stage
-from revela.retriever.encode import (
-    RetrieverEncoder,
-    load_encoder,
-    transformer_in_bf16,
-    without_padding,
-)
+from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
+from revela.retriever.load import load_encoder
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe
 from revela.training.loop import sides

@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.modules import Dense
 
 from research.benchmarks.quality import UNTRAINED, corpus_of, save_untrained
 from revela.evaluation.beir import load_collection, mean_outcomes
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.types import Encoder, Vectors
 
 DIMENSIONS = (64, 128, 256, 576, 1152)

@@ -27,7 +27,8 @@ from revela.evaluation.metrics import mean_scores
 from revela.index.exact import top_k
 from revela.index.listwise import QueryHeads, load_query_heads
 from revela.index.rerank import READ, encode_packed, with_reranker
-from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.load import load_encoder
 from revela.settings import Recipe
 from revela.types import QueryTokens, Vectors
 from revela.weights import resolve

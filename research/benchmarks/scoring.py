@@ -16,7 +16,7 @@ import torch
 
 from revela.evaluation.beir import load_collection, outcomes
 from revela.evaluation.significance import standings
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.types import Encoder, Vectors
 from revela.weights import resolve
 

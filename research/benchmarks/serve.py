@@ -36,7 +36,7 @@ import torch
 
 from revela.corpus.read import read_corpus
 from revela.index.store import Index
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.types import Document, Encoder
 from revela.weights import resolve
 

@@ -14,7 +14,7 @@ from revela.errors import RevelaError
 from revela.index.contexts import Choice, chosen_for
 from revela.index.encode_corpus import metadata_columns
 from revela.index.store import Index
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
 from revela.types import Document, Vectors
 from revela.weights import resolve

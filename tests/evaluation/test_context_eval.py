@@ -14,7 +14,8 @@ from conftest import make_rows
 from revela import RevelaError, evaluate
 from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.index.contexts import Context, sample_texts
-from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.load import load_encoder
 from revela.settings import Recipe
 from tests.contextual import SLOTS, save_contextual
 

@@ -13,7 +13,7 @@ from revela import Document, Retriever, RevelaError
 from revela.index.contexts import Context, p_of_drift
 from revela.index.manifest import CONTEXT, INFO, read_info
 from revela.index.store import Index
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from tests.contextual import SLOTS, save_contextual
 

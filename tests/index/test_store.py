@@ -22,7 +22,7 @@ from revela.index.fusion import reciprocal_rank_fusion
 from revela.index.manifest import INFO, Info
 from revela.index.statistics import CHANGES, FILE, Statistics, TermCounts
 from revela.index.store import Index
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document, Hit
 

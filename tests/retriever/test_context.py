@@ -20,7 +20,8 @@ from small import build
 from conftest import make_rows
 from revela.errors import RevelaError
 from revela.retriever.context import SavedContext, add_context, draw_documents, load_first_stage
-from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.load import load_encoder
 from revela.retriever.save import save_retriever
 from revela.retriever.slots import slot_ids, write_rows
 from revela.settings import Recipe

@@ -19,7 +19,7 @@ pytest.importorskip("onnxruntime")
 from revela.errors import RevelaError
 from revela.retriever import onnx as onnx_form
 from revela.retriever.build import load_retriever
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.retriever.onnx import CONFIG, MODEL, TOKENIZER, OnnxEncoder, export_onnx
 
 TEXTS = [row["text"] for row in make_rows(30)]

@@ -22,7 +22,6 @@ from revela.index.manifest import Info
 from revela.index.store import Index
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.tokens import TokenCounter
 from revela.server import Limits
 from revela.server.app import Service
 from revela.server.lifecycle import listen, server_of
@@ -112,7 +111,7 @@ def make_service(encoder, index):
         **limits,
     ) -> Service:
         changed = dataclasses.replace(Limits(), **limits)
-        counter = TokenCounter(encoder.model)
+        counter = encoder.counter
         more = dict(dimensions=dimensions, token=token, local_only=local_only, reranker=reranker)
         return Service(index, encoder, counter, "tiny", changed, **more)
 

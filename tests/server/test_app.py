@@ -827,7 +827,7 @@ def test_search_refuses_heads_without_a_language_model(server):
 
 def test_search_refuses_tokens_that_the_index_does_not_keep(encoder, tmp_path):
     plain = build(tmp_path / "plain", documents(5, 1), encoder, keep_tokens=False)
-    with running(Service(plain, encoder, TokenCounter(encoder.model), "tiny", Limits())) as server:
+    with running(Service(plain, encoder, encoder.counter, "tiny", Limits())) as server:
         refused = post(server, SEARCH, json.dumps({"query": "a", "rerank": "tokens"}))
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "rerank"
         assert "make it with revela index --keep-tokens" in refused.json()["error"]["message"]

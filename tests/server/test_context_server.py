@@ -8,7 +8,6 @@ import pytest
 from served import documents, running
 
 from revela import Retriever
-from revela.retriever.tokens import TokenCounter
 from revela.server import Limits
 from revela.server.app import Service
 from tests.contextual import SLOTS, save_contextual
@@ -25,7 +24,7 @@ def index(tiny_lm_folder, tmp_path_factory):
 
 def test_vectors_and_names_are_those_of_the_context(index):
     encoder, digest = index.encoder, index.info.context["digest"]
-    counter = TokenCounter(encoder.model)
+    counter = encoder.counter
     service = Service(index, encoder, counter, "tiny", Limits())
     with running(service) as up:
         named = [row["id"] for row in httpx.get(f"{up.url}/v1/models").json()["data"]]

@@ -21,7 +21,7 @@ import revela.cli as cli
 from revela.cli.serve import serve, token_of
 from revela.errors import RevelaError
 from revela.lm.head_ranking import save_heads
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.server import lifecycle
 from revela.server.lifecycle import TimeoutProtocol
 from revela.types import Document

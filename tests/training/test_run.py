@@ -23,7 +23,7 @@ from revela.files import remove_whole, writing
 from revela.groups.training_set import TrainingSet
 from revela.objectives.base import ChunkBatches
 from revela.retriever.build import load_retriever
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.settings import OBJECTIVES as NAMES
 from revela.settings import Recipe, objective_class, presets
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints

@@ -17,7 +17,7 @@ from revela.corpus.read import read_corpus
 from revela.errors import RevelaError
 from revela.lm.encoder_decoder import FOLDER, load_encoder_decoder
 from revela.retriever.build import load_retriever
-from revela.retriever.encode import load_encoder
+from revela.retriever.load import load_encoder
 from revela.settings import Recipe, presets
 from revela.training.progress import Progress
 from revela.training.run import train

@@ -15,8 +15,7 @@ from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:
     from revela.index.manifest import Info
-    from revela.retriever.encode import RetrieverEncoder
-    from revela.types import Document, Vectors
+    from revela.types import Document, TokenEncoder, Vectors
 
     ContextOf = Callable[[Sequence[Document]], Vectors | None]
     "Draws what the retriever reads before every text from documents, (J, D)."
@@ -60,7 +59,7 @@ def encode(
     from revela.index.contexts import chosen_for
     from revela.index.store import describe
     from revela.index.vectors import refuse_out
-    from revela.retriever.encode import load_encoder
+    from revela.retriever.load import load_encoder
     from revela.weights import refuse_untrained_dimensions, resolve
 
     refuse_out(out)
@@ -88,7 +87,7 @@ def _here(
     reading: Reading,
     info: Info,
     context_of: ContextOf,
-    encoder: RetrieverEncoder,
+    encoder: TokenEncoder,
 ) -> int:
     """How many vectors are written."""
     from revela.corpus.read import read_corpus

@@ -157,7 +157,7 @@ def _create(
     """A new index whose context, of a model that reads one, is chosen or drawn from documents."""
     from revela.index.contexts import chosen_for
     from revela.index.store import Index
-    from revela.retriever.encode import load_encoder
+    from revela.retriever.load import load_encoder
     from revela.weights import resolve
 
     encoder = load_encoder(resolve(model), precision)

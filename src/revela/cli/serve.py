@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import astuple
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from cyclopts import Parameter
 
@@ -15,6 +15,9 @@ from revela.errors import RevelaError, extra
 from revela.memory import freed_memory
 from revela.server import Limits
 from revela.settings import Precision
+
+if TYPE_CHECKING:
+    from revela.retriever.load import Loaded
 
 LIMITS = Limits()
 
@@ -74,13 +77,10 @@ def serve(
     listening = listen(host, port)
 
     from revela.index.store import Index
-    from revela.retriever.encode import RetrieverEncoder
-    from revela.retriever.tokens import TokenCounter
     from revela.weights import name_of, trained_dimensions
 
     index = Index.open(index_folder, model, precision=precision, weight=weight)
-    folder, encoder = index.model_folder, index.encoder
-    assert isinstance(encoder, RetrieverEncoder)
+    folder, encoder = index.model_folder, cast("Loaded", index.encoder)
     reranker = None
     if lm is not None:
         from revela.index.listwise import load_query_heads
@@ -90,7 +90,7 @@ def serve(
     service = Service(
         index,
         encoder,
-        TokenCounter(encoder.model),
+        encoder.counter,
         name or name_of(folder),
         limits,
         dimensions=trained_dimensions(folder),

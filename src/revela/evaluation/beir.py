@@ -207,7 +207,7 @@ def evaluations(
     weight: float | None = None,
 ) -> Iterator[Evaluation]:
     """``evaluate``, a collection at a time and with the outcome of every query."""
-    from revela.retriever.encode import load_encoder
+    from revela.retriever.load import load_encoder
     from revela.weights import resolve
 
     check_language(language)

@@ -30,12 +30,7 @@ from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores
 from revela.index.contexts import Choice, Context, refuse_without_slots
-from revela.retriever.encode import (
-    RetrieverEncoder,
-    load_encoder,
-    passage_prompt_of,
-    query_prompt_of,
-)
+from revela.retriever.encode import RetrieverEncoder, passage_prompt_of, query_prompt_of
 from revela.settings import Precision
 from revela.types import Encoder, Vectors
 from revela.weights import EMBEDDED, fingerprint, name_of, resolve
@@ -137,7 +132,8 @@ def evaluate_benchmarks(
     contenders = {}
     for label, name in labelled(models).items():
         folder = resolve(name)
-        contenders[label] = contender(name, folder, load_encoder(folder, precision, max_tokens))
+        encoder = RetrieverEncoder.load(folder, precision, max_tokens)
+        contenders[label] = contender(name, folder, encoder)
     if context is not None:
         known = Context.of(context, CONTEXT.seed)
         refuse_without_slots([each.encoder for each in contenders.values()])
@@ -174,7 +170,7 @@ def register(model: str | Path, precision: Precision = "auto") -> ModelMeta:
         RevelaError: the model cannot be opened.
     """
     folder = resolve(str(model))
-    known = contender(str(model), folder, load_encoder(folder, precision))
+    known = contender(str(model), folder, RetrieverEncoder.load(folder, precision))
     bridge = _Bridge(str(model), replace(known, context=Context("saved")))
 
     def load(*_: Any, **__: Any) -> _Bridge:

@@ -33,8 +33,8 @@ from revela.groups.documents import (
 from revela.groups.folder import GroupFolder
 from revela.groups.similar import order_by_similarity, paired
 from revela.processes import count, gathered, is_first, my_share, of_first
-from revela.retriever.encode import load_encoder
 from revela.retriever.fit import lexical_vectors
+from revela.retriever.load import load_encoder
 from revela.settings import Recipe
 from revela.silence import waiting
 from revela.types import Chunk, Document, Encoder, Vectors

@@ -223,7 +223,7 @@ class Job:
 
     def encoder(self) -> TokenEncoder:
         """The retriever, with its context."""
-        from revela.retriever.encode import load_encoder
+        from revela.retriever.load import load_encoder
 
         model = Path(self.info.model)
         if not model.is_dir() or fingerprint(model) != self.info.fingerprint:

@@ -153,7 +153,7 @@ class Index:
         path = resolve(str(model))
         refuse_untrained_dimensions(path, settings.dimensions)
         if encoder is None:
-            from revela.retriever.encode import load_encoder
+            from revela.retriever.load import load_encoder
 
             encoder = load_encoder(path, precision)
         info = describe(path, encoder, settings, metadata or {})
@@ -257,7 +257,7 @@ class Index:
             RevelaError: the retriever is not there, or is not the one that made the index.
         """
         if self._encoder is None:
-            from revela.retriever.encode import load_encoder
+            from revela.retriever.load import load_encoder
 
             self._encoder = load_encoder(self.model_folder, self._precision)
         return self._encoder if self.context is None else conditioned(self._encoder, self.context)

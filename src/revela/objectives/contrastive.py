@@ -72,7 +72,7 @@ class Contrast(Objective):
 
     def surrogate(self, parts: Parts) -> Encoder | None:
         """What finds false negatives, if the recipe asks for it."""
-        from revela.retriever.encode import load_encoder
+        from revela.retriever.load import load_encoder
         from revela.weights import find_weights
 
         if not self.drop_false_negatives:

@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +29,11 @@ from revela.packing import packed
 from revela.retriever.build import load_retriever
 from revela.retriever.context import FirstStage, load_first_stage
 from revela.retriever.slots import filled, read_as_text, slot_ids
+from revela.retriever.static import refuse_broken, refuse_tokens
+from revela.retriever.tokens import TokenCounter
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import QueryTokens, Vectors
-
-if TYPE_CHECKING:
-    from revela.retriever.tokens import TokenCounter
 
 # A GPU would wait for the launch of each layer's kernels; more would not fit where attention falls
 # back to explicit scores.
@@ -50,21 +49,6 @@ def query_prompt_of(model: SentenceTransformer) -> str:
 def passage_prompt_of(model: SentenceTransformer) -> str:
     """The prompt of a model's passages, under either of the two names in use; "" if it has none."""
     return model.prompts.get("document") or model.prompts.get("passage") or ""
-
-
-def load_encoder(
-    folder: Path, precision: Precision, max_tokens: int | None = None
-) -> RetrieverEncoder:
-    """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
-
-    Raises:
-        RevelaError: the folder is not one.
-    """
-    silence_libraries()
-    model = load_retriever(folder)
-    bf16 = uses_bf16(precision, model.device)
-    first_stage = load_first_stage(folder)
-    return RetrieverEncoder(model, bf16, max_tokens, name=str(folder), first_stage=first_stage)
 
 
 class RetrieverEncoder:
@@ -95,6 +79,20 @@ class RetrieverEncoder:
         self.first_stage, self.slots = first_stage, len(slot_ids(model))
         self._rows: Callable[[], Tensor] | None = None
         self._lock = threading.Lock()  # encoding changes the model while it lasts
+
+    @classmethod
+    def load(
+        cls, folder: Path, precision: Precision, max_tokens: int | None = None
+    ) -> RetrieverEncoder:
+        """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
+
+        Raises:
+            RevelaError: the folder is not one.
+        """
+        silence_libraries()
+        model = load_retriever(folder)
+        bf16 = uses_bf16(precision, model.device)
+        return cls(model, bf16, max_tokens, str(folder), load_first_stage(folder))
 
     def with_context(self, rows: Tensor | Callable[[], Tensor]) -> RetrieverEncoder:
         """The same encoder with another context in its slots; both may be used by turns.
@@ -190,30 +188,23 @@ class RetrieverEncoder:
             texts: each gives pieces of about as many words; itself if it is short enough.
             part: of the window that may be filled: 1 / ``part``.
         """
-        limit = self._counter.limit or math.inf
+        limit = self.counter.limit or math.inf
         if self.max_tokens is not None:
             limit = min(self.max_tokens + self.slots, limit)
         if math.isinf(limit):  # static embeddings
             return [[text] for text in texts]
-        return self._counter.fitted(heads, texts, int(limit), part)
+        return self.counter.fitted(heads, texts, int(limit), part)
 
     @functools.cached_property
-    def _counter(self) -> TokenCounter:
-        from revela.retriever.tokens import TokenCounter
-
-        return TokenCounter(self.model)
+    def counter(self) -> TokenCounter:
+        """Counts tokens as this reads them, but for ``max_tokens``."""
+        return TokenCounter.of(self.model)
 
     def _encode(
         self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None = None
     ) -> Vectors:
         vectors_ND = self._run(texts, prompt, progress, tokens)
-        # The one check for NaN and infinity: what takes vectors from an encoder relies on it.
-        if not np.isfinite(vectors_ND).all():
-            broken = int((~np.isfinite(vectors_ND)).any(axis=1).sum())
-            raise RevelaError(
-                f"{self.name} gives vectors that are not finite for {broken:,} of {len(texts):,} "
-                "texts: its weights are broken"
-            )
+        refuse_broken(vectors_ND, self.name)
         return vectors_ND
 
     @torch.inference_mode()
@@ -231,11 +222,13 @@ class RetrieverEncoder:
         ):
             if not isinstance(model[0], modules.Transformer):  # static embeddings, for one
                 if tokens is not None:
-                    raise RevelaError(
-                        "this model has no transformer, and so no token vectors: "
-                        "search without --rerank and --keep-tokens"
-                    )
-                vectors = model.encode(list(texts), prompt=prompt, show_progress_bar=progress)
+                    refuse_tokens()
+                vectors = model.encode(
+                    list(texts),
+                    prompt=prompt,
+                    show_progress_bar=progress,
+                    normalize_embeddings=True,
+                )
                 return np.asarray(vectors, dtype=np.float32)
             width = model.get_embedding_dimension()
             vectors_ND = np.empty((len(texts), width), dtype=np.float32)

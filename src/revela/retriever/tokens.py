@@ -7,16 +7,15 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from sentence_transformers import SentenceTransformer
+from typing import TYPE_CHECKING, Any
 
 from revela.corpus.words import in_parts
 from revela.errors import RevelaError
-from revela.retriever.encode import passage_prompt_of, query_prompt_of
-from revela.retriever.slots import read_as_text, slot_ids
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 Spans = list[tuple[int, int]]
 
@@ -47,6 +46,9 @@ def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> Toke
     Raises:
         RevelaError: its tokenizer does not give character offsets.
     """
+    from revela.retriever.encode import passage_prompt_of, query_prompt_of
+    from revela.retriever.slots import slot_ids
+
     tokenizer: Any = getattr(model, "tokenizer", None)
     if not getattr(tokenizer, "is_fast", False):
         raise RevelaError(
@@ -65,18 +67,40 @@ class TokenCounter:
     It is a copy that neither truncates nor pads: the model's own changes both at every call, which
     is not safe beside another thread.
 
-    Attributes:
+    Args:
+        tokenizer: of the ``tokenizers`` library; it is copied.
+        query_prompt: put before queries.
+        passage_prompt: put before passages.
         limit: tokens that the model reads of a text; what follows is truncated. None: no limit.
+        special_tokens: whether the model adds them to a text.
+        as_text: changes texts before the model reads them.
     """
 
-    def __init__(self, model: SentenceTransformer) -> None:
-        tokenizer = copy.deepcopy(getattr(model.tokenizer, "backend_tokenizer", model.tokenizer))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
-        self._query_prompt, self._passage_prompt = query_prompt_of(model), passage_prompt_of(model)
-        self.limit: int | None = model.max_seq_length
-        self._has_slots = bool(slot_ids(model))
+    def __init__(
+        self,
+        tokenizer: Any,
+        query_prompt: str = "",
+        passage_prompt: str = "",
+        limit: int | None = None,
+        special_tokens: bool = True,
+        as_text: Callable[[Sequence[str]], Sequence[str]] = list,
+    ) -> None:
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._query_prompt, self._passage_prompt, self.limit = query_prompt, passage_prompt, limit
+        self._special_tokens, self._as_text = special_tokens, as_text
+
+    @classmethod
+    def of(cls, model: SentenceTransformer) -> TokenCounter:
+        """The counter of a Sentence-Transformers model."""
+        from revela.retriever.encode import passage_prompt_of, query_prompt_of
+        from revela.retriever.slots import read_as_text, slot_ids
+
+        tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
+        prompts = query_prompt_of(model), passage_prompt_of(model)
+        as_text = read_as_text if slot_ids(model) else list
+        return cls(tokenizer, *prompts, model.max_seq_length, as_text=as_text)
 
     def count_queries(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text as a query, with prompt and special tokens, before truncation."""
@@ -117,8 +141,10 @@ class TokenCounter:
         ]
 
     def _count(self, prompt: str, texts: Sequence[str]) -> list[int]:
-        texts = read_as_text(texts) if self._has_slots else texts
-        encodings = self._tokenizer.encode_batch_fast([prompt + text for text in texts])
+        prompted = [prompt + text for text in self._as_text(texts)]
+        encodings = self._tokenizer.encode_batch_fast(
+            prompted, add_special_tokens=self._special_tokens
+        )
         return [len(encoding) for encoding in encodings]
 
 

@@ -1,0 +1,32 @@
+"""Open a saved retriever for encoding; torch is imported only if it is not static."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from revela.retriever.static import StaticEncoder, is_static
+from revela.settings import Precision
+
+if TYPE_CHECKING:
+    from revela.retriever.encode import RetrieverEncoder
+
+    Loaded = RetrieverEncoder | StaticEncoder
+
+
+def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = None) -> Loaded:
+    """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
+
+    Args:
+        folder: of the retriever.
+        precision: arithmetic of a transformer; static retrievers are added up in fp32.
+        max_tokens: truncate texts here instead of at the model's own limit.
+
+    Raises:
+        RevelaError: the folder is not one, or is damaged.
+    """
+    if is_static(folder):
+        return StaticEncoder.load(folder, max_tokens)
+    from revela.retriever.encode import RetrieverEncoder
+
+    return RetrieverEncoder.load(folder, precision, max_tokens)

@@ -1,0 +1,226 @@
+"""Static retrievers: a text's vector is the mean of its tokens' rows in one table, of length one.
+
+A stock Sentence-Transformers folder of ``StaticEmbedding``, with or without ``Normalize``, as
+model2vec writes it too, is read here without torch: a search answers in a second from cold, and
+encoding takes little longer than splitting texts into tokens.
+
+Shapes: N texts, T tokens of a text, V of the vocabulary, D numbers of a row.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from revela.errors import RevelaError, first_line
+from revela.retriever.tokens import TokenCounter
+from revela.silence import SHOWN_AFTER
+from revela.types import QueryTokens, Vectors
+
+READ_AHEAD = 1024  # texts that are tokenized at once
+WEIGHTS = "model.safetensors"
+STORED = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+
+
+def is_static(folder: Path) -> bool:
+    """Whether a folder holds a static retriever, with its table in safetensors."""
+    return _table_folder(folder) is not None
+
+
+def _table_folder(folder: Path) -> Path | None:
+    """Where its table and tokenizer are; None if its modules are others."""
+    try:
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        kinds = [module["type"].rpartition(".")[2] for module in modules]
+        inside = folder / modules[0]["path"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None
+    if kinds not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
+        return None
+    return inside if (inside / WEIGHTS).is_file() else None
+
+
+class StaticEncoder:
+    """The ``TokenEncoder`` of a static retriever; of single tokens it has no vectors.
+
+    Threads may share it.
+
+    Args:
+        table_VD: a row per token; fp16 is added up in fp32.
+        tokenizer: of the ``tokenizers`` library.
+        query_prompt: put before queries.
+        passage_prompt: put before passages.
+        max_tokens: truncate texts here; None: where the tokenizer does.
+        name: of the model, for messages.
+    """
+
+    slots = 0
+
+    def __init__(
+        self,
+        table_VD: NDArray[np.floating[Any]],
+        tokenizer: Any,
+        query_prompt: str = "",
+        passage_prompt: str = "",
+        max_tokens: int | None = None,
+        name: str = "the model",
+    ) -> None:
+        self.name, self._table_VD, self._tokenizer = name, table_VD, tokenizer
+        self.query_prompt, self.passage_prompt = query_prompt, passage_prompt
+        tokenizer.no_padding()
+        self._limit: int | None = (tokenizer.truncation or {}).get("max_length")
+        if max_tokens is not None:
+            self._limit = min(max_tokens, self._limit or max_tokens)
+            tokenizer.enable_truncation(self._limit)
+
+    @classmethod
+    def load(cls, folder: Path, max_tokens: int | None = None) -> StaticEncoder:
+        """Open a folder that ``is_static``.
+
+        Raises:
+            RevelaError: it is damaged.
+        """
+        from tokenizers import Tokenizer
+
+        inside, settings = _table_folder(folder), folder / "config_sentence_transformers.json"
+        assert inside is not None
+        try:
+            about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+            prompts, width = about.get("prompts") or {}, about.get("truncate_dim")
+            tokenizer = Tokenizer.from_file(str(inside / "tokenizer.json"))
+            table_VD = _table(inside / WEIGHTS)[:, :width]
+            if tokenizer.get_vocab_size() > len(table_VD):
+                raise ValueError(f"tokenizer.json has more tokens than {WEIGHTS} has rows")
+            return cls(
+                table_VD,
+                tokenizer,
+                prompts.get("query") or "",
+                prompts.get("document") or prompts.get("passage") or "",
+                max_tokens,
+                str(folder),
+            )
+        except Exception as error:  # tokenizers raise no other for a damaged file
+            raise RevelaError(
+                f"{folder} cannot be opened as a Sentence-Transformers model: {first_line(error)}"
+            ) from error
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """Encode texts as queries: (N, D) float32; 0 for a text without tokens.
+
+        Raises:
+            RevelaError: a vector is not finite.
+        """
+        return self._encode(texts, self.query_prompt, progress)
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """Encode texts as passages: (N, D) float32; 0 for a text without tokens.
+
+        Raises:
+            RevelaError: a vector is not finite.
+        """
+        return self._encode(texts, self.passage_prompt, progress)
+
+    def encode_with_tokens(
+        self, texts: Sequence[str], progress: bool = False
+    ) -> tuple[Vectors, list[Vectors]]:
+        """Refused: without a context, tokens say no more than their words."""
+        refuse_tokens()
+
+    def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
+        """Refused, as above."""
+        refuse_tokens()
+
+    def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
+        """``LimitedEncoder.fitted``: each text itself, unless the tokenizer truncates."""
+        if self._limit is None:
+            return [[text] for text in texts]
+        return self.counter.fitted(heads, texts, self._limit, part)
+
+    @functools.cached_property
+    def counter(self) -> TokenCounter:
+        """Counts tokens as this reads them."""
+        prompts = self.query_prompt, self.passage_prompt
+        return TokenCounter(self._tokenizer, *prompts, self._limit, special_tokens=False)
+
+    def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
+        table_VD = self._table_VD
+        if len(texts) >= READ_AHEAD:  # adding up fp16 takes thrice as long
+            table_VD = table_VD.astype(np.float32, copy=False)
+        vectors_ND = np.zeros((len(texts), table_VD.shape[1]), np.float32)
+        how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
+        with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
+            for start in range(0, len(texts), READ_AHEAD):
+                part = [prompt + text for text in texts[start : start + READ_AHEAD]]
+                read = self._tokenizer.encode_batch_fast(part, add_special_tokens=False)
+                for i, encoding in enumerate(read, start):
+                    if ids := encoding.ids:
+                        # Their sum, as its length is not kept.
+                        rows_TD = table_VD.take(ids, axis=0)
+                        np.add.reduce(rows_TD, axis=0, dtype=np.float32, out=vectors_ND[i])
+                bar.update(len(part))
+        refuse_broken(vectors_ND, self.name)
+        norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+        vectors_ND /= np.maximum(norms_N1, 1e-12)  # as torch does
+        return vectors_ND
+
+
+def refuse_broken(vectors_ND: Vectors, name: str) -> None:
+    """Refuse NaN and infinity: the one check, which what takes vectors from an encoder relies on.
+
+    Raises:
+        RevelaError: a vector is not finite.
+    """
+    finite_N = np.isfinite(vectors_ND).all(axis=1)
+    if not finite_N.all():
+        raise RevelaError(
+            f"{name} gives vectors that are not finite for {(~finite_N).sum():,} of "
+            f"{len(vectors_ND):,} texts: its weights are broken"
+        )
+
+
+def refuse_tokens() -> NoReturn:
+    """Refuse to give token vectors.
+
+    Raises:
+        RevelaError: always.
+    """
+    raise RevelaError(
+        "this model has no transformer, and so no token vectors: "
+        "search without --rerank and --keep-tokens"
+    )
+
+
+def _table(file: Path) -> NDArray[np.floating[Any]]:
+    """The row of each token, (V, D), as a part of the file in memory, of which only the rows that
+    are needed are read; model2vec's weights and mapping of tokens are worked in.
+
+    Raises:
+        ValueError: another kind of numbers, or of file.
+        KeyError: there is no table.
+    """
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+
+    def stored(name: str) -> NDArray[Any]:
+        about = header[name]
+        if about["dtype"] not in STORED:
+            raise ValueError(f"{name} of {file.name} is {about['dtype']}, not fp16 or fp32")
+        place, shape = 8 + size + about["data_offsets"][0], tuple(about["shape"])
+        return np.asarray(np.memmap(file, STORED[about["dtype"]], "r", place, shape))
+
+    if "embedding.weight" in header:
+        return stored("embedding.weight")
+    table_VD = stored("embeddings")
+    if "mapping" in header:
+        table_VD = table_VD[stored("mapping")]
+    if "weights" in header:
+        table_VD = (table_VD * stored("weights")[:, None].astype(np.float32)).astype(table_VD.dtype)
+    return table_VD
