@@ -98,7 +98,8 @@ class Table:
         """
         # Its warnings are for programmers. LanceDB reads the variable when it is imported.
         os.environ.setdefault("LANCEDB_LOG", "error")
-        import lancedb
+        with _unchecked_calls():
+            import lancedb
 
         with lance_errors(folder), silence_stderr():  # a damaged manifest makes Lance panic
             database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
@@ -390,6 +391,24 @@ class Table:
             wanted["vector"] = VECTOR_INDEX
         present = {column for index in self.lance.list_indices() for column in index.columns}
         return {column: kind for column, kind in wanted.items() if column not in present}
+
+
+@contextmanager
+def _unchecked_calls() -> Iterator[None]:
+    """While open, pydantic prepares no checks of functions' arguments: for the client of REST
+    servers, which LanceDB imports and nothing here calls, that is a third of the import.
+    """
+    import pydantic
+
+    def unchecked(function: Any = None, **_: Any) -> Any:
+        return function or unchecked
+
+    checked = pydantic.validate_call
+    pydantic.validate_call = unchecked
+    try:
+        yield
+    finally:
+        pydantic.validate_call = checked
 
 
 def table_uri(folder: Path) -> str:
