@@ -80,8 +80,14 @@ def test_identifiers_are_found_by_their_parts_and_as_a_whole():
     assert {"read", "csvfile", "csv", "file", "http", "server", "httpserver", "x1"} <= {*terms}
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.text(max_size=80), st.sampled_from(["none", "en", "tr", "ar", "hi+en", "zh", "th"]))
+# Any text, and words of ASCII beside what is changed, left out or split in other ways.
+MIXED = st.text(max_size=80) | st.text(
+    "abC1-_ \n\x1c\u00a0\u3000\u00ad\u200d\u0301é½ﬁ日本ก", max_size=80
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(MIXED, st.sampled_from(["none", "en", "tr", "ar", "hi+en", "zh", "th"]))
 def test_terms_are_letters_and_digits_and_stand_where_they_say(text, language):
     terms = Analyzer(language)
     found, plain = list(terms.places(text)), normalised(text)

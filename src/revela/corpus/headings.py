@@ -31,7 +31,7 @@ END = Heading(sys.maxsize, 7, "")
 
 def has_headings(name: str) -> bool:
     """Whether the document of this id is Markdown."""
-    return suffix(Path(name)) in MARKDOWN
+    return "." in name and suffix(Path(name)) in MARKDOWN
 
 
 def titles(document: Document, chunks: Sequence[str]) -> list[str]:

@@ -73,6 +73,9 @@ _RUN = regex.compile(
     regex.V1,
 )
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
+# What stands between white space and is not ASCII alone, with neighbours that are not either.
+_NOT_ASCII = r"[^\s\x80-\U0010ffff]*+[^\x00-\x7f]\S*"
+_NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
 _FORMER_WORD = re.compile(r"[^\W_]+")
 _CLUSTER = regex.compile(r"\X")
 _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
@@ -122,11 +125,15 @@ class Analyzer:
     def __call__(self, text: str) -> list[str]:
         """The terms of a text, in order."""
         terms = list[str]()
-        if text.isascii():
-            for word in _ASCII_WORD.findall(text):
-                terms += self._terms_of[word]
-            return terms
-        return [term for _, _, term in self.places(text)]
+        # Only a few words of most texts need what ``places`` does; every second piece is of them.
+        pieces = [text] if text.isascii() else _NOT_ASCII_WORDS.split(text)
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                terms += [term for _, _, term in self.places(piece)]
+            else:
+                for word in _ASCII_WORD.findall(piece):
+                    terms += self._terms_of[word]
+        return terms
 
     def places(self, text: str) -> Iterator[tuple[int, int, str]]:
         """Begin, end and term; places are those after NFKC, which moves few."""
