@@ -33,8 +33,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a name of a file may be no text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # At the end Python looks for garbage in all that is left, which is a tenth of a search.
-    atexit.register(gc.freeze)
+    atexit.register(_leave_garbage)
     tokens = sys.argv[1:]
     # What search prints to stdout may be JSON that a program reads.
     print_log("stderr" if tokens[:1] == ["search"] else "stdout")
@@ -54,6 +53,14 @@ def main() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _leave_garbage() -> None:
+    """Spare a short command the search for garbage in all that is left at its end, which is a tenth
+    of ``revela search``; with torch, which may be beside Triton, its end is what Triton expects.
+    """
+    if "torch" not in sys.modules:
+        gc.freeze()
 
 
 def add_settings(tokens: list[str]) -> None:
