@@ -22,6 +22,7 @@ from revela.index.manifest import Info
 from revela.index.store import Index
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.tokens import TokenCounter
 from revela.server import Limits
 from revela.server.app import Service
 from revela.server.lifecycle import listen, server_of
@@ -111,7 +112,7 @@ def make_service(encoder, index):
         **limits,
     ) -> Service:
         changed = dataclasses.replace(Limits(), **limits)
-        counter = encoder.counter
+        counter = TokenCounter.of(encoder.model)
         more = dict(dimensions=dimensions, token=token, local_only=local_only, reranker=reranker)
         return Service(index, encoder, counter, "tiny", changed, **more)
 
