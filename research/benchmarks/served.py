@@ -3,9 +3,10 @@
     python -m research.benchmarks.served --data COLLECTIONS LANGUAGES
 
 `revela index` reads each collection's corpus.jsonl with its default settings (chunks of 120 words)
-and --keep-tokens; every judged query is searched for ten documents, by each way of `revela search`.
-Indices and scores are kept in ``--out``, so that the same command resumes a run that was killed;
-remove that folder to measure anew.
+and --keep-tokens; judged queries, evenly spaced ones where there are many (``--queries``), are
+searched for ten documents, by each way of `revela search`. Indices and scores are kept in
+``--out``, so that the same command resumes a run that was killed; remove that folder to measure
+anew.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from revela.files import atomic_write
 from revela.index.manifest import INFO, read_info
 from revela.index.store import Index
 from revela.settings import Indexing
+from revela.types import evenly
 
 K = 10
 WAYS: dict[str, dict[str, Any]] = {
@@ -51,22 +53,24 @@ FUSION = {
 LEGEND = "* constants of the fusion were chosen on it; ** those of the re-ranking too"
 
 
-def scores_of(folder: Path, model: str, out: Path) -> dict[str, float]:
+def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, float]:
     """nDCG@10 of every way to search a collection, kept or measured now."""
-    kept = out / "scores.json"
+    kept = out / f"scores-{queries}.json"
     if kept.is_file():
         return json.loads(kept.read_text())
     index, collection = index_of(folder, model, out / "index"), load_collection(folder)
-    vectors = index.encoder.encode_queries(collection.queries)
+    chosen = evenly(len(collection.queries), queries or len(collection.queries))
+    vectors = index.encoder.encode_queries([collection.queries[i] for i in chosen])
     runs: dict[str, dict[str, dict[str, float]]] = {way: {} for way in WAYS}
-    asked = zip(collection.query_ids, collection.queries, vectors, strict=True)
-    for name, query, vector in tqdm(list(asked), folder.name, unit="query"):
+    for i, vector in zip(tqdm(chosen, folder.name, unit="query"), vectors, strict=True):
+        name, query = collection.query_ids[i], collection.queries[i]
         itself = {name} & collection.among_documents
         for way, settings in WAYS.items():
             hits = index.search(query, K + len(itself), vector=vector, **settings)
             found = [hit.id for hit in hits if hit.id not in itself][:K]
             runs[way][name] = {document: -place for place, document in enumerate(found)}
-    scores = {way: mean_scores(collection.qrels, run)["ndcg@10"] for way, run in runs.items()}
+    qrels = {name: collection.qrels[name] for name in runs["BM25"]}
+    scores = {way: mean_scores(qrels, run)["ndcg@10"] for way, run in runs.items()}
     with atomic_write(kept) as temporary:
         temporary.write_text(json.dumps(scores))
     return scores
@@ -94,6 +98,7 @@ def main() -> None:
     add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
     add("--model", default="embedded:minilm-l6", help="as for revela index")
     add("--only", nargs="*", default=[], help="collections; all by default")
+    add("--queries", type=int, default=0, help="of a collection, at most; 0: all")
     add("--out", type=Path, default=out, help="where indices and scores are kept")
     arguments = parser.parse_args()
     kept = arguments.out / arguments.model.split(":")[-1].replace("/", "-")
@@ -103,7 +108,8 @@ def main() -> None:
         for path in sorted(data.glob("*/qrels/test.tsv")):
             name = path.parent.parent.name
             if not arguments.only or name in arguments.only:
-                rows.append(scores_of(data / name, arguments.model, kept / name))
+                scores = scores_of(data / name, arguments.model, kept / name, arguments.queries)
+                rows.append(scores)
                 print_row(name + r"\*" * ((name in FUSION) + (name in RERANKING)), rows[-1:])
         if len(rows) > 1:
             print_row(f"mean of {len(rows)}", rows)

@@ -62,7 +62,13 @@ def test_the_table_is_what_an_index_finds(saved_retriever, tmp_path, monkeypatch
     ]
     assert printed.splitlines()[2:5] == expected
 
-    mine, other = sorted((tmp_path / "out").rglob("scores.json"))
+    monkeypatch.setattr(sys, "argv", ["served", *map(str, flags), "--queries", "2"])
+    served.main()
+    few = capsys.readouterr().out.splitlines()[2]
+    assert few.startswith("| mine |") and few != expected[0]  # of the first query and the last
+    monkeypatch.setattr(sys, "argv", ["served", *map(str, flags)])
+
+    mine, other = sorted((tmp_path / "out").rglob("scores-0.json"))
     mine.unlink()
     other.write_text(json.dumps(dict.fromkeys(served.WAYS, 0.5)))
     monkeypatch.setattr(served, "make_index", None)  # its index is there

@@ -1,0 +1,286 @@
+"""A static retriever from a language model and raw text: a row per word, no layer is run.
+
+The words of the corpus become the tokens of a tokenizer of their own. A word's row begins as the
+mean of the LM's input embeddings of the pieces that the LM splits it into; forms of one stem share
+a row. Rows are whitened over the corpus (fit.py), so that unlike words are nearly orthogonal, and
+weighed by sqrt(idf), so that a word that a query shares with a passage adds its idf to their dot
+product, as in BM25.
+
+Where words are not spaced, and in Hangul, the pieces of the LM themselves are the words; they also
+stand in for words that the corpus does not have.
+
+The result is a stock ``StaticEmbedding`` that sentence-transformers and static.py load.
+training/table.py goes on from it.
+
+Shapes: N texts, T tokens of a text, V tokens, S stems, P pieces of the LM, D numbers of a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from revela.errors import RevelaError
+from revela.retriever.fit import _inverse_power
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+MOST_WORDS = 100_000  # of the corpus, the most frequent ones
+UNKNOWN = "<unk>"
+READ_AHEAD = 1024  # texts that are tokenized at once
+AT_ONCE = 2**16  # embeddings that are added up at once
+
+Terms = Callable[[str], list[str]]
+"""Finds the stems of a text."""
+
+
+@dataclass
+class WordTable:
+    """A tokenizer of words, and a row for each stem.
+
+    Args:
+        tokenizer: of the ``tokenizers`` library; its token 0 is for unknown characters.
+        stem_V: the stem of each token; -1 of token 0.
+        rows_SD: unit rows of the stems.
+        weight_S: of the stems.
+    """
+
+    tokenizer: Any
+    stem_V: NDArray[np.int64]
+    rows_SD: Tensor
+    weight_S: Tensor
+
+    def stems(self, texts: Sequence[str]) -> Iterator[NDArray[np.int64]]:
+        """The stems of each text, (T,), in order."""
+        for start in range(0, len(texts), READ_AHEAD):
+            part = list(texts[start : start + READ_AHEAD])
+            for read in self.tokenizer.encode_batch_fast(part, add_special_tokens=False):
+                found_T = self.stem_V[np.array(read.ids, np.int64)]
+                yield found_T[found_T >= 0]
+
+    def model(self) -> SentenceTransformer:
+        """The retriever, in fp16, with a row for each token."""
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer import modules
+
+        table_SD = torch.cat([self.rows_SD * self.weight_S[:, None], torch.zeros(1, self.width)])
+        table_VD = table_SD[torch.from_numpy(self.stem_V)].half()  # -1 is the last: 0
+        static = modules.StaticEmbedding(self.tokenizer, embedding_weights=table_VD)
+        return SentenceTransformer(modules=[static], similarity_fn_name="cosine")
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.rows_SD.shape[1]
+
+
+def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
+    """Make a table of the words of a corpus.
+
+    Args:
+        lm: folder of a language model, of which tokenizer and input embeddings are read.
+        texts: the corpus, or a part of it.
+        terms: gives the stem of a word, or nothing for a stop word, which then is its own stem;
+            several for a run of characters whose words are not spaced.
+
+    Raises:
+        RevelaError: the model has no fast tokenizer or no weights in safetensors, or the texts have
+            fewer than two words.
+    """
+    splits = _lm_tokenizer(lm)
+    tokenizer = _words_of(texts)
+    counts = _counts(tokenizer, texts)
+    spaced, pieces, of_piece = dict[str, str](), Counter[str](), dict[str, list[int]]()
+    for word, count in counts.most_common():
+        found = terms(word)
+        if len(found) <= 1 and len(spaced) < MOST_WORDS:
+            spaced[word] = found[0] if found else f" {word}"  # no stem begins with a space
+        for piece, ids in _pieces(splits, word):
+            pieces[piece] += count
+            of_piece.setdefault(piece, ids)
+    if len(spaced) + len(pieces) < 2:
+        raise RevelaError("the texts have fewer than two words: give text to fit a table to")
+    # A piece that is a word of the corpus is that word.
+    stem_of = {**{piece: f"  {piece}" for piece in pieces}, **spaced}
+    names = list(dict.fromkeys(stem_of.values()))
+    number = {name: i for i, name in enumerate(names)}
+    stem_V = np.array([-1, *(number[name] for name in stem_of.values())], np.int64)
+    tokenizer.model = _fewest_pieces(list(stem_of))
+    pieces_of = [
+        splits.encode(f" {token}", add_special_tokens=False).ids
+        if token in spaced
+        else of_piece[token]
+        for token in stem_of
+    ]
+    counts_V = [max(counts[token], 0 if token in spaced else pieces[token]) for token in stem_of]
+    rows_SD = _mean_rows(
+        _input_embeddings(lm), pieces_of, stem_V[1:], np.array(counts_V), len(names)
+    )
+    table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(names)))
+    count_S, texts_S = _frequencies(table, texts)
+    # Pieces of words are tokens of no text, and weigh by the words.
+    of_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(names))
+    texts_S = np.where(texts_S > 0, texts_S, np.minimum(of_words_S, len(texts)))
+    table.weight_S = _weights(texts_S, len(texts))
+    table.rows_SD = _whitened(rows_SD, torch.from_numpy(count_S))
+    return table
+
+
+def _words_of(texts: Sequence[str]) -> Any:
+    """A tokenizer of lower-case words, with the words of the texts as its vocabulary."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordLevel({UNKNOWN: 0}, UNKNOWN))
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.NFKC(),
+            normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=10 * MOST_WORDS, special_tokens=[UNKNOWN], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _fewest_pieces(tokens: Sequence[str]) -> Any:
+    """Splits a word into as few of these tokens as it can; a character that none holds is token 0.
+
+    A Unigram model in which all tokens are as likely.
+    """
+    from tokenizers import models
+
+    return models.Unigram([(UNKNOWN, -2.0), *((token, -1.0) for token in tokens)], unk_id=0)
+
+
+def _counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
+    """How often each word of letters or digits occurs."""
+    counts_V = np.zeros(tokenizer.get_vocab_size(), np.int64)
+    for start in range(0, len(texts), READ_AHEAD):
+        part = list(texts[start : start + READ_AHEAD])
+        for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
+            np.add.at(counts_V, read.ids, 1)
+    words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return Counter({w: int(counts_V[i]) for w, i in words if i and any(map(str.isalnum, w))})
+
+
+def _frequencies(
+    table: WordTable, texts: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How often each stem occurs, and in how many texts; (S,) both."""
+    count_S, texts_S = np.zeros(len(table.rows_SD)), np.zeros(len(table.rows_SD))
+    for stems_T in table.stems(texts):
+        found, counts = np.unique(stems_T, return_counts=True)
+        count_S[found] += counts
+        texts_S[found] += 1
+    return count_S, texts_S
+
+
+def _weights(texts_S: NDArray[np.float64], total: int) -> Tensor:
+    """sqrt(idf), 1 in the mean; idf as in BM25 (index/bm25.py)."""
+    idf_S = np.log1p((total - texts_S + 0.5) / (texts_S + 0.5))
+    root_S = np.sqrt(np.maximum(idf_S, 0))
+    return torch.from_numpy(root_S / root_S.mean()).float()
+
+
+def _pieces(splits: Any, word: str) -> Iterator[tuple[str, list[int]]]:
+    """The pieces that an LM splits a word into, as text, and their tokens; tokens of parts of a
+    character's bytes are joined.
+    """
+    read = splits.encode(word, add_special_tokens=False)
+    begin, past, ids = 0, 0, list[int]()
+    for token, (start, end) in zip(read.ids, read.offsets, strict=True):
+        if start >= past and ids:
+            yield word[begin:past], ids
+            begin, ids = start, []
+        past = max(past, end)
+        ids.append(token)
+    if ids:
+        yield word[begin:past], ids
+
+
+def _mean_rows(
+    embeddings_PD: Tensor,
+    ids: Sequence[Sequence[int]],
+    stem_V: NDArray[np.int64],
+    counts_V: NDArray[np.int64],
+    stems: int,
+) -> Tensor:
+    """(S, D): the mean of the stems' tokens, by how often they occur, each of which is the mean of
+    the embeddings of its pieces.
+    """
+    sizes_V = np.array([len(pieces) for pieces in ids])
+    used, place = np.unique(np.concatenate([*ids, []]).astype(np.int64), return_inverse=True)
+    unit_UD = F.normalize(embeddings_PD[torch.from_numpy(used)].float(), dim=1)
+    share_V = np.maximum(counts_V, 1) / np.maximum(sizes_V, 1)
+    share = torch.from_numpy(np.repeat(share_V, sizes_V)).float()
+    of_stem, places = (torch.from_numpy(i) for i in (np.repeat(stem_V, sizes_V), place))
+    sums_SD = torch.zeros(stems, unit_UD.shape[1])
+    for start in range(0, len(places), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        sums_SD.index_add_(0, of_stem[part], unit_UD[places[part]] * share[part, None])
+    return sums_SD
+
+
+def _whitened(rows_SD: Tensor, counts_S: Tensor) -> Tensor:
+    unit_SD = F.normalize(rows_SD, dim=1).double()
+    share_S1 = (counts_S / counts_S.sum()).double()[:, None]
+    centred_SD = unit_SD - (share_S1 * unit_SD).sum(dim=0)
+    covariance_DD = centred_SD.T @ (share_S1 * centred_SD)
+    return F.normalize(centred_SD @ _inverse_power(covariance_DD, 0.5), dim=1).float()
+
+
+def _lm_tokenizer(lm: Path) -> Any:
+    """The tokenizer of a language model, of the ``tokenizers`` library, by itself."""
+    from tokenizers import Tokenizer
+
+    file = lm / "tokenizer.json"
+    if not file.is_file():
+        raise RevelaError(
+            f"{lm} has no tokenizer.json, of which a table of words needs the pieces: give another "
+            "--model"
+        )
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _input_embeddings(lm: Path) -> Tensor:
+    """(P, D): the input embeddings of a language model; its layers are not read.
+
+    Raises:
+        RevelaError: they are not in safetensors under the name that transformers gives them.
+    """
+    from accelerate import init_empty_weights
+    from safetensors import safe_open
+    from transformers import AutoConfig, AutoModel
+
+    with init_empty_weights():
+        model = AutoModel.from_config(AutoConfig.from_pretrained(lm))
+    table = model.get_input_embeddings().weight
+    (name,) = (name for name, parameter in model.named_parameters() if parameter is table)
+    index = lm / "model.safetensors.index.json"
+    files = {lm / "model.safetensors"}
+    if index.is_file():
+        files = {lm / file for file in json.loads(index.read_text())["weight_map"].values()}
+    for file in sorted(files):
+        with safe_open(file, "pt") as opened:
+            for stored in opened.keys():  # noqa: SIM118 (not a dict)
+                if stored == name or stored.endswith(f".{name}"):
+                    found: Tensor = opened.get_tensor(stored)
+                    return found
+    raise RevelaError(f"{lm} has no {name} in safetensors: give another --model")

@@ -1,0 +1,91 @@
+"""Training a table of words: the loss against a loop, what stays, and what is found after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from revela.index.language import Analyzer
+from revela.retriever.table import word_table
+from revela.training import table as training
+from revela.training.table import crop_loss, crops, train_table, vectors
+
+
+def texts_of_topics(n=120, seed=0):
+    """Texts of 24 words of one of four topics; topics share no words."""
+    rng = np.random.default_rng(seed)
+    return [" ".join(f"t{i % 4}w{w}" for w in rng.integers(0, 30, 24)) for i in range(n)]
+
+
+@pytest.fixture(scope="module")
+def table(tiny_lm_folder):
+    return word_table(tiny_lm_folder, texts_of_topics(), Analyzer("none"))
+
+
+def test_the_loss_is_that_of_a_loop():
+    torch.manual_seed(0)
+    fixed, rows = torch.randn(9, 4).double(), torch.randn(9, 4).double().requires_grad_()
+    weight = torch.rand(9).double().requires_grad_()
+    queries = [np.array([0, 1, 1]), np.array([2]), np.array([8, 4])]
+    passages = [np.array([1, 3]), np.array([2, 5, 6]), np.array([7, 4])]
+    both = vectors([fixed, rows], weight, [*queries, *passages])
+    crop_loss(*both.chunk(2)).backward()
+    ours = [rows.grad.clone(), weight.grad.clone()]
+    rows.grad = weight.grad = None
+
+    def vector(stems):
+        whole = sum(torch.cat([fixed[i], rows[i]]) * weight[i] for i in stems.tolist())
+        return whole / whole.norm()
+
+    loss = 0.0
+    for tau in training.TAUS:
+        for i, query in enumerate(queries):
+            scores = torch.stack([vector(query) @ vector(p) / tau for p in passages])
+            loss = loss - (scores[i] - scores.logsumexp(0)) / len(queries) / len(training.TAUS)
+    assert torch.allclose(crop_loss(*both.detach().chunk(2)), loss.detach())
+    loss.backward()
+    for found, expected in zip(ours, [rows.grad, weight.grad], strict=True):
+        assert torch.allclose(found, expected)
+
+
+def test_a_crop_and_the_rest_are_the_text():
+    texts = [np.arange(10) + 100 * i for i in range(7)] + [np.arange(90) + 1000]
+    queries, passages = next(crops(texts, len(texts), np.random.default_rng(0)))
+    whole = {tuple(text.tolist()) for text in texts}
+    for query, passage in zip(queries, passages, strict=True):
+        assert training.SHORTEST <= len(query) <= training.LONGEST
+        assert (np.diff(query) == 1).all()
+        whole.remove(tuple(sorted([*query.tolist(), *passage.tolist()])))
+    assert not whole
+    batches = crops(texts, 3, np.random.default_rng(0))
+    seen = {int(query[0]) // 100 for _ in range(3) for query in next(batches)[0]}
+    assert len(seen) >= 7  # an epoch has every text
+
+
+def test_the_first_half_stays_and_the_second_learns_which_words_go_together(table):
+    trained = train_table(table, texts_of_topics(), steps=60)
+    width = table.width
+    assert torch.equal(trained.rows_SD[:, :width], table.rows_SD)
+    assert not torch.equal(trained.rows_SD[:, width:], table.rows_SD)
+
+    assert nearness(trained, width) > 1.5 * nearness(table, 0)
+
+
+def nearness(table, first):
+    """How much nearer words are to those of their topic than to others, by their rows from a number
+    on."""
+    stems = [next(table.stems([f"t{topic}w{i}"]))[0] for topic in range(4) for i in range(30)]
+    unit = F.normalize(table.rows_SD[stems, first:], dim=1)
+    near = (unit @ unit.T).reshape(4, 30, 4, 30).mean(dim=(1, 3))
+    return float(near.diagonal().mean() - near.mean())
+
+
+def test_the_same_seed_gives_the_same_table_and_no_steps_the_one_before(table):
+    texts = texts_of_topics()
+    first, again, other = (train_table(table, texts, steps=3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.rows_SD, again.rows_SD)
+    assert not torch.equal(first.rows_SD, other.rows_SD)
+    assert train_table(table, texts, steps=0) is table
+    assert train_table(table, ["too few words", "t0w1"]) is table
