@@ -5,7 +5,7 @@
 Two tables, for MiniLM and for SmolLM2-135M's lower layers fitted to each collection: nDCG@10 of
 BM25, vectors, both fusions and fixed shares on each collection; and what each form of the weight
 
-    w = c (W / V)^b (g_words / g_vectors)^p
+    w = c max(least, W / V)^b (g_words / g_vectors)^p
 
 gives on collections that it was not chosen on. Vectors are kept as by ``hybrid``.
 """
@@ -30,7 +30,9 @@ from revela.index.fusion import RRF_K, WEIGHT, contrast
 
 MODELS = {"MiniLM": "embedded:minilm-l6", "SmolLM2 fitted": "fitted"}
 Numbers = NDArray[np.float64]
-FORMS = list(product((0.25, 0.35, 0.5, 0.7, 1.0), (0.0, 1.0, 1.5, 2.0, 3.0), (0.0, 0.5, 1.0)))
+FORMS = list(
+    product((0.25, 0.35, 0.5, 0.7, 1.0), (0.0, 1.0, 1.5, 2.0, 3.0), (0.0, 0.5, 1.0), (0.0, 1.0))
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Side:
     def mean(self, score: Callable[[Found], Numbers]) -> float:
         return float(np.mean([query.ndcg(score(query)) for query in self.queries]))
 
-    def form(self, c: float, b: float, p: float) -> float:
-        ratio = (self.measured.words + PRIOR) / (self.measured.vectors + PRIOR)
+    def form(self, c: float, b: float, p: float, least: float) -> float:
+        ratio = max(least, (self.measured.words + PRIOR) / (self.measured.vectors + PRIOR))
         return self.mean(lambda q: q.cosines + c * ratio**b * q.contrast**p * q.shares)
 
 
@@ -107,7 +109,7 @@ def print_scores(sides: dict[str, Side]) -> None:
         "vectors": lambda side: side.mean(lambda q: q.cosines),
         "RRF": lambda side: side.mean(lambda q: q.by_rank),
         "a = .5": lambda side: side.mean(lambda q: q.cosines + q.shares),
-        "by score": lambda side: side.form(WEIGHT, 2, 1),
+        "by score": lambda side: side.form(WEIGHT, 2, 1, 1),
     }
     titles = ["", *ways, "over the better side", "words find", "vectors find"]
     print(f"| {' | '.join(titles)} |\n" + "|---" * len(titles) + "|")
@@ -123,19 +125,21 @@ def print_scores(sides: dict[str, Side]) -> None:
 
 def print_left_out(of_form: dict[str, Numbers], group_of: Callable[[str], str]) -> None:
     """The mean of the forms that were chosen without each group, on that group."""
-    left, chosen = dict[str, float](), list[tuple[float, float, float]]()
+    left, chosen = dict[str, float](), list[tuple[float, float, float, float]]()
     groups = sorted({group_of(name) for name in of_form})
     for group in groups:
         others = [scores for name, scores in of_form.items() if group_of(name) != group]
         best = int(np.mean(others, axis=0).argmax())
         chosen.append(FORMS[best])
         left |= {name: s[best] for name, s in of_form.items() if group_of(name) == group}
-    ours = FORMS.index((WEIGHT, 2.0, 1.0))
+    ours = FORMS.index((WEIGHT, 2.0, 1.0, 1.0))
     every = np.mean(list(of_form.values()), axis=0)
     print(f"left out, one of {len(groups)} at a time: {np.mean(list(left.values())):.4f}")
     print(f"  the rule: {every[ours]:.4f}; the best of {len(FORMS)} on all: {every.max():.4f}")
     counts = {form: chosen.count(form) for form in dict.fromkeys(chosen)}
-    print("  chosen (c, b, p):", ", ".join(f"{form} {n} times" for form, n in counts.items()))
+    print(
+        "  chosen (c, b, p, least):", ", ".join(f"{form} {n} times" for form, n in counts.items())
+    )
 
 
 def main() -> None:

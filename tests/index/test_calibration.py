@@ -92,6 +92,11 @@ def test_a_blind_embedder_leaves_it_to_the_words():
     assert next(iter(fuse_scores(cosines, shares, 100.0))) == "word"
 
 
+def test_vectors_that_know_the_sentences_better_do_not_count_more():
+    assert Calibration(200, words=40, vectors=180).odds == 1 == Calibration(200, 40, 40).odds
+    assert Calibration(200, words=40, vectors=39).odds > 1
+
+
 @pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30])
 def test_too_few_sentences_measure_nothing(texts):
     found = calibrate(

@@ -45,9 +45,10 @@ class Calibration:
     @property
     def odds(self) -> float:
         """How much more BM25's share of the best score counts than a cosine: the square of how much
-        oftener words found the passage.
+        oftener words found the passage; 1 where vectors did, since a retriever that was trained on
+        this text knows its sentences, and not yet its questions.
         """
-        return ((self.words + PRIOR) / (self.vectors + PRIOR)) ** 2
+        return max(1.0, (self.words + PRIOR) / (self.vectors + PRIOR)) ** 2
 
     def describe(self) -> str:
         """What was measured, and what follows from it."""

@@ -4,7 +4,7 @@ By score (``fuse_scores``), the default:
 
     score(q, d) = (cos(q, d) + w s(q, d)) / (1 + w)             s(q, d) = BM25(q, d) / best(q)
 
-    w = 0.5 (W / V)^2 g_words / g_vectors
+    w = 0.5 max(1, W / V)^2 g_words / g_vectors
 
 ``best(q)`` is the BM25 score of a document that held nothing but the words of the query: the
 theoretical maximum of Bruch, Gai & Ingber (An Analysis of Fusion Functions for Hybrid Retrieval,
@@ -14,7 +14,8 @@ query whose words the corpus lacks is ranked by its vectors.
 The weight w of the words needs no labels:
 
 - W / V, of the corpus: how often words find the passage that a sentence was taken from, to how
-  often vectors do (calibration.py). Where the embedder does not know the text, words decide.
+  often vectors do (calibration.py). Where the embedder does not know the text, words decide. The
+  other way round it says little: a retriever that was trained on a text knows its sentences.
 - g, of the query: how far a side's first score stands out from the mean of its first ten, as a
   share of its first score. A cosine counts from the mean of all candidates.
 
@@ -68,7 +69,7 @@ def fuse_scores(
     Args:
         cosines: cos(q, d) of every candidate.
         shares: s(q, d), 0 to 1, of the candidates that hold a word of the query.
-        odds: (W / V)^2 of the corpus (``Calibration.odds``).
+        odds: max(1, W / V)^2 of the corpus (``Calibration.odds``).
         weight: of the vectors, 0 to 1, in place of the rule.
 
     Example:

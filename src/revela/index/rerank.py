@@ -100,7 +100,7 @@ def with_tokens(
         scores: fused scores of the passages.
         passages: ``packed_signs`` of the first of them; for the others m is 0.
         weights: of the query's terms (``term_weights``).
-        odds: (W / V)^2 of the corpus.
+        odds: max(1, W / V)^2 of the corpus.
     """
     c = WEIGHT / max(1.0, odds)
     weight_T = token_weights(query.spans, weights)

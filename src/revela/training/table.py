@@ -26,10 +26,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from revela.corpus.chunk import chunk
 from revela.objectives.contrastive import info_nce
 from revela.retriever.table import WordTable
 from revela.silence import waiting
+from revela.types import Document, evenly
 
+WINDOW_WORDS, MOST_TEXTS = 240, 100_000
 TAUS = (0.05, 0.2)
 BATCH = 512  # texts
 EPOCHS, MOST_STEPS = 35, 500
@@ -39,6 +42,17 @@ SHORTEST, LONGEST = 5, 20  # words of a query
 LEAST_WEIGHT = 1e-4
 
 Stems = NDArray[np.int64]
+
+
+def texts_of(documents: Sequence[Document]) -> list[str]:
+    """What a table is made of and learns from: windows of the documents, each after its title; an
+    even sample of very many documents.
+    """
+    return [
+        f"{documents[i].title} {window.text}".strip()
+        for i in evenly(len(documents), MOST_TEXTS).tolist()
+        for window in chunk(documents[i], i, WINDOW_WORDS)
+    ]
 
 
 def train_table(

@@ -1,0 +1,88 @@
+"""nDCG@10 of tables of words, as they begin and trained, beside BM25.
+
+    python -m research.benchmarks.tables --data COLLECTIONS LANGUAGES --model embedded:smollm2-135m
+
+As `revela fit --static` makes them, of all documents of each collection; whole documents, fused by
+score. Rows are kept in ``--out``, by collection and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import fmean
+
+from research.benchmarks.hybrid import folder_of, names_in
+from revela.evaluation.beir import Collection, load_collection, outcomes
+from revela.files import atomic_write
+from revela.index.language import Analyzer
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.table import word_table
+from revela.training.table import texts_of, train_table
+from revela.types import Document
+from revela.weights import resolve
+
+COLUMNS = ["BM25", "begun", "+ BM25", "trained", "+ BM25"]
+
+
+def scores_of(collection: Collection, model: Path, seed: int) -> dict[str, float]:
+    """nDCG@10 of both tables, alone and fused, and what they take."""
+    documents = [
+        Document(name, text)
+        for name, text in zip(collection.document_ids, collection.documents, strict=True)
+    ]
+    begun = time.perf_counter(), time.process_time()
+    texts = texts_of(documents)
+    table = word_table(model, texts, Analyzer(collection.bm25.terms.language))
+    made = time.perf_counter()
+    trained = train_table(table, texts, seed=seed)
+    done = time.perf_counter(), time.process_time()
+    encoders = {
+        name: RetrieverEncoder(each.model().float(), False)
+        for name, each in (("begun", table), ("trained", trained))
+    }
+    found = {
+        name: outcome.means()["ndcg@10"] for name, outcome in outcomes(collection, encoders).items()
+    }
+    return found | {
+        "words": float(len(table.stem_V)),
+        "seconds to make": made - begun[0],
+        "seconds": done[0] - begun[0],
+        "processor seconds": done[1] - begun[1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add = parser.add_argument
+    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
+    add("--model", default="embedded:smollm2-135m", help="language model")
+    add("--only", nargs="*", default=[], help="collections; all by default")
+    add("--seeds", type=int, nargs="+", default=[0])
+    add("--out", type=Path, default=Path(__file__).parents[1] / "out" / "tables")
+    arguments = parser.parse_args()
+    model = resolve(arguments.model)
+    print(f"| | {' | '.join(COLUMNS)} | words | seconds |\n" + "|---" * 8 + "|")
+    rows = []
+    for name in names_in(arguments.data, arguments.only):
+        for seed in arguments.seeds:
+            kept = arguments.out / model.name / f"{name}-{seed}.json"
+            if not kept.is_file():
+                collection = load_collection(folder_of(name, arguments.data))
+                scores = scores_of(collection, model, seed)
+                with atomic_write(kept) as temporary:
+                    temporary.write_text(json.dumps(scores))
+            scores = json.loads(kept.read_text())
+            ways = ("BM25", "begun", "begun + BM25", "trained", "trained + BM25")
+            rows.append([scores[way] for way in ways])
+            cells = " | ".join(f"{score:.3f}" for score in rows[-1])
+            size = f"{scores['words']:,.0f} | {scores['seconds']:.0f}"
+            print(f"| {name} | {cells} | {size} |", flush=True)
+    means = " | ".join(f"{fmean(column):.4f}" for column in zip(*rows, strict=True))
+    print(f"| mean | {means} | | |")
+
+
+if __name__ == "__main__":
+    main()
