@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from revela.files import disk_errors, flush, make_readable
 from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext
-from revela.retriever.lora import merged
+from revela.retriever.lora import has_lora, merged
 from revela.retriever.slots import write_rows
 
 
@@ -51,7 +51,8 @@ def save_retriever(
             # training truncates texts shorter than the model may read
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        final = merged(model)
+        # A copy takes the model's memory again, and spares it what is merged and filled in.
+        final = merged(model) if context is not None or has_lora(model) else model
         if context is not None:
             write_rows(final, context.rows_JD)
             context.save(temporary / CONTEXT)
