@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela.corpus.arrow_list import arrow_list
+from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
+from revela.files import atomic_write
 from revela.index.contexts import Choice, chosen_for
 from revela.index.encode_corpus import metadata_columns
+from revela.index.language import check_language
 from revela.index.store import Index
-from revela.retriever.encode import load_encoder
+from revela.processes import refuse_several
+from revela.retriever.build import untrained_retriever
+from revela.retriever.encode import RetrieverEncoder, load_encoder
+from revela.retriever.save import model_card, save_retriever
 from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
+from revela.silence import silence_libraries
 from revela.types import Document, Vectors
 from revela.weights import resolve
 
@@ -25,6 +34,13 @@ if TYPE_CHECKING:
     from revela.training.run import Outcome
 
 log = logging.getLogger(__name__)
+FITTED_BY = (
+    *("text_field", "title_field", "join_titles", "max_bad_share", "near_duplicates", "language"),
+    *("chunk_words", "held_out", "held_out_at_most", "check_queries", "check_passages"),
+    *("layers", "pooling", "max_tokens", "lower_case", "query_prompt", "passage_prompt"),
+    *("token_weighting", "whitening", "lexical", "seed", "precision"),
+)
+"The settings that a fit reads, beside the model."
 
 
 class Retriever:
@@ -90,6 +106,41 @@ class Retriever:
         paths = [Path(source) for source in sources]
         train(paths, Path(out), Recipe.of(preset, **settings), resume=resume)
         return cls(out)
+
+    @classmethod
+    def fit(
+        cls,
+        corpus: str | Path | Sequence[str | Path],
+        out: str | Path,
+        *,
+        model: str | Path,
+        prune: bool = False,
+        **settings: Any,
+    ) -> Retriever:
+        """Make a retriever of a raw language model by a fit to text, save it and load it: minutes,
+        without labels and without training.
+
+        Args:
+            corpus, out: as for ``train``.
+            model: the language model: a hub id, a folder or embedded:smollm2-135m.
+            prune: leave out the tokens that the corpus has no use for.
+            settings: those of ``revela.api.FITTED_BY``, by their flags' names (docs/settings.md).
+
+        Raises:
+            RevelaError: the corpus, the model or a setting cannot be used, or ``out`` is in the
+                way.
+
+        Examples:
+            >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP
+        """
+        if unread := settings.keys() - set(FITTED_BY):
+            raise RevelaError(
+                f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"
+            )
+        sources = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+        recipe = Recipe.of(model=str(model), **settings)
+        fit([Path(source) for source in sources], Path(out), recipe, prune=prune)
+        return cls(out, recipe.training.precision)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Encode texts as queries: (N, D) float32 vectors of length one."""
@@ -203,12 +254,93 @@ def train(
     return TrainingResult(outcome, systems if outcome.after else {})
 
 
+@dataclass(frozen=True)
+class FitResult:
+    """What a fit gave.
+
+    Attributes:
+        scores: nDCG@10 of the label-free check by system, then by task; empty if it has no task.
+        minutes: that the fit took.
+    """
+
+    scores: dict[str, dict[str, float]]
+    minutes: float
+
+
+def fit(
+    corpus: Sequence[Path], out: Path, recipe: Recipe, *, prune: bool = False, command: str = ""
+) -> FitResult:
+    """Read a corpus, hold documents out, fit a raw language model to the others, and save it.
+
+    Args:
+        corpus, out, prune: as for ``Retriever.fit``.
+        recipe: the model, and the settings of ``FITTED_BY``.
+        command: for the model card.
+    """
+    from revela.evaluation.label_free import check_by
+    from revela.groups.training_set import TrainingSet
+    from revela.retriever.fit import fit_to_chunks
+    from revela.retriever.prune import prune as drop_unused_tokens
+
+    folder = _language_model(recipe, out)
+    silence_libraries()
+    data = TrainingSet.read(recipe, corpus)
+    if len(data.chunks) < 2:
+        raise RevelaError("a fit takes two chunks of text or more: give more text")
+    check = check_by(data.held_out, recipe)
+    asked = check.describe() or "too few for a task, so the fit is not checked"
+    log.info(f"held out {len(data.held_out):,} documents for the label-free check ({asked})")
+    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
+    bf16 = uses_bf16(recipe.training.precision, model.device)
+    encoder, scores = RetrieverEncoder(model, bf16), dict[str, dict[str, float]]()
+    if check.tasks:
+        scores = {"BM25": check.bm25(), "untrained": check(encoder)}
+    begun = time.monotonic()
+    if prune:
+        held_out = (document.full_text for document in data.held_out)
+        drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
+    fit_to_chunks(recipe, model, data.chunks, bf16)
+    minutes = (time.monotonic() - begun) / 60
+    if check.tasks:
+        scores["fitted"] = check(encoder)
+    settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY)}
+    card = model_card(
+        out.name,
+        f"{recipe.retriever.model} was fitted to text: the weights of tokens, whitening, and a "
+        "half of the vector for words.",
+        f"{', '.join(map(str, corpus))} ({data.n_documents:,} documents)",
+        command,
+        "\n".join(f"{name} = {value!r}" for name, value in settings.items()),
+        scores,
+        minutes,
+        steps=None,
+    )
+    with atomic_write(out) as temporary:
+        save_retriever(model, temporary, card)
+    return FitResult(scores, minutes)
+
+
+def _language_model(recipe: Recipe, out: Path) -> Path:
+    """The folder of the model to fit; refuses at once what cannot be fitted or saved."""
+    name = recipe.retriever.model
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    refuse_several()
+    check_language(recipe.corpus.language)
+    folder = resolve(name)
+    if (folder / "modules.json").is_file():
+        raise RevelaError(
+            f"{name} is an embedder, which a fit would harm: give a raw language model as --model, "
+            "or search with this one as it is"
+        )
+    return folder
+
+
 def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
     """What is trained on, and the label-free check by what is held out; logs both."""
     from revela.evaluation.label_free import MIN_QUERIES, check_by
     from revela.groups.query_lm import written_answers
     from revela.groups.training_set import TrainingSet
-    from revela.silence import silence_libraries
 
     silence_libraries()
     data = TrainingSet.read(recipe, corpus)
