@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela.corpus.arrow_list import arrow_list
-from revela.device import compute_device, uses_bf16
+from revela.device import compute_device, return_freed, uses_bf16
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.contexts import Choice, chosen_for
@@ -300,6 +300,7 @@ def fit(
         held_out = (document.full_text for document in data.held_out)
         drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
     fit_to_chunks(recipe, model, data.chunks, bf16)
+    return_freed(model.device)  # what it gave is in the model now
     minutes = (time.monotonic() - begun) / 60
     if check.tasks:
         scores["fitted"] = check(encoder)

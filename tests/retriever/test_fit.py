@@ -106,6 +106,16 @@ def test_a_large_vocabulary_is_whitened_a_few_rows_at_a_time(tiny_lm_folder, mon
     assert max(found) <= max(64, counts.count_nonzero()) < len(table) == len(model.tokenizer)
 
 
+def test_what_batches_have_freed_is_returned_before_the_table_is_made(tiny_lm_folder, monkeypatch):
+    order, table = [], corpus_fit._lexical_table
+    monkeypatch.setattr(corpus_fit, "return_freed", lambda _: order.append("returned"))
+    monkeypatch.setattr(
+        corpus_fit, "_lexical_table", lambda *given: order.append("table") or table(*given)
+    )
+    fit(build(tiny_lm_folder), some_texts(), lexical=1.0)
+    assert order == ["returned", "table"]
+
+
 def test_lexical_vectors_know_which_texts_share_words(tiny_lm_folder):
     texts = [
         "ocean1 ocean2 engine3",

@@ -35,7 +35,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.corpus.arrow_list import vectors_on_disk
-from revela.device import after_a_batch, on_cpu, sent
+from revela.device import after_a_batch, on_cpu, return_freed, sent
 from revela.errors import RevelaError
 from revela.retriever.build import build_retriever, set_parts
 from revela.retriever.encode import (
@@ -373,6 +373,7 @@ def _read_sample(
         pooled_ND[indices] = features["sentence_embedding"].cpu().double()
         shown.update(len(indices))
         after_a_batch(model.device)
+    return_freed(model.device)
     shown.close()
     model.train(training)
     return pooled_ND, moments
