@@ -7,7 +7,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import torch
+
 from revela import memory
+from revela.device import return_freed
 
 GB = 2**30
 
@@ -75,6 +78,18 @@ def test_a_process_returns_memory_once_it_has_grown_by_a_quarter(monkeypatch):
         freed.after_a_batch()
         trims.append(libc.trims)
     assert trims == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_memory_is_returned_at_once_before_something_large(monkeypatch):
+    freed, libc = memory.FreedMemory(), Libc()
+    freed._libc = libc
+    monkeypatch.setattr(freed, "_size", lambda: 2 * GB)
+    monkeypatch.setattr("revela.device.freed_memory", lambda: freed)
+    return_freed(torch.device("cpu"))
+    assert libc.trims == 1
+    return_freed(torch.device("meta"))
+    freed.after_a_batch()  # which counts anew
+    assert libc.trims == 1
 
 
 def test_a_process_returns_memory_every_minute(monkeypatch):

@@ -49,6 +49,7 @@ NOT_RUN = {  # by what a command has in it
     "--benchmark ": "reads data sets of the hub",
     "owner/name": "reads the hub",
     "intfloat/": "reads the hub",
+    "google/": "reads the hub",
     "hf auth login": "writes to the hub",
     "revela.evaluation.benchmarks": "reads data sets of the hub",
     "convert_hf_to_gguf.py": "is llama.cpp's",

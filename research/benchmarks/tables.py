@@ -18,7 +18,6 @@ from research.benchmarks.hybrid import folder_of, names_in
 from revela.evaluation.beir import Collection, load_collection, outcomes
 from revela.files import atomic_write
 from revela.index.language import Analyzer
-from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.table import word_table
 from revela.training.table import texts_of, train_table
 from revela.types import Document
@@ -39,10 +38,7 @@ def scores_of(collection: Collection, model: Path, seed: int) -> dict[str, float
     made = time.perf_counter()
     trained = train_table(table, texts, seed=seed)
     done = time.perf_counter(), time.process_time()
-    encoders = {
-        name: RetrieverEncoder(each.model().float(), False)
-        for name, each in (("begun", table), ("trained", trained))
-    }
+    encoders = {"begun": table.encoder(), "trained": trained.encoder()}
     found = {
         name: outcome.means()["ndcg@10"] for name, outcome in outcomes(collection, encoders).items()
     }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from revela.corpus.arrow_list import arrow_list
@@ -20,11 +23,26 @@ from revela.types import Document, Vectors
 from revela.weights import resolve
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
     from revela.evaluation.label_free import HeldOutCheck
     from revela.groups.training_set import TrainingSet
     from revela.training.run import Outcome
 
 log = logging.getLogger(__name__)
+FITTED_BY = (
+    *("text_field", "title_field", "join_titles", "max_bad_share", "near_duplicates", "language"),
+    *("chunk_words", "held_out", "held_out_at_most", "check_queries", "check_passages"),
+    *("layers", "pooling", "max_tokens", "lower_case", "query_prompt", "passage_prompt"),
+    *("token_weighting", "whitening", "lexical", "seed", "precision"),
+)
+"The settings that a fit reads, beside the model."
+OF_LAYERS = (
+    *("layers", "pooling", "max_tokens", "query_prompt", "passage_prompt"),
+    *("token_weighting", "whitening", "lexical", "precision"),
+)
+"Those of them that a table of words has no use for."
+MAY_LOSE = 0.005  # nDCG@10 of the check, by training a table
 
 
 class Retriever:
@@ -90,6 +108,46 @@ class Retriever:
         paths = [Path(source) for source in sources]
         train(paths, Path(out), Recipe.of(preset, **settings), resume=resume)
         return cls(out)
+
+    @classmethod
+    def fit(
+        cls,
+        corpus: str | Path | Sequence[str | Path],
+        out: str | Path,
+        *,
+        model: str | Path,
+        prune: bool = False,
+        static: bool = False,
+        steps: int | None = None,
+        **settings: Any,
+    ) -> Retriever:
+        """Make a retriever of a raw language model by a fit to text, save it and load it: minutes,
+        without labels and without training.
+
+        Args:
+            corpus, out: as for ``train``.
+            model: the language model: a hub id, a folder or embedded:smollm2-135m.
+            prune: leave out the tokens that the corpus has no use for.
+            static: make a table of the corpus's words, without any layer, and train it.
+            steps: of that training; None: by the size of the corpus, 0: none.
+            settings: those of ``revela.api.FITTED_BY``, by their flags' names (docs/settings.md).
+
+        Raises:
+            RevelaError: the corpus, the model or a setting cannot be used, or ``out`` is in the
+                way.
+
+        Examples:
+            >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP
+        """
+        if unread := settings.keys() - set(FITTED_BY):
+            raise RevelaError(
+                f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"
+            )
+        sources = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+        recipe = Recipe.of(model=str(model), **settings)
+        how: Any = dict(prune=prune, static=static, steps=steps)
+        fit([Path(source) for source in sources], Path(out), recipe, **how)
+        return cls(out, recipe.training.precision)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Encode texts as queries: (N, D) float32 vectors of length one."""
@@ -201,6 +259,173 @@ def train(
         "trained": outcome.after,
     }
     return TrainingResult(outcome, systems if outcome.after else {})
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a fit gave.
+
+    Attributes:
+        scores: nDCG@10 of the label-free check by system, then by task; empty if it has no task.
+        minutes: that the fit took.
+        kept: the system that is saved.
+    """
+
+    scores: dict[str, dict[str, float]]
+    minutes: float
+    kept: str
+
+
+def fit(
+    corpus: Sequence[Path],
+    out: Path,
+    recipe: Recipe,
+    *,
+    prune: bool = False,
+    static: bool = False,
+    steps: int | None = None,
+    command: str = "",
+) -> FitResult:
+    """Read a corpus, hold documents out, fit a raw language model to the others, and save it.
+
+    Args:
+        corpus, out, prune, static, steps: as for ``Retriever.fit``.
+        recipe: the model, and the settings of ``FITTED_BY``.
+        command: for the model card.
+    """
+    from revela.evaluation.label_free import check_by
+    from revela.files import atomic_write
+    from revela.groups.training_set import TrainingSet
+    from revela.retriever.save import model_card, save_retriever
+    from revela.silence import silence_libraries
+
+    _refuse_unread(recipe, prune, static, steps)
+    folder = _language_model(recipe, out)
+    silence_libraries()
+    data = TrainingSet.read(recipe, corpus)
+    if len(data.chunks) < 2:
+        raise RevelaError("a fit takes two chunks of text or more: give more text")
+    check = check_by(data.held_out, recipe)
+    asked = check.describe() or "too few for a task, so the fit is not checked"
+    log.info(f"held out {len(data.held_out):,} documents for the label-free check ({asked})")
+    if static:
+        model, result = _fit_table(folder, data, check, steps)
+    else:
+        model, result = _fit_layers(folder, data, check, prune)
+    settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY)}
+    about = (
+        "a row for each word, begun as the mean of the input embeddings of its pieces, and trained"
+        " to find the rest of a text by some of its words."
+        if static
+        else "the weights of tokens, whitening, and a half of the vector for words."
+    )
+    card = model_card(
+        out.name,
+        f"{recipe.retriever.model} was fitted to text: {about}",
+        f"{', '.join(map(str, corpus))} ({data.n_documents:,} documents)",
+        command,
+        "\n".join(f"{name} = {value!r}" for name, value in settings.items()),
+        result.scores,
+        result.minutes,
+        steps=None,
+    )
+    with atomic_write(out) as temporary:
+        save_retriever(model, temporary, card)
+    return result
+
+
+def _fit_layers(
+    folder: Path, data: TrainingSet, check: HeldOutCheck, prune: bool
+) -> tuple[SentenceTransformer, FitResult]:
+    """The lower layers of a language model, fitted to the chunks."""
+    from revela.device import compute_device, return_freed, uses_bf16
+    from revela.retriever.build import untrained_retriever
+    from revela.retriever.encode import RetrieverEncoder
+    from revela.retriever.fit import fit_to_chunks
+    from revela.retriever.prune import prune as drop_unused_tokens
+
+    recipe, scores = data.recipe, dict[str, dict[str, float]]()
+    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
+    bf16 = uses_bf16(recipe.training.precision, model.device)
+    encoder = RetrieverEncoder(model, bf16)
+    if check.tasks:
+        scores = {"BM25": check.bm25(), "untrained": check(encoder)}
+    begun = time.monotonic()
+    if prune:
+        held_out = (document.full_text for document in data.held_out)
+        drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
+    fit_to_chunks(recipe, model, data.chunks, bf16)
+    return_freed(model.device)  # what it gave is in the model now
+    minutes = (time.monotonic() - begun) / 60
+    if check.tasks:
+        scores["fitted"] = check(encoder)
+    return model, FitResult(scores, minutes, "fitted")
+
+
+def _fit_table(
+    folder: Path, data: TrainingSet, check: HeldOutCheck, steps: int | None
+) -> tuple[SentenceTransformer, FitResult]:
+    """A table of the words of all documents, trained on those that are not held out, unless the
+    check finds it worse than it began.
+    """
+    from revela.index.language import Analyzer, detect
+    from revela.retriever.table import word_table
+    from revela.training.table import texts_of, train_table
+
+    recipe, scores = data.recipe, dict[str, dict[str, float]]()
+    begun = time.monotonic()
+    texts = texts_of(data.documents)
+    language = recipe.corpus.language
+    terms = Analyzer(detect(texts) if language == "auto" else language)
+    tables = {"fitted": word_table(folder, [*texts, *texts_of(data.held_out)], terms)}
+    tables["trained"] = train_table(tables["fitted"], texts, steps=steps, seed=recipe.training.seed)
+    minutes = (time.monotonic() - begun) / 60
+    kept = "trained"
+    if tables["trained"] is tables["fitted"]:
+        kept = "fitted"
+        del tables["trained"]
+    if check.tasks:
+        scores = {"BM25": check.bm25()}
+        scores |= {name: check(table.encoder()) for name, table in tables.items()}
+        means = {name: fmean(scores[name].values()) for name in tables}
+        if means[kept] < means["fitted"] - MAY_LOSE:
+            kept = "fitted"
+    return tables[kept].model(), FitResult(scores, minutes, kept)
+
+
+def _refuse_unread(recipe: Recipe, prune: bool, static: bool, steps: int | None) -> None:
+    """Refuse settings that the kind of retriever that is asked for does not read."""
+    if steps is not None and not static:
+        raise RevelaError("--steps trains a table of words: give --static, or leave it out")
+    if steps is not None and steps < 0:
+        raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
+    given = recipe.flat()
+    others = [name for name in OF_LAYERS if given[name] != Recipe().flat()[name]]
+    if static and (prune or others):
+        flag = "--prune" if prune else f"--{others[0].replace('_', '-')}"
+        raise RevelaError(
+            f"{flag} is about the layers of a model, of which --static keeps none: "
+            "leave one of them out"
+        )
+
+
+def _language_model(recipe: Recipe, out: Path) -> Path:
+    """The folder of the model to fit; refuses at once what cannot be fitted or saved."""
+    from revela.index.language import check_language
+    from revela.processes import refuse_several
+
+    name = recipe.retriever.model
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    refuse_several()
+    check_language(recipe.corpus.language)
+    folder = resolve(name)
+    if (folder / "modules.json").is_file():
+        raise RevelaError(
+            f"{name} is an embedder, which a fit would harm: give a raw language model as --model, "
+            "or search with this one as it is"
+        )
+    return folder
 
 
 def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:

@@ -46,6 +46,12 @@ def after_a_batch(device: torch.device) -> None:
         freed_memory().after_a_batch()
 
 
+def return_freed(device: torch.device) -> None:
+    """On a CPU, return what was freed at once, before something large is made."""
+    if device.type == "cpu":
+        freed_memory().give_back()
+
+
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products are native on this device; emulated ones are slow."""
     if device.type == "cuda":

@@ -52,8 +52,13 @@ class FreedMemory:
         if not self._most:
             self._most = GROWN * size + 2**29
         elif size > self._most or now - self._returned > RETURNED_AFTER:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Return what is kept."""
+        if self._libc is not None:
             self._libc.malloc_trim(0)
-            self._most, self._returned = 0.0, now
+        self._most, self._returned = 0.0, time.monotonic()
 
     def _size(self) -> int:
         """Bytes of this process in memory."""

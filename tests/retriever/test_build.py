@@ -188,6 +188,16 @@ def test_a_merged_copy_is_made_on_the_cpu_alone(tiny_lm_folder, monkeypatch):
     assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
 
 
+def test_a_model_without_lora_is_saved_without_a_copy(tiny_lm_folder, tmp_path, monkeypatch):
+    """Which would take its memory twice."""
+    model = build(tiny_lm_folder)
+    fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
+    monkeypatch.setattr("revela.retriever.save.merged", lambda _: pytest.fail("copied"))
+    save_retriever(model, tmp_path / "out", "card")
+    stock = SentenceTransformer(str(tmp_path / "out"))
+    np.testing.assert_allclose(stock.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+
+
 def test_frozen_weights_are_half_as_large_while_it_is_open(tiny_lm_folder):
     """And give what autocast makes of them, to the bit."""
     model = build(tiny_lm_folder)

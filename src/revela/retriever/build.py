@@ -37,7 +37,13 @@ def load_retriever(folder: Path | str) -> SentenceTransformer:
         RevelaError: the folder is not one, or is damaged.
     """
     if not (Path(folder) / "modules.json").is_file():
-        raise RevelaError(f"{folder} is not a Sentence-Transformers folder: it has no modules.json")
+        reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
+        if (Path(folder) / "config.json").is_file():
+            reason += (
+                f"; if it is a language model, make a retriever of it by revela fit TEXT --model "
+                f"{folder} --out RETRIEVER"
+            )
+        raise RevelaError(reason)
     try:
         with loading_bar(Path(folder)):
             return SentenceTransformer(str(folder), local_files_only=True)

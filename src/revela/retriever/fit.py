@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from revela.corpus.arrow_list import vectors_on_disk
-from revela.device import on_cpu, sent
+from revela.device import after_a_batch, on_cpu, return_freed, sent
 from revela.errors import RevelaError
 from revela.retriever.build import build_retriever, set_parts
 from revela.retriever.encode import (
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TEXTS = 1024  # texts that are tokenized at once
+ROWS = 8192  # of an embedding table that are whitened at once
 COUNTED = 20_000  # texts, of many more, that token frequencies are counted on
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
 ONE_TOKEN = ("lasttoken", "cls")
@@ -170,7 +171,7 @@ def fit_to_corpus(
             means_ND = sums_ND / weights_N.clamp(min=1e-9)[:, None]
             scale = lexical**0.5 * _to_unit_spread(means_ND)
             parts_of_vector.append(scale * means_ND.double())
-            fitted["table_VD"] = table_VD * scale
+            fitted["table_VD"] = table_VD.mul_(scale)
         whole_NW = F.normalize(torch.cat(parts_of_vector, dim=1), dim=1)
         fitted["axes_WW"] = _principal_axes(whole_NW).float()
     _insert_layers(model, fitted)
@@ -254,8 +255,13 @@ def _sums_of_rows(
     """The sum of the table's rows over each text's tokens, (N, D), and of their weights, (N,)."""
     sums_ND, weights_N = torch.zeros(len(texts), table_VD.shape[1]), torch.zeros(len(texts))
     for start in range(0, len(texts), TEXTS):
-        for i, ids in enumerate(_token_ids(tokenizer, texts[start : start + TEXTS]), start):
-            sums_ND[i], weights_N[i] = table_VD[ids].sum(dim=0), weight_V[ids].sum()
+        rows = token_ids(tokenizer, texts[start : start + TEXTS])
+        ids_T = torch.tensor([i for row in rows for i in row], dtype=torch.long)
+        ends_N = torch.tensor([len(row) for row in rows]).cumsum(0)
+        begins_N = F.pad(ends_N[:-1], (1, 0))
+        place = slice(start, start + len(rows))
+        sums_ND[place] = F.embedding_bag(ids_T, table_VD, begins_N, mode="sum")
+        weights_N[place] = F.embedding_bag(ids_T, weight_V[:, None], begins_N, mode="sum")[:, 0]
     return sums_ND, weights_N
 
 
@@ -263,12 +269,13 @@ def _token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> T
     """How often each token occurs; (V,)."""
     counts_V = torch.zeros(len(tokenizer), dtype=torch.long)
     for start in range(0, len(texts), TEXTS):
-        ids = [i for row in _token_ids(tokenizer, texts[start : start + TEXTS]) for i in row]
+        ids = [i for row in token_ids(tokenizer, texts[start : start + TEXTS]) for i in row]
         counts_V += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=len(tokenizer))
     return counts_V.float()
 
 
-def _token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+def token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text, without special ones."""
     rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)[
         "input_ids"
     ]
@@ -336,7 +343,7 @@ def _to_unit_spread(vectors_ND: Tensor) -> float:
 def _prompt_ids(model: SentenceTransformer) -> list[int]:
     """Tokens of the prompts, whose weight is 0."""
     prompts = [prompt.rstrip() for prompt in model.prompts.values() if prompt]
-    return [i for prompt in prompts for i in _token_ids(model.tokenizer, [prompt])[0]]
+    return [i for prompt in prompts for i in token_ids(model.tokenizer, [prompt])[0]]
 
 
 def _read_sample(
@@ -365,6 +372,8 @@ def _read_sample(
                 features = module(features)
         pooled_ND[indices] = features["sentence_embedding"].cpu().double()
         shown.update(len(indices))
+        after_a_batch(model.device)
+    return_freed(model.device)
     shown.close()
     model.train(training)
     return pooled_ND, moments
@@ -389,12 +398,30 @@ def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tenso
     times its weight.
     """
     embeddings_VD = model[0].model.get_input_embeddings().weight.float().cpu()
-    unit_VD = F.normalize(embeddings_VD[: len(counts_V)], dim=1).double()
-    share_V1 = (counts_V / counts_V.sum()).double()[:, None]
-    centred_VD = unit_VD - (share_V1 * unit_VD).sum(dim=0)
-    covariance_DD = centred_VD.T @ (share_V1 * centred_VD)
-    whitened_VD = centred_VD @ _inverse_power(covariance_DD, 0.5)
-    return weight_V[:, None] * F.normalize(whitened_VD, dim=1).float()
+    whiten = whitening_of(embeddings_VD, counts_V)
+    table_VD = torch.empty(len(counts_V), embeddings_VD.shape[1])
+    for start in range(0, len(table_VD), ROWS):  # a copy of all in fp64 would be gigabytes
+        rows = slice(start, min(start + ROWS, len(table_VD)))
+        table_VD[rows] = weight_V[rows, None] * whiten(embeddings_VD[rows]).float()
+    return table_VD
+
+
+def whitening_of(rows_VD: Tensor, counts_V: Tensor) -> Callable[[Tensor], Tensor]:
+    """What whitens rows, by the rows that occur so often, and brings them to unit length; all rows
+    count as of unit length.
+    """
+    seen_S = counts_V.nonzero().squeeze(1)
+    share_S1 = (counts_V[seen_S] / counts_V.sum()).double()[:, None]
+    unit_SD = F.normalize(rows_VD[seen_S], dim=1).double()
+    mean_D = (share_S1 * unit_SD).sum(dim=0)
+    centred_SD = unit_SD - mean_D
+    whitening_DD = _inverse_power(centred_SD.T @ (share_S1 * centred_SD), 0.5)
+
+    def whiten(rows_RD: Tensor) -> Tensor:
+        unit_RD = F.normalize(rows_RD, dim=1).double()
+        return F.normalize((unit_RD - mean_D) @ whitening_DD, dim=1)
+
+    return whiten
 
 
 def fit_to_chunks(

@@ -32,6 +32,13 @@ def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) 
     inject_adapter_in_model(config, transformer)
 
 
+def has_lora(model: SentenceTransformer) -> bool:
+    """Whether ``merged`` would merge something."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return any(isinstance(module, BaseTunerLayer) for module in model.modules())
+
+
 @contextlib.contextmanager
 def without_lora(model: SentenceTransformer) -> Iterator[None]:
     """While open, the model computes as it did before ``add_lora`` with a rank above 0."""

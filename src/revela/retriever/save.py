@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from revela.files import disk_errors, flush, make_readable
 from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext
-from revela.retriever.lora import merged
+from revela.retriever.lora import has_lora, merged
 from revela.retriever.slots import write_rows
 
 
@@ -51,7 +51,8 @@ def save_retriever(
             # training truncates texts shorter than the model may read
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        final = merged(model)
+        # A copy takes the model's memory again, and spares it what is merged and filled in.
+        final = merged(model) if context is not None or has_lora(model) else model
         if context is not None:
             write_rows(final, context.rows_JD)
             context.save(temporary / CONTEXT)
@@ -82,35 +83,31 @@ def model_card(
     settings: str,
     scores: Mapping[str, Mapping[str, float]],
     minutes: float,
-    steps: int,
+    steps: int | None,
     matryoshka: Sequence[int] = (),
     slots: int = 0,
     labelled: bool = False,
 ) -> str:
-    """The README.md of a retriever: what it was trained on, by which command, and its label-free
-    scores.
+    """The README.md of a retriever: what it was trained on or fitted to, by which command, and its
+    label-free scores.
 
     Args:
         name: of the retriever.
-        learned_from: a sentence: what was trained, and by which objective.
-        corpus: a phrase: what it was trained on.
-        command: that trained it.
+        learned_from: a sentence: what was trained, and by which objective; or what was fitted.
+        corpus: a phrase: what it was trained on or fitted to.
+        command: that made it.
         settings: of the run, as text.
         scores: nDCG@10 by system, then by task.
-        minutes: that training took.
-        steps: of training.
+        minutes: that training, or the fit, took.
+        steps: of training; None: it was fitted only.
         matryoshka: widths that its vectors were trained to be truncated to.
         slots: how many documents it reads as its context; 0: none.
         labelled: whether it learned from judged queries.
     """
-    tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
-    header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
-    rows = "\n".join(
-        f"| {system} | " + " | ".join(f"{row[t]:.3f}" if t in row else "" for t in tasks) + " |"
-        for system, row in scores.items()
-    )
     widths = ", ".join(map(str, matryoshka))
     how = "on judged queries" if labelled else "without labels"
+    made = "fitted" if steps is None else "trained"
+    begins = f"Fitted to {corpus}" if steps is None else f"Trained on {corpus}, {steps:,} steps"
     results = dict(list(scores.values())[-1]) if scores else {}
     truncation = f"\nIts vectors may be cut to their first numbers (`truncate_dim`): {widths}.\n"
     return f"""---
@@ -118,7 +115,7 @@ def model_card(
 ---
 # {name}
 
-A dense retriever trained {how} by [revela](https://arxiv.org/abs/2506.16552).
+A dense retriever {made} {how} by [revela](https://arxiv.org/abs/2506.16552).
 {learned_from}
 
 ```python
@@ -130,22 +127,33 @@ queries = model.encode_query(["a question"])
 scores = model.similarity(queries, passages)
 ```
 {truncation if matryoshka else ""}{_on_context(name, slots) if slots else ""}
-Trained on {corpus}, {steps:,} steps in {minutes:.1f} minutes:
+{begins} in {minutes:.1f} minutes:
 
     {command}
 
-Label-free check on documents held out of training (first half of a chunk finds the rest of its
-document; title finds its document; docstring finds its function; question, written by a language
-model, finds its chunk), by the vectors alone and by their fusion with BM25:
-
-{header}
-{rows}
-
-Settings:
+{_check_table(scores) if scores else ""}Settings:
 
 ```
 {settings}
 ```
+"""
+
+
+def _check_table(scores: Mapping[str, Mapping[str, float]]) -> str:
+    tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
+    header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
+    rows = "\n".join(
+        f"| {system} | " + " | ".join(f"{row[t]:.3f}" if t in row else "" for t in tasks) + " |"
+        for system, row in scores.items()
+    )
+    return f"""\
+Label-free check on documents held out of it (first half of a chunk finds the rest of its document;
+title finds its document; docstring finds its function; question, written by a language model, finds
+its chunk), by the vectors alone and by their fusion with BM25:
+
+{header}
+{rows}
+
 """
 
 

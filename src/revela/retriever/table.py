@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revela.errors import RevelaError
-from revela.retriever.fit import _inverse_power
+from revela.retriever.fit import whitening_of
+from revela.retriever.static import StaticEncoder
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -69,14 +70,21 @@ class WordTable:
                 found_T = self.stem_V[np.array(read.ids, np.int64)]
                 yield found_T[found_T >= 0]
 
+    def rows_VD(self) -> Tensor:
+        """A row for each token, in fp16: that of its stem, times the stem's weight."""
+        rows_SD = torch.cat([self.rows_SD * self.weight_S[:, None], torch.zeros(1, self.width)])
+        return rows_SD[torch.from_numpy(self.stem_V)].half()  # -1 is the last: 0
+
+    def encoder(self) -> StaticEncoder:
+        """The retriever, for encoding here."""
+        return StaticEncoder(self.rows_VD().numpy(), self.tokenizer)
+
     def model(self) -> SentenceTransformer:
-        """The retriever, in fp16, with a row for each token."""
+        """The retriever, for saving."""
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer import modules
 
-        table_SD = torch.cat([self.rows_SD * self.weight_S[:, None], torch.zeros(1, self.width)])
-        table_VD = table_SD[torch.from_numpy(self.stem_V)].half()  # -1 is the last: 0
-        static = modules.StaticEmbedding(self.tokenizer, embedding_weights=table_VD)
+        static = modules.StaticEmbedding(self.tokenizer, embedding_weights=self.rows_VD())
         return SentenceTransformer(modules=[static], similarity_fn_name="cosine")
 
     @property
@@ -133,7 +141,7 @@ def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     of_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(names))
     texts_S = np.where(texts_S > 0, texts_S, np.minimum(of_words_S, len(texts)))
     table.weight_S = _weights(texts_S, len(texts))
-    table.rows_SD = _whitened(rows_SD, torch.from_numpy(count_S))
+    table.rows_SD = whitening_of(rows_SD, torch.from_numpy(count_S))(rows_SD).float()
     return table
 
 
@@ -233,14 +241,6 @@ def _mean_rows(
         part = slice(start, start + AT_ONCE)
         sums_SD.index_add_(0, of_stem[part], unit_UD[places[part]] * share[part, None])
     return sums_SD
-
-
-def _whitened(rows_SD: Tensor, counts_S: Tensor) -> Tensor:
-    unit_SD = F.normalize(rows_SD, dim=1).double()
-    share_S1 = (counts_S / counts_S.sum()).double()[:, None]
-    centred_SD = unit_SD - (share_S1 * unit_SD).sum(dim=0)
-    covariance_DD = centred_SD.T @ (share_S1 * centred_SD)
-    return F.normalize(centred_SD @ _inverse_power(covariance_DD, 0.5), dim=1).float()
 
 
 def _lm_tokenizer(lm: Path) -> Any:

@@ -1,0 +1,95 @@
+"""``revela fit``: text and a language model in, a retriever out, without training."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from revela.cli.flags import READING, Corpus, Flat, Out, Reading
+from revela.cli.main import app
+from revela.cli.printing import print_scores
+from revela.settings import Corpus as corpus_settings
+from revela.settings import Fit, Pooling, Precision, Recipe, Retriever, Training
+
+FIT = Fit()
+
+
+@app.command
+def fit(
+    corpus: Corpus,
+    *,
+    model: str,
+    out: Out,
+    layers: int = Retriever.layers,
+    pooling: Pooling = Retriever.pooling,
+    max_tokens: int = Retriever.max_tokens,
+    fitting: Annotated[Fit, Flat] = FIT,
+    prune: Annotated[bool, Parameter(negative=())] = False,
+    static: Annotated[bool, Parameter(negative=())] = False,
+    steps: int | None = None,
+    reading: Annotated[Reading, Flat] = READING,
+    language: str = corpus_settings.language,
+    seed: int = Training.seed,
+    precision: Precision = Training.precision,
+) -> None:
+    """Make a retriever of a raw language model by fitting it to text: minutes, no labels, no
+    training.
+
+    Parameters
+    ----------
+    corpus:
+        As for train.
+    model:
+        Any raw language model, of the languages of the text: a hub id (owner/name, or
+        owner/name@revision), a local folder or embedded:smollm2-135m. Embedders need no fit.
+    out:
+        Folder for the retriever: a Sentence-Transformers model.
+    layers:
+        Lower layers of the model that are kept. 0: all.
+    pooling:
+        How token vectors become one vector.
+    max_tokens:
+        Longest text that the retriever reads, in tokens; the rest is truncated.
+    prune:
+        Leave out the tokens that the corpus has no use for: of a multilingual model most. Other
+        words are read in smaller pieces.
+    static:
+        Keep no layer: a row for each word of the corpus, begun with the model's input embeddings
+        and trained on the text. Encodes and searches without torch.
+    steps:
+        Of training the rows, with --static. By default as many as the corpus needs; 0: none.
+    language:
+        Language whose words BM25 stems in the label-free check, as for index.
+    seed:
+        Of the chunks that are drawn.
+    precision:
+        Arithmetic; auto is bf16 where the hardware has it.
+    """
+    from revela.api import fit as run
+
+    recipe = Recipe.of(
+        model=model,
+        layers=layers,
+        pooling=pooling,
+        max_tokens=max_tokens,
+        language=language,
+        seed=seed,
+        precision=precision,
+        **vars(fitting),
+        **vars(reading),
+    )
+    command = "revela " + shlex.join(sys.argv[1:])
+    result = run(corpus, out, recipe, prune=prune, static=static, steps=steps, command=command)
+    if result.scores:
+        print_scores("label-free check, nDCG@10", result.scores[result.kept], result.scores)
+        if static and result.kept == "fitted" and "trained" in result.scores:
+            print("training did not help on this text: the table is saved as it was fitted")
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
+    text = shlex.join(map(str, corpus))
+    print(
+        f"fitted in {result.minutes:.1f} minutes, {size:,.0f} MB in {out}: go on with "
+        f"revela index {text} --model {shlex.quote(str(out))} --out INDEX"
+    )
