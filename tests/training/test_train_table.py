@@ -11,6 +11,7 @@ from revela.index.language import Analyzer
 from revela.retriever.table import word_table
 from revela.training import table as training
 from revela.training.table import crop_loss, crops, train_table, vectors
+from revela.types import Document
 
 
 def texts_of_topics(n=120, seed=0):
@@ -80,6 +81,16 @@ def nearness(table, first):
     unit = F.normalize(table.rows_SD[stems, first:], dim=1)
     near = (unit @ unit.T).reshape(4, 30, 4, 30).mean(dim=(1, 3))
     return float(near.diagonal().mean() - near.mean())
+
+
+def test_texts_are_windows_after_their_titles_and_a_sample_of_many(monkeypatch):
+    words = " ".join(f"w{i}." for i in range(500))
+    documents = [Document("a", words, "A title"), Document("b", "Short.")]
+    texts = training.texts_of(documents)
+    assert [len(text.split()) for text in texts] == [242, 242, 22, 1]
+    assert all(text.startswith("A title w") for text in texts[:3]) and texts[3] == "Short."
+    monkeypatch.setattr(training, "MOST_TEXTS", 3)
+    assert training.texts_of(documents) == [texts[0], texts[1], texts[3]]
 
 
 def test_the_same_seed_gives_the_same_table_and_no_steps_the_one_before(table):

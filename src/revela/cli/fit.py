@@ -1,4 +1,4 @@
-"""``revela fit``: text and a language model in, a retriever out, without training."""
+"""``revela fit``: text and a language model in, a retriever out, in minutes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def fit(
     seed: int = Training.seed,
     precision: Precision = Training.precision,
 ) -> None:
-    """Make a retriever of a raw language model by fitting it to text: minutes, no labels, no
-    training.
+    """Make a retriever of a raw language model by fitting it to text: minutes, no labels.
 
     Parameters
     ----------
@@ -62,7 +61,8 @@ def fit(
     steps:
         Of training the rows, with --static. By default as many as the corpus needs; 0: none.
     language:
-        Language whose words BM25 stems in the label-free check, as for index.
+        Language whose words are stemmed, as for index: by BM25 in the label-free check, and for the
+        rows of --static.
     seed:
         Of the chunks that are drawn.
     precision:

@@ -46,13 +46,15 @@ Stems = NDArray[np.int64]
 
 def texts_of(documents: Sequence[Document]) -> list[str]:
     """What a table is made of and learns from: windows of the documents, each after its title; an
-    even sample of very many documents.
+    even sample of very many.
     """
-    return [
-        f"{documents[i].title} {window.text}".strip()
-        for i in evenly(len(documents), MOST_TEXTS).tolist()
-        for window in chunk(documents[i], i, WINDOW_WORDS)
+    some = [(i, documents[i]) for i in evenly(len(documents), MOST_TEXTS).tolist()]
+    windows = [
+        f"{document.title} {window.text}".strip()
+        for i, document in some
+        for window in chunk(document, i, WINDOW_WORDS)
     ]
+    return [windows[i] for i in evenly(len(windows), MOST_TEXTS)]
 
 
 def train_table(
