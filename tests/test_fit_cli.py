@@ -146,6 +146,8 @@ def test_a_table_of_words_is_trained_saved_and_searched(doing, tiny_lm_folder, t
     assert [type(part).__name__ for part in model] == ["StaticEmbedding"]
     assert model.get_embedding_dimension() == 64  # twice the language model's
     assert "a row for each word" in (out / "README.md").read_text()
+    kept = json.loads((out / "config_sentence_transformers.json").read_text())
+    assert load_encoder(out, "auto").words_to_vectors == kept.get("words_to_vectors", 1.0) >= 1
     code, said, err = doing("index", corpus, "--model", out, "--out", tmp_path / "index")
     assert code == 0, err
     row = make_rows(400)[7]

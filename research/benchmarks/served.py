@@ -32,6 +32,7 @@ from revela.settings import Indexing
 from revela.types import evenly
 
 K = 10
+CORPUS = "corpus.jsonl", "corpus.jsonl.gz"
 WAYS: dict[str, dict[str, Any]] = {
     "BM25": dict(mode="lexical"),
     "vectors": dict(mode="dense"),
@@ -79,7 +80,7 @@ def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, fl
 def index_of(folder: Path, model: str, out: Path) -> Index:
     """The index of a collection, kept or made now."""
     if not (out / INFO).is_file() or not read_info(out).finished:
-        corpus = next(folder.glob("corpus.jsonl*"))
+        corpus = next(path for name in CORPUS if (path := folder / name).is_file())
         with redirect_stdout(sys.stderr):
             make_index([corpus], out=out, model=model, settings=Indexing(keep_tokens=True))
     return Index.open(out, model)

@@ -34,9 +34,10 @@ def scores_of(collection: Collection, model: Path, seed: int) -> dict[str, float
     ]
     begun = time.perf_counter(), time.process_time()
     texts = texts_of(documents)
-    table = word_table(model, texts, Analyzer(collection.bm25.terms.language))
+    language = collection.bm25.terms.language
+    table = word_table(model, texts, Analyzer(language))
     made = time.perf_counter()
-    trained = train_table(table, texts, seed=seed)
+    trained = train_table(table, texts, language, seed=seed)
     done = time.perf_counter(), time.process_time()
     encoders = {"begun": table.encoder(), "trained": trained.encoder()}
     found = {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from revela.evaluation.label_free import HeldOutCheck
     from revela.groups.training_set import TrainingSet
+    from revela.retriever.table import WordTable
     from revela.training.run import Outcome
 
 log = logging.getLogger(__name__)
@@ -309,9 +310,10 @@ def fit(
     asked = check.describe() or "too few for a task, so the fit is not checked"
     log.info(f"held out {len(data.held_out):,} documents for the label-free check ({asked})")
     if static:
-        model, result = _fit_table(folder, data, check, steps)
+        table, result = _fit_table(folder, data, check, steps)
+        model, ratio = table.model(), table.words_to_vectors
     else:
-        model, result = _fit_layers(folder, data, check, prune)
+        (model, result), ratio = _fit_layers(folder, data, check, prune), 1.0
     settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY)}
     about = (
         "a row for each word, begun as the mean of the input embeddings of its pieces, and trained"
@@ -330,7 +332,7 @@ def fit(
         steps=None,
     )
     with atomic_write(out) as temporary:
-        save_retriever(model, temporary, card)
+        save_retriever(model, temporary, card, words_to_vectors=ratio)
     return result
 
 
@@ -364,7 +366,7 @@ def _fit_layers(
 
 def _fit_table(
     folder: Path, data: TrainingSet, check: HeldOutCheck, steps: int | None
-) -> tuple[SentenceTransformer, FitResult]:
+) -> tuple[WordTable, FitResult]:
     """A table of the words of all documents, trained on those that are not held out, unless the
     check finds it worse than it began.
     """
@@ -378,7 +380,8 @@ def _fit_table(
     language = recipe.corpus.language
     terms = Analyzer(detect(texts) if language == "auto" else language)
     tables = {"fitted": word_table(folder, [*texts, *texts_of(data.held_out)], terms)}
-    tables["trained"] = train_table(tables["fitted"], texts, steps=steps, seed=recipe.training.seed)
+    how: Any = dict(steps=steps, seed=recipe.training.seed)
+    tables["trained"] = train_table(tables["fitted"], texts, terms.language, **how)
     minutes = (time.monotonic() - begun) / 60
     kept = "trained"
     if tables["trained"] is tables["fitted"]:
@@ -390,7 +393,7 @@ def _fit_table(
         means = {name: fmean(scores[name].values()) for name in tables}
         if means[kept] < means["fitted"] - MAY_LOSE:
             kept = "fitted"
-    return tables[kept].model(), FitResult(scores, minutes, kept)
+    return tables[kept], FitResult(scores, minutes, kept)
 
 
 def _refuse_unread(recipe: Recipe, prune: bool, static: bool, steps: int | None) -> None:

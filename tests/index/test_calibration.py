@@ -97,6 +97,17 @@ def test_vectors_that_know_the_sentences_better_do_not_count_more():
     assert Calibration(200, words=40, vectors=39).odds > 1
 
 
+def test_a_retriever_that_was_trained_on_the_text_counts_as_before_training():
+    texts = passages(60)
+
+    class Trained(Letters):
+        words_to_vectors = 3.0
+
+    found = calibrate(texts, Trained().encode_passages(texts), Trained(), "none")
+    before = calibrate(texts, Letters().encode_passages(texts), Letters(), "none")
+    assert before.odds < 9 == found.odds and found.vectors == before.vectors
+
+
 @pytest.mark.parametrize("texts", [[], ["one two"], ["one"] * 30])
 def test_too_few_sentences_measure_nothing(texts):
     found = calibrate(

@@ -35,20 +35,28 @@ class Calibration:
         words: found by BM25.
         vectors: found by the vectors.
         passages: in the index when it was measured.
+        least: how much oftener words found a passage than the retriever's vectors, on the text that
+            it was then trained on. It knows the sentences of that text now, but not yet what is
+            asked about it.
     """
 
     queries: int = 0
     words: int = 0
     vectors: int = 0
     passages: int = 0
+    least: float = 1.0
+
+    @property
+    def ratio(self) -> float:
+        """How much oftener words found the passage; not below ``least``."""
+        return max(self.least, (self.words + PRIOR) / (self.vectors + PRIOR))
 
     @property
     def odds(self) -> float:
-        """How much more BM25's share of the best score counts than a cosine: the square of how much
-        oftener words found the passage; 1 where vectors did, since a retriever that was trained on
-        this text knows its sentences, and not yet its questions.
+        """How much more BM25's share of the best score counts than a cosine: the square of
+        ``ratio``, 1 at least.
         """
-        return max(1.0, (self.words + PRIOR) / (self.vectors + PRIOR)) ** 2
+        return self.ratio**2
 
     def describe(self) -> str:
         """What was measured, and what follows from it."""
@@ -107,15 +115,16 @@ class SentenceTest:
 
     def __call__(self, encoder: Encoder, vectors_ND: Vectors) -> Calibration:
         """Measure the vectors (N, D) of these passages."""
+        least = getattr(encoder, "words_to_vectors", 1.0)
         if not self._queries:
-            return Calibration(passages=self._size)
+            return Calibration(passages=self._size, least=least)
         width = vectors_ND.shape[1]
         left_ND = vectors_ND.copy()
         left_ND[self._places] = _of_width(encoder.encode_passages(self._rests), width)
         queries_QD = _of_width(encoder.encode_queries(self._queries), width)
         first_Q = (queries_QD @ left_ND.T).argmax(axis=1)
         right = int((first_Q == self._places).sum())
-        return Calibration(len(self._queries), self._words, right, self._size)
+        return Calibration(len(self._queries), self._words, right, self._size, least)
 
 
 def _of_width(vectors_ND: Vectors, width: int) -> Vectors:

@@ -26,6 +26,7 @@ def save_retriever(
     card: str,
     matryoshka: Sequence[int] = (),
     context: SavedContext | None = None,
+    words_to_vectors: float = 1.0,
 ) -> None:
     """Write the retriever into ``folder``, beside other files; modules.json, which makes it
     loadable, comes last.
@@ -37,6 +38,7 @@ def save_retriever(
         matryoshka: widths that its vectors were trained to be truncated to; with the full width
             they become "matryoshka_dims" of its configuration.
         context: of a retriever with slots, which are saved with its rows.
+        words_to_vectors: as for ``StaticEncoder``; kept in its configuration if it is not 1.
 
     Raises:
         RevelaError: the disk is full, or the folder cannot be written to.
@@ -59,12 +61,16 @@ def save_retriever(
         final.save_pretrained(hidden, create_model_card=False)
         # A path in the card may have bytes that are no UTF-8.
         (temporary / "README.md").write_text(card, encoding="utf-8", errors="replace")
+        kept: dict[str, object] = {}
         if matryoshka:
+            widths = {*matryoshka, int(model.get_embedding_dimension() or 0)}
+            kept["matryoshka_dims"] = sorted(widths)
+        if words_to_vectors != 1:
+            kept["words_to_vectors"] = words_to_vectors
+        if kept:
             configuration = temporary / "config_sentence_transformers.json"
             settings = json.loads(configuration.read_text(encoding="utf-8"))
-            widths = sorted({*matryoshka, int(model.get_embedding_dimension() or 0)})
-            changed = json.dumps({**settings, "matryoshka_dims": widths}, indent=2)
-            configuration.write_text(changed, encoding="utf-8")
+            configuration.write_text(json.dumps(settings | kept, indent=2), encoding="utf-8")
         make_readable(temporary)
         flush(temporary)
         (folder / "modules.json").unlink(missing_ok=True)

@@ -59,6 +59,8 @@ class StaticEncoder:
         passage_prompt: put before passages.
         max_tokens: truncate texts here; None: where the tokenizer does.
         name: of the model, for messages.
+        words_to_vectors: how much oftener words found a passage than these vectors before they were
+            trained on its text, 1 at least (index/calibration.py).
     """
 
     slots = 0
@@ -71,8 +73,10 @@ class StaticEncoder:
         passage_prompt: str = "",
         max_tokens: int | None = None,
         name: str = "the model",
+        words_to_vectors: float = 1.0,
     ) -> None:
         self.name, self._table_VD, self._tokenizer = name, table_VD, tokenizer
+        self.words_to_vectors = words_to_vectors
         self.query_prompt, self.passage_prompt = query_prompt, passage_prompt
         tokenizer.no_padding()
         self._limit: int | None = (tokenizer.truncation or {}).get("max_length")
@@ -105,6 +109,7 @@ class StaticEncoder:
                 prompts.get("document") or prompts.get("passage") or "",
                 max_tokens,
                 str(folder),
+                max(1.0, float(about.get("words_to_vectors", 1.0))),
             )
         except Exception as error:  # tokenizers raise no other for a damaged file
             raise RevelaError(
