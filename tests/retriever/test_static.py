@@ -18,6 +18,7 @@ from revela.errors import RevelaError
 from revela.index.store import Index
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
+from revela.retriever.save import save_retriever
 from revela.retriever.static import READ_AHEAD, StaticEncoder
 from revela.settings import Indexing
 from revela.types import Document
@@ -193,3 +194,14 @@ def test_an_index_is_made_and_searched_without_torch(tmp_path):
     assert "20 documents are new" in said
     hits = json.loads(revela("search", tmp_path / "index", "word7 word8", "--top", 1, "--json"))
     assert [hit["id"] for hit in hits] == ["7"]
+
+
+def test_what_was_measured_before_training_is_saved_with_it(tmp_path):
+    rows = torch.randn(len(WORDS), 16)
+    model = SentenceTransformer(modules=[modules.StaticEmbedding(tokenizer(), rows)], device="cpu")
+    save_retriever(model, tmp_path / "trained", "a card", words_to_vectors=2.5)
+    assert load_encoder(tmp_path / "trained", "auto").words_to_vectors == 2.5
+    index = Index.create(tmp_path / "index", tmp_path / "trained", {}, Indexing())
+    index.add([Document(str(i), f"word{i} word{i + 1}. word{i + 2}") for i in range(9)])
+    assert Index.open(tmp_path / "index").info.calibration.least == 2.5
+    assert load_encoder(save(tmp_path / "other"), "auto").words_to_vectors == 1
