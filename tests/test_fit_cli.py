@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from conftest import make_rows
 from revela import Retriever, RevelaError
+from revela.retriever.fit import WORDS_TO_VECTORS
 from revela.retriever.load import load_encoder
 from revela.training import table as training
 from test_cli import run
@@ -36,6 +37,7 @@ def test_text_and_a_language_model_become_a_retriever(doing, corpus_file, tiny_l
     go_on = last.partition("go on with revela ")[2].replace("INDEX", str(tmp_path / "index"))
     code, said, err = doing(*go_on.split())
     assert code == 0 and "80 documents are new" in said, err
+    assert load_encoder(out, "auto").words_to_vectors == WORDS_TO_VECTORS
     kinds = [type(part).__name__ for part in SentenceTransformer(str(out))]
     assert kinds[:4] == ["Transformer", "WordWeights", "Pooling", "WordEmbeddings"]
     card = (out / "README.md").read_text()
@@ -146,8 +148,7 @@ def test_a_table_of_words_is_trained_saved_and_searched(doing, tiny_lm_folder, t
     assert [type(part).__name__ for part in model] == ["StaticEmbedding"]
     assert model.get_embedding_dimension() == 64  # twice the language model's
     assert "a row for each word" in (out / "README.md").read_text()
-    kept = json.loads((out / "config_sentence_transformers.json").read_text())
-    assert load_encoder(out, "auto").words_to_vectors == kept.get("words_to_vectors", 1.0) >= 1
+    assert load_encoder(out, "auto").words_to_vectors == WORDS_TO_VECTORS
     code, said, err = doing("index", corpus, "--model", out, "--out", tmp_path / "index")
     assert code == 0, err
     row = make_rows(400)[7]

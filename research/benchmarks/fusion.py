@@ -109,7 +109,7 @@ def print_scores(sides: dict[str, Side]) -> None:
         "vectors": lambda side: side.mean(lambda q: q.cosines),
         "RRF": lambda side: side.mean(lambda q: q.by_rank),
         "a = .5": lambda side: side.mean(lambda q: q.cosines + q.shares),
-        "by score": lambda side: side.form(WEIGHT, 2, 1, 1),
+        "by score": lambda side: side.form(WEIGHT, 2, 1, side.measured.least),
     }
     titles = ["", *ways, "over the better side", "words find", "vectors find"]
     print(f"| {' | '.join(titles)} |\n" + "|---" * len(titles) + "|")

@@ -69,9 +69,8 @@ class Kept:
         self.passages, self.queries, self.ends, self.bits = (
             found[name] for name in ("passages", "queries", "ends", "bits")
         )
-        self.given = 0
-
-        self.asked = queries
+        self.given, self.asked = 0, queries
+        self.words_to_vectors = encoder.words_to_vectors
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         return self.queries if texts is self.asked else self.encoder.encode_queries(texts)

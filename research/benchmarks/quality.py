@@ -71,7 +71,7 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     from revela.device import has_fast_bf16
     from revela.groups.training_set import training_chunks
     from revela.retriever.build import untrained_retriever
-    from revela.retriever.fit import fit_to_chunks
+    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
     from revela.silence import silence_libraries
@@ -87,7 +87,7 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
         chunks = training_chunks(recipe, documents)
         fit_to_chunks(recipe, model, chunks, has_fast_bf16(model.device))
         model.max_seq_length = recipe.retriever.max_tokens
-    save_retriever(model, out, "untrained")
+    save_retriever(model, out, "untrained", words_to_vectors=WORDS_TO_VECTORS if fit else 1.0)
 
 
 def row_file(name: str, collection: str) -> Path:

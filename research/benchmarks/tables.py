@@ -34,10 +34,9 @@ def scores_of(collection: Collection, model: Path, seed: int) -> dict[str, float
     ]
     begun = time.perf_counter(), time.process_time()
     texts = texts_of(documents)
-    language = collection.bm25.terms.language
-    table = word_table(model, texts, Analyzer(language))
+    table = word_table(model, texts, Analyzer(collection.bm25.terms.language))
     made = time.perf_counter()
-    trained = train_table(table, texts, language, seed=seed)
+    trained = train_table(table, texts, seed=seed)
     done = time.perf_counter(), time.process_time()
     encoders = {"begun": table.encoder(), "trained": trained.encoder()}
     found = {

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from revela.evaluation.label_free import HeldOutCheck
     from revela.groups.training_set import TrainingSet
-    from revela.retriever.table import WordTable
     from revela.training.run import Outcome
 
 log = logging.getLogger(__name__)
@@ -297,6 +296,7 @@ def fit(
     from revela.evaluation.label_free import check_by
     from revela.files import atomic_write
     from revela.groups.training_set import TrainingSet
+    from revela.retriever.fit import WORDS_TO_VECTORS
     from revela.retriever.save import model_card, save_retriever
     from revela.silence import silence_libraries
 
@@ -310,10 +310,9 @@ def fit(
     asked = check.describe() or "too few for a task, so the fit is not checked"
     log.info(f"held out {len(data.held_out):,} documents for the label-free check ({asked})")
     if static:
-        table, result = _fit_table(folder, data, check, steps)
-        model, ratio = table.model(), table.words_to_vectors
+        model, result = _fit_table(folder, data, check, steps)
     else:
-        (model, result), ratio = _fit_layers(folder, data, check, prune), 1.0
+        model, result = _fit_layers(folder, data, check, prune)
     settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY)}
     about = (
         "a row for each word, begun as the mean of the input embeddings of its pieces, and trained"
@@ -332,7 +331,7 @@ def fit(
         steps=None,
     )
     with atomic_write(out) as temporary:
-        save_retriever(model, temporary, card, words_to_vectors=ratio)
+        save_retriever(model, temporary, card, words_to_vectors=WORDS_TO_VECTORS)
     return result
 
 
@@ -343,7 +342,7 @@ def _fit_layers(
     from revela.device import compute_device, return_freed, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
-    from revela.retriever.fit import fit_to_chunks
+    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks
     from revela.retriever.prune import prune as drop_unused_tokens
 
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
@@ -358,6 +357,7 @@ def _fit_layers(
         drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
     fit_to_chunks(recipe, model, data.chunks, bf16)
     return_freed(model.device)  # what it gave is in the model now
+    encoder.words_to_vectors = WORDS_TO_VECTORS
     minutes = (time.monotonic() - begun) / 60
     if check.tasks:
         scores["fitted"] = check(encoder)
@@ -366,7 +366,7 @@ def _fit_layers(
 
 def _fit_table(
     folder: Path, data: TrainingSet, check: HeldOutCheck, steps: int | None
-) -> tuple[WordTable, FitResult]:
+) -> tuple[SentenceTransformer, FitResult]:
     """A table of the words of all documents, trained on those that are not held out, unless the
     check finds it worse than it began.
     """
@@ -380,8 +380,7 @@ def _fit_table(
     language = recipe.corpus.language
     terms = Analyzer(detect(texts) if language == "auto" else language)
     tables = {"fitted": word_table(folder, [*texts, *texts_of(data.held_out)], terms)}
-    how: Any = dict(steps=steps, seed=recipe.training.seed)
-    tables["trained"] = train_table(tables["fitted"], texts, terms.language, **how)
+    tables["trained"] = train_table(tables["fitted"], texts, steps=steps, seed=recipe.training.seed)
     minutes = (time.monotonic() - begun) / 60
     kept = "trained"
     if tables["trained"] is tables["fitted"]:
@@ -393,7 +392,7 @@ def _fit_table(
         means = {name: fmean(scores[name].values()) for name in tables}
         if means[kept] < means["fitted"] - MAY_LOSE:
             kept = "fitted"
-    return tables[kept], FitResult(scores, minutes, kept)
+    return tables[kept].model(), FitResult(scores, minutes, kept)
 
 
 def _refuse_unread(recipe: Recipe, prune: bool, static: bool, steps: int | None) -> None:

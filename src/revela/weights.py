@@ -182,6 +182,17 @@ def trained_dimensions(folder: Path) -> list[int]:
         return []
 
 
+def words_to_vectors_of(folder: Path) -> float:
+    """How much oftener words than a retriever's vectors are taken to find a passage, at least
+    (index/calibration.py): "words_to_vectors" of its configuration, else 1.
+    """
+    file = folder / "config_sentence_transformers.json"
+    try:
+        return max(1.0, float(json.loads(file.read_text(encoding="utf-8"))["words_to_vectors"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1.0
+
+
 def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
     """Raise RevelaError if a model was not trained for vectors truncated to ``dimensions`` (0: not
     truncated).

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from revela.index.calibration import calibrate
 from revela.index.language import Analyzer
 from revela.retriever.table import word_table
 from revela.training import table as training
@@ -67,18 +66,12 @@ def test_a_crop_and_the_rest_are_the_text():
 
 
 def test_the_first_half_stays_and_the_second_learns_which_words_go_together(table):
-    trained = train_table(table, texts_of_topics(), "none", steps=60)
+    trained = train_table(table, texts_of_topics(), steps=60)
     width = table.width
     assert torch.equal(trained.rows_SD[:, :width], table.rows_SD)
     assert not torch.equal(trained.rows_SD[:, width:], table.rows_SD)
 
-    assert trained.words_to_vectors == pytest.approx(begun_ratio(table), abs=1e-9)
     assert nearness(trained, width) > 1.5 * nearness(table, 0)
-
-
-def begun_ratio(table):
-    texts, encoder = texts_of_topics(), table.encoder()
-    return calibrate(texts, encoder.encode_passages(texts), encoder, "none").ratio
 
 
 def nearness(table, first):
@@ -102,10 +95,8 @@ def test_texts_are_windows_after_their_titles_and_a_sample_of_many(monkeypatch):
 
 def test_the_same_seed_gives_the_same_table_and_no_steps_the_one_before(table):
     texts = texts_of_topics()
-    first, again, other = (
-        train_table(table, texts, "none", steps=3, seed=seed) for seed in (1, 1, 2)
-    )
+    first, again, other = (train_table(table, texts, steps=3, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.rows_SD, again.rows_SD)
     assert not torch.equal(first.rows_SD, other.rows_SD)
-    assert train_table(table, texts, "none", steps=0) is table
-    assert train_table(table, ["too few words", "t0w1"], "none") is table
+    assert train_table(table, texts, steps=0) is table
+    assert train_table(table, ["too few words", "t0w1"]) is table

@@ -35,9 +35,9 @@ class Calibration:
         words: found by BM25.
         vectors: found by the vectors.
         passages: in the index when it was measured.
-        least: how much oftener words found a passage than the retriever's vectors, on the text that
-            it was then trained on. It knows the sentences of that text now, but not yet what is
-            asked about it.
+        least: how much oftener words are taken to find a passage, at least: more than 1 for a
+            retriever that was fitted to text (retriever/fit.py), as it knows the sentences of that
+            text better than what is asked about it.
     """
 
     queries: int = 0

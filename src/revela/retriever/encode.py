@@ -34,6 +34,7 @@ from revela.retriever.tokens import TokenCounter
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import QueryTokens, Vectors
+from revela.weights import words_to_vectors_of
 
 # A GPU would wait for the launch of each layer's kernels; more would not fit where attention falls
 # back to explicit scores.
@@ -65,7 +66,10 @@ class RetrieverEncoder:
 
     Attributes:
         slots: how many documents the model reads as its context; 0: none.
+        words_to_vectors: of its configuration (``words_to_vectors_of``).
     """
+
+    words_to_vectors = 1.0
 
     def __init__(
         self,
@@ -92,7 +96,9 @@ class RetrieverEncoder:
         silence_libraries()
         model = load_retriever(folder)
         bf16 = uses_bf16(precision, model.device)
-        return cls(model, bf16, max_tokens, str(folder), load_first_stage(folder))
+        encoder = cls(model, bf16, max_tokens, str(folder), load_first_stage(folder))
+        encoder.words_to_vectors = words_to_vectors_of(folder)
+        return encoder
 
     def with_context(self, rows: Tensor | Callable[[], Tensor]) -> RetrieverEncoder:
         """The same encoder with another context in its slots; both may be used by turns.

@@ -59,6 +59,9 @@ COUNTED = 20_000  # texts, of many more, that token frequencies are counted on
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
 ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
+WORDS_TO_VECTORS = 3.0
+"""Of what was fitted: its vectors hold the words of the text, and so find sentences of it oftener
+than what is asked about it (docs/results.md)."""
 RIDGE = 1e-2  # of the mean eigenvalue; keeps directions that the sample never uses small
 
 

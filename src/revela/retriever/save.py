@@ -38,7 +38,7 @@ def save_retriever(
         matryoshka: widths that its vectors were trained to be truncated to; with the full width
             they become "matryoshka_dims" of its configuration.
         context: of a retriever with slots, which are saved with its rows.
-        words_to_vectors: as for ``StaticEncoder``; kept in its configuration if it is not 1.
+        words_to_vectors: kept in its configuration if it is not 1 (``words_to_vectors_of``).
 
     Raises:
         RevelaError: the disk is full, or the folder cannot be written to.

@@ -23,6 +23,7 @@ from revela.errors import RevelaError, first_line
 from revela.retriever.tokens import TokenCounter
 from revela.silence import SHOWN_AFTER
 from revela.types import QueryTokens, Vectors
+from revela.weights import words_to_vectors_of
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
@@ -59,8 +60,7 @@ class StaticEncoder:
         passage_prompt: put before passages.
         max_tokens: truncate texts here; None: where the tokenizer does.
         name: of the model, for messages.
-        words_to_vectors: how much oftener words found a passage than these vectors before they were
-            trained on its text, 1 at least (index/calibration.py).
+        words_to_vectors: of its configuration (``words_to_vectors_of``).
     """
 
     slots = 0
@@ -109,7 +109,7 @@ class StaticEncoder:
                 prompts.get("document") or prompts.get("passage") or "",
                 max_tokens,
                 str(folder),
-                max(1.0, float(about.get("words_to_vectors", 1.0))),
+                words_to_vectors_of(folder),
             )
         except Exception as error:  # tokenizers raise no other for a damaged file
             raise RevelaError(

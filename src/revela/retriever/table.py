@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revela.errors import RevelaError
-from revela.retriever.fit import whitening_of
+from revela.retriever.fit import WORDS_TO_VECTORS, whitening_of
 from revela.retriever.static import StaticEncoder
 
 if TYPE_CHECKING:
@@ -55,14 +55,12 @@ class WordTable:
         stem_V: the stem of each token; -1 of token 0.
         rows_SD: unit rows of the stems.
         weight_S: of the stems.
-        words_to_vectors: as for ``StaticEncoder``.
     """
 
     tokenizer: Any
     stem_V: NDArray[np.int64]
     rows_SD: Tensor
     weight_S: Tensor
-    words_to_vectors: float = 1.0
 
     def stems(self, texts: Sequence[str]) -> Iterator[NDArray[np.int64]]:
         """The stems of each text, (T,), in order."""
@@ -79,8 +77,8 @@ class WordTable:
 
     def encoder(self) -> StaticEncoder:
         """The retriever, for encoding here."""
-        rows_VD, least = self.rows_VD().numpy(), self.words_to_vectors
-        return StaticEncoder(rows_VD, self.tokenizer, words_to_vectors=least)
+        rows_VD = self.rows_VD().numpy()
+        return StaticEncoder(rows_VD, self.tokenizer, words_to_vectors=WORDS_TO_VECTORS)
 
     def model(self) -> SentenceTransformer:
         """The retriever, for saving."""

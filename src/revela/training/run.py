@@ -36,7 +36,7 @@ from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.build import untrained_retriever
 from revela.retriever.context import SavedContext, add_context, train_first_stage
 from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
-from revela.retriever.fit import fit_to_chunks, insert_fit
+from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.save import model_card, save_retriever
 from revela.settings import Recipe
@@ -57,7 +57,7 @@ from revela.training.record import (
     write_record,
 )
 from revela.types import Document, Encoder
-from revela.weights import NEW, commits, find_weights
+from revela.weights import NEW, commits, find_weights, words_to_vectors_of
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +184,7 @@ class Run:
         # A Sentence-Transformers model has layers of its own, and is not fitted.
         self.is_decoder = not (folder / "modules.json").is_file()
         self.encoder = RetrieverEncoder(self.model, self.bf16, first_stage=self.first_stage)
+        self.encoder.words_to_vectors = words_to_vectors_of(folder)
         if self.first_stage is not None:
             self.encoder = self.encoder.with_context(self._context)
         self.groups = data.groups(self.model, self.encoder, self._checkpoints)
@@ -317,6 +318,7 @@ class Run:
         fit = self.recipe.fit
         if not self.is_decoder or not (fit.token_weighting or fit.whitening or fit.lexical):
             return {}
+        self.encoder.words_to_vectors = WORDS_TO_VECTORS
         if self.resume and (begun := load_fit(self._checkpoints)):
             insert_fit(self.model, begun)
             return {}
@@ -419,7 +421,8 @@ class Run:
         if self.first_stage is not None:
             drawn = f"{len(self.context_texts)} chunks of {self.corpus}"
             context = SavedContext(self.first_stage, self._context(), {"drawn from": drawn})
-        save_retriever(self.model, out, card, recipe.retriever.matryoshka, context)
+        least = self.encoder.words_to_vectors
+        save_retriever(self.model, out, card, recipe.retriever.matryoshka, context, least)
         recipe.objective.save(loop.objective, out)
         plot(self.metrics, self.bm25, out / "training.png", recipe.objective.loss_is)
         if self.accelerator is not None:

@@ -11,9 +11,6 @@ is trained and so learns what the first half does not find. Without the first ha
 words forget which word they are, and small corpora lose by training (docs/results.md). The word's
 weight, which both halves share, is trained too.
 
-Sentences of a text say little of a retriever that was trained on them. How often its vectors find
-their passages, beside words, is measured before, and goes with it (index/calibration.py).
-
 Shapes: N texts, B texts of a batch, T words, S stems, D numbers of a row, W of a text's vector.
 """
 
@@ -30,7 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revela.corpus.chunk import chunk
-from revela.index.calibration import calibrate
 from revela.objectives.contrastive import info_nce
 from revela.retriever.table import WordTable
 from revela.silence import waiting
@@ -62,19 +58,13 @@ def texts_of(documents: Sequence[Document]) -> list[str]:
 
 
 def train_table(
-    table: WordTable,
-    texts: Sequence[str],
-    language: str,
-    *,
-    steps: int | None = None,
-    seed: int = 0,
+    table: WordTable, texts: Sequence[str], *, steps: int | None = None, seed: int = 0
 ) -> WordTable:
     """Train the rows and weights of a table.
 
     Args:
         table: as ``word_table`` makes it; it is not changed.
         texts: to learn from; those of fewer than ten words are left out.
-        language: of their words, as ``BM25`` takes it.
         steps: of Adam; None: ``EPOCHS`` epochs, but ``MOST_STEPS`` at most.
         seed: of the draws.
 
@@ -101,13 +91,8 @@ def train_table(
         crop_loss(*texts_BW.chunk(2)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         warm_up.step()
-    some, encoder = [texts[i] for i in evenly(len(texts))], table.encoder()
-    return replace(
-        table,
-        rows_SD=torch.cat([fixed_SD, rows_SD.detach()], dim=1),
-        weight_S=log_weight_S.detach().exp(),
-        words_to_vectors=calibrate(some, encoder.encode_passages(some), encoder, language).ratio,
-    )
+    both_SW = torch.cat([fixed_SD, rows_SD.detach()], dim=1)
+    return replace(table, rows_SD=both_SW, weight_S=log_weight_S.detach().exp())
 
 
 def crop_loss(query_BW: Tensor, passage_BW: Tensor) -> Tensor:
