@@ -147,7 +147,8 @@ def test_a_table_of_words_is_trained_saved_and_searched(doing, tiny_lm_folder, t
     model = SentenceTransformer(str(out), device="cpu")
     assert [type(part).__name__ for part in model] == ["StaticEmbedding"]
     assert model.get_embedding_dimension() == 64  # twice the language model's
-    assert "a row for each word" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "a row for each word" in card and "near_duplicates" in card and "layers" not in card
     assert load_encoder(out, "auto").words_to_vectors == WORDS_TO_VECTORS
     code, said, err = doing("index", corpus, "--model", out, "--out", tmp_path / "index")
     assert code == 0, err

@@ -313,7 +313,8 @@ def fit(
         model, result = _fit_table(folder, data, check, steps)
     else:
         model, result = _fit_layers(folder, data, check, prune)
-    settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY)}
+    unread = OF_LAYERS if static else ()
+    settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY) if name not in unread}
     about = (
         "a row for each word, begun as the mean of the input embeddings of its pieces, and trained"
         " to find the rest of a text by some of its words."
