@@ -53,8 +53,8 @@ def save_retriever(
             # training truncates texts shorter than the model may read
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        # A copy takes the model's memory again, and spares it what is merged and filled in. It is on
-        # the CPU.
+        # A copy takes the model's memory again, and spares it what is merged and filled in; it is
+        # made on the CPU.
         changed = context is not None or has_lora(model) or model.device.type != "cpu"
         final = merged(model) if changed else model
         if context is not None:
