@@ -14,7 +14,7 @@ from conftest import make_rows
 from revela import Retriever, RevelaError
 from revela.retriever.fit import WORDS_TO_VECTORS
 from revela.retriever.load import load_encoder
-from revela.training import table as training
+from revela.training import train_table as training
 from test_cli import run
 
 SMALL = ("--layers", "2", "--precision", "fp32")

@@ -18,8 +18,8 @@ from research.benchmarks.hybrid import folder_of, names_in
 from revela.evaluation.beir import Collection, load_collection, outcomes
 from revela.files import atomic_write
 from revela.index.language import Analyzer
-from revela.retriever.table import word_table
-from revela.training.table import texts_of, train_table
+from revela.retriever.word_table import word_table
+from revela.training.train_table import texts_of, train_table
 from revela.types import Document
 from revela.weights import resolve
 

@@ -372,8 +372,8 @@ def _fit_table(
     check finds it worse than it began.
     """
     from revela.index.language import Analyzer, detect
-    from revela.retriever.table import word_table
-    from revela.training.table import texts_of, train_table
+    from revela.retriever.word_table import word_table
+    from revela.training.train_table import texts_of, train_table
 
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     begun = time.monotonic()

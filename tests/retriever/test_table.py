@@ -20,7 +20,7 @@ from revela.errors import RevelaError
 from revela.index.language import Analyzer
 from revela.retriever.fit import RIDGE
 from revela.retriever.load import load_encoder
-from revela.retriever.table import word_table
+from revela.retriever.word_table import word_table
 
 TEXTS = [row["text"] for row in make_rows(40, sentences=3)] + [
     "Walking dogs walk; the walker's dog walks, 北京市 walked.",

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from revela.index.language import Analyzer
-from revela.retriever.table import word_table
-from revela.training import table as training
-from revela.training.table import crop_loss, crops, train_table, vectors
+from revela.retriever.word_table import word_table
+from revela.training import train_table as training
+from revela.training.train_table import crop_loss, crops, train_table, vectors
 from revela.types import Document
 
 

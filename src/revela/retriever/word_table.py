@@ -10,7 +10,7 @@ Where words are not spaced, and in Hangul, the pieces of the LM themselves are t
 stand in for words that the corpus does not have.
 
 The result is a stock ``StaticEmbedding`` that sentence-transformers and static.py load.
-training/table.py goes on from it.
+training/train_table.py goes on from it.
 
 Shapes: N texts, T tokens of a text, V tokens, S stems, P pieces of the LM, D numbers of a row.
 """

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from revela.corpus.chunk import chunk
 from revela.objectives.contrastive import info_nce
-from revela.retriever.table import WordTable
+from revela.retriever.word_table import WordTable
 from revela.silence import waiting
 from revela.types import Document, evenly
 
