@@ -43,7 +43,8 @@ def test_text_and_a_language_model_become_a_retriever(doing, corpus_file, tiny_l
     card = (out / "README.md").read_text()
     assert "A dense retriever fitted without labels" in card and f"revela fit {corpus_file}" in card
     assert f"Fitted to {corpus_file} (76 documents) in " in card and "layers = 2" in card
-    assert not re.search("trained|steps|learning_rate|nDCG", card)
+    assert "a half of the vector for words, trained to find the rest of a text" in card
+    assert not re.search("steps|learning_rate|nDCG", card)
     code, said, err = doing(*given)
     assert code == 2 and err == f"revela: {out} exists: choose another --out\n"
 
@@ -180,7 +181,10 @@ def test_training_that_does_not_help_is_not_saved(doing, tiny_lm_folder, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--steps", "3"), "--steps trains a table of words: give --static, or leave it out"),
+        (
+            ("--steps", "3", "--lexical", "0"),
+            "--steps trains the lexical half: leave --lexical 0 out, or --steps",
+        ),
         (("--static", "--steps", "-1"), "--steps -1: give 0, which does not train, or more"),
         (("--static", "--prune"), "--prune is about the layers of a model"),
         (("--static", "--layers", "2"), "--layers is about the layers of a model"),

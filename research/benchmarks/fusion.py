@@ -30,9 +30,11 @@ from revela.index.fusion import RRF_K, WEIGHT, contrast
 
 MODELS = {"MiniLM": "embedded:minilm-l6", "SmolLM2 fitted": "fitted"}
 Numbers = NDArray[np.float64]
+Form = tuple[float, float, float, float]  # c, b, p, least
 FORMS = list(
     product((0.25, 0.35, 0.5, 0.7, 1.0), (0.0, 1.0, 1.5, 2.0, 3.0), (0.0, 0.5, 1.0), (0.0, 1.0))
 )
+FLOORS = [(WEIGHT, 2.0, 1.0, least) for least in (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)]
 
 
 @dataclass(frozen=True)
@@ -123,19 +125,24 @@ def print_scores(sides: dict[str, Side]) -> None:
     print("| mean | " + " | ".join(f"{value:.4f}" for value in np.mean(rows, axis=0)) + " | | |")
 
 
-def print_left_out(of_form: dict[str, Numbers], group_of: Callable[[str], str]) -> None:
+def print_left_out(
+    of_form: dict[str, Numbers],
+    forms: Sequence[Form],
+    ours: Form,
+    group_of: Callable[[str], str],
+) -> None:
     """The mean of the forms that were chosen without each group, on that group."""
-    left, chosen = dict[str, float](), list[tuple[float, float, float, float]]()
+    left, chosen = dict[str, float](), list[Form]()
     groups = sorted({group_of(name) for name in of_form})
     for group in groups:
         others = [scores for name, scores in of_form.items() if group_of(name) != group]
         best = int(np.mean(others, axis=0).argmax())
-        chosen.append(FORMS[best])
+        chosen.append(forms[best])
         left |= {name: s[best] for name, s in of_form.items() if group_of(name) == group}
-    ours = FORMS.index((WEIGHT, 2.0, 1.0, 1.0))
     every = np.mean(list(of_form.values()), axis=0)
     print(f"left out, one of {len(groups)} at a time: {np.mean(list(left.values())):.4f}")
-    print(f"  the rule: {every[ours]:.4f}; the best of {len(FORMS)} on all: {every.max():.4f}")
+    rule = every[forms.index(ours)]
+    print(f"  the rule: {rule:.4f}; the best of {len(forms)} on all: {every.max():.4f}")
     counts = {form: chosen.count(form) for form in dict.fromkeys(chosen)}
     print(
         "  chosen (c, b, p, least):", ", ".join(f"{form} {n} times" for form, n in counts.items())
@@ -152,19 +159,30 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.no_tokens = True
     of_form: dict[str, list[Numbers]] = {}
+    of_floor: dict[str, Numbers] = {}
     languages = names_in(arguments.data[1:], [])
+    ways = (lambda name: name), (lambda name: language_of(name, languages))
     for label in arguments.models:
         arguments.model, sides = MODELS[label], dict[str, Side]()
         for name in names_in(arguments.data, arguments.only):
             collection = load_collection(folder_of(name, arguments.data))
             sides[name] = side_of(collection, kept_of(name, collection, arguments))
             of_form.setdefault(name, []).append(np.array([sides[name].form(*f) for f in FORMS]))
+            of_floor[name] = np.array([sides[name].form(*f) for f in FLOORS])
         print(f"\n{label}\n")
         print_scores(sides)
-    means = {name: np.mean(scores, axis=0) for name, scores in of_form.items()}
+        print(f"\nthe rule with W / V at least {', '.join(f'{f[3]:g}' for f in FLOORS)}")
+        for name, scores in of_floor.items():
+            print(f"| {name} | " + " | ".join(f"{score:.3f}" for score in scores) + " |")
+        means = np.mean(list(of_floor.values()), axis=0)
+        print("| mean | " + " | ".join(f"{mean:.4f}" for mean in means) + " |")
+        least = max(side.measured.least for side in sides.values())
+        for way in ways:
+            print_left_out(of_floor, FLOORS, (WEIGHT, 2.0, 1.0, least), way)
+    every = {name: np.mean(scores, axis=0) for name, scores in of_form.items()}
     print("\nforms, mean of the models")
-    print_left_out(means, lambda name: name)
-    print_left_out(means, lambda name: language_of(name, languages))
+    for way in ways:
+        print_left_out(every, FORMS, (WEIGHT, 2.0, 1.0, 1.0), way)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
     python -m research.benchmarks.hybrid --data COLLECTIONS LANGUAGES --model embedded:minilm-l6
     python -m research.benchmarks.hybrid --data COLLECTIONS --model fitted
+    python -m research.benchmarks.hybrid --data LANGUAGES --model fitted:google/gemma-3-270m
     python -m research.benchmarks.hybrid --data COLLECTIONS --heads 60
 
-``--model fitted``: SmolLM2-135M's lower layers, fitted to each collection's raw text. ``--heads``:
-on each collection's first queries only, as an LM takes seconds per query. Texts are cut to 256
-tokens. Vectors, and the signs of the token vectors, are kept in ``--cache`` and computed once.
+``--model fitted``: the lower layers of SmolLM2-135M, or of a named LM, fitted to each collection's
+raw text. ``--heads``: on each collection's first queries only, as an LM takes seconds per query.
+Texts are cut to 256 tokens. Vectors, and the signs of the token vectors, are kept in ``--cache``
+and computed once.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from research.benchmarks.quality import UNTRAINED, corpus_of, save_untrained
+from research.benchmarks.quality import SMOL, UNTRAINED, corpus_of, save_untrained
 from revela.evaluation.beir import DEPTH, Collection, hybrid, load_collection, outcomes, sample
 from revela.evaluation.metrics import mean_scores
 from revela.index.exact import top_k
@@ -136,7 +138,7 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     cache = Path(__file__).parents[1] / "out" / "hybrid"
     add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
-    add("--model", default="embedded:minilm-l6", help='as for revela eval, or "fitted"')
+    add("--model", default="embedded:minilm-l6", help="as for revela eval, fitted or fitted:LM")
     add("--only", nargs="*", default=[], help="collections; all by default")
     add("--cache", type=Path, default=cache, help="where vectors are kept")
     add("--no-tokens", action="store_true", help="do not re-rank")
@@ -161,10 +163,12 @@ def folder_of(name: str, data: Sequence[Path]) -> Path:
 def kept_of(name: str, collection: Collection, arguments: argparse.Namespace) -> Kept:
     """The vectors of one collection, from the cache or computed now."""
     folder = arguments.cache / name
-    if arguments.model == "fitted":
-        model, corpus = folder / "fitted", corpus_of(folder_of(name, arguments.data))
+    if arguments.model.startswith("fitted"):
+        lm = arguments.model.partition(":")[2] or SMOL
+        label = "fitted" if lm == SMOL else f"fitted-{Path(lm).name}"
+        model, corpus = folder / label, corpus_of(folder_of(name, arguments.data))
         if not model.exists():
-            save_untrained(next(iter(UNTRAINED.values())), corpus, model)
+            save_untrained(next(iter(UNTRAINED.values())), corpus, model, lm)
     else:
         model = resolve(arguments.model)
     encoder = load_encoder(model, "auto", MAX_TOKENS)

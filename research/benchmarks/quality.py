@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,8 @@ VARIANTS = {  # of the presets, for --what objectives
 ASKED = ("dream, rate 3e-4", "dream, tau .05", "attention, written questions")
 
 
-def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
+def save_untrained(settings: dict[str, Any], corpus: Path, out: Path, lm: str = SMOL) -> None:
     """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``."""
-
     from revela.corpus.read import read_corpus
     from revela.device import has_fast_bf16
     from revela.groups.training_set import training_chunks
@@ -75,17 +75,19 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
     from revela.silence import silence_libraries
+    from revela.training.train_table import texts_of, train_pieces
     from revela.weights import resolve
 
     silence_libraries()
     fit = settings.get("fit", False)
     recipe = Recipe.of(**{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])
-    model = untrained_retriever(recipe, resolve(SMOL), documents)
+    model = untrained_retriever(recipe, resolve(lm), documents)
     if fit:
         model.max_seq_length = recipe.lm.lm_tokens
         chunks = training_chunks(recipe, documents)
-        fit_to_chunks(recipe, model, chunks, has_fast_bf16(model.device))
+        learn = partial(train_pieces, model.tokenizer.backend_tokenizer, texts=texts_of(documents))
+        fit_to_chunks(recipe, model, chunks, has_fast_bf16(model.device), learn)
         model.max_seq_length = recipe.retriever.max_tokens
     save_retriever(model, out, "untrained", words_to_vectors=WORDS_TO_VECTORS if fit else 1.0)
 

@@ -128,8 +128,9 @@ class Retriever:
             corpus, out: as for ``train``.
             model: the language model: a hub id, a folder or embedded:smollm2-135m.
             prune: leave out the tokens that the corpus has no use for.
-            static: make a table of the corpus's words, without any layer, and train it.
-            steps: of that training; None: by the size of the corpus, 0: none.
+            static: make a table of the corpus's words, without any layer.
+            steps: of training its rows, or those of the lexical half; None: by the size of the
+                corpus, 0: none.
             settings: those of ``revela.api.FITTED_BY``, by their flags' names (docs/settings.md).
 
         Raises:
@@ -312,14 +313,15 @@ def fit(
     if static:
         model, result = _fit_table(folder, data, check, steps)
     else:
-        model, result = _fit_layers(folder, data, check, prune)
+        model, result = _fit_layers(folder, data, check, prune, steps)
     unread = OF_LAYERS if static else ()
     settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY) if name not in unread}
     about = (
         "a row for each word, begun as the mean of the input embeddings of its pieces, and trained"
         " to find the rest of a text by some of its words."
         if static
-        else "the weights of tokens, whitening, and a half of the vector for words."
+        else "the weights of tokens, whitening, and a half of the vector for words, trained to find"
+        " the rest of a text by some of its words."
     )
     card = model_card(
         out.name,
@@ -337,14 +339,15 @@ def fit(
 
 
 def _fit_layers(
-    folder: Path, data: TrainingSet, check: HeldOutCheck, prune: bool
+    folder: Path, data: TrainingSet, check: HeldOutCheck, prune: bool, steps: int | None
 ) -> tuple[SentenceTransformer, FitResult]:
-    """The lower layers of a language model, fitted to the chunks."""
+    """The lower layers of a language model, fitted to the chunks, with a trained lexical half."""
     from revela.device import compute_device, return_freed, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks
     from revela.retriever.prune import prune as drop_unused_tokens
+    from revela.training.train_table import texts_of, train_pieces
 
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
@@ -356,7 +359,14 @@ def _fit_layers(
     if prune:
         held_out = (document.full_text for document in data.held_out)
         drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
-    fit_to_chunks(recipe, model, data.chunks, bf16)
+    learn = partial(
+        train_pieces,
+        model.tokenizer.backend_tokenizer,
+        texts=texts_of(data.documents),
+        steps=steps,
+        seed=recipe.training.seed,
+    )
+    fit_to_chunks(recipe, model, data.chunks, bf16, learn)
     return_freed(model.device)  # what it gave is in the model now
     encoder.words_to_vectors = WORDS_TO_VECTORS
     minutes = (time.monotonic() - begun) / 60
@@ -398,8 +408,8 @@ def _fit_table(
 
 def _refuse_unread(recipe: Recipe, prune: bool, static: bool, steps: int | None) -> None:
     """Refuse settings that the kind of retriever that is asked for does not read."""
-    if steps is not None and not static:
-        raise RevelaError("--steps trains a table of words: give --static, or leave it out")
+    if steps and not static and not recipe.fit.lexical:
+        raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
     if steps is not None and steps < 0:
         raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
     given = recipe.flat()

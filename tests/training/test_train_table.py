@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 
 from revela.index.language import Analyzer
-from revela.retriever.word_table import word_table
+from revela.retriever.word_table import WordTable, idf_weights, word_table
 from revela.training import train_table as training
-from revela.training.train_table import crop_loss, crops, train_table, vectors
+from revela.training.train_table import crop_loss, crops, train_pieces, train_table, vectors
 from revela.types import Document
 
 
@@ -100,3 +101,25 @@ def test_the_same_seed_gives_the_same_table_and_no_steps_the_one_before(table):
     assert not torch.equal(first.rows_SD, other.rows_SD)
     assert train_table(table, texts, steps=0) is table
     assert train_table(table, ["too few words", "t0w1"]) is table
+
+
+def test_tokens_of_an_lm_learn_as_words_do_and_those_of_no_text_keep_their_rows(tiny_lm_folder):
+    tokenizer = Tokenizer.from_file(str(tiny_lm_folder / "tokenizer.json"))
+    texts, size = texts_of_topics(), tokenizer.get_vocab_size()
+    rows = torch.randn(size, 8, generator=torch.Generator().manual_seed(0))
+    rows[3] = 0  # does not count
+    read = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    seen = sorted({i for ids in read for i in ids} - {3})
+    found = train_pieces(tokenizer, rows, texts, steps=4, seed=1)
+    unit = F.normalize(rows, dim=1)
+
+    number = {token: place for place, token in enumerate(seen)}
+    stems = np.array([number.get(token, -1) for token in range(size)])
+    texts_of = np.array([sum(token in ids for ids in read) for token in seen])
+    begun = WordTable(tokenizer, stems, unit[seen], idf_weights(texts_of, len(texts)))
+    trained = train_table(begun, texts, steps=4, seed=1)
+    assert torch.equal(found[seen], trained.rows_SD * trained.weight_S[:, None])
+    others = sorted(set(range(size)) - set(seen) - {3})
+    kept = torch.cat([unit[others]] * 2, dim=1) * begun.weight_S.max()
+    assert others and torch.equal(found[others], kept) and not found[3].any()
+    assert train_pieces(tokenizer, rows, texts, steps=0) is rows

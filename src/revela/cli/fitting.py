@@ -59,7 +59,8 @@ def fit(
         Keep no layer: a row for each word of the corpus, begun with the model's input embeddings
         and trained on the text. Encodes and searches without torch.
     steps:
-        Of training the rows, with --static. By default as many as the corpus needs; 0: none.
+        Of training the rows of words: all with --static, else those of the lexical half. By
+        default as many as the corpus needs; 0: none.
     language:
         Language whose words are stemmed, as for index: by BM25 in the label-free check, and for the
         rows of --static.

@@ -11,6 +11,7 @@ Sentence-Transformers model, and ``fit_to_chunks`` on a decoder before the first
   too alike to find them;
 - lexical half: beside the mean of the contextual vectors, the mean of the tokens' input embeddings,
   whitened over the corpus's tokens and each of unit length, so that a rare word is found by itself;
+  ``revela fit`` also trains it (training/train_table.py);
 - rotation of the whole vector to its principal axes over the corpus, so that the first numbers
   carry most and a vector can be truncated. It changes no cosine of whole vectors.
 
@@ -62,6 +63,8 @@ MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 3.0
 """Of what was fitted: its vectors hold the words of the text, and so find sentences of it oftener
 than what is asked about it (docs/results.md)."""
+TrainRows = Callable[[Tensor], Tensor]
+"""Trains the rows of the LM's tokens, (V, D), which are 0 where a token does not count: (V, W)."""
 RIDGE = 1e-2  # of the mean eigenvalue; keeps directions that the sample never uses small
 
 
@@ -112,8 +115,14 @@ def fit(
     if len(known) < 2:
         raise RevelaError(f"{len(known)} of {len(texts)} texts have words: give two at least")
     known = random.Random(seed).sample(known, min(len(known), FITTING_SAMPLE))
-    weights = dict(token_weighting=token_weighting, whitening=whitening, lexical=lexical)
-    fit_to_corpus(model.float(), known, **weights, bf16=False)
+    fit_to_corpus(
+        model.float(),
+        known,
+        token_weighting=token_weighting,
+        whitening=whitening,
+        lexical=lexical,
+        bf16=False,
+    )
     model.similarity_fn_name = "cosine"
     return model
 
@@ -141,6 +150,7 @@ def fit_to_corpus(
     whitening: float,
     lexical: float,
     bf16: bool,
+    train_rows: TrainRows | None = None,
 ) -> dict[str, Tensor]:
     """Fit token weights, whitening, lexical half and rotation to texts, and insert them, in place.
 
@@ -152,6 +162,7 @@ def fit_to_corpus(
         lexical: weight of the lexical half against the contextual vector, in what they add to the
             dot products; 0: none.
         bf16: run the transformer under bf16 autocast.
+        train_rows: of the lexical half; None: it is not trained.
 
     Returns:
         What was found, for ``insert_fit``.
@@ -170,6 +181,8 @@ def fit_to_corpus(
         parts_of_vector = [pooled_ND @ weight_DD.double().T + bias_D]
         if lexical:
             table_VD = _lexical_table(model, counts_V, weight_V)
+            if train_rows is not None:
+                table_VD = train_rows(table_VD)
             sums_ND, weights_N = _sums_of_rows(tokenizer, texts, table_VD, weight_V)
             means_ND = sums_ND / weights_N.clamp(min=1e-9)[:, None]
             scale = lexical**0.5 * _to_unit_spread(means_ND)
@@ -428,7 +441,11 @@ def whitening_of(rows_VD: Tensor, counts_V: Tensor) -> Callable[[Tensor], Tensor
 
 
 def fit_to_chunks(
-    recipe: Recipe, model: SentenceTransformer, chunks: Sequence[Chunk], bf16: bool
+    recipe: Recipe,
+    model: SentenceTransformer,
+    chunks: Sequence[Chunk],
+    bf16: bool,
+    train_rows: TrainRows | None = None,
 ) -> dict[str, Tensor]:
     """``fit_to_corpus`` with a sample of the corpus's own chunks."""
     sample = random.Random(recipe.training.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
@@ -439,6 +456,7 @@ def fit_to_chunks(
         whitening=recipe.fit.whitening,
         lexical=recipe.fit.lexical,
         bf16=bf16,
+        train_rows=train_rows,
     )
     logging.getLogger(__name__).info(
         f"token weights and whitening fitted to {len(sample):,} chunks"

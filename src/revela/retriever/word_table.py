@@ -137,11 +137,11 @@ def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
         _input_embeddings(lm), pieces_of, stem_V[1:], np.array(counts_V), len(names)
     )
     table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(names)))
-    count_S, texts_S = _frequencies(table, texts)
+    count_S, texts_S = frequencies(table, texts)
     # Pieces of words are tokens of no text, and weigh by the words.
     of_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(names))
     texts_S = np.where(texts_S > 0, texts_S, np.minimum(of_words_S, len(texts)))
-    table.weight_S = _weights(texts_S, len(texts))
+    table.weight_S = idf_weights(texts_S, len(texts))
     table.rows_SD = whitening_of(rows_SD, torch.from_numpy(count_S))(rows_SD).float()
     return table
 
@@ -186,7 +186,7 @@ def _counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
     return Counter({w: int(counts_V[i]) for w, i in words if i and any(map(str.isalnum, w))})
 
 
-def _frequencies(
+def frequencies(
     table: WordTable, texts: Sequence[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """How often each stem occurs, and in how many texts; (S,) both."""
@@ -198,7 +198,7 @@ def _frequencies(
     return count_S, texts_S
 
 
-def _weights(texts_S: NDArray[np.float64], total: int) -> Tensor:
+def idf_weights(texts_S: NDArray[np.float64], total: int) -> Tensor:
     """sqrt(idf), 1 in the mean; idf as in BM25 (index/bm25.py)."""
     idf_S = np.log1p((total - texts_S + 0.5) / (texts_S + 0.5))
     root_S = np.sqrt(np.maximum(idf_S, 0))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from revela.corpus.chunk import chunk
 from revela.objectives.contrastive import info_nce
-from revela.retriever.word_table import WordTable
+from revela.retriever.word_table import WordTable, frequencies, idf_weights
 from revela.silence import waiting
 from revela.types import Document, evenly
 
@@ -57,6 +58,7 @@ def texts_of(documents: Sequence[Document]) -> list[str]:
     return [windows[i] for i in evenly(len(windows), MOST_TEXTS)]
 
 
+@torch.enable_grad()  # also within a fit, which needs no gradients
 def train_table(
     table: WordTable, texts: Sequence[str], *, steps: int | None = None, seed: int = 0
 ) -> WordTable:
@@ -93,6 +95,42 @@ def train_table(
         warm_up.step()
     both_SW = torch.cat([fixed_SD, rows_SD.detach()], dim=1)
     return replace(table, rows_SD=both_SW, weight_S=log_weight_S.detach().exp())
+
+
+def train_pieces(
+    tokenizer: Any,
+    rows_VD: Tensor,
+    texts: Sequence[str],
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Train a table of a language model's own tokens, as ``train_table`` does.
+
+    Args:
+        tokenizer: of the ``tokenizers`` library.
+        rows_VD: whitened rows of the tokens; 0 for a token that does not count.
+        texts, steps, seed: as for ``train_table``.
+
+    Returns:
+        (V, 2D): the rows times their trained weights; those of tokens that no text has weigh as one
+        that a single text has. (V, D), the same rows, if there is nothing to learn from.
+    """
+    unit_VD, counts_V = F.normalize(rows_VD, dim=1), rows_VD.any(dim=1).numpy()
+    own_V = np.where(counts_V, np.arange(len(rows_VD)), -1)
+    table = WordTable(tokenizer, own_V, unit_VD, torch.ones(len(rows_VD)))
+    _, texts_V = frequencies(table, texts)
+    seen_S = np.flatnonzero(texts_V)
+    stem_V = np.full(len(rows_VD), -1)
+    stem_V[seen_S] = np.arange(len(seen_S))
+    weight_S = idf_weights(texts_V[seen_S], len(texts))
+    table = WordTable(tokenizer, stem_V, unit_VD[seen_S], weight_S)
+    trained = train_table(table, texts, steps=steps, seed=seed)
+    if trained is table:
+        return rows_VD
+    both_VW = torch.cat([unit_VD, unit_VD], dim=1).mul_(weight_S.max())
+    both_VW[seen_S] = trained.rows_SD * trained.weight_S[:, None]
+    return both_VW
 
 
 def crop_loss(query_BW: Tensor, passage_BW: Tensor) -> Tensor:

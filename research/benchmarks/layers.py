@@ -1,0 +1,331 @@
+"""Which layers, pooling and halves make the best retriever of a raw language model, without labels.
+
+    python -m research.benchmarks.layers --data COLLECTIONS LANGUAGES --model embedded:smollm2-135m
+
+From each collection some judged queries, the documents that answer them and others. The model reads
+each text once, with all its layers, and what every depth gives is kept in ``--cache``; the fit
+(retriever/fit.py) and all its variants are then a matter of seconds. nDCG@10 of the vectors alone,
+and fused with BM25 by score as fitted retrievers are (W / V = 3).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from research.benchmarks.hybrid import folder_of, names_in
+from revela.evaluation.beir import Collection, fuse, load_collection
+from revela.evaluation.metrics import mean_scores
+from revela.index.exact import top_k
+from revela.index.fusion import DEPTH as FUSED
+from revela.index.language import Analyzer
+from revela.retriever.fit import (
+    WORDS_TO_VECTORS,
+    _inverse_power,
+    _Moments,
+    _to_unit_spread,
+    _token_counts,
+    _token_weights,
+    token_ids,
+    whitening_of,
+)
+from revela.retriever.word_table import (
+    WordTable,
+    _input_embeddings,
+    _lm_tokenizer,
+    frequencies,
+    idf_weights,
+    word_table,
+)
+from revela.training.train_table import texts_of, train_table, vectors
+from revela.types import Document, evenly
+from revela.weights import resolve
+
+DOCUMENTS, QUERIES, TOKENS, BATCH = 400, 120, 128, 2048
+RATIOS = 1.0, 2.0, WORDS_TO_VECTORS
+TABLE_TEXTS = 1500  # that a table learns from
+PROMPTS = {"queries": "query: ", "documents": "passage: "}
+SIF = 3e-3
+
+
+Read = dict[str, Tensor]
+"""Of a sampled collection, as a model reads it. {queries, documents}.{sif, mean, last}.DEPTH:
+(N, D) vectors by pooling; token.DEPTH, (D, D), the covariance of the documents' tokens; and
+{queries, documents}.{lexical, pieces begun, pieces, words begun, words}, vectors of tables."""
+
+
+def part_of(collection: Collection) -> Collection:
+    """Some queries, evenly spaced, their documents, and others, evenly spaced."""
+    ids = [collection.query_ids[i] for i in evenly(len(collection.query_ids), QUERIES)]
+    text_of = dict(zip(collection.query_ids, collection.queries, strict=True))
+    qrels = {name: collection.qrels[name] for name in ids}
+    wanted = {d for grades in qrels.values() for d, grade in grades.items() if grade > 0}
+    others = [d for d in collection.document_ids if d not in wanted]
+    room = max(0, DOCUMENTS - len(wanted))
+    wanted |= {others[i] for i in evenly(len(others), room)} if room else set()
+    kept = [i for i, d in enumerate(collection.document_ids) if d in wanted]
+    return replace(
+        collection,
+        document_ids=[collection.document_ids[i] for i in kept],
+        documents=[collection.documents[i] for i in kept],
+        query_ids=ids,
+        queries=[text_of[name] for name in ids],
+        qrels=qrels,
+    )
+
+
+class Reader:
+    """A language model with all layers, of which each text is read once."""
+
+    def __init__(self, folder: Path, depths: Sequence[int], echo: bool) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        all_layers = self.model.config.num_hidden_layers
+        self.depths = [d for d in depths if d < all_layers] + [all_layers]
+        self.echo = echo
+        self.embeddings_VD = self.model.get_input_embeddings().weight.detach()
+
+    @torch.no_grad()
+    def __call__(self, collection: Collection) -> Read:
+        counts_V = _token_counts(self.tokenizer, collection.documents)
+        weight_V = _token_weights(self.tokenizer, counts_V, SIF)
+        whitened = whitening_of(self.embeddings_VD, counts_V)
+        moments = [_Moments(self.embeddings_VD.shape[1]) for _ in self.depths]
+        given = weight_V, whitened
+        read = self._side("documents", collection.documents, *given, moments)
+        read |= self._side("queries", collection.queries, *given, None)
+        pairs = zip(self.depths, moments, strict=True)
+        return read | {f"token.{depth}": moment.covariance() for depth, moment in pairs}
+
+    def _side(
+        self,
+        name: str,
+        texts: Sequence[str],
+        weight_V: Tensor,
+        whitened: Callable[[Tensor], Tensor],
+        moments: list[_Moments] | None,
+    ) -> Read:
+        (before,) = token_ids(self.tokenizer, [PROMPTS[name].rstrip()])
+        if (bos := self.tokenizer.bos_token_id) is not None:
+            before = [bos, *before]
+        rows = [ids[:TOKENS] for ids in token_ids(self.tokenizer, [f" {text}" for text in texts])]
+        width, n = self.embeddings_VD.shape[1], len(self.depths)
+        sif, mean, last = ([torch.zeros(len(texts), width) for _ in range(n)] for _ in range(3))
+        lexical = torch.zeros(len(texts), width)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        while order:
+            longest = (2 if self.echo else 1) * len(rows[order[-1]]) + len(before) + 1
+            part = [order.pop() for _ in range(min(len(order), max(1, BATCH // longest)))]
+            some = [rows[i] or [self.tokenizer.eos_token_id] for i in part]
+            read = [[*before, *(ids if self.echo else []), *ids] for ids in some]
+            length = max(map(len, read)) + 1
+            ids_NL, kept_NL = torch.zeros(len(part), length).long(), torch.zeros(len(part), length)
+            for i, (row, own) in enumerate(zip(read, some, strict=True)):
+                ids_NL[i, : len(row) + 1] = torch.tensor([*row, self.tokenizer.eos_token_id])
+                kept_NL[i, len(row) - len(own) : len(row)] = 1
+            ends_N = torch.tensor([len(row) for row in read])
+            mask_NL = (torch.arange(length) <= ends_N[:, None]).long()
+            with torch.autocast("cpu", torch.bfloat16):
+                found = self.model(
+                    input_ids=ids_NL, attention_mask=mask_NL, output_hidden_states=True
+                ).hidden_states
+            weight_NL = kept_NL * weight_V[ids_NL.clamp(max=len(weight_V) - 1)]
+            for k, depth in enumerate(self.depths):
+                state = found[depth].float()
+                if depth < len(found) - 1:
+                    state = self.model.norm(state).float()
+                for kept, weights_NL in ((sif[k], weight_NL), (mean[k], kept_NL)):
+                    sums_ND = torch.einsum("nl,nld->nd", weights_NL, state)
+                    kept[part] = sums_ND / weights_NL.sum(1, keepdim=True).clamp(min=1e-9)
+                last[k][part] = state[torch.arange(len(part)), ends_N]
+                if moments is not None:
+                    moments[k].add(state[kept_NL.bool()])
+            for i, own in zip(part, some, strict=True):
+                own_T = torch.tensor(own)
+                lexical[i] = (weight_V[own_T, None] * whitened(self.embeddings_VD[own_T])).sum(0)
+                lexical[i] /= weight_V[own_T].sum().clamp(min=1e-9)
+        pooled = {"sif": sif, "mean": mean, "last": last}
+        return {f"{name}.lexical": lexical} | {
+            f"{name}.{kind}.{depth}": vectors_ND
+            for kind, kept in pooled.items()
+            for depth, vectors_ND in zip(self.depths, kept, strict=True)
+        }
+
+
+def of_tables(lm: Path, whole: Collection, part: Collection) -> Read:
+    """Tables of words and of the LM's pieces, as they begin and trained on the collection."""
+    some = evenly(len(whole.documents), TABLE_TEXTS)
+    texts = texts_of([Document(str(i), whole.documents[i]) for i in some])
+    words = word_table(lm, texts, Analyzer(whole.bm25.terms.language))
+    found = {}
+    for name, table in (("words", words), ("pieces", pieces_table(lm, texts))):
+        for label, state in ((f"{name} begun", table), (name, train_table(table, texts))):
+            for side, of_side in (("queries", part.queries), ("documents", part.documents)):
+                stems = list(state.stems(of_side))
+                known = [s if len(s) else np.array([0]) for s in stems]
+                sums_ND = vectors([state.rows_SD], state.weight_S, known)
+                weights_N = torch.stack([state.weight_S[torch.from_numpy(s)].sum() for s in known])
+                found[f"{side}.{label}"] = sums_ND / weights_N[:, None].clamp(min=1e-9)
+    return found
+
+
+def pieces_table(lm: Path, texts: Sequence[str]) -> WordTable:
+    """A table of the LM's own tokens: whitened input embeddings, weighed by sqrt(idf)."""
+    tokenizer, embeddings_VD = _lm_tokenizer(lm), _input_embeddings(lm)
+    read = tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
+    counts_V = np.bincount(np.concatenate([r.ids for r in read]), minlength=len(embeddings_VD))
+    word_V = [any(map(str.isalnum, tokenizer.decode([i]))) for i in range(len(embeddings_VD))]
+    used = np.flatnonzero((counts_V > 0) & np.array(word_V))
+    stem_V = np.full(len(embeddings_VD), -1)
+    stem_V[used] = np.arange(len(used))
+    rows_SD = embeddings_VD[torch.from_numpy(used)].float()
+    table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(used)))
+    count_S, texts_S = frequencies(table, texts)
+    table.weight_S = idf_weights(texts_S, len(texts))
+    table.rows_SD = whitening_of(rows_SD, torch.from_numpy(count_S))(rows_SD).float()
+    return table
+
+
+def contextual(read: Read, depth: int, pooling: str, power: float) -> tuple[Tensor, Tensor]:
+    """Vectors of queries and documents, centred, whitened, of unit spread."""
+    queries, documents = (read[f"{s}.{pooling}.{depth}"].double() for s in ("queries", "documents"))
+    covariance = read[f"token.{depth}"] if pooling != "last" else torch.cov(documents.T)
+    whiten_DD, mean_D = _inverse_power(covariance, power), documents.mean(0)
+    return of_unit_spread(*((side - mean_D) @ whiten_DD for side in (queries, documents)))
+
+
+def top_removed(read: Read, depth: int, components: int) -> tuple[Tensor, Tensor]:
+    """SIF means without their first components (Mu & Viswanath, 2018)."""
+    queries, documents = (read[f"{s}.sif.{depth}"].double() for s in ("queries", "documents"))
+    mean_D = documents.mean(0)
+    first = torch.linalg.svd(documents - mean_D, full_matrices=False)[2][:components]
+    sides = (side - mean_D for side in (queries, documents))
+    return of_unit_spread(*(side - side @ first.T @ first for side in sides))
+
+
+def lexical(read: Read, name: str = "lexical") -> tuple[Tensor, Tensor]:
+    return of_unit_spread(*(read[f"{side}.{name}"].double() for side in ("queries", "documents")))
+
+
+def of_unit_spread(queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+    scale = _to_unit_spread(documents)
+    return (scale * queries).float(), (scale * documents).float()
+
+
+def joined(*halves: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    queries, documents = (torch.cat(side, dim=1) for side in zip(*halves, strict=True))
+    return queries, documents
+
+
+def scores(collection: Collection, pair: tuple[Tensor, Tensor]) -> list[float]:
+    """nDCG@10, dense and fused with BM25 by each of ``RATIOS``."""
+    queries, documents = (F.normalize(side, dim=1).numpy() for side in pair)
+    ids = collection.document_ids
+    dense, cosines = top_k(queries, documents, min(FUSED, len(documents)))
+    runs: list[dict[str, dict[str, float]]] = [{} for _ in (0, *RATIOS)]
+    for i, name in enumerate(collection.query_ids):
+        best = float(collection.best_lexical[i]) or 1.0
+        shares = {d: float(s) / best for d, s in islice(collection.lexical[i].items(), FUSED)}
+        near = dense[i].tolist()
+        runs[0][name] = {ids[d]: float(s) for d, s in zip(near, cosines[i], strict=True)}
+        for run, ratio in zip(runs[1:], RATIOS, strict=True):
+            ranking = fuse(queries[i], documents, near, shares, ratio**2)
+            run[name] = {ids[d]: score for d, score in ranking.items()}
+    return [mean_scores(collection.qrels, run)["ndcg@10"] for run in runs]
+
+
+def variants(read: Read) -> dict[str, tuple[Tensor, Tensor]]:
+    """All forms of the fit, by name."""
+    depths = sorted(int(name.rpartition(".")[2]) for name in read if name.startswith("token."))
+    tables = {
+        name.partition(".")[2]: lexical(read, name.partition(".")[2])
+        for name in read
+        if name.startswith("queries.") and name.count(".") == 1
+    }
+    words = tables["lexical"]
+    found = dict(tables)
+    for depth in depths:
+        plain = contextual(read, depth, "sif", 0.4)
+        found[f"layers {depth}"] = joined(plain, words)
+        found[f"layers {depth}, without words"] = plain
+        found[f"layers {depth}, equal weights"] = joined(
+            contextual(read, depth, "mean", 0.4), words
+        )
+        found[f"layers {depth}, last token"] = joined(contextual(read, depth, "last", 0.4), words)
+        for power in (0.0, 0.25, 0.5):
+            form = joined(contextual(read, depth, "sif", power), words)
+            found[f"layers {depth}, whitening {power}"] = form
+        found[f"layers {depth}, 3 components removed"] = joined(top_removed(read, depth, 3), words)
+        for name, table in tables.items():
+            if name != "lexical":
+                found[f"layers {depth} + {name}"] = joined(plain, table)
+    for several in ((2, 6), (4, 9), (6, 12), (2, 6, 12), (4, 9, 15), (6, 12, 18)):
+        if set(several) <= set(depths):
+            scale = len(several) ** -0.5
+            parts = [contextual(read, depth, "sif", 0.4) for depth in several]
+            halves = [(scale * q, scale * d) for q, d in parts]
+            found[f"layers {' and '.join(map(str, several))}"] = joined(*halves, words)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add = parser.add_argument
+    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
+    add("--model", default="embedded:smollm2-135m", help="language model")
+    add("--only", nargs="*", default=[], help="collections; all by default")
+    add("--echo", action="store_true", help="the model reads each text twice")
+    add("--depths", type=int, nargs="+", default=[0, 2, 4, 6, 9, 12, 15, 18, 24])
+    add("--cache", type=Path, default=Path(__file__).parents[1] / "out" / "layers")
+    arguments = parser.parse_args()
+    model, reader = resolve(arguments.model), None
+    rows: dict[str, dict[str, list[float]]] = {}
+    for name in sorted(
+        names_in(arguments.data, arguments.only),
+        key=lambda n: arguments.only.index(n) if arguments.only else 0,
+    ):
+        folder = arguments.cache / f"{model.name}{'-echo' * arguments.echo}"
+        folder.mkdir(parents=True, exist_ok=True)
+        kept, row_file = folder / f"{name}.safetensors", folder / f"{name}.json"
+        if not row_file.is_file():
+            whole = load_collection(folder_of(name, arguments.data))
+            collection = part_of(whole)
+            if not kept.is_file():
+                reader = reader or Reader(model, arguments.depths, arguments.echo)
+                found = reader(collection)
+                if not arguments.echo:
+                    found |= of_tables(model, whole, collection)
+                save_file({k: v.contiguous().clone() for k, v in found.items()}, kept)
+            read = load_file(kept)
+            bm25 = {
+                query: {collection.document_ids[d]: s for d, s in ranking.items()}
+                for query, ranking in zip(collection.query_ids, collection.lexical, strict=True)
+            }
+            row = {"BM25": [mean_scores(collection.qrels, bm25)["ndcg@10"]] * (1 + len(RATIOS))}
+            row |= {form: scores(collection, pair) for form, pair in variants(read).items()}
+            row_file.write_text(json.dumps(row))
+        rows[name] = json.loads(row_file.read_text())
+        print(name, f"{rows[name]['BM25'][0]:.3f}", flush=True)
+    titles = ["dense", *(f"fused, W / V {ratio:g}" for ratio in RATIOS)]
+    print(f"| | {' | '.join(titles)} | least over BM25 |\n" + "|---" * (2 + len(titles)) + "|")
+    for form in next(iter(rows.values())):
+        found = np.array([row[form] for row in rows.values() if form in row])
+        least = min(row[form][-1] - row["BM25"][-1] for row in rows.values() if form in row)
+        means = " | ".join(f"{mean:.4f}" for mean in found.mean(0))
+        print(f"| {form} | {means} | {least:+.3f} |")
+
+
+if __name__ == "__main__":
+    main()
