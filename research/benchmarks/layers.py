@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -58,6 +59,8 @@ PROMPTS = {"queries": "query: ", "documents": "passage: "}
 SIF = 3e-3
 
 
+Row = dict[str, list[float]]
+"""nDCG@10 by form: dense, and fused by each of ``RATIOS``."""
 Read = dict[str, Tensor]
 """Of a sampled collection, as a model reads it. {queries, documents}.{sif, mean, last}.DEPTH:
 (N, D) vectors by pooling; token.DEPTH, (D, D), the covariance of the documents' tokens; and
@@ -174,7 +177,7 @@ def of_tables(lm: Path, whole: Collection, part: Collection) -> Read:
         for label, state in ((f"{name} begun", table), (name, train_table(table, texts))):
             for side, of_side in (("queries", part.queries), ("documents", part.documents)):
                 stems = list(state.stems(of_side))
-                known = [s if len(s) else np.array([0]) for s in stems]
+                known = [s if len(s) else np.array([0]) for s in stems]  # a text has a token
                 sums_ND = vectors([state.rows_SD], state.weight_S, known)
                 weights_N = torch.stack([state.weight_S[torch.from_numpy(s)].sum() for s in known])
                 found[f"{side}.{label}"] = sums_ND / weights_N[:, None].clamp(min=1e-9)
@@ -280,6 +283,80 @@ def variants(read: Read) -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
+def row_of(read: Read, collection: Collection) -> Row:
+    """What each form gives on a collection."""
+    found = {
+        query: {collection.document_ids[d]: score for d, score in ranking.items()}
+        for query, ranking in zip(collection.query_ids, collection.lexical, strict=True)
+    }
+    bm25 = mean_scores(collection.qrels, found)["ndcg@10"]
+    forms = {form: scores(collection, pair) for form, pair in variants(read).items()}
+    return {"BM25": [bm25] * (1 + len(RATIOS)), **forms}
+
+
+def print_means(rows: dict[str, Row]) -> None:
+    """The mean of each form, and its worst against BM25 as fitted retrievers are fused."""
+    titles = ["dense", *(f"fused, W / V {ratio:g}" for ratio in RATIOS)]
+    print(f"| | {' | '.join(titles)} | least over BM25 |\n" + "|---" * (2 + len(titles)) + "|")
+    for form in next(iter(rows.values())):
+        means = np.mean([row[form] for row in rows.values()], axis=0)
+        least = min(row[form][-1] - row["BM25"][-1] for row in rows.values())
+        print(f"| {form} | " + " | ".join(f"{mean:.4f}" for mean in means) + f" | {least:+.3f} |")
+
+
+def print_left_out(rows: dict[str, Row], column: int, label: str) -> None:
+    """What the best form of the others gives on each collection."""
+    left, chosen = list[float](), list[str]()
+    for name, row in rows.items():
+        others = [other for key, other in rows.items() if key != name]
+        forms = [form for form in row if form != "BM25"]
+        chosen.append(max(forms, key=lambda f: fmean(other[f][column] for other in others)))
+        left.append(row[chosen[-1]][column])
+    counts = ", ".join(f"{form}: {chosen.count(form)}" for form in dict.fromkeys(chosen))
+    print(f"{label}, chosen without each collection: {fmean(left):.4f} ({counts})")
+
+
+def millions(model: Path, depths: Sequence[int]) -> list[float]:
+    """Parameters of the input embeddings and so many layers, in millions."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModel
+
+    with init_empty_weights():
+        whole = AutoModel.from_config(AutoConfig.from_pretrained(model))
+    embeddings = whole.get_input_embeddings().weight.numel()
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in whole.layers]
+    return [(embeddings + sum(layers[:depth])) / 1e6 for depth in depths]
+
+
+def plot(rows: dict[str, Row], model: Path, file: Path) -> None:
+    """Mean nDCG@10 by depth and parameters: with and without the trained half for words."""
+    import matplotlib.pyplot as plt
+
+    names = [form.split() for form in next(iter(rows.values()))]
+    depths = sorted(int(name[1]) for name in names if name[0] == "layers" and len(name) == 2)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True)
+    kinds = {
+        "layers alone": ", without words",
+        "with untrained words": "",
+        "with trained words": " + pieces",
+    }
+    for axis, column, title in zip(axes, (0, -1), ("vectors", "fused with BM25"), strict=True):
+        for label, ending in kinds.items():
+            forms = [f"layers {depth}{ending}" for depth in depths]
+            means = [fmean(row[form][column] for row in rows.values()) for form in forms]
+            axis.plot(depths, means, marker="o", label=label)
+        for label, form, style in (("BM25", "BM25", "--"), ("table of words", "words", ":")):
+            mean = fmean(row[form][column] for row in rows.values())
+            axis.axhline(mean, color="black", linestyle=style, label=label)
+        sizes = [f"{size:.0f}" for size in millions(model, depths)]
+        labels = [f"{depth}\n{size}" for depth, size in zip(depths, sizes, strict=True)]
+        axis.set(title=f"{title}, nDCG@10", xlabel="layers; millions of parameters")
+        axis.set_xticks(depths, labels, fontsize="small")
+    axes[0].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add = parser.add_argument
@@ -289,42 +366,29 @@ def main() -> None:
     add("--echo", action="store_true", help="the model reads each text twice")
     add("--depths", type=int, nargs="+", default=[0, 2, 4, 6, 9, 12, 15, 18, 24])
     add("--cache", type=Path, default=Path(__file__).parents[1] / "out" / "layers")
+    add("--plot", type=Path, help="PNG to write")
     arguments = parser.parse_args()
     model, reader = resolve(arguments.model), None
-    rows: dict[str, dict[str, list[float]]] = {}
-    for name in sorted(
-        names_in(arguments.data, arguments.only),
-        key=lambda n: arguments.only.index(n) if arguments.only else 0,
-    ):
-        folder = arguments.cache / f"{model.name}{'-echo' * arguments.echo}"
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = arguments.cache / f"{model.name}{'-echo' * arguments.echo}"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, Row] = {}
+    for name in names_in(arguments.data, arguments.only):
         kept, row_file = folder / f"{name}.safetensors", folder / f"{name}.json"
         if not row_file.is_file():
             whole = load_collection(folder_of(name, arguments.data))
-            collection = part_of(whole)
+            part = part_of(whole)
             if not kept.is_file():
                 reader = reader or Reader(model, arguments.depths, arguments.echo)
-                found = reader(collection)
-                if not arguments.echo:
-                    found |= of_tables(model, whole, collection)
-                save_file({k: v.contiguous().clone() for k, v in found.items()}, kept)
-            read = load_file(kept)
-            bm25 = {
-                query: {collection.document_ids[d]: s for d, s in ranking.items()}
-                for query, ranking in zip(collection.query_ids, collection.lexical, strict=True)
-            }
-            row = {"BM25": [mean_scores(collection.qrels, bm25)["ndcg@10"]] * (1 + len(RATIOS))}
-            row |= {form: scores(collection, pair) for form, pair in variants(read).items()}
-            row_file.write_text(json.dumps(row))
+                read = reader(part) | of_tables(model, whole, part)
+                save_file({k: v.contiguous().clone() for k, v in read.items()}, kept)
+            row_file.write_text(json.dumps(row_of(load_file(kept), part)))
         rows[name] = json.loads(row_file.read_text())
         print(name, f"{rows[name]['BM25'][0]:.3f}", flush=True)
-    titles = ["dense", *(f"fused, W / V {ratio:g}" for ratio in RATIOS)]
-    print(f"| | {' | '.join(titles)} | least over BM25 |\n" + "|---" * (2 + len(titles)) + "|")
-    for form in next(iter(rows.values())):
-        found = np.array([row[form] for row in rows.values() if form in row])
-        least = min(row[form][-1] - row["BM25"][-1] for row in rows.values() if form in row)
-        means = " | ".join(f"{mean:.4f}" for mean in found.mean(0))
-        print(f"| {form} | {means} | {least:+.3f} |")
+    print_means(rows)
+    print_left_out(rows, 0, "dense")
+    print_left_out(rows, -1, "fused")
+    if arguments.plot:
+        plot(rows, model, arguments.plot)
 
 
 if __name__ == "__main__":
