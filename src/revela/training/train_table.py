@@ -116,19 +116,19 @@ def train_pieces(
         (V, 2D): the rows times their trained weights; those of tokens that no text has weigh as one
         that a single text has. (V, D), the same rows, if there is nothing to learn from.
     """
-    unit_VD, counts_V = F.normalize(rows_VD, dim=1), rows_VD.any(dim=1).numpy()
-    own_V = np.where(counts_V, np.arange(len(rows_VD)), -1)
-    table = WordTable(tokenizer, own_V, unit_VD, torch.ones(len(rows_VD)))
-    _, texts_V = frequencies(table, texts)
+    norm_V1 = rows_VD.norm(dim=1, keepdim=True)
+    own_V = np.where(norm_V1[:, 0] > 0, np.arange(len(rows_VD)), -1)
+    _, texts_V = frequencies(WordTable(tokenizer, own_V, rows_VD, norm_V1), texts)
     seen_S = np.flatnonzero(texts_V)
     stem_V = np.full(len(rows_VD), -1)
     stem_V[seen_S] = np.arange(len(seen_S))
     weight_S = idf_weights(texts_V[seen_S], len(texts))
-    table = WordTable(tokenizer, stem_V, unit_VD[seen_S], weight_S)
+    table = WordTable(tokenizer, stem_V, rows_VD[seen_S] / norm_V1[seen_S], weight_S)
     trained = train_table(table, texts, steps=steps, seed=seed)
     if trained is table:
         return rows_VD
-    both_VW = torch.cat([unit_VD, unit_VD], dim=1).mul_(weight_S.max())
+    # Of 262,144 tokens each copy would be most of a gigabyte.
+    both_VW = rows_VD.repeat(1, 2).div_(norm_V1.clamp(min=1e-12)).mul_(weight_S.max())
     both_VW[seen_S] = trained.rows_SD * trained.weight_S[:, None]
     return both_VW
 
