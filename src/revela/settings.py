@@ -241,6 +241,9 @@ class LM(Section):
     lm_tokens: int = setting(156, least=2)
     """Longest chunk that the LM reads, in tokens; and the retriever in training, but for
     --train-tokens."""
+    loss_tokens: Literal["all", "corpus"] = setting("all", rare=True)
+    """Tokens that the soft-max of the LM's loss is over: all, or those of the corpus, which saves
+    more than half of a step with a vocabulary of 262,144."""
     shard_lm: bool = setting(False, rare=True)
     """Under torchrun, each process holds a part of the frozen LM's layers, for one that does not
     fit into a GPU beside the rest."""

@@ -393,3 +393,33 @@ def test_a_retriever_that_reads_a_few_texts_at_a_time_gets_the_same_gradient():
     assert seen[:2] == [3, 3] and sorted(seen[2:]) == [1] * 4 + [2] * 4
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gpt_neox"])
+def test_a_loss_over_some_tokens_is_the_whole_one_without_the_others(kind):
+    """gpt_neox has a head of its own, gemma3 that of its embeddings."""
+    ids, mask, weights = batch()
+    lm = LanguageModel(build(kind).requires_grad_(False))
+    packed = lm.pack(ids, mask)
+    memory = lm.read(packed, range(lm.n_layers))
+    weights_BB = weights.clone().requires_grad_()
+    mix = InBatchAttention(weights_BB, packed.lengths, None, v_norm=True)
+    rows_R = packed.layout.with_next_R
+    targets_R = packed.ids_1T[0, rows_R + 1]
+    scored = sorted({3, 7, 9, 200, *targets_R.tolist()})
+
+    logits = lm.predict(packed, memory, mix).index_select(0, rows_R)[:, scored]
+    places = torch.tensor([scored.index(target) for target in targets_R.tolist()])
+    naive_losses = torch.nn.functional.cross_entropy(logits, places, reduction="none")
+    (naive_slope,) = torch.autograd.grad(naive_losses.sum(), weights_BB)
+    lm.score_only(torch.tensor([3, 7, 9, 200, 9]))  # the targets come later
+    losses = lm.token_losses(packed, rows_R, memory, mix)
+    (slope,) = torch.autograd.grad(losses.sum(), weights_BB)
+    torch.testing.assert_close(losses, naive_losses)
+    torch.testing.assert_close(slope, naive_slope)
+    whole = LanguageModel(build(kind).requires_grad_(False)).token_losses(
+        packed, rows_R, memory, mix
+    )
+    assert (losses < whole).all()
+    lm.score_only(torch.arange(lm.model.config.vocab_size))
+    torch.testing.assert_close(lm.token_losses(packed, rows_R, memory, mix), whole)

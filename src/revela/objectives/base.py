@@ -32,9 +32,10 @@ from revela.groups.query_lm import QueriesInTraining
 from revela.objectives.gradcache import embed
 from revela.retriever.context import FirstStage
 from revela.settings import Recipe
-from revela.types import Chunk, Document
+from revela.types import Chunk, Document, evenly
 
 KEPT = 2**26  # numbers in the vectors of a retriever's start that are kept: 256 MiB
+COUNTED = 20_000  # texts whose tokens the LM's loss is over
 
 Row = Mapping[str, Any]
 Batch = dict[str, Tensor]
@@ -277,7 +278,12 @@ def language_model(parts: Parts, trained: bool = False) -> tuple[Any, Any, Path]
     )
     if recipe.lm.shard_lm:
         lm.shard()
-    return lm.to(parts.device), load_tokenizer(folder), folder
+    lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
+    if recipe.lm.loss_tokens == "corpus":
+        some = [parts.rows[i].text for i in evenly(len(parts.rows), COUNTED).tolist()]
+        read = tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]
+        lm.score_only(torch.tensor([i for ids in read for i in ids]))
+    return lm, tokenizer, folder
 
 
 @dataclass(frozen=True)
