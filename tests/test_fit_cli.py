@@ -33,7 +33,7 @@ def test_text_and_a_language_model_become_a_retriever(doing, corpus_file, tiny_l
     assert "too few for a task, so the fit is not checked" in said
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
     last = said.splitlines()[-1]
-    assert re.match(rf"fitted in \d+\.\d minutes, {size:,.0f} MB in {out}: go on with ", last)
+    assert re.match(rf"fitted in \d+\.\d seconds, {size:,.0f} MB in {out}: go on with ", last)
     go_on = last.partition("go on with revela ")[2].replace("INDEX", str(tmp_path / "index"))
     code, said, err = doing(*go_on.split())
     assert code == 0 and "80 documents are new" in said, err
@@ -44,6 +44,7 @@ def test_text_and_a_language_model_become_a_retriever(doing, corpus_file, tiny_l
     assert "A dense retriever fitted without labels" in card and f"revela fit {corpus_file}" in card
     assert f"Fitted to {corpus_file} (76 documents) in " in card and "layers = 2" in card
     assert "a half of the vector for words, trained to find the rest of a text" in card
+    assert re.search(r" in \d+\.\d seconds:$", card, re.MULTILINE)
     assert not re.search("steps|learning_rate|nDCG", card)
     code, said, err = doing(*given)
     assert code == 2 and err == f"revela: {out} exists: choose another --out\n"

@@ -1,5 +1,5 @@
 """Turn off the progress bars and warnings of libraries, so that revela's own log stays
-readable; and show its own bars where one has to wait.
+readable; and show its own bars, and times, where one has to wait.
 """
 
 from __future__ import annotations
@@ -54,6 +54,15 @@ def waiting(
     return tqdm(
         items, what, total, False, unit=unit, delay=SHOWN_AFTER, disable=not _is_first_process()
     )
+
+
+def duration(minutes: float) -> str:
+    """A time as a person reads it: in seconds below two minutes.
+
+    >>> duration(0.2), duration(2.5)
+    ('12.0 seconds', '2.5 minutes')
+    """
+    return f"{60 * minutes:.1f} seconds" if minutes < 2 else f"{minutes:.1f} minutes"
 
 
 @contextmanager

@@ -10,17 +10,29 @@ import sys
 
 import numpy as np
 import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from conftest import make_rows
 from revela.errors import RevelaError
 from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.load import load_encoder
 
 pytest.importorskip("mteb")
 import mteb
 
-from revela.evaluation.benchmarks import Contender, contender, find_tasks, register, run_tasks
+from revela.evaluation.benchmarks import (
+    Contender,
+    contender,
+    evaluate_benchmarks,
+    find_tasks,
+    register,
+    run_tasks,
+)
 
 
 @pytest.fixture
@@ -82,6 +94,34 @@ def test_mteb_gives_our_scores(folder, encoder, tmp_path):
         "max_tokens": 64,
         "arithmetic": "fp32",
     }
+
+
+def test_a_static_model_is_truncated_as_eval_truncates_it(folder, tmp_path):
+    static = save_static(tmp_path / "static")
+    names, out = [str(folder)], tmp_path / "out"
+    _, scores = evaluate_benchmarks([str(static)], names, out, max_tokens=7)
+    _, whole = evaluate_benchmarks([str(static)], names, out)
+    short, full = scores["Judged"]["static"], whole["Judged"]["static"]
+    assert (short.settings["max_tokens"], full.settings["max_tokens"]) == (7, None)
+    assert short.settings["arithmetic"] == "fp32"  # whatever the machine has
+    assert short.metrics["ndcg@10"] != full.metrics["ndcg@10"]
+    for found, limit in ((short, 7), (full, None)):
+        encoder = load_encoder(static, "auto", limit)
+        ours = mean_outcomes(load_collection(folder), {"m": encoder})["m"]
+        assert found.metrics == pytest.approx(ours, abs=1e-4)
+    assert list(out.rglob("experiments/max_tokens_7/Judged.json"))
+    assert not any("Infinity" in file.read_text() for file in out.rglob("*.json*"))
+
+
+def save_static(folder):
+    """A static model whose words are those of the test documents."""
+    words = sorted({word for row in make_rows(60, seed=4) for word in row["text"].split()})
+    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["?", *words])}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    rows = torch.randn(1 + len(words), 16, generator=torch.Generator().manual_seed(0))
+    model = SentenceTransformer(modules=[modules.StaticEmbedding(made, rows)], device="cpu")
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
 
 
 def test_mteb_too_lets_no_query_find_itself(folder, encoder, tmp_path):

@@ -256,6 +256,7 @@ def test_recipes_facts_and_environment(page):
     assert environment["torch"] == {"a": "2.13.0", "b": ""}
     assert environment["threads"] == {"a": "2", "b": ""}
     assert facts["documents"] == {"a": "1,234", "b": ""} and facts["tokens read"]["b"] == "4,321"
+    assert facts["training took"]["b"] == "4.0 seconds"
     assert facts["state"] == {"a": "saved", "b": "not finished"}
     assert ABOUT["command"] in page.text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -453,6 +454,26 @@ def test_lexical_search_needs_no_model(tmp_path):
     assert index.search("title", 1, "lexical")
     with pytest.raises(RevelaError, match="model is not in the hub cache"):
         index.search("title", 1)
+
+
+OPEN = """
+import sys
+from pathlib import Path
+import pydantic
+checked = pydantic.validate_call
+from revela.index.store import Index
+Index.open(Path(sys.argv[1])).search("bees", mode="lexical")
+from lance_namespace_urllib3_client.api.table_api import TableApi
+assert pydantic.validate_call is checked
+assert not hasattr(TableApi.create_table, "raw_function")
+assert hasattr(checked(lambda number: number), "raw_function")
+"""
+
+
+def test_pydantic_is_as_it_was_once_a_table_is_open(index):
+    command = [sys.executable, "-c", OPEN, str(index.folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_bad_vectors_are_one_sentence(tmp_path, saved_retriever):

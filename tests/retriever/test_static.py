@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -74,6 +75,7 @@ def agree(folder, prompts):
         dict(parts=[modules.Normalize()]),
         dict(prompts=PROMPTS),
         dict(dtype=torch.float16),
+        dict(dtype=torch.bfloat16),
         dict(truncate_dim=8),
         dict(tokenizer=truncating()),
     ],
@@ -83,16 +85,17 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path, how):
     agree(save(tmp_path / "model", **how), how.get("prompts", {}))
 
 
-def test_so_are_those_of_a_folder_of_model2vec(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_so_are_those_of_a_folder_of_model2vec(tmp_path, dtype):
     """With a row for two tokens, and a weight for each token."""
     file = save(tmp_path / "model") / "model.safetensors"
-    rows = load_file(file)["embedding.weight"]
+    rows = torch.from_numpy(load_file(file)["embedding.weight"])
     arrays = {
-        "embeddings": rows[: len(rows) // 2],
-        "mapping": np.arange(len(rows)) // 2,
-        "weights": np.linspace(0.1, 1, len(rows)),
+        "embeddings": rows[: len(rows) // 2].to(dtype),
+        "mapping": torch.arange(len(rows)) // 2,
+        "weights": torch.linspace(0.1, 1, len(rows), dtype=torch.float64),
     }
-    save_file(arrays, file)
+    safetensors.torch.save_file(arrays, file)
     agree(file.parent, {})
 
 
@@ -117,6 +120,11 @@ def test_other_modules_are_left_to_sentence_transformers(tmp_path):
     assert isinstance(encoder, RetrieverEncoder)
     # of length one all the same, as dot products are taken for cosines
     np.testing.assert_allclose(np.linalg.norm(encoder.encode_queries(["word1"])), 1, atol=1e-5)
+    encoder.max_tokens = 2
+    cut = encoder.encode_queries(["word1 word2 word3"])
+    encoder.max_tokens = None
+    np.testing.assert_allclose(cut, encoder.encode_queries(["word1 word2"]), atol=1e-6)
+    assert abs(cut - encoder.encode_queries(["word1 word2 word3"])).max() > 0.01
 
 
 @pytest.mark.parametrize(

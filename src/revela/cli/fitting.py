@@ -13,6 +13,7 @@ from revela.cli.main import app
 from revela.cli.printing import print_scores
 from revela.settings import Corpus as corpus_settings
 from revela.settings import Fit, Pooling, Precision, Recipe, Retriever, Training
+from revela.silence import duration
 
 FIT = Fit()
 
@@ -91,6 +92,6 @@ def fit(
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
     text = shlex.join(map(str, corpus))
     print(
-        f"fitted in {result.minutes:.1f} minutes, {size:,.0f} MB in {out}: go on with "
+        f"fitted in {duration(result.minutes)}, {size:,.0f} MB in {out}: go on with "
         f"revela index {text} --model {shlex.quote(str(out))} --out INDEX"
     )

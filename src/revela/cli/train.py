@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of
 from revela.cli.main import app
 from revela.cli.printing import print_scores
+from revela.silence import duration
 
 
 @app.command
@@ -62,4 +63,4 @@ def train(
             print_scores("label-free check, nDCG@10", result.outcome.after, result.scores)
         outcome = result.outcome
         more = ", continue with --resume" if outcome.interrupted else ""
-        print(f"{outcome.steps:,} steps in {outcome.minutes:.1f} minutes; saved to {out}{more}")
+        print(f"{outcome.steps:,} steps in {duration(outcome.minutes)}; saved to {out}{more}")

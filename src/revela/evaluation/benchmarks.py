@@ -30,7 +30,12 @@ from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores
 from revela.index.contexts import Choice, Context, refuse_without_slots
-from revela.retriever.encode import RetrieverEncoder, passage_prompt_of, query_prompt_of
+from revela.retriever.encode import (
+    RetrieverEncoder,
+    passage_prompt_of,
+    query_prompt_of,
+    token_limit,
+)
 from revela.settings import Precision
 from revela.types import Encoder, Vectors
 from revela.weights import EMBEDDED, fingerprint, name_of, resolve
@@ -77,7 +82,7 @@ class Contender:
     def settings(self) -> dict[str, Any]:
         """What a score depends on beside the weights; recorded with each score."""
         model, cut = self.encoder.model, self.encoder.max_tokens
-        limits = [limit for limit in (model.max_seq_length, cut) if limit is not None]
+        limits = [limit for limit in (token_limit(model), cut) if limit is not None]
         reads = {"context": self.context.describe()} if self.encoder.slots else {}
         return {
             "query_prompt": query_prompt_of(model),
@@ -368,7 +373,7 @@ class _Bridge:
         self._reader: tuple[tuple[str, ...], Encoder] = ((), model.encoder)
         inner = model.encoder.model
         variant = {}
-        if self.settings["max_tokens"] != inner.max_seq_length:
+        if self.settings["max_tokens"] != token_limit(inner):
             variant["max_tokens"] = self.settings["max_tokens"]
         if model.encoder.bf16:
             variant["arithmetic"] = "bf16"

@@ -19,6 +19,7 @@ from revela.evaluation.results import (
     SystemScores,
 )
 from revela.settings import Recipe
+from revela.silence import duration
 
 METRIC_NAMES = {
     "ndcg@10": "nDCG@10",
@@ -224,7 +225,7 @@ def facts(runs: Runs) -> Table:
         "retriever starts from": [_text(run.settings.get("model")) for run in each],
         "language model": [_text(run.settings.get("lm")) for run in each],
         "steps": [_steps(run) for run in each],
-        "minutes of training": [f"{end.minutes:.1f}" if end else "" for end in ends],
+        "training took": [duration(end.minutes) if end else "" for end in ends],
         "tokens read": [_count(max(read, default=None)) for read in tokens],
         "state": ["saved" if run.finished else "not finished" for run in each],
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -50,6 +49,24 @@ def query_prompt_of(model: SentenceTransformer) -> str:
 def passage_prompt_of(model: SentenceTransformer) -> str:
     """The prompt of a model's passages, under either of the two names in use; "" if it has none."""
     return model.prompts.get("document") or model.prompts.get("passage") or ""
+
+
+def token_limit(model: SentenceTransformer) -> int | None:
+    """How many tokens of a text a model reads; None: all."""
+    if isinstance(model[0], modules.StaticEmbedding):  # which says infinity
+        return (model.tokenizer.truncation or {}).get("max_length")
+    limit: int | None = model.max_seq_length
+    return limit
+
+
+def _truncate(model: SentenceTransformer, limit: int | None) -> None:
+    """Let a model read no more tokens of a text; None: all."""
+    if not isinstance(model[0], modules.StaticEmbedding):
+        model.max_seq_length = limit
+    elif limit is None:
+        model.tokenizer.no_truncation()
+    else:
+        model.tokenizer.enable_truncation(limit)
 
 
 class RetrieverEncoder:
@@ -95,7 +112,8 @@ class RetrieverEncoder:
         """
         silence_libraries()
         model = load_retriever(folder)
-        bf16 = uses_bf16(precision, model.device)
+        static = isinstance(model[0], modules.StaticEmbedding)
+        bf16 = not static and uses_bf16(precision, model.device)
         encoder = cls(model, bf16, max_tokens, str(folder), load_first_stage(folder))
         encoder.words_to_vectors = words_to_vectors_of(folder)
         return encoder
@@ -194,12 +212,13 @@ class RetrieverEncoder:
             texts: each gives pieces of about as many words; itself if it is short enough.
             part: of the window that may be filled: 1 / ``part``.
         """
-        limit = self.counter.limit or math.inf
+        limit = self.counter.limit
         if self.max_tokens is not None:
-            limit = min(self.max_tokens + self.slots, limit)
-        if math.isinf(limit):  # static embeddings
+            wanted = self.max_tokens + self.slots
+            limit = min(wanted, limit or wanted)
+        if limit is None:
             return [[text] for text in texts]
-        return self.counter.fitted(heads, texts, int(limit), part)
+        return self.counter.fitted(heads, texts, limit, part)
 
     @functools.cached_property
     def counter(self) -> TokenCounter:
@@ -259,16 +278,16 @@ class RetrieverEncoder:
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
         """While open, the model truncates texts at ``max_tokens`` and has no dropout."""
-        model, training, limit = self.model, self.model.training, self.model.max_seq_length
+        model, training, limit = self.model, self.model.training, token_limit(self.model)
         if self.max_tokens is not None:
             wanted = self.max_tokens + self.slots
-            model.max_seq_length = min(wanted, limit or wanted)
+            _truncate(model, min(wanted, limit or wanted))
         model.eval()
         try:
             yield
         finally:
-            if self.max_tokens is not None:  # static embeddings have no limit to set
-                model.max_seq_length = limit
+            if self.max_tokens is not None:
+                _truncate(model, limit)
             model.train(training)
 
 

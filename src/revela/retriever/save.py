@@ -18,6 +18,7 @@ from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext
 from revela.retriever.lora import has_lora, merged
 from revela.retriever.slots import write_rows
+from revela.silence import duration
 
 
 def save_retriever(
@@ -135,7 +136,7 @@ queries = model.encode_query(["a question"])
 scores = model.similarity(queries, passages)
 ```
 {truncation if matryoshka else ""}{_on_context(name, slots) if slots else ""}
-{begins} in {minutes:.1f} minutes:
+{begins} in {duration(minutes)}:
 
     {command}
 

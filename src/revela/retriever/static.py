@@ -27,7 +27,8 @@ from revela.weights import words_to_vectors_of
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
-STORED = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+# As numpy reads them; it knows no bf16.
+STORED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 
 
 def is_static(folder: Path) -> bool:
@@ -54,7 +55,7 @@ class StaticEncoder:
     Threads may share it.
 
     Args:
-        table_VD: a row per token; fp16 is added up in fp32.
+        table_VD: a row per token, as numbers or as the bits of bf16; added up in fp32.
         tokenizer: of the ``tokenizers`` library.
         query_prompt: put before queries.
         passage_prompt: put before passages.
@@ -67,7 +68,7 @@ class StaticEncoder:
 
     def __init__(
         self,
-        table_VD: NDArray[np.floating[Any]],
+        table_VD: NDArray[Any],
         tokenizer: Any,
         query_prompt: str = "",
         passage_prompt: str = "",
@@ -156,8 +157,8 @@ class StaticEncoder:
 
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
         table_VD = self._table_VD
-        if len(texts) >= READ_AHEAD:  # adding up fp16 takes thrice as long
-            table_VD = table_VD.astype(np.float32, copy=False)
+        if len(texts) >= READ_AHEAD:  # rows that are read often are made fp32 once
+            table_VD = _fp32(table_VD)
         vectors_ND = np.zeros((len(texts), table_VD.shape[1]), np.float32)
         how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
         with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
@@ -167,8 +168,7 @@ class StaticEncoder:
                 for i, encoding in enumerate(read, start):
                     if ids := encoding.ids:
                         # Their sum, as its length is not kept.
-                        rows_TD = table_VD.take(ids, axis=0)
-                        np.add.reduce(rows_TD, axis=0, dtype=np.float32, out=vectors_ND[i])
+                        np.add.reduce(_fp32(table_VD.take(ids, axis=0)), out=vectors_ND[i])
                 bar.update(len(part))
         refuse_broken(vectors_ND, self.name)
         norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
@@ -202,7 +202,16 @@ def refuse_tokens() -> NoReturn:
     )
 
 
-def _table(file: Path) -> NDArray[np.floating[Any]]:
+def _fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
+    """Numbers, or the bits of bf16, which are the upper half of fp32's, as fp32."""
+    if numbers.dtype == np.uint16:
+        bits = numbers.astype(np.uint32)
+        bits <<= 16  # in place: the table may be large
+        return bits.view(np.float32)
+    return numbers.astype(np.float32, copy=False)
+
+
+def _table(file: Path) -> NDArray[Any]:
     """The row of each token, (V, D), as a part of the file in memory, of which only the rows that
     are needed are read; model2vec's weights and mapping of tokens are worked in.
 
@@ -217,7 +226,7 @@ def _table(file: Path) -> NDArray[np.floating[Any]]:
     def stored(name: str) -> NDArray[Any]:
         about = header[name]
         if about["dtype"] not in STORED:
-            raise ValueError(f"{name} of {file.name} is {about['dtype']}, not fp16 or fp32")
+            raise ValueError(f"{name} of {file.name} is {about['dtype']}, not fp16, bf16 or fp32")
         place, shape = 8 + size + about["data_offsets"][0], tuple(about["shape"])
         return np.asarray(np.memmap(file, STORED[about["dtype"]], "r", place, shape))
 
@@ -227,5 +236,5 @@ def _table(file: Path) -> NDArray[np.floating[Any]]:
     if "mapping" in header:
         table_VD = table_VD[stored("mapping")]
     if "weights" in header:
-        table_VD = (table_VD * stored("weights")[:, None].astype(np.float32)).astype(table_VD.dtype)
+        table_VD = _fp32(table_VD) * _fp32(stored("weights"))[:, None]
     return table_VD

@@ -94,13 +94,13 @@ class TokenCounter:
     @classmethod
     def of(cls, model: SentenceTransformer) -> TokenCounter:
         """The counter of a Sentence-Transformers model."""
-        from revela.retriever.encode import passage_prompt_of, query_prompt_of
+        from revela.retriever.encode import passage_prompt_of, query_prompt_of, token_limit
         from revela.retriever.slots import read_as_text, slot_ids
 
         tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
         prompts = query_prompt_of(model), passage_prompt_of(model)
         as_text = read_as_text if slot_ids(model) else list
-        return cls(tokenizer, *prompts, model.max_seq_length, as_text=as_text)
+        return cls(tokenizer, *prompts, token_limit(model), as_text=as_text)
 
     def count_queries(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text as a query, with prompt and special tokens, before truncation."""

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from revela.errors import RevelaError
 from revela.files import atomic_write, disk_errors
 from revela.processes import is_first
+from revela.silence import duration
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ class Progress:
         )
         done = clock.progress(step)
         left = clock.minutes * (1 - done) / done if done > 0 else 0.0
-        self._show(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {left:.1f} min left")
+        self._show(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {duration(left)} left")
 
 
 class Checks:
