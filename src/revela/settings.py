@@ -186,7 +186,7 @@ class Retriever(Section):
     "Longest text that the retriever reads in training, in tokens. 0: --lm-tokens."
     lora_rank: int = setting(64)
     """Rank of the retriever's LoRA, which is merged on saving. 0: train all weights of its
-    transformer instead."""
+    transformer instead. A static retriever has no LoRA."""
     lora_alpha: int = setting(64, above=0, rare=True)
     "The scale of LoRA is alpha / rank."
     lora_dropout: float = share(0.0, rare=True)
@@ -254,7 +254,8 @@ class Training(Section):
     """The loop: limits, checks, checkpoints and arithmetic."""
 
     learning_rate: float = 1e-4
-    "Highest learning rate of AdamW."
+    """Highest learning rate of AdamW; the rows of a static retriever take ten times that, and their
+    weights fifty times."""
     warmup_steps: int = setting(10, rare=True)
     "Steps of linear warm-up."
     groups_per_step: int = setting(1, least=1)

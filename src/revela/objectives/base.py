@@ -169,11 +169,11 @@ class Start:
 
     @classmethod
     def of(cls, parts: Parts) -> Start:
-        """The retriever without its LoRA."""
-        from revela.retriever.lora import without_lora
+        """The retriever without its LoRA, or its rows as they were."""
+        from revela.retriever.lora import before_training
 
         keep = parts.first_stage is None and not parts.recipe.retriever.matryoshka
-        return cls(partial(without_lora, parts.model), keep)
+        return cls(partial(before_training, parts.model), keep)
 
     @torch.no_grad()
     def unit(self, objective: RetrieverLoss, side: Side) -> Tensor:

@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.errors import RevelaError, first_line
+from revela.retriever.trained_table import make_trainable
 from revela.settings import Recipe
 from revela.silence import loading_bar
 from revela.types import Document
@@ -161,7 +162,7 @@ def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
 def untrained_retriever(
     recipe: Recipe, folder: Path, documents: Sequence[Document]
 ) -> SentenceTransformer:
-    """The retriever before anything is fitted or trained."""
+    """The retriever before anything is fitted or trained; a static one can be trained."""
     fold = recipe.retriever.lower_case == "yes" or (
         recipe.retriever.lower_case == "auto" and has_no_case(documents)
     )
@@ -169,7 +170,7 @@ def untrained_retriever(
         logging.getLogger(__name__).info(
             "the corpus has one case only: queries and passages are folded to lower case"
         )
-    return build_retriever(
+    model = build_retriever(
         folder,
         layers=recipe.retriever.layers,
         pooling=recipe.retriever.pooling,
@@ -178,6 +179,9 @@ def untrained_retriever(
         query_prompt=recipe.retriever.query_prompt,
         passage_prompt=recipe.retriever.passage_prompt,
     )
+    if not isinstance(model[0], modules.Transformer):
+        make_trainable(model)
+    return model
 
 
 def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:

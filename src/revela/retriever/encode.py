@@ -30,6 +30,7 @@ from revela.retriever.context import FirstStage, load_first_stage
 from revela.retriever.slots import filled, read_as_text, slot_ids
 from revela.retriever.static import refuse_broken, refuse_tokens
 from revela.retriever.tokens import TokenCounter
+from revela.retriever.trained_table import TrainedTable
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import QueryTokens, Vectors
@@ -251,7 +252,7 @@ class RetrieverEncoder:
                 vectors = model.encode(
                     list(texts),
                     prompt=prompt,
-                    show_progress_bar=progress,
+                    show_progress_bar=progress and not isinstance(model[0], TrainedTable),
                     normalize_embeddings=True,
                 )
                 return np.asarray(vectors, dtype=np.float32)

@@ -46,6 +46,7 @@ from revela.retriever.encode import (
     without_padding,
 )
 from revela.retriever.slots import slot_ids
+from revela.retriever.trained_table import TrainedTable
 from revela.settings import Fit, Recipe, Retriever
 from revela.silence import waiting
 from revela.types import Chunk, Vectors
@@ -243,7 +244,7 @@ def lexical_vectors(
     model: SentenceTransformer, texts: Sequence[str], token_weighting: float
 ) -> Vectors:
     """(N, D) unit vectors of the texts' words without running the model: the weighted mean of its
-    whitened input embeddings.
+    whitened input embeddings; of a table's rows as they are.
 
     Args:
         model: gives tokenizer and input embeddings.
@@ -251,9 +252,13 @@ def lexical_vectors(
             are on disk.
         token_weighting: a of a / (a + p); 0: all tokens weigh the same.
     """
-    counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
-    weight_V = _token_weights(model.tokenizer, counts_V, token_weighting)
-    table_VD = _lexical_table(model, counts_V, weight_V)
+    if isinstance(model[0], TrainedTable):
+        table_VD = model[0].table_VD()
+        weight_V = torch.ones(len(table_VD))
+    else:
+        counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
+        weight_V = _token_weights(model.tokenizer, counts_V, token_weighting)
+        table_VD = _lexical_table(model, counts_V, weight_V)
     vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
     shown = waiting("reading words", "text", total=len(texts))
     for start in range(0, len(texts), TEXTS):

@@ -1,4 +1,6 @@
-"""LoRA on a retriever: add it, turn it off for a while, merge it into the weights."""
+"""LoRA on a retriever: add it. LoRA, or a table in training: turn it off for a while, merge it into
+stock weights.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
+
+from revela.retriever.trained_table import TrainedTable
 
 
 def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) -> None:
@@ -32,26 +36,34 @@ def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) 
     inject_adapter_in_model(config, transformer)
 
 
-def has_lora(model: SentenceTransformer) -> bool:
+def needs_merging(model: SentenceTransformer) -> bool:
     """Whether ``merged`` would merge something."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    return any(isinstance(module, BaseTunerLayer) for module in model.modules())
+    return any(isinstance(module, BaseTunerLayer | TrainedTable) for module in model.modules())
 
 
 @contextlib.contextmanager
-def without_lora(model: SentenceTransformer) -> Iterator[None]:
-    """While open, the model computes as it did before ``add_lora`` with a rank above 0."""
+def before_training(model: SentenceTransformer) -> Iterator[None]:
+    """While open, the vectors of a model with LoRA, or of a table, have the cosines that they had
+    before training.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    for layer in layers:
-        layer.enable_adapters(False)
+    tables = [module for module in model.modules() if isinstance(module, TrainedTable)]
+
+    def enable(trained: bool) -> None:
+        for layer in layers:
+            layer.enable_adapters(trained)
+        for table in tables:
+            table.begun = not trained
+
+    enable(False)
     try:
         yield
     finally:
-        for layer in layers:
-            layer.enable_adapters(True)
+        enable(True)
 
 
 @contextlib.contextmanager
@@ -72,7 +84,9 @@ def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
 
 
 def merged(model: SentenceTransformer) -> SentenceTransformer:
-    """A frozen copy on the CPU with LoRA merged into the weights, of stock modules only."""
+    """A frozen copy on the CPU, of stock modules only: LoRA is merged into the weights, and what a
+    table has learned into its rows.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     # A copy of a GPU's tensors is made on the CPU, not beside them.
@@ -83,12 +97,14 @@ def merged(model: SentenceTransformer) -> SentenceTransformer:
         for tensor in (*model.parameters(), *model.buffers())
     }
     model = copy.deepcopy(model, copies)
+    if isinstance(model[0], TrainedTable):
+        model[0] = model[0].stock()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, BaseTunerLayer):
                 child.merge()
                 setattr(parent, name, child.get_base_layer())
-    if hasattr(model[0].model, "peft_config"):
+    if hasattr(getattr(model[0], "model", None), "peft_config"):
         del model[0].model.peft_config
     for module in model:
         if isinstance(module, modules.WordWeights):  # its weights are stored in its configuration

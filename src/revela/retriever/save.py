@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from revela.files import disk_errors, flush, make_readable
 from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext
-from revela.retriever.lora import has_lora, merged
+from revela.retriever.lora import merged, needs_merging
 from revela.retriever.slots import write_rows
 from revela.silence import duration
 
@@ -56,7 +56,7 @@ def save_retriever(
             tokenizer.no_padding()
         # A copy takes the model's memory again, and spares it what is merged and filled in; it is
         # made on the CPU.
-        changed = context is not None or has_lora(model) or model.device.type != "cpu"
+        changed = context is not None or needs_merging(model) or model.device.type != "cpu"
         final = merged(model) if changed else model
         if context is not None:
             write_rows(final, context.rows_JD)

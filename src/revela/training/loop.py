@@ -20,7 +20,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from revela import processes
 from revela.device import after_a_batch, sent
 from revela.errors import RevelaError
 from revela.groups.documents import Groups
+from revela.retriever.trained_table import TwoHalves
 from revela.settings import Recipe
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, step_of
 from revela.training.progress import Checks, Clock, Progress
@@ -86,11 +87,13 @@ class Loop:
         self.batches_per_step = recipe.training.groups_per_step // recipe.training.groups_per_batch
         self.batches = row_batches(groups, recipe.training.groups_per_batch)
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
+        by_rate = by_learning_rate(objective)
+        has_table = len(by_rate) > 1
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
+            by_rate,
             lr=recipe.training.learning_rate,
             weight_decay=0.0,
-            fused=True if device.type == "cuda" else None,
+            fused=True if device.type == "cuda" or has_table else None,
         )
         self.step, self.interrupted, self._stop_asked = 0, False, False
         self.ahead, self._thread = ahead, ThreadPoolExecutor(1)
@@ -159,7 +162,7 @@ class Loop:
         factor = self.clock.learning_rate_factor(self.step, self.recipe.training.warmup_steps)
         learning_rate = self.recipe.training.learning_rate * factor
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["times"]
         total = torch.zeros((), device=self.device)
         for number, batch, share in batches:
             torch.manual_seed(batch_seed(self.recipe.training.seed, number))
@@ -235,6 +238,21 @@ class Loop:
         finally:
             for number, handler in zip(signals, previous, strict=True):
                 signal.signal(number, handler)
+
+
+def by_learning_rate(objective: nn.Module) -> list[dict[str, Any]]:
+    """The trained parameters in their order, in groups of the same learning rate: "times" that of
+    the recipe.
+    """
+    times = {
+        parameter: factor
+        for module in objective.modules()
+        if isinstance(module, TwoHalves)
+        for parameter, factor in module.times().items()
+    }
+    trained = (p for p in objective.parameters() if p.requires_grad)
+    same = groupby(trained, lambda p: times.get(p, 1.0))
+    return [{"params": list(some), "times": factor} for factor, some in same]
 
 
 def batch_seed(seed: int, number: int) -> int:

@@ -39,6 +39,7 @@ from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, witho
 from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.save import model_card, save_retriever
+from revela.retriever.trained_table import TrainedTable
 from revela.settings import Recipe
 from revela.silence import silence_libraries
 from revela.training.checkpoint import BestState, load_fit, save_fit, step_of
@@ -178,9 +179,16 @@ class Run:
         self.folder = folder = self._weights()
         self.model = untrained_retriever(recipe, folder, self.data.documents).to(device)
         self._open_context()
+        self.is_table = isinstance(self.model[0], TrainedTable)
+        if self.is_table and recipe.retriever.matryoshka:
+            raise RevelaError(
+                "--matryoshka has no use for a static retriever, whose vectors begin with the rows "
+                "that are not trained: leave it out"
+            )
         # The saved model reads this many.
         self.max_tokens = self.model.max_seq_length or recipe.retriever.max_tokens
-        self.model.max_seq_length = self._tokens_in_training()
+        if not self.is_table:  # which reads texts whole
+            self.model.max_seq_length = self._tokens_in_training()
         # A Sentence-Transformers model has layers of its own, and is not fitted.
         self.is_decoder = not (folder / "modules.json").is_file()
         self.encoder = RetrieverEncoder(self.model, self.bf16, first_stage=self.first_stage)
@@ -325,7 +333,9 @@ class Run:
         return fit_to_chunks(self.recipe, self.model, self.data.chunks, self.bf16)
 
     def _add_lora(self) -> None:
-        """Add LoRA to the retriever and to its first stage."""
+        """Add LoRA to the retriever and to its first stage; a table is trained without."""
+        if self.is_table:
+            return
         retriever = self.recipe.retriever
         lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
         add_lora(self.model, *lora)

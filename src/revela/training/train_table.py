@@ -6,10 +6,7 @@ A query q_i is a run of 5 to 20 words of a text, its passage d_i the text withou
 other passages of the batch are what it is told from (random crops; Izacard et al., TMLR 2022). The
 low temperature weighs a query's nearest rivals, the high one all of them.
 
-A word's row is two halves side by side: the row that it had before, which stays, and a copy, which
-is trained and so learns what the first half does not find. Without the first half, rows of rare
-words forget which word they are, and small corpora lose by training (docs/results.md). The word's
-weight, which both halves share, is trained too.
+What is trained is a half of each row, and the weight of both (retriever/trained_table.py).
 
 Shapes: N texts, B texts of a batch, T words, S stems, D numbers of a row, W of a text's vector.
 """
@@ -23,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from revela.corpus.chunk import chunk
 from revela.objectives.contrastive import info_nce
+from revela.retriever.trained_table import TwoHalves
 from revela.retriever.word_table import WordTable, frequencies, idf_weights
 from revela.silence import waiting
 from revela.types import Document, evenly
@@ -37,10 +34,9 @@ WINDOW_WORDS, MOST_TEXTS = 240, 100_000
 TAUS = (0.05, 0.2)
 BATCH = 512  # texts
 EPOCHS, MOST_STEPS = 35, 500
-LEARNING_RATE, OF_WEIGHTS = 1e-3, 5e-3  # of Adam: of rows, and of the logarithms of weights
+LEARNING_RATE = 1e-4  # of Adam, times what the halves take of it
 WARMUP = 10  # steps
 SHORTEST, LONGEST = 5, 20  # words of a query
-LEAST_WEIGHT = 1e-4
 
 Stems = NDArray[np.int64]
 
@@ -78,23 +74,21 @@ def train_table(
         steps = min(MOST_STEPS, math.ceil(EPOCHS * len(known) / BATCH))
     if len(known) < 2 or not steps:
         return table
-    fixed_SD, rows_SD = table.rows_SD, table.rows_SD.clone().requires_grad_()
-    log_weight_S = table.weight_S.clamp(min=LEAST_WEIGHT).log().requires_grad_()
-    optimizer = torch.optim.Adam(
-        [dict(params=[rows_SD], lr=LEARNING_RATE), dict(params=[log_weight_S], lr=OF_WEIGHTS)],
-        fused=True,
-    )
+    halves = TwoHalves(table.rows_SD, table.weight_S)
+    rates = [dict(params=[p], lr=times * LEARNING_RATE) for p, times in halves.times().items()]
+    optimizer = torch.optim.Adam(rates, fused=True)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / WARMUP))
     batches = crops(known, min(BATCH, len(known)), np.random.default_rng(seed))
     for _ in waiting("training", "step", range(steps)):
         queries, passages = next(batches)
-        texts_BW = vectors([fixed_SD, rows_SD], log_weight_S.exp(), [*queries, *passages])
+        both = [*queries, *passages]
+        starts = np.cumsum([0, *map(len, both[:-1])])
+        texts_BW = halves(torch.from_numpy(np.concatenate(both)), torch.from_numpy(starts))
         optimizer.zero_grad()
         crop_loss(*texts_BW.chunk(2)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         warm_up.step()
-    both_SW = torch.cat([fixed_SD, rows_SD.detach()], dim=1)
-    return replace(table, rows_SD=both_SW, weight_S=log_weight_S.detach().exp())
+    return replace(table, rows_SD=halves.both_SW(), weight_S=halves.weight_S().detach())
 
 
 def train_pieces(
@@ -138,18 +132,6 @@ def crop_loss(query_BW: Tensor, passage_BW: Tensor) -> Tensor:
     target_B = torch.arange(len(query_BW))
     losses = [info_nce(query_BW, passage_BW, target_B, tau) for tau in TAUS]
     return torch.stack(losses).mean()
-
-
-def vectors(halves: Sequence[Tensor], weight_S: Tensor, texts: Sequence[Stems]) -> Tensor:
-    """(B, W): the weighted sum of each text's rows, of each (S, D) of ``halves``, side by side."""
-    flat_T = torch.from_numpy(np.concatenate(texts))
-    starts_B = torch.from_numpy(np.cumsum([0, *map(len, texts[:-1])]))
-    weight_T = weight_S[flat_T]
-    sums = [
-        F.embedding_bag(flat_T, rows_SD, starts_B, mode="sum", per_sample_weights=weight_T)
-        for rows_SD in halves
-    ]
-    return torch.cat(sums, dim=1)
 
 
 def crops(

@@ -1,0 +1,164 @@
+"""A static retriever while it is trained: each row of its table twice, once as it was.
+
+    v(text) = sum over its tokens t of w_t * [r_t, R_t],    w_t = |row_t| exp(c_t)
+
+r is the row as it was, of length one, and stays. R begins as r and is trained; so is c, which
+begins at 0. Without r, rows of rare words forget which word they are, and small corpora lose by
+training (docs/results.md). As only directions count, the rows' own length says nothing.
+
+Tokens whose rows are equal are one word: they share R and c, as the forms of a stem do in a table
+that word_table.py has made. What is saved is a stock ``StaticEmbedding`` of twice the width.
+
+Shapes: N texts, L tokens of the longest, T of all, V tokens, S different rows, D numbers of a
+row, W of both halves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast
+
+from revela.errors import RevelaError
+
+ROWS, WEIGHTS = 10.0, 50.0
+"""How many times the learning rate of a transformer rows and logarithms of weights take: at its
+1e-4, rows of length one learn at 1e-3; at three times that they overfit (research/notebook.md)."""
+
+
+class TwoHalves(nn.Module):
+    """The rows of a table, each as it was beside a copy that is trained, and their weights.
+
+    Args:
+        rows_SD: as they are.
+        weight_S: of the rows, 0 or more.
+    """
+
+    fixed_SD: Tensor
+    begun_S: Tensor
+
+    def __init__(self, rows_SD: Tensor, weight_S: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("fixed_SD", rows_SD)
+        self.register_buffer("begun_S", weight_S)
+        self.rows_SD = nn.Parameter(rows_SD.clone())
+        self.change_S = nn.Parameter(torch.zeros_like(weight_S))
+
+    def times(self) -> dict[nn.Parameter, float]:
+        """How many times the learning rate of a transformer's weights each parameter takes."""
+        return {self.rows_SD: ROWS, self.change_S: WEIGHTS}
+
+    def weight_S(self) -> Tensor:
+        """The weights as they are now."""
+        return self.begun_S * self.change_S.exp()
+
+    def both_SW(self) -> Tensor:
+        """The rows as they are now, both halves side by side."""
+        return torch.cat([self.fixed_SD, self.rows_SD.detach()], dim=1)
+
+    def forward(self, rows_T: Tensor, starts_N: Tensor, begun: bool = False) -> Tensor:
+        """(N, 2 D): the weighted sum of each text's rows, of both halves side by side.
+
+        Args:
+            rows_T: of all texts, one after another.
+            starts_N: where each text begins.
+            begun: of the rows before training, which have one half: (N, D).
+        """
+        halves = [self.fixed_SD] if begun else [self.fixed_SD, self.rows_SD]
+        weight_T = (self.begun_S if begun else self.weight_S())[rows_T]
+        sums = [
+            F.embedding_bag(rows_T, half_SD, starts_N, mode="sum", per_sample_weights=weight_T)
+            for half_SD in halves
+        ]
+        return torch.cat(sums, dim=1)
+
+
+class TrainedTable(modules.InputModule):
+    """In place of a ``StaticEmbedding`` while it is trained; reads texts whole.
+
+    Args:
+        static: what is trained.
+        width: numbers of a row that are kept; None: all.
+
+    Attributes:
+        begun: whether vectors are those before training: of half the width, with the same cosines.
+    """
+
+    max_seq_length = math.inf
+    row_V: Tensor
+
+    def __init__(self, static: modules.StaticEmbedding, width: int | None = None) -> None:
+        super().__init__()
+        rows_VD = static.embedding.weight.detach().float()[:, :width]
+        rows_SD, row_V = rows_VD.unique(dim=0, return_inverse=True)
+        # In the mean the weights are 1, so that fp16 holds what is saved.
+        weight_S = rows_SD.norm(dim=1)
+        self.halves = TwoHalves(F.normalize(rows_SD, dim=1), weight_S / weight_S.mean())
+        self.register_buffer("row_V", row_V)
+        self._own = static.tokenizer
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=static.tokenizer)
+        self.begun = False
+
+    def preprocess(
+        self, inputs: list[str], prompt: str | None = None, **_kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Texts as a transformer reads them, padded on the right: (N, L) both."""
+        texts = [f"{prompt or ''}{text}" for text in inputs]
+        read = self._own.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [torch.tensor(encoding.ids, dtype=torch.long) for encoding in read]
+        masks = [torch.ones_like(ids_L) for ids_L in ids]
+        return {
+            "input_ids": pad_sequence(ids, batch_first=True),
+            "attention_mask": pad_sequence(masks, batch_first=True),
+        }
+
+    def forward(self, features: dict[str, Any], **_kwargs: Any) -> dict[str, Any]:
+        """The features with the ``sentence_embedding`` of each text, of any length."""
+        mask_NL = features["attention_mask"].bool()
+        ends_N = mask_NL.sum(dim=1).cumsum(dim=0)
+        rows_T = self.row_V[features["input_ids"][mask_NL]]
+        vectors = self.halves(rows_T, F.pad(ends_N[:-1], (1, 0)), self.begun)
+        return {**features, "sentence_embedding": vectors}
+
+    def table_VD(self) -> Tensor:
+        """The rows of all tokens before training, with their weights."""
+        rows_SD = self.halves.begun_S[:, None] * self.halves.fixed_SD
+        return rows_SD[self.row_V]
+
+    def stock(self) -> modules.StaticEmbedding:
+        """The table as it is now, in fp16, with both halves of a row."""
+        rows_SW = (self.halves.weight_S().detach()[:, None] * self.halves.both_SW()).half()
+        return modules.StaticEmbedding(self._own, embedding_weights=rows_SW[self.row_V].cpu())
+
+    def get_embedding_dimension(self) -> int:
+        """2 D."""
+        return 2 * self.halves.rows_SD.shape[1]
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """As ``stock``."""
+        self.stock().save(output_path, *args, **kwargs)
+
+
+def make_trainable(model: SentenceTransformer) -> None:
+    """Put a ``TrainedTable`` into a static retriever, in place.
+
+    Raises:
+        RevelaError: it is made of something else.
+    """
+    first, *rest = model
+    fits = all(isinstance(part, modules.Normalize) for part in rest)
+    if not isinstance(first, modules.StaticEmbedding) or not fits:
+        found = ", ".join(type(part).__name__ for part in model)
+        raise RevelaError(
+            f"this model cannot be trained ({found}): give one that begins with a transformer, or "
+            "StaticEmbedding with nothing but Normalize after it, as --model"
+        )
+    model[0] = TrainedTable(first, model.truncate_dim)
+    model.truncate_dim = None

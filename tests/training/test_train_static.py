@@ -1,0 +1,168 @@
+"""A static retriever is trained by every objective that compares vectors, as other models are."""
+
+from __future__ import annotations
+
+import json
+import operator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from test_run import TINY, Scripted, ctrl_c_after, losses
+
+from conftest import make_rows
+from revela.corpus.read import read_corpus
+from revela.errors import RevelaError
+from revela.index.language import Analyzer
+from revela.objectives.contrastive import ContrastiveLoss
+from revela.retriever.build import untrained_retriever
+from revela.retriever.fit import WORDS_TO_VECTORS
+from revela.retriever.load import load_encoder
+from revela.retriever.save import save_retriever
+from revela.retriever.static import StaticEncoder
+from revela.retriever.word_table import word_table
+from revela.settings import presets
+from revela.training.loop import Loop, by_learning_rate
+from revela.training.progress import Progress
+from revela.training.run import train
+
+HEADS = {"query_heads": 3, "chunk_words": 30}
+SENTENCES = {"queries": "telling-sentence"}
+CASES = {
+    "gated": {},
+    "paper": {"groups_per_step": 2},
+    "gains": {"groups_per_step": 2, "groups_per_batch": 2},
+    "dream": {**SENTENCES, **HEADS},
+    "attention": HEADS,
+    "replug": {},
+    "infonce": {**SENTENCES, "negatives": 2},
+    "pairs": {},
+    "crop": {"crop_window": 30, "groups_per_step": 2, "groups_per_batch": 2},
+    "iterative": {"groups": "iterative", "regroup_every": 2},
+}
+SIZE = {"group_size": 8, "chunk_words": 12, "lora_rank": 4, "lora_alpha": 8, "warmup_steps": 2}
+
+
+def settings_of(case):
+    return {**presets().get(case, {}), **SIZE, **CASES[case]}
+
+
+@pytest.fixture(scope="module")
+def table_folder(tmp_path_factory, tiny_lm_folder):
+    """As ``revela fit --static --steps 0`` saves it, but with prompts."""
+    texts = [f"{row['title']} {row['text']}" for row in make_rows(80)]
+    model = word_table(tiny_lm_folder, texts, Analyzer("none")).model()
+    model.prompts = {"query": "ocean00 ", "document": ""}
+    folder = tmp_path_factory.mktemp("table")
+    save_retriever(model, folder, "", words_to_vectors=WORDS_TO_VECTORS)
+    return folder
+
+
+@pytest.fixture
+def recipe(table_folder, tiny_lm_folder):
+    return TINY.but(model=str(table_folder), lm=str(tiny_lm_folder), max_steps=3)
+
+
+@pytest.fixture
+def documents(corpus_file):
+    return read_corpus([corpus_file])[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_objective_trains_a_table(recipe, documents, table_folder, tmp_path, case):
+    out, before = tmp_path / "out", load_encoder(table_folder, "auto")
+    recipe = recipe.but(**settings_of(case) | {"learning_rate": 1e-3, "max_steps": 3})
+    train(recipe, documents, out)
+    assert sorted(losses(out)) == [1, 2, 3] and all(np.isfinite(list(losses(out).values())))
+    after = load_encoder(out, "auto")
+    assert isinstance(after, StaticEncoder) and after.words_to_vectors == WORDS_TO_VECTORS
+    assert (after.query_prompt, after.passage_prompt) == ("ocean00 ", "")
+    texts = [document.text for document in documents[:20]]
+    old, new = before.encode_passages(texts), after.encode_passages(texts)
+    assert new.shape[1] == 2 * old.shape[1]
+    # A row moves by a hundredth at most; fp16 rounds ten times as finely.
+    assert 3e-3 < np.abs(new @ new.T - old @ old.T).max() < 0.3
+    card = (out / "README.md").read_text()
+    assert str(table_folder) in card
+    assert json.loads((out / "run.json").read_text())["model"] == str(table_folder)
+
+
+@pytest.mark.parametrize("case", ["crop", "gains", "infonce", "iterative"])
+def test_resume_equals_unbroken(recipe, documents, tmp_path, case):
+    recipe = recipe.but(**settings_of(case), max_steps=6)
+    train(recipe, documents, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", ctrl_c_after(3))
+        assert train(recipe, documents, tmp_path / "broken").interrupted
+    train(recipe, documents, tmp_path / "broken", resume=True)
+    assert len(losses(tmp_path / "whole")) == 6
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    whole, broken = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "broken"))
+    assert whole.keys() == broken.keys() and len(whole) == 1
+    assert all(torch.equal(whole[name], broken[name]) for name in whole)
+
+
+@pytest.mark.parametrize(("scores", "kept"), [([0, 0.1, 0.5, 0.3], 3), ([0, 9, 1, 1], 0)])
+def test_the_state_with_the_best_check_is_saved(
+    recipe, documents, table_folder, tmp_path, scores, kept
+):
+    recipe = recipe.but(**settings_of("crop"), max_steps=6, check_every=3, learning_rate=1e-3)
+    outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores))
+    assert (outcome.kept, outcome.steps) == (kept, 6)
+    encoders = [load_encoder(folder, "auto") for folder in (table_folder, tmp_path / "out")]
+    old, new = (encoder.encode_passages(["ocean01 garden02", "ocean03"]) for encoder in encoders)
+    assert (abs(old[0] @ old[1] - new[0] @ new[1]) < 1e-3) == (kept == 0)
+
+
+def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tmp_path):
+    """Adam's first step moves all by the rate, which the warm-up halves."""
+    model = untrained_retriever(recipe, Path(recipe.retriever.model), documents)
+    loss = ContrastiveLoss(model, tau=0.1, learn_tau=True)
+    groups = by_learning_rate(loss)
+    assert [group["times"] for group in groups] == [1, 10, 50]
+    halves = model[0].halves
+    ordered = [p for group in groups for p in group["params"]]
+    expected = [loss.log_tau, halves.rows_SD, halves.change_S]
+    assert all(map(operator.is_, ordered, expected))
+    assert all(map(operator.is_, ordered, loss.parameters()))
+    seen = []
+
+    def look(self, *_given):
+        halves = self.objective.model[0].halves
+        moved = halves.rows_SD - halves.fixed_SD, halves.change_S
+        seen.extend(float(change.detach().abs().max()) / 1e-4 for change in moved)
+        return agree(self, *_given)
+
+    recipe = recipe.but(**settings_of("crop"), max_steps=1)
+    agree = Loop._agree
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_agree", look)
+        train(recipe, documents, tmp_path / "out")
+    np.testing.assert_allclose(seen, [5, 25], rtol=1e-3)
+
+
+def test_what_a_table_cannot_do_is_refused(recipe, documents, tmp_path):
+    for changes, sentence in (
+        ({"matryoshka": (8,)}, "--matryoshka has no use for a static retriever"),
+        ({"context": 2}, "--context 2 needs a transformer, and this model reads each token"),
+        ({"objective": "spans", "lora_rank": 0}, "has no decoder beside its encoder, which spans"),
+    ):
+        with pytest.raises(RevelaError, match=sentence) as error:
+            train(recipe.but(**changes), documents, tmp_path / "out")
+        assert "\n" not in str(error.value)
+    rows = torch.randn(recipe_vocabulary(recipe), 8)
+    static = SentenceTransformer(recipe.retriever.model, device="cpu")[0]
+    parts = [modules.StaticEmbedding(static.tokenizer, rows), modules.Dense(8, 4)]
+    folder = tmp_path / "dense"
+    SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder))
+    with pytest.raises(RevelaError, match=r"cannot be trained \(StaticEmbedding, Dense\)"):
+        train(recipe.but(model=str(folder)), documents, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def recipe_vocabulary(recipe):
+    return SentenceTransformer(recipe.retriever.model, device="cpu")[0].num_embeddings
