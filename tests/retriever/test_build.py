@@ -253,7 +253,7 @@ def test_token_vectors_leave_out_prompts_and_special_tokens_and_come_with_the_sa
         np.testing.assert_allclose(tokens_TW, whole_TW[-1 - count : -1], atol=1e-5)
     query = "garden1 planet"
     ((vector_D, query_TW, spans), _) = encoder.query_tokens([query, texts[0]])
-    np.testing.assert_array_equal(vector_D, encoder.encode_queries([query])[0])
+    np.testing.assert_allclose(vector_D, encoder.encode_queries([query])[0], atol=1e-6)
     assert (
         len(query_TW) == len(spans)
         and "".join(query[a:b] for a, b in spans).replace(" ", "") == "garden1planet"
