@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,8 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revela.corpus.chunk import chunk
+from revela.index.language import Analyzer, detect
 from revela.objectives.contrastive import info_nce
-from revela.retriever.word_table import WordTable
+from revela.retriever.word_table import WordTable, word_table
 from revela.silence import waiting
 from revela.types import Document, evenly
 
@@ -55,6 +57,30 @@ def texts_of(documents: Sequence[Document]) -> list[str]:
         for window in chunk(document, i, WINDOW_WORDS)
     ]
     return [windows[i] for i in evenly(len(windows), MOST_TEXTS)]
+
+
+def tables(
+    lm: Path,
+    documents: Sequence[Document],
+    held_out: Sequence[Document] = (),
+    *,
+    language: str = "auto",
+    steps: int | None = None,
+    seed: int = 0,
+) -> tuple[WordTable, WordTable]:
+    """The table of the words of all documents, and the same trained on those that are not held out.
+
+    Args:
+        lm: folder of a language model.
+        documents: to learn from.
+        held_out: others, whose words get rows.
+        language: of the words, as ``Analyzer`` takes it; "auto" finds it.
+        steps, seed: as for ``train_table``.
+    """
+    texts = texts_of(documents)
+    terms = Analyzer(detect(texts) if language == "auto" else language)
+    table = word_table(lm, [*texts, *texts_of(held_out)], terms)
+    return table, train_table(table, texts, steps=steps, seed=seed)
 
 
 def train_table(
