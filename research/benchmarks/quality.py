@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path, lm: str = 
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
     from revela.silence import silence_libraries
-    from revela.training.train_table import texts_of, train_pieces
+    from revela.training.train_table import row_trainer
     from revela.weights import resolve
 
     silence_libraries()
@@ -86,8 +85,8 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path, lm: str = 
     if fit:
         model.max_seq_length = recipe.lm.lm_tokens
         chunks = training_chunks(recipe, documents)
-        learn = partial(train_pieces, model.tokenizer.backend_tokenizer, texts=texts_of(documents))
-        fit_to_chunks(recipe, model, chunks, has_fast_bf16(model.device), learn)
+        fast = has_fast_bf16(model.device)
+        fit_to_chunks(recipe, model, chunks, fast, row_trainer(model, documents))
         model.max_seq_length = recipe.retriever.max_tokens
     save_retriever(model, out, "untrained", words_to_vectors=WORDS_TO_VECTORS if fit else 1.0)
 

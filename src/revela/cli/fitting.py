@@ -45,6 +45,8 @@ def fit(
     model:
         Any raw language model, of the languages of the text: a hub id (owner/name, or
         owner/name@revision), a local folder or embedded:smollm2-135m. Embedders need no fit.
+        auto: the one that suits the text, as it is found without labels, with layers or as a table
+        of words; of the installed ones and of those that auto:NAME,NAME names.
     out:
         Folder for the retriever: a Sentence-Transformers model.
     layers:
@@ -87,7 +89,7 @@ def fit(
     result = run(corpus, out, recipe, prune=prune, static=static, steps=steps, command=command)
     if result.scores:
         print_scores("label-free check, nDCG@10", result.scores[result.kept], result.scores)
-        if static and result.kept == "fitted" and "trained" in result.scores:
+        if result.kept == "fitted" and "trained" in result.scores:
             print("training did not help on this text: the table is saved as it was fitted")
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
     text = shlex.join(map(str, corpus))

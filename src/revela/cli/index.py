@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +17,8 @@ from revela.cli.main import app
 from revela.cli.printing import print_report
 from revela.errors import RevelaError
 from revela.on_ray import Cluster
-from revela.settings import Indexing, Precision
+from revela.settings import Indexing, Precision, Recipe
+from revela.weights import named_by_auto
 
 if TYPE_CHECKING:
     from revela.index.encode_corpus import Added
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
+Choose = Callable[[Sequence["Document"]], str]
+"Chooses a model for documents."
 
 
 @app.command
@@ -52,7 +57,9 @@ def index(
         Folder of the index.
     model:
         The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6. With
-        --append, by default the one that made the index.
+        --append, by default the one that made the index. auto: the one that suits the text, as it
+        is found without labels, of the installed ones and of those that auto:NAME,NAME names;
+        what is made of a language model is saved beside the index, in OUT-model.
     append:
         Add to the index; documents whose id is there already are replaced.
     delete:
@@ -85,7 +92,10 @@ def index(
     opened = _existing(out, append, model, settings, metadata or (), context, precision)
     fields = metadata or () if opened is None else list(opened.info.columns)
     made: Any = dict(settings=settings, context=context, precision=precision)
-    create = functools.partial(_create, out, str(model), **made)
+    using: str | Choose = str(model)
+    if opened is None and (names := named_by_auto(str(model))) is not None:
+        using = _by_auto(names, corpus, out, settings, reading, precision, engine)
+    create = functools.partial(_create, out, using, **made)
     if engine.engine == "ray":
         opened, added = _by_ray(
             corpus, reading, fields, opened, create, engine.cluster, commit_every, precision
@@ -145,9 +155,58 @@ def _by_ray(
         return opened, build_on_ray.add(opened, documents, cluster, **kept)
 
 
+def _by_auto(
+    names: Sequence[str],
+    corpus: list[Path],
+    out: Path,
+    settings: Indexing,
+    reading: Reading,
+    precision: Precision,
+    engine: Engine,
+) -> str | Choose:
+    """What chooses a model, and fits it where it is a language model; or the model that a killed
+    run has chosen.
+
+    Raises:
+        RevelaError: no model is at hand, or the place of a fitted one is taken.
+    """
+    from revela.api import fit
+    from revela.evaluation.choosing import KINDS, candidates_of, choose_model
+    from revela.index.manifest import unfinished_in
+
+    if begun := unfinished_in(out):
+        return begun.model
+    if engine.engine == "ray":
+        raise RevelaError(
+            "--model auto reads the text in this process: leave --engine out, or choose by "
+            "revela fit TEXT --model auto --out RETRIEVER"
+        )
+    folder = out.with_name(f"{out.name}-model")
+    if folder.exists():
+        raise RevelaError(
+            f"{folder} exists, where a fitted model would go: give it as --model, or remove it"
+        )
+    kinds = [kind for kind in KINDS if kind != "table" or not settings.keep_tokens]
+    candidates_of(names, kinds)
+    recipe = Recipe.of(language=settings.language, precision=precision, **vars(reading))
+    how: Any = dict(kinds=kinds, recipe=recipe, chunk_words=settings.chunk_words)
+
+    def choose(documents: Sequence[Document]) -> str:
+        chosen = choose_model(documents, names, **how).candidate
+        if chosen.kind == "embedder":
+            return chosen.model
+        static = chosen.kind == "table"
+        its = recipe.but(model=chosen.model, precision="auto" if static else precision)
+        fit(corpus, folder, its, static=static, command="revela " + shlex.join(sys.argv[1:]))
+        print(f"{chosen} is saved in {folder}, where the index finds it")
+        return str(folder)
+
+    return choose
+
+
 def _create(
     out: Path,
-    model: str,
+    using: str | Choose,
     documents: Sequence[Document],
     columns: Mapping[str, str],
     settings: Indexing,
@@ -160,6 +219,7 @@ def _create(
     from revela.retriever.load import load_encoder
     from revela.weights import resolve
 
+    model = using if isinstance(using, str) else using(documents)
     encoder = load_encoder(resolve(model), precision)
     known = chosen_for(encoder, context, documents, settings.chunk_words)
     return Index.create(out, model, columns, settings, context=known, encoder=encoder)

@@ -6,7 +6,9 @@ Documents are held out of training by a hash of their text (``split_held_out``).
 - ``title``: a title should find the chunks of its document;
 - ``question``: a question that a language model wrote about a chunk should find that chunk (only if
   a writer is given);
-- ``docstring``: a docstring should find its function, from which it has been removed.
+- ``docstring``: a docstring should find its function, from which it has been removed;
+- ``sentence`` (only of ``tasks_among``): words of a sentence should find the chunk from which it
+  has been removed; half of those that the chunk still has are left out.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from revela.corpus.code import documented_functions
 from revela.corpus.words import count_words, joined, words
 from revela.corpus.written_queries import Answer
 from revela.evaluation.beir import fuse
-from revela.evaluation.metrics import mean_scores
+from revela.evaluation.metrics import per_query
 from revela.index.bm25 import BM25
-from revela.index.calibration import SentenceTest
+from revela.index.calibration import SentenceTest, taken_out
 from revela.index.exact import top_k
+from revela.index.language import Terms
 from revela.settings import Recipe
-from revela.types import Document, Encoder, Vectors
+from revela.types import Document, Encoder, Vectors, hash64
 
 TINY = 1e-9
 DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
@@ -38,6 +41,7 @@ MIN_SHARE = 4  # chunks per document among the passages
 MIN_QUERIES = 5  # per task
 SENTENCES = 100  # queries that the fusion's weight is measured by
 
+Scores = NDArray[np.float64]
 Ask = Callable[[Sequence[str]], Sequence[Answer]]
 """Writes a question about each passage, or says why there is none."""
 
@@ -83,7 +87,11 @@ class HeldOutCheck:
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
         """nDCG@10 by task, alone (its name) and with BM25 (``with_bm25`` of its name)."""
-        scores: dict[str, float] = {}
+        return {name: float(scores_Q.mean()) for name, scores_Q in self.queries(encoder).items()}
+
+    def queries(self, encoder: Encoder) -> dict[str, Scores]:
+        """The same of each query, (Q,)."""
+        scores: dict[str, Scores] = {}
         known: SentenceTest | None = None
         for task, lexical, test in zip(self.tasks, self._lexical, self._tests, strict=True):
             if test is not known:
@@ -101,6 +109,10 @@ class HeldOutCheck:
 
     def bm25(self) -> dict[str, float]:
         """nDCG@10 of BM25 by task."""
+        return {name: float(scores_Q.mean()) for name, scores_Q in self.queries_of_bm25().items()}
+
+    def queries_of_bm25(self) -> dict[str, Scores]:
+        """The same of each query, (Q,)."""
         pairs = zip(self.tasks, self._lexical, strict=True)
         return {task.name: _score(task, lexical) for task, lexical in pairs}
 
@@ -156,6 +168,55 @@ def tasks(
     if questions and ask:
         built.insert(2, _question(texts, questions, ask))
     return [_sampled(task, queries, rng) for task in built if len(task.queries) >= MIN_QUERIES]
+
+
+def tasks_among(
+    held: Sequence[Document],
+    rest: Sequence[Document],
+    max_words: int,
+    queries: int,
+    passages: int,
+    terms: Terms,
+) -> list[Task]:
+    """Tasks about held-out documents, whose passages lie among those of the rest: ``sentence`` of
+    prose, ``docstring`` of code.
+
+    Args:
+        held, rest: documents.
+        max_words: per chunk.
+        queries: at most per task.
+        passages: at most per task.
+        terms: of the language.
+    """
+    documents = [*held, *rest]
+    texts, owned = _chunks(documents, max_words, passages)
+    own = [i for i, d in enumerate(held) if d.kind == "prose" for i in owned.get(i, ())]
+    sentence = Task("sentence", [], texts, [], [])
+    for place, query, left in list(taken_out([texts[i] for i in own], queries)):
+        texts[own[place]] = left
+        if query := half_of_shared(query, left, terms):
+            sentence.add(query, frozenset({own[place]}), frozenset())
+    docstring, asked = docstring_task(documents, passages), docstring_task(held, passages)
+    docstring = replace(
+        docstring, queries=asked.queries, relevant=asked.relevant, excluded=asked.excluded
+    )
+    rng = random.Random(0)
+    return [
+        _sampled(task, queries, rng)
+        for task in (sentence, docstring)
+        if len(task.queries) >= MIN_QUERIES
+    ]
+
+
+def half_of_shared(query: str, passage: str, terms: Terms) -> str:
+    """The words of a query but for one half, drawn by the passage, of those that the passage has
+    too; "" if none is left.
+
+    Who asks has read other texts than the one that answers, and uses words that it does not have.
+    """
+    known, rng = set(terms(passage)), random.Random(hash64(passage))
+    kept = [word for word in words(query) if known.isdisjoint(terms(word)) or rng.random() < 0.5]
+    return "".join(kept).strip() if any(map(terms, kept)) else ""
 
 
 def _chunks(
@@ -258,7 +319,8 @@ def _rankings(task: Task, indices: NDArray[np.int64], values: Vectors) -> list[d
     ]
 
 
-def _score(task: Task, rankings: Sequence[dict[int, float]]) -> float:
+def _score(task: Task, rankings: Sequence[dict[int, float]]) -> Scores:
+    """nDCG@10 of each query, (Q,)."""
     qrels = {str(q): {str(d): 1 for d in relevant} for q, relevant in enumerate(task.relevant)}
     run = {str(q): {str(d): s for d, s in found.items()} for q, found in enumerate(rankings)}
-    return mean_scores(qrels, run)["ndcg@10"]
+    return np.array([found["ndcg@10"] for found in per_query(qrels, run).values()])

@@ -101,7 +101,7 @@ class SentenceTest:
     """
 
     def __init__(self, passages: Sequence[str], language: str, queries: int = QUERIES) -> None:
-        found = list(_taken_out(passages, queries))
+        found = list(taken_out(passages, queries))
         self._places = np.array([place for place, _, _ in found], np.int64)
         self._queries = [query for _, query, _ in found]
         self._rests = [rest for _, _, rest in found]
@@ -134,7 +134,7 @@ def _of_width(vectors_ND: Vectors, width: int) -> Vectors:
     return np.asarray(cut_ND / np.maximum(norms_N1, 1e-12), np.float32)
 
 
-def _taken_out(passages: Sequence[str], most: int) -> Iterator[tuple[int, str, str]]:
+def taken_out(passages: Sequence[str], most: int) -> Iterator[tuple[int, str, str]]:
     """(place of a passage, words of one of its sentences, the passage without that sentence); drawn
     by the passages' texts, so that their order does not matter.
     """

@@ -82,6 +82,15 @@ def refuse_another(settings: dict[str, Any], digest: str, out: Path, free: Colle
         )
 
 
+def model_of_run(out: Path) -> str:
+    """The model that the run in ``out`` began with.
+
+    Raises:
+        RevelaError: there is no run.
+    """
+    return str(_record(out)["model"])
+
+
 def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Path | None:
     """The last checkpoint of the run in ``out``; None if it was stopped before the first. Models of
     the hub are read as they were when it began.

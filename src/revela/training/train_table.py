@@ -16,7 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,11 +26,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revela.corpus.chunk import chunk
+from revela.index.language import Analyzer, detect
 from revela.objectives.contrastive import info_nce
 from revela.retriever.trained_table import TwoHalves
-from revela.retriever.word_table import WordTable, frequencies, idf_weights
+from revela.retriever.word_table import WordTable, frequencies, idf_weights, word_table
 from revela.silence import waiting
 from revela.types import Document, evenly
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from revela.retriever.fit import TrainRows
 
 WINDOW_WORDS, MOST_TEXTS = 240, 100_000
 TAUS = (0.05, 0.2)
@@ -52,6 +60,30 @@ def texts_of(documents: Sequence[Document]) -> list[str]:
         for window in chunk(document, i, WINDOW_WORDS)
     ]
     return [windows[i] for i in evenly(len(windows), MOST_TEXTS)]
+
+
+def tables(
+    lm: Path,
+    documents: Sequence[Document],
+    held_out: Sequence[Document] = (),
+    *,
+    language: str = "auto",
+    steps: int | None = None,
+    seed: int = 0,
+) -> tuple[WordTable, WordTable]:
+    """The table of the words of all documents, and the same trained on those that are not held out.
+
+    Args:
+        lm: folder of a language model.
+        documents: to learn from.
+        held_out: others, whose words get rows.
+        language: of the words, as ``Analyzer`` takes it; "auto" finds it.
+        steps, seed: as for ``train_table``.
+    """
+    texts = texts_of(documents)
+    terms = Analyzer(detect(texts) if language == "auto" else language)
+    table = word_table(lm, [*texts, *texts_of(held_out)], terms)
+    return table, train_table(table, texts, steps=steps, seed=seed)
 
 
 @torch.enable_grad()  # also within a fit, which needs no gradients
@@ -89,6 +121,24 @@ def train_table(
         optimizer.step()
         warm_up.step()
     return replace(table, rows_SD=halves.both_SW(), weight_S=halves.weight_S().detach())
+
+
+def row_trainer(
+    model: SentenceTransformer,
+    documents: Sequence[Document],
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+) -> TrainRows:
+    """What trains the lexical half of a fit (retriever/fit.py) on documents.
+
+    Args:
+        model: whose tokens the rows are of.
+        documents: to learn from.
+        steps, seed: as for ``train_table``.
+    """
+    texts, tokenizer = texts_of(documents), model.tokenizer.backend_tokenizer
+    return partial(train_pieces, tokenizer, texts=texts, steps=steps, seed=seed)
 
 
 def train_pieces(

