@@ -138,7 +138,7 @@ def test_what_cannot_be_chosen_is_refused_in_a_sentence(
         (("fit", none, "--model", f"auto:{saved_retriever}", *out), "which needs no fit: leave it"),
         (("index", none, "--model", f"auto:{none}", *out), f"{none} is neither a folder nor a hub"),
         (("index", none, "--model", lm, *out, "--engine", "ray"), "--model auto reads the text in"),
-        (("fit", none, "--model", lm, *out, "--steps", "3"), "--steps trains a table of words"),
+        (("fit", none, "--model", "auto", *out, "--steps", "-1"), "--steps -1: give 0"),
         (("eval", "auto", "--on", none), "auto is chosen by revela index, fit and train"),
     ):
         code, _, err = doing(*given)
