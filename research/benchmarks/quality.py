@@ -64,7 +64,7 @@ VARIANTS = {  # of the presets, for --what objectives
 ASKED = ("dream, rate 3e-4", "dream, tau .05", "attention, written questions")
 
 
-def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
+def save_untrained(settings: dict[str, Any], corpus: Path, out: Path, lm: str = SMOL) -> None:
     """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``."""
 
     from revela.corpus.read import read_corpus
@@ -81,7 +81,7 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path) -> None:
     fit = settings.get("fit", False)
     recipe = Recipe.of(**{k: v for k, v in settings.items() if k != "fit"})
     documents, _ = read_corpus([corpus])
-    model = untrained_retriever(recipe, resolve(SMOL), documents)
+    model = untrained_retriever(recipe, resolve(lm), documents)
     if fit:
         model.max_seq_length = recipe.lm.lm_tokens
         chunks = training_chunks(recipe, documents)
