@@ -1,10 +1,17 @@
-"""`make demo`: train, score, index and search on the Python packages of this machine.
+"""`make demo`: fit, train, score, index and search on text of this machine.
 
-Two starting points, one table. A raw language model: SmolLM2-135M untrained, fitted to the text,
-and trained on it (preset pairs: docstrings are the queries). An embedder: MiniLM as it is, and
-adapted to the text (preset gated). The test: docstrings search functions of packages that were held
-out, by vectors alone, fused with BM25, and re-ranked by tokens. The best model is indexed and
-answers three questions. Each step is a `revela` command, printed before it runs.
+Without flags: Python packages. Two starting points, one table. A raw language model: a table of its
+words (`revela fit --static`), untrained, fitted to the text (as by `revela fit`), and trained on it
+(preset pairs: docstrings are the queries). An embedder: MiniLM as it is, and adapted to the text
+(preset gated). The test: docstrings search functions of packages that were held out, by vectors
+alone, fused with BM25, and re-ranked by tokens.
+
+With --language de, or another: the manual pages and documents of packages that the machine has in
+it. Nothing is trained but the table of words. The test: the description of a page that was held out
+finds the page. MiniLM, the table and the fitted model, by vectors alone and fused with BM25.
+
+The best model is indexed and answers three questions. Each step is a `revela` command, printed
+before it runs.
 """
 
 from __future__ import annotations
@@ -18,11 +25,16 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from research.benchmarks.quality import UNTRAINED, save_untrained
-from revela.evaluation.label_free import docstring_task
+from research.benchmarks.translated import translated
+from revela.corpus.words import count_words
+from revela.evaluation.label_free import MIN_QUERY_WORDS, Task, docstring_task, tasks
+from revela.settings import Indexing
+from revela.silence import duration
 from revela.types import Document
 
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
@@ -41,6 +53,14 @@ QUESTIONS = [
     "decode a quoted-printable e-mail header",
     "draw a progress bar in the terminal",
 ]
+LENGTHS = range(200, 200_000)  # characters of a file
+LEAST, PASSAGES = 50, 600  # documents of a language, at least; passages of those held out, at most
+STEPS = 100  # of training the table in a minute
+COLUMNS = {"": "vectors alone", " + BM25": "+ BM25"}
+RERANKED = {
+    " + BM25 + tokens": "+ BM25, re-ranked by tokens",
+    " + BM25 (RRF)": "+ BM25 by rank (RRF)",
+}
 
 
 def sources() -> Iterator[tuple[str, Path, Path]]:
@@ -52,35 +72,72 @@ def sources() -> Iterator[tuple[str, Path, Path]]:
                 yield parts[0].removesuffix(".py"), root, file
 
 
-def write_corpora(out: Path, max_files: int, max_held: int, max_functions: int) -> tuple[int, int]:
-    """Write train.jsonl, held_out.jsonl, and docstrings/: docstring -> function in BEIR layout."""
+def write_packages(out: Path, max_files: int, max_held: int, max_functions: int) -> tuple[int, int]:
+    """Write train.jsonl, held_out.jsonl, and test/: docstring -> function in BEIR layout."""
     train, held = [], []
     for package, root, file in sources():
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
-        if 200 < len(text) < 200_000:
+        if len(text) in LENGTHS:
             (held if package in HELD_OUT else train).append(
                 {"_id": str(file.relative_to(root)), "text": text}
             )
     random.Random(0).shuffle(train)
     random.Random(0).shuffle(held)
     train, held = train[:max_files], held[:max_held]
-    for name, rows in (("train", train), ("held_out", held)):
-        (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = docstring_task([Document(r["_id"], r["text"], kind="code") for r in held], max_functions)
-    folder = out / "docstrings"
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text(
-        "".join(json.dumps({"_id": f"f{i}", "text": t}) + "\n" for i, t in enumerate(task.passages))
-    )
-    (folder / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": f"q{i}", "text": t}) + "\n" for i, t in enumerate(task.queries))
-    )
-    judged = "".join(f"q{i}\tf{next(iter(r))}\t1\n" for i, r in enumerate(task.relevant))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    write_rows(out / "train.jsonl", train)
+    write_rows(out / "held_out.jsonl", held)
+    documents = [Document(r["_id"], r["text"], kind="code") for r in held]
+    write_task(out / "test", docstring_task(documents, max_functions))
     return len(train), len(held)
+
+
+def write_pages(
+    out: Path, documents: Sequence[Document], max_files: int, max_held: int
+) -> tuple[int, list[str]]:
+    """Write train.jsonl, held_out.jsonl, and test/: what a document is about, by its title -> the
+    document, without that title, in BEIR layout. A third of those with a title at most is held out.
+
+    Returns:
+        How many documents to fit to, and the queries.
+    """
+    drawn = random.Random(0).sample(documents, len(documents))
+    most = min(max_held, sum(map(is_described, drawn)) // 3)
+    held = list(filter(is_described, drawn))[:most]
+    ids = {document.id for document in held}
+    train = [document for document in drawn if document.id not in ids][:max_files]
+    for file, some in (("train", train), ("held_out", held)):
+        rows = []
+        for document in some:
+            name = Path(document.id).name.removesuffix(".gz")  # such as ls.1
+            title = f"{name} {document.title}".strip() if some is train else name
+            rows.append({"_id": document.id, "title": title, "text": document.text})
+        write_rows(out / f"{file}.jsonl", rows)
+    made = tasks(held, Indexing.chunk_words, len(held), PASSAGES, seed=0)
+    (task,) = (task for task in made if task.name == "title")
+    write_task(out / "test", task)
+    return len(train), task.queries
+
+
+def is_described(document: Document) -> bool:
+    """Whether its title makes a query."""
+    return count_words(document.title) >= MIN_QUERY_WORDS
+
+
+def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_task(folder: Path, task: Task) -> None:
+    """A folder in BEIR layout."""
+    (folder / "qrels").mkdir(parents=True)
+    for file, name, texts in (("corpus", "p", task.passages), ("queries", "q", task.queries)):
+        rows = [{"_id": f"{name}{i}", "text": text} for i, text in enumerate(texts)]
+        write_rows(folder / f"{file}.jsonl", rows)
+    judged = (f"q{q}\tp{p}\t1\n" for q, found in enumerate(task.relevant) for p in sorted(found))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
 
 
 def run(*command: str) -> None:
@@ -88,71 +145,151 @@ def run(*command: str) -> None:
     subprocess.run([str(Path(sys.executable).with_name("revela")), *command], check=True)
 
 
-def train_models(out: Path, minutes: float) -> dict[str, str]:
-    """Make the four models below ``out``; label -> model of these and MiniLM."""
-    text = out / "train.jsonl"
-    save_untrained(UNTRAINED["mean, 6 layers"], text, out / "untrained")
-    save_untrained(UNTRAINED["mean, 6 layers, fitted"], text, out / "fitted")
-    brief = f"--lm {SMOL} --max-minutes {minutes:g} --check-every 0 --check-passages 300".split()
-    smol = ["--preset", "pairs", "--model", f"{out}/fitted"]  # a second fit would take minutes
-    run("train", str(text), *smol, *brief, "--out", f"{out}/trained")
+def fit_models(out: Path, lm: str) -> dict[str, str]:
+    """What `revela fit` makes of a language model: label -> model."""
+    for flags, folder in (["--static"], "table"), ([], "fitted"):
+        run("fit", f"{out}/train.jsonl", "--model", lm, *flags, "--out", f"{out}/{folder}")
+    return {
+        f"{label_of(lm)}, table of words": f"{out}/table",
+        f"{label_of(lm)}, fitted": f"{out}/fitted",
+    }
+
+
+def train_models(out: Path, minutes: float, lm: str) -> dict[str, str]:
+    """Make the five models of the default demo below ``out``; label -> model of these and MiniLM,
+    the table first.
+    """
+    text, steps = out / "train.jsonl", str(round(STEPS * minutes))
+    static = ["--static", "--steps", steps, "--out", f"{out}/table"]
+    run("fit", str(text), "--model", lm, *static)
+    # What `revela fit` does, without its check, which would take as long as the fit.
+    save_untrained(UNTRAINED["mean, 6 layers"], text, out / "untrained", lm)
+    save_untrained(UNTRAINED["mean, 6 layers, fitted"], text, out / "fitted", lm)
+    brief = f"--lm {lm} --max-minutes {minutes:g} --check-every 0 --check-passages 300".split()
+    pairs = ["--preset", "pairs", "--model", f"{out}/fitted"]  # a second fit would take minutes
+    run("train", str(text), *pairs, *brief, "--out", f"{out}/trained")
     run("train", str(text), "--model", MINILM, *brief, "--out", f"{out}/adapted")
     return {
-        "SmolLM2-135M, untrained": f"{out}/untrained",
-        "SmolLM2-135M, fitted": f"{out}/fitted",
-        "SmolLM2-135M, fitted and trained": f"{out}/trained",
+        f"{label_of(lm)}, table of words": f"{out}/table",
+        f"{label_of(lm)}, untrained": f"{out}/untrained",
+        f"{label_of(lm)}, fitted": f"{out}/fitted",
+        f"{label_of(lm)}, fitted and trained": f"{out}/trained",
         "MiniLM": MINILM,
         "MiniLM, adapted": f"{out}/adapted",
     }
 
 
-def print_table(bm25: float, found: dict[str, list[float]], winner: str) -> None:
-    print("\nA docstring finds its function, in packages that were never trained on (nDCG@10):\n")
-    print("| | vectors alone | + BM25 | + BM25, re-ranked by tokens | + BM25 by rank (RRF) |")
-    print("|---|---|---|---|---|")
-    print(f"| BM25 | {bm25:.3f} | | | |")
-    for label, row in found.items():
-        name = f"**{label}**" if label == winner else label
-        print(f"| {name} | {' | '.join(f'{score:.3f}' for score in row)} |")
+def label_of(lm: str) -> str:
+    """The name of a language model in the table."""
+    return "SmolLM2-135M" if lm == SMOL else Path(lm).name
+
+
+def scores_of(out: Path, models: dict[str, str], *flags: str) -> dict[str, dict[str, float]]:
+    """nDCG@10 of BM25 and of each model: by label, then by what is added, such as " + BM25"."""
+    file = f"{out}/scores.json"
+    run("eval", *models.values(), "--on", f"{out}/test", *flags, "--json", file)
+    scores = json.loads(Path(file).read_text())["test"]
+    names = {"BM25": "BM25"} | {label: Path(model).name for label, model in models.items()}
+    return {
+        label: {
+            system.removeprefix(name): found["ndcg@10"]
+            for system, found in scores.items()
+            if system == name or system.startswith(f"{name} + ")
+        }
+        for label, name in names.items()
+    }
+
+
+def print_table(
+    question: str, columns: dict[str, str], found: dict[str, dict[str, float]], winner: str
+) -> None:
+    """A row a system.
+
+    Args:
+        question: of the test, printed before it.
+        columns: heading by what is added to a system.
+        found: as of ``scores_of``.
+        winner: printed in bold.
+    """
+    print(f"\n{question} (nDCG@10):\n")
+    print("| |" + "".join(f" {heading} |" for heading in columns.values()))
+    print("|---|" + "---|" * len(columns))
+    for label, scores in found.items():
+        cells = (f"{scores[more]:.3f}" if more in scores else "" for more in columns)
+        print("| " + " | ".join([f"**{label}**" if label == winner else label, *cells]) + " |")
+
+
+def index_and_ask(out: Path, model: str, questions: Sequence[str], rerank: bool) -> None:
+    """Index what was held out, and search it."""
+    index, tokens = f"{out}/index", ["--keep-tokens"] * rerank
+    run("index", f"{out}/held_out.jsonl", "--model", model, "--out", index, *tokens)
+    for question in questions:
+        run("search", index, question, "--top", "3", *["--rerank", "tokens"] * rerank)
+
+
+def demo_of_packages(arguments: argparse.Namespace) -> None:
+    """The demo on Python packages."""
+    out = arguments.out
+    sizes = arguments.files, arguments.held_out_files or 30, arguments.functions
+    trained, held = write_packages(out, *sizes)
+    packages = f"{held:,} files of {len(HELD_OUT)} packages held out"
+    print(f"{trained:,} source files to train on; {packages}")
+    table, *others = models = train_models(out, arguments.minutes, arguments.lm)
+    # The table has no tokens to re-rank by.
+    found = scores_of(out, {table: models[table]})
+    found |= scores_of(out, {label: models[label] for label in others}, "--rerank", "tokens")
+    winner = max(others, key=lambda label: found[label][" + BM25 + tokens"])
+    index_and_ask(out, models[winner], QUESTIONS, rerank=True)
+    question = "A docstring finds its function, in packages that were never trained on"
+    print_table(question, COLUMNS | RERANKED, found, winner)
+
+
+def demo_of_translations(arguments: argparse.Namespace, documents: Sequence[Document]) -> None:
+    """The demo on what the machine has in a language."""
+    out = arguments.out
+    sizes = arguments.files, arguments.held_out_files or 100
+    fitted, queries = write_pages(out, documents, *sizes)
+    print(
+        f"{len(documents):,} documents in {arguments.language} come with this machine: "
+        f"{fitted:,} to fit to, {len(queries)} held out"
+    )
+    models = {"MiniLM": MINILM, **fit_models(out, arguments.lm)}
+    found = scores_of(out, models)
+    winner = max(models, key=lambda label: found[label][" + BM25"])
+    index_and_ask(out, models[winner], queries[:3], rerank=False)
+    question = "What a page is about, in a line, finds its pieces, which nothing was fitted to"
+    print_table(question, COLUMNS, found, winner)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo"))
-    add("--minutes", type=float, default=0.5, help="of each of the two trainings")
-    add("--files", type=int, default=200, help="source files to train on")
-    add("--held-out-files", type=int, default=30, help="source files to index and search")
+    add("--language", default="en", help="as in /usr/share/man; en: Python packages")
+    add("--lm", default=SMOL, help="a raw language model")
+    add("--minutes", type=float, default=0.5, help="of each of the two trainings of layers")
+    add("--files", type=int, default=200, help="files to train on, or to fit to")
+    add("--held-out-files", type=int, help="files to index and search: 30, of a language 100")
     add("--functions", type=int, default=100, help="functions searched")
     arguments = parser.parse_args()
-    out, began = arguments.out, time.monotonic()
+    out, began, language = arguments.out, time.monotonic(), arguments.language
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    sizes = arguments.files, arguments.held_out_files, arguments.functions
-    trained, held = write_corpora(out, *sizes)
-    packages = f"{held:,} files of {len(HELD_OUT)} packages held out"
-    print(f"{trained:,} source files to train on; {packages}")
-    models = train_models(out, arguments.minutes)
-    judged = ["--on", f"{out}/docstrings", "--rerank", "tokens", "--json", f"{out}/scores.json"]
-    run("eval", *models.values(), *judged)
-    scores = json.loads((out / "scores.json").read_text())["docstrings"]
-    found = {
-        label: [
-            scores[Path(model).name + more]["ndcg@10"]
-            for more in ("", " + BM25", " + BM25 + tokens", " + BM25 (RRF)")
-        ]
-        for label, model in models.items()
-    }
-    winner = max(found, key=lambda label: found[label][2])
-    index = f"{out}/index"
-    best = ["--model", models[winner], "--out", index]
-    run("index", f"{out}/held_out.jsonl", *best, "--keep-tokens")
-    for question in QUESTIONS:
-        run("search", index, question, "--top", "3", "--rerank", "tokens")
-    print_table(scores["BM25"]["ndcg@10"], found, winner)
+    found = translated(language) if language != "en" else []
+    documents = [document for document in found if len(document.text) in LENGTHS]
+    if (described := sum(map(is_described, documents))) >= LEAST:
+        demo_of_translations(arguments, documents)
+    else:
+        if language != "en":
+            print(
+                f"{described} documents in {language} that say in a line what they are about come "
+                f"with this machine, and the demo takes {LEAST}, so it goes on in English (Debian "
+                "has more of many languages, in packages such as manpages-de)"
+            )
+        demo_of_packages(arguments)
     minutes = (time.monotonic() - began) / 60
-    print(f"\n{minutes:.1f} minutes in all. Now run this and open the page that it names:\n")
-    print(f"  revela serve {index}")
+    print(f"\n{duration(minutes)} in all. Now run this and open the page that it names:\n")
+    print(f"  revela serve {out}/index")
 
 
 if __name__ == "__main__":

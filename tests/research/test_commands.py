@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from research.benchmarks import demo, quality
 from revela.cli import app
 from revela.cli.main import add_settings
+from revela.types import Document
 
 PLANS = {
     "systems": lambda: quality.plan(20, 10),
@@ -36,24 +37,75 @@ def test_rows_of_the_quality_tables(plan, monkeypatch):
         assert parse("train", "corpus.jsonl", "--out", "model", *flags)[0] == "train"
 
 
-def test_steps_of_the_demo(monkeypatch, tmp_path, capsys):
-    ran = []
+@pytest.fixture
+def demonstrate(monkeypatch, tmp_path):
+    """Runs the demo with commands that do nothing; gives the names of their functions."""
 
-    def run(*command):
-        ran.append(parse(*command)[0])
-        if command[0] == "eval":
-            models = ["untrained", "fitted", "trained", demo.MINILM, "adapted"]
-            more = ("", " + BM25", " + BM25 + tokens", " + BM25 (RRF)")
-            systems = chain(["BM25"], (model + system for model in models for system in more))
-            scores = {name: {"ndcg@10": 0.5 + 0.1 * ("fitted" in name)} for name in systems}
-            (tmp_path / "demo" / "scores.json").write_text(json.dumps({"docstrings": scores}))
+    def begin(*arguments, best="fitted"):
+        out, ran = tmp_path / "demo", []
 
-    monkeypatch.setattr(demo, "run", run)
-    monkeypatch.setattr(demo, "save_untrained", lambda settings, corpus, out: out.mkdir())
-    out = tmp_path / "demo"
+        def run(*command):
+            name, given = parse(*command)
+            ran.append(name)
+            if name == "evaluate":
+                models = [Path(model).name for model in given["model"]]
+                more = ("", " + BM25", " + BM25 + tokens", " + BM25 (RRF)")
+                systems = ["BM25", *(model + system for model in models for system in more)]
+                scores = {name: {"ndcg@10": 0.5 + 0.1 * (best in name)} for name in systems}
+                (out / "scores.json").write_text(json.dumps({"test": scores}))
+
+        monkeypatch.setattr(demo, "run", run)
+        monkeypatch.setattr(demo, "save_untrained", lambda settings, corpus, out, lm: out.mkdir())
+        monkeypatch.setattr(sys, "argv", ["demo", "--out", str(out), *arguments])
+        demo.main()
+        assert (out / "test" / "qrels" / "test.tsv").is_file()
+        return ran
+
+    return begin
+
+
+PACKAGES = ["fit", "train", "train", "evaluate", "evaluate", "index", *["search"] * 3]
+
+
+def test_steps_of_the_demo(demonstrate, capsys):
+    ran = demonstrate("--files", "20", "--held-out-files", "5", "--functions", "10")
+    assert ran == PACKAGES
+    said = capsys.readouterr().out
+    assert "| **SmolLM2-135M, fitted** | 0.600 | 0.600 | 0.600 | 0.600 |" in said
+    assert "| SmolLM2-135M, table of words | 0.500 | 0.500 |" in said and "| BM25 | 0.500 |" in said
+
+
+def pages(count):
+    title, text = "Blätter Nummer {} ordnen", "Ordnet das Blatt {}. " + "Es liegt im Fach. " * 30
+    return [Document(f"/m/b{i}.1.gz", text.format(i), title.format(i)) for i in range(count)]
+
+
+def test_steps_of_the_demo_in_a_language(demonstrate, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(demo, "translated", lambda language: pages(60))
+    ran = demonstrate("--language", "de", "--files", "30", "--lm", "owner/model", best="table")
+    assert ran == ["fit", "fit", "evaluate", "index", *["search"] * 3]
+    said = capsys.readouterr().out
+    assert "60 documents in de come with this machine: 30 to fit to, 20 held out" in said
+    assert "| **model, table of words** | 0.600 | 0.600 |" in said
+    assert "| MiniLM | 0.500 | 0.500 |" in said and "| model, fitted | 0.500 | 0.500 |" in said
+    rows = {
+        name: [json.loads(line) for line in (tmp_path / "demo" / name).open()]
+        for name in ("train.jsonl", "held_out.jsonl", "test/queries.jsonl", "test/corpus.jsonl")
+    }
+    held = rows["held_out.jsonl"]
+    assert not {row["_id"] for row in held} & {row["_id"] for row in rows["train.jsonl"]}
+    # The queries are in what is fitted to, and not in what they search.
+    assert all(re.fullmatch(r"b\d+\.1 Blätter .*", row["title"]) for row in rows["train.jsonl"])
+    assert all(re.fullmatch(r"b\d+\.1", row["title"]) for row in held)
+    assert len(rows["test/queries.jsonl"]) == 20
+    assert "Blätter" not in str(rows["test/corpus.jsonl"])
+
+
+def test_a_machine_with_little_of_a_language_gets_the_demo_in_english(
+    demonstrate, monkeypatch, capsys
+):
+    monkeypatch.setattr(demo, "translated", lambda language: pages(9))
     sizes = ["--files", "20", "--held-out-files", "5", "--functions", "10"]
-    monkeypatch.setattr(sys, "argv", ["demo", "--out", str(out), *sizes])
-    demo.main()
-    assert ran == ["train", "train", "evaluate", "index", *["search"] * len(demo.QUESTIONS)]
-    assert Path(out, "docstrings", "qrels", "test.tsv").is_file()
-    assert "| **SmolLM2-135M, fitted** | 0.600 | 0.600 | 0.600 | 0.600 |" in capsys.readouterr().out
+    assert demonstrate("--language", "sl", *sizes) == PACKAGES
+    said = capsys.readouterr().out
+    assert said.startswith("9 documents in sl that say in a line what they are about come with")

@@ -151,14 +151,18 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_run(two: Path, one: Path) -> None:
-    """The same losses and trained tensors, to 1e-6; each line of metrics.jsonl once."""
+    """The same losses, to 1e-6, and trained tensors; each line of metrics.jsonl once.
+
+    AdamW divides by the size of a gradient, so that rounding of one near 0 moves a weight by a few
+    hundredths of the learning rate of 1e-4, on some processors.
+    """
     for row, other in zip(lines(two), lines(one), strict=True):
         for what in ("step", "loss", "learning_rate"):
             assert row[what] == pytest.approx(other[what], rel=0, abs=1e-6), what
     trained, alone = (load_file(f"{out}-0.safetensors") for out in (two, one))
     assert trained.keys() == alone.keys() and trained
     for tensor in trained:
-        assert (trained[tensor] - alone[tensor]).abs().max() <= 1e-6, tensor
+        assert (trained[tensor] - alone[tensor]).abs().max() <= 5e-6, tensor
 
 
 @pytest.fixture(scope="module")
