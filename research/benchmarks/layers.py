@@ -48,7 +48,7 @@ from revela.retriever.word_table import (
     idf_weights,
     word_table,
 )
-from revela.training.train_table import texts_of, train_table, vectors
+from revela.training.train_table import texts_of, train_table
 from revela.types import Document, evenly
 from revela.weights import resolve
 
@@ -177,10 +177,13 @@ def of_tables(lm: Path, whole: Collection, part: Collection) -> Read:
         for label, state in ((f"{name} begun", table), (name, train_table(table, texts))):
             for side, of_side in (("queries", part.queries), ("documents", part.documents)):
                 stems = list(state.stems(of_side))
-                known = [s if len(s) else np.array([0]) for s in stems]  # a text has a token
-                sums_ND = vectors([state.rows_SD], state.weight_S, known)
-                weights_N = torch.stack([state.weight_S[torch.from_numpy(s)].sum() for s in known])
-                found[f"{side}.{label}"] = sums_ND / weights_N[:, None].clamp(min=1e-9)
+                starts_N = torch.from_numpy(np.cumsum([0, *map(len, stems[:-1])]))
+                flat_T, weight_S1 = torch.from_numpy(np.concatenate(stems)), state.weight_S[:, None]
+                sums_ND, weights_N1 = (
+                    F.embedding_bag(flat_T, table, starts_N, mode="sum")
+                    for table in (weight_S1 * state.rows_SD, weight_S1)
+                )
+                found[f"{side}.{label}"] = sums_ND / weights_N1.clamp(min=1e-9)
     return found
 
 

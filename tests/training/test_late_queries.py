@@ -95,7 +95,9 @@ def of_run(folder):
 
 
 def assert_equal(one, other):
-    assert one[0] == other[0] and all(torch.equal(v, other[1][k]) for k, v in one[1].items())
+    """To rounding, which differs by batch on some processors."""
+    assert one[0] == pytest.approx(other[0], rel=0, abs=1e-5)
+    assert all(torch.allclose(v, other[1][k], rtol=0, atol=1e-5) for k, v in one[1].items())
 
 
 def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
