@@ -90,7 +90,9 @@ def objective(name: str, device: torch.device) -> dict[str, Any]:
     heads = [(2, 3), (0, 1), (2, 0)]
     if name == "gains":
         more: Any = dict(start=start, sharpness=2.0, prior=1.0)
-        loss_of: Any = GainsLoss(Embed(), lm, **gated, **more, **shared)
+        # Standard scores of two candidates say only which is greater, if equal by rounding.
+        more["group_size"] = 6
+        loss_of: Any = GainsLoss(Embed(), lm, **gated, **{**shared, **more})
     elif name == "replug":
         loss_of = ReplugLoss(Embed(), lm, tau_lm=0.2, **shared)
     elif name == "attention":
