@@ -1,4 +1,4 @@
-"""``--model auto`` of ``revela index``, ``fit`` and ``train``: what it makes, and what it refuses."""
+"""``--model auto`` of ``revela index``, ``fit`` and ``train``: what it makes and refuses."""
 
 from __future__ import annotations
 

@@ -165,7 +165,8 @@ class Retriever(Section):
     model: str = "HuggingFaceTB/SmolLM2-135M"
     """Model that becomes the retriever: a hub id (owner/name, or owner/name@revision), a local
     folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6; or new:tiny, new:small
-    or new:base, an encoder-decoder without training and a tokenizer of the corpus."""
+    or new:base, an encoder-decoder without training and a tokenizer of the corpus; or auto, or
+    auto:NAME,NAME with more candidates: the one that suits the text, found without labels."""
     offline_model: str = setting(OFFLINE_MODEL, rare=True)
     """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
     Empty: stop instead."""

@@ -149,5 +149,5 @@ def test_what_can_be_chosen(tiny_lm_folder, tiny_bert_folder):
     ]
     with pytest.raises(RevelaError, match=f"^{bert} is an embedder, which needs no fit: leave it"):
         candidates_of([bert], ("table", "fit"))
-    with pytest.raises(RevelaError, match="name some as --model auto:NAME,NAME, or run pip install"):
+    with pytest.raises(RevelaError, match="name some as --model auto:NAME,NAME, or run pip"):
         candidates_of([])

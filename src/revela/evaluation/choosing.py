@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Kind = Literal["table", "embedder", "fit"]
 KINDS: tuple[Kind, ...] = ("table", "embedder", "fit")
 BM25 = "BM25"
-DOCUMENTS, PASSAGES, QUERIES = 2000, 1000, 200  # at most, of the sample and per task
+DOCUMENTS, PASSAGES, QUERIES = 2000, 1000, 400  # at most, of the sample and per task
 HELD_OUT = 0.3  # of the sample
 LEAST_QUERIES = 30  # of which a choice is made
 NOISE = 0.005  # nDCG@10
@@ -110,51 +110,52 @@ def choose_model(
         >>> choice.candidate.model
         'embedded:minilm-l6'
     """
-    from revela.groups.training_set import TrainingSet, split_held_out
-
     silence_libraries()
     recipe = Recipe() if recipe is None else recipe
     among = candidates_of(candidates, kinds)
-    if not isinstance(documents, Sequence):
-        documents = list(documents)
-    drawn = [documents[i] for i in evenly(len(documents), DOCUMENTS)] if documents else []
-    sample = arrow_list(
-        Document,
-        (Document(str(i), d) if isinstance(d, str) else d for i, d in enumerate(drawn)),
-    )
-    rest, held = split_held_out(sample, HELD_OUT, DOCUMENTS)
-    texts, language = [document.full_text for document in sample], recipe.corpus.language
-    if language == "auto":
-        language = detect(texts)
-    tasks = tasks_among(held, rest, chunk_words, QUERIES, PASSAGES, Analyzer(language))
-    asked = sum(len(task.queries) for task in tasks)
     if len(among) == 1:
         return _said(Choice(among[0], f"{among[0]} is all there is to choose from", {}, {}))
-    if asked < max(LEAST_QUERIES, min(QUERIES, len(held) / 2)):
-        return _unchecked(among, language, asked)
+    data = _sample(documents, recipe)
+    language = data.recipe.corpus.language
+    how: Any = dict(queries=QUERIES, passages=PASSAGES, terms=Analyzer(language))
+    tasks = tasks_among(data.held_out, data.documents, chunk_words, **how)
+    asked = sum(len(task.queries) for task in tasks)
+    if asked < max(LEAST_QUERIES, min(QUERIES, len(data.held_out) / 2)):
+        return _said(_unchecked(among, language, asked))
     check = HeldOutCheck(tasks, language)
     log.info(
-        f"choosing among {len(among)} retrievers by {len(held):,} held-out documents "
-        f"({check.describe()}), nDCG@10 with BM25"
+        f"choosing among {len(among)} retrievers by {len(data.held_out):,} held-out documents "
+        f"({check.describe()}), nDCG@10 with BM25:"
     )
     queries, weights = {BM25: check.queries_of_bm25()}, dict[str, int]()
-    log.info(f"{_fused(queries[BM25]):.3f} BM25 alone")
-    data = TrainingSet(recipe.but(language=language), rest, held)
+    log.info(f"{_mean(queries[BM25]):.3f} BM25 alone")
     for candidate in among:
-        encoder = encoder_of(candidate, data)
-        queries[str(candidate)], weights[str(candidate)] = check.queries(encoder), _weights(encoder)
-        alone = fmean(float(queries[str(candidate)][task.name].mean()) for task in tasks)
-        fused = _fused(queries[str(candidate)])
-        log.info(f"{fused:.3f} {candidate} (without BM25 {alone:.3f})")
+        encoder, name = encoder_of(candidate, data), str(candidate)
+        queries[name], weights[name] = check.queries(encoder), _weights(encoder)
+        alone = _mean(queries[name], fused=False)
+        log.info(f"{_mean(queries[name]):.3f} {name} (without BM25 {alone:.3f})")
     chosen, why = chosen_by(queries, weights)
     return _said(Choice(next(c for c in among if str(c) == chosen), why, queries, weights))
+
+
+def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
+    """A sample of the documents, some of them held out, and the recipe with their language."""
+    from revela.groups.training_set import TrainingSet, split_held_out
+
+    every = documents if isinstance(documents, Sequence) else list(documents)
+    drawn = (every[i] for i in evenly(len(every), DOCUMENTS)) if every else ()
+    some = (Document(str(i), d) if isinstance(d, str) else d for i, d in enumerate(drawn))
+    sample = arrow_list(Document, some)
+    if recipe.corpus.language == "auto":
+        recipe = recipe.but(language=detect([document.full_text for document in sample]))
+    return TrainingSet(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
 
 
 def chosen_by(
     queries: Mapping[str, Mapping[str, Scores]], weights: Mapping[str, int]
 ) -> tuple[str, str]:
     """The candidate that is chosen by these scores, and why; arguments as of ``Choice``."""
-    scores = {system: _fused(tasks) for system, tasks in queries.items()}
+    scores = {system: _mean(tasks) for system, tasks in queries.items()}
     best = max(weights, key=lambda name: scores[name])
     close = [name for name in weights if scores[name] >= scores[best] - NOISE]
     chosen = min(close, key=lambda name: (weights[name], -scores[name]))
@@ -222,10 +223,10 @@ def _said(choice: Choice) -> Choice:
     return choice
 
 
-def _fused(tasks: Mapping[str, Scores]) -> float:
-    """The mean over tasks of the scores with BM25; of BM25, which has no other, by itself."""
-    fused = [name for name in tasks if with_bm25(name) not in tasks]
-    return fmean(float(tasks[name].mean()) for name in fused)
+def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
+    """The mean over tasks of the scores with BM25, or without; BM25 has only its own."""
+    kept = [name for name in tasks if (with_bm25(name) not in tasks) == fused]
+    return fmean(float(tasks[name].mean()) for name in kept)
 
 
 def _unchecked(among: Sequence[Candidate], language: str, queries: int) -> Choice:
@@ -237,7 +238,7 @@ def _unchecked(among: Sequence[Candidate], language: str, queries: int) -> Choic
         f"the text gives {queries} queries, too few to compare models by: {chosen} is taken, as "
         + ("the text is English" if default else "it costs least")
     )
-    return _said(Choice(chosen, why, {}, {}))
+    return Choice(chosen, why, {}, {})
 
 
 def _weights(encoder: Any) -> int:
