@@ -174,6 +174,7 @@ def test_training_that_does_not_help_is_not_saved(doing, tiny_lm_folder, tmp_pat
     monkeypatch.undo()
     code, _, err = doing(*given, tmp_path / "begun", "--steps", "0")
     assert code == 0, err
+    assert "trained to find" not in (tmp_path / "begun" / "README.md").read_text()
     both = [load_encoder(tmp_path / name, "auto") for name in ("out", "begun")]
     texts = [row["text"] for row in make_rows(5)]
     np.testing.assert_array_equal(*(encoder.encode_passages(texts) for encoder in both))

@@ -341,16 +341,17 @@ def fit(
         model, result = _fit_layers(folder, data, check, prune, steps)
     unread = OF_LAYERS if static else ()
     settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY) if name not in unread}
-    about = (
-        "a row for each word, begun as the mean of the input embeddings of its pieces, and trained"
-        " to find the rest of a text by some of its words."
-        if static
-        else "the weights of tokens, whitening, and a half of the vector for words, trained to find"
-        " the rest of a text by some of its words."
-    )
+    trained = ", trained to find the rest of a text by some of its words"
+    if static:
+        about = "a row for each word, begun as the mean of the input embeddings of its pieces"
+        about += trained * (result.kept == "trained")
+    else:
+        about = "the weights of tokens, whitening"
+        if recipe.fit.lexical:
+            about += f", and a half of the vector for words{trained * (steps != 0)}"
     card = model_card(
         out.name,
-        f"{recipe.retriever.model} was fitted to text: {about}",
+        f"{recipe.retriever.model} was fitted to text: {about}.",
         f"{', '.join(map(str, corpus))} ({data.n_documents:,} documents)",
         command,
         "\n".join(f"{name} = {value!r}" for name, value in settings.items()),
