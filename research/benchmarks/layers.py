@@ -45,18 +45,17 @@ from revela.retriever.word_table import (
     _input_embeddings,
     _lm_tokenizer,
     frequencies,
-    idf_weights,
     word_table,
 )
-from revela.training.train_table import texts_of, train_table
+from revela.settings import Fit, Retriever
+from revela.training.train_table import piece_table, texts_of, train_table
 from revela.types import Document, evenly
 from revela.weights import resolve
 
 DOCUMENTS, QUERIES, TOKENS, BATCH = 400, 120, 128, 2048
 RATIOS = 1.0, 2.0, WORDS_TO_VECTORS
 TABLE_TEXTS = 1500  # that a table learns from
-PROMPTS = {"queries": "query: ", "documents": "passage: "}
-SIF = 3e-3
+PROMPTS = {"queries": Retriever.query_prompt, "documents": Retriever.passage_prompt}
 
 
 Row = dict[str, list[float]]
@@ -103,7 +102,7 @@ class Reader:
     @torch.no_grad()
     def __call__(self, collection: Collection) -> Read:
         counts_V = _token_counts(self.tokenizer, collection.documents)
-        weight_V = _token_weights(self.tokenizer, counts_V, SIF)
+        weight_V = _token_weights(self.tokenizer, counts_V, Fit.token_weighting)
         whitened = whitening_of(self.embeddings_VD, counts_V)
         moments = [_Moments(self.embeddings_VD.shape[1]) for _ in self.depths]
         given = weight_V, whitened
@@ -190,18 +189,12 @@ def of_tables(lm: Path, whole: Collection, part: Collection) -> Read:
 def pieces_table(lm: Path, texts: Sequence[str]) -> WordTable:
     """A table of the LM's own tokens: whitened input embeddings, weighed by sqrt(idf)."""
     tokenizer, embeddings_VD = _lm_tokenizer(lm), _input_embeddings(lm)
-    read = tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
-    counts_V = np.bincount(np.concatenate([r.ids for r in read]), minlength=len(embeddings_VD))
     word_V = [any(map(str.isalnum, tokenizer.decode([i]))) for i in range(len(embeddings_VD))]
-    used = np.flatnonzero((counts_V > 0) & np.array(word_V))
-    stem_V = np.full(len(embeddings_VD), -1)
-    stem_V[used] = np.arange(len(used))
-    rows_SD = embeddings_VD[torch.from_numpy(used)].float()
-    table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(used)))
-    count_S, texts_S = frequencies(table, texts)
-    table.weight_S = idf_weights(texts_S, len(texts))
-    table.rows_SD = whitening_of(rows_SD, torch.from_numpy(count_S))(rows_SD).float()
-    return table
+    rows_VD = embeddings_VD.float() * torch.tensor(word_V)[:, None]
+    table, seen_S = piece_table(tokenizer, rows_VD, texts)
+    count_S, _ = frequencies(table, texts)
+    rows_SD = rows_VD[seen_S]
+    return replace(table, rows_SD=whitening_of(rows_SD, torch.from_numpy(count_S))(rows_SD).float())
 
 
 def contextual(read: Read, depth: int, pooling: str, power: float) -> tuple[Tensor, Tensor]:
@@ -263,13 +256,12 @@ def variants(read: Read) -> dict[str, tuple[Tensor, Tensor]]:
     words = tables["lexical"]
     found = dict(tables)
     for depth in depths:
-        plain = contextual(read, depth, "sif", 0.4)
+        plain = contextual(read, depth, "sif", Fit.whitening)
         found[f"layers {depth}"] = joined(plain, words)
         found[f"layers {depth}, without words"] = plain
-        found[f"layers {depth}, equal weights"] = joined(
-            contextual(read, depth, "mean", 0.4), words
-        )
-        found[f"layers {depth}, last token"] = joined(contextual(read, depth, "last", 0.4), words)
+        for label, pooling in (("equal weights", "mean"), ("last token", "last")):
+            form = joined(contextual(read, depth, pooling, Fit.whitening), words)
+            found[f"layers {depth}, {label}"] = form
         for power in (0.0, 0.25, 0.5):
             form = joined(contextual(read, depth, "sif", power), words)
             found[f"layers {depth}, whitening {power}"] = form
@@ -280,7 +272,7 @@ def variants(read: Read) -> dict[str, tuple[Tensor, Tensor]]:
     for several in ((2, 6), (4, 9), (6, 12), (2, 6, 12), (4, 9, 15), (6, 12, 18)):
         if set(several) <= set(depths):
             scale = len(several) ** -0.5
-            parts = [contextual(read, depth, "sif", 0.4) for depth in several]
+            parts = [contextual(read, depth, "sif", Fit.whitening) for depth in several]
             halves = [(scale * q, scale * d) for q, d in parts]
             found[f"layers {' and '.join(map(str, several))}"] = joined(*halves, words)
     return found

@@ -35,7 +35,6 @@ from revela.settings import Recipe
 from revela.types import Chunk, Document, evenly
 
 KEPT = 2**26  # numbers in the vectors of a retriever's start that are kept: 256 MiB
-COUNTED = 20_000  # texts whose tokens the LM's loss is over
 
 Row = Mapping[str, Any]
 Batch = dict[str, Tensor]
@@ -264,6 +263,7 @@ def language_model(parts: Parts, trained: bool = False) -> tuple[Any, Any, Path]
         trained: put LoRA on it, of the retriever's rank; otherwise it is frozen.
     """
     from revela.lm.language_model import load_language_model, load_tokenizer
+    from revela.retriever.fit import COUNTED, token_ids
     from revela.weights import find_weights
 
     recipe, retriever = parts.recipe, parts.recipe.retriever
@@ -281,8 +281,7 @@ def language_model(parts: Parts, trained: bool = False) -> tuple[Any, Any, Path]
     lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
     if recipe.lm.loss_tokens == "corpus":
         some = [parts.rows[i].text for i in evenly(len(parts.rows), COUNTED).tolist()]
-        read = tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]
-        lm.score_only(torch.tensor([i for ids in read for i in ids]))
+        lm.score_only(torch.tensor([i for ids in token_ids(tokenizer, some) for i in ids]))
     return lm, tokenizer, folder
 
 
