@@ -164,7 +164,7 @@ def train_models(out: Path, minutes: float, lm: str) -> dict[str, str]:
     run("fit", str(text), "--model", lm, *static)
     # What `revela fit` does, without its check, which would take as long as the fit.
     save_untrained(UNTRAINED["mean, 6 layers"], text, out / "untrained", lm)
-    save_untrained(UNTRAINED["mean, 6 layers, fitted"], text, out / "fitted", lm)
+    save_untrained(UNTRAINED["mean, 6 layers, fitted"], text, out / "fitted", lm, steps=None)
     brief = f"--lm {lm} --max-minutes {minutes:g} --check-every 0 --check-passages 300".split()
     pairs = ["--preset", "pairs", "--model", f"{out}/fitted"]  # a second fit would take minutes
     run("train", str(text), *pairs, *brief, "--out", f"{out}/trained")

@@ -155,6 +155,7 @@ def main() -> None:
     add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
     add("--only", nargs="*", default=[], help="collections; all by default")
     add("--models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
+    add("--steps", type=int, help="of training the half for words of a fitted model, as revela fit")
     add("--cache", type=Path, default=Path(__file__).parents[1] / "out" / "hybrid")
     arguments = parser.parse_args()
     arguments.no_tokens = True

@@ -142,6 +142,7 @@ def options() -> argparse.Namespace:
     add("--only", nargs="*", default=[], help="collections; all by default")
     add("--cache", type=Path, default=cache, help="where vectors are kept")
     add("--no-tokens", action="store_true", help="do not re-rank")
+    add("--steps", type=int, help="of training the half for words of a fitted model, as revela fit")
     heads = "re-rank by the heads of an LM, this many queries of each collection"
     add("--heads", type=int, default=0, help=heads)
     add("--lm", default=Recipe.of().retriever.offline_model, help="that LM")
@@ -165,14 +166,15 @@ def kept_of(name: str, collection: Collection, arguments: argparse.Namespace) ->
     folder = arguments.cache / name
     if arguments.model.startswith("fitted"):
         lm = arguments.model.partition(":")[2] or SMOL
-        label = "fitted" if lm == SMOL else f"fitted-{Path(lm).name}"
+        label = "-".join(["fitted", *([] if lm == SMOL else [Path(lm).name])])
+        label += "" if arguments.steps is None else f"-{arguments.steps}-steps"
         model, corpus = folder / label, corpus_of(folder_of(name, arguments.data))
         if not model.exists():
-            save_untrained(next(iter(UNTRAINED.values())), corpus, model, lm)
+            save_untrained(next(iter(UNTRAINED.values())), corpus, model, lm, arguments.steps)
     else:
-        model = resolve(arguments.model)
+        model, label = resolve(arguments.model), arguments.model.split(":")[-1].replace("/", "-")
     encoder = load_encoder(model, "auto", MAX_TOKENS)
-    file = folder / f"{arguments.model.split(':')[-1].replace('/', '-')}.npz"
+    file = folder / f"{label}.npz"
     texts = collection.documents, collection.queries
     return Kept(encoder, file, *texts, tokens=not arguments.no_tokens)
 

@@ -64,8 +64,12 @@ VARIANTS = {  # of the presets, for --what objectives
 ASKED = ("dream, rate 3e-4", "dream, tau .05", "attention, written questions")
 
 
-def save_untrained(settings: dict[str, Any], corpus: Path, out: Path, lm: str = SMOL) -> None:
-    """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``."""
+def save_untrained(
+    settings: dict[str, Any], corpus: Path, out: Path, lm: str = SMOL, steps: int | None = 0
+) -> None:
+    """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``, whose
+    half for words is trained for so many steps (as by ``revela fit --steps``).
+    """
     from revela.corpus.read import read_corpus
     from revela.device import has_fast_bf16
     from revela.groups.training_set import training_chunks
@@ -86,7 +90,7 @@ def save_untrained(settings: dict[str, Any], corpus: Path, out: Path, lm: str = 
         model.max_seq_length = recipe.lm.lm_tokens
         chunks = training_chunks(recipe, documents)
         fast = has_fast_bf16(model.device)
-        fit_to_chunks(recipe, model, chunks, fast, row_trainer(model, documents))
+        fit_to_chunks(recipe, model, chunks, fast, row_trainer(model, documents, steps=steps))
         model.max_seq_length = recipe.retriever.max_tokens
     save_retriever(model, out, "untrained", words_to_vectors=WORDS_TO_VECTORS if fit else 1.0)
 
