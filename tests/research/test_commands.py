@@ -55,7 +55,9 @@ def demonstrate(monkeypatch, tmp_path):
                 (out / "scores.json").write_text(json.dumps({"test": scores}))
 
         monkeypatch.setattr(demo, "run", run)
-        monkeypatch.setattr(demo, "save_untrained", lambda settings, corpus, out, lm: out.mkdir())
+        monkeypatch.setattr(
+            demo, "save_untrained", lambda settings, corpus, out, lm, steps=0: out.mkdir()
+        )
         monkeypatch.setattr(sys, "argv", ["demo", "--out", str(out), *arguments])
         demo.main()
         assert (out / "test" / "qrels" / "test.tsv").is_file()
