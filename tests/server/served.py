@@ -121,7 +121,7 @@ def make_service(encoder, index):
 
 @pytest.fixture(scope="session")
 def server(make_service) -> Iterator[Running]:
-    with running(make_service(client_seconds=60)) as up:
+    with running(make_service()) as up:
         yield up
 
 

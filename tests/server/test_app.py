@@ -158,7 +158,6 @@ BAD = {
     "nothing": (EMBEDDINGS, b"", 400, None),
     "not JSON": (EMBEDDINGS, b"{", 400, None),
     "not UTF-8": (EMBEDDINGS, b'{"model": "tiny", "input": "\xff"}', 400, None),
-    "UTF-16": (EMBEDDINGS, '{"model": "tiny", "input": "a"}'.encode("utf-16"), 400, None),
     "a list": (EMBEDDINGS, b"[]", 400, None),
     "null": (EMBEDDINGS, b"null", 400, None),
     "deep": (
@@ -186,7 +185,7 @@ BAD = {
     "10,000 texts": (EMBEDDINGS, embedding(input=["a"] * 10_000), 400, "input"),
     "too many tokens": (EMBEDDINGS, embedding(input=["word " * 500] * 800), 400, "input"),
     "longer than the model reads": (EMBEDDINGS, embedding(input="word " * 600), 400, "input"),
-    "lone surrogate": (EMBEDDINGS, embedding(input="\ud800"), 400, None),
+    "lone surrogate": (EMBEDDINGS, embedding(input="\ud800"), 400, "input"),
     "format": (EMBEDDINGS, embedding(encoding_format="hex"), 400, "encoding_format"),
     "dimensions": (EMBEDDINGS, embedding(dimensions=7), 400, "dimensions"),
     "dimensions of a wrong type": (EMBEDDINGS, embedding(dimensions=True), 400, "dimensions"),
@@ -261,7 +260,7 @@ BAD = {
         None,
     ),
     "filter of a wrong type": (SEARCH, b'{"query": "a", "where": [{"year": 1}]}', 400, "where"),
-    "surrogate query": (SEARCH, b'{"query": "\\udfff"}', 400, None),
+    "surrogate query": (SEARCH, b'{"query": "\\udfff"}', 400, "query"),
 }
 
 
@@ -371,8 +370,9 @@ def test_bodies_that_are_too_long_are_413_by_length_and_by_what_arrives(server):
     ("content_type"),
     ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"],
 )
-def test_other_content_types_are_415(server, content_type):
-    assert post(server, EMBEDDINGS, embedding(), content_type).status_code == 415
+def test_other_content_types_are_refused(server, content_type):
+    answer = post(server, EMBEDDINGS, embedding(), content_type)
+    assert answer.status_code == 400 and "must be JSON" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -402,96 +402,9 @@ def test_other_routes_and_methods(server, method, path, status):
         assert answer.json()["error"]["message"].endswith("see /openapi.json")
 
 
-def test_slow_clients_are_disconnected(make_service):
-    with running(make_service(client_seconds=0.5)) as server:
-        port = int(server.url.rsplit(":", 1)[1])
-        head = (
-            b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\n"
-            b"content-type: application/json\r\ncontent-length: 100\r\n"
-        )
-        silent, half_headers, half_body = (
-            socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)
-        )
-        begun = time.monotonic()
-        half_headers.sendall(head)
-        half_body.sendall(head + b"\r\n{")
-        answer = all_of(half_body)
-        assert b" 408 " in answer and b"longer than 0.5 s" in answer
-        assert all_of(silent) == all_of(half_headers) == b""
-        assert time.monotonic() - begun >= 0.4
-
-
-def test_clients_that_pipeline_and_do_not_read_are_disconnected(make_service):
-    with running(make_service(client_seconds=0.5)) as server:
-        port = int(server.url.rsplit(":", 1)[1])
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", port))
-            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)  # some 10 MB
-            wait_for(lambda: server.server.server_state.connections)
-            wait_for(lambda: not server.server.server_state.connections)
-        assert httpx.get(server.url + "/healthz").status_code == 200
-
-
-def test_bodies_of_many_clients_are_limited_together(make_service, monkeypatch):
-    monkeypatch.setattr(middleware, "BODIES", 2)
-    with running(make_service(client_seconds=60, max_body_bytes=1000)) as server:
-        port = int(server.url.rsplit(":", 1)[1])
-        head = (
-            b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\n"
-            b"content-type: application/json\r\ncontent-length: 1000\r\n\r\n"
-        )
-        held = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2)]
-        for connection in held:
-            connection.sendall(head + b" " * 990)
-        wait_for(lambda: server.server.config.app.state.body_bytes == 1980)
-        refused = post(server, SEARCH, b'{"query": "a", "mode": "lexical"}')
-        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-        for connection in held:
-            connection.close()
-        wait_for(lambda: not server.server.config.app.state.body_bytes)
-        assert post(server, SEARCH, b'{"query": "a", "mode": "lexical"}').status_code == 200
-
-
-def test_who_reads_slowly_gets_all(make_service):
-    """Slower than a third of the kernel's buffer per time-out, when it takes more of an answer."""
-    asked, received = 500, 0
-    with running(make_service(client_seconds=0.5)) as server:
-        whole = len(httpx.get(server.url).content) * asked
-        port = int(server.url.rsplit(":", 1)[1])
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", port))
-            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * asked)
-            while received < whole and (part := client.recv(2**16)):
-                received += len(part)
-                time.sleep(len(part) / 1.2e6)
-    assert received >= whole
-
-
-def test_who_pipelines_and_reads_gets_all_answers_in_order(make_service, slow):
-    with running(make_service(client_seconds=0.3, encoder=slow)) as server:
-        slow.stop()
-        port = int(server.url.rsplit(":", 1)[1])
-        body = b'{"model": "tiny", "input": "a"}'
-        head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\n"
-        asked = head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-            client.sendall(
-                b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" + asked % (len(body), body)
-            )
-            time.sleep(0.8)  # the second takes longer than a client may
-            slow.open.set()
-            received = b""
-            while b'"usage"' not in received:
-                received += (part := client.recv(65536))
-                assert part
-            assert received.count(b"200 OK") == 2 and b'"ok"' in received
-
-
 def test_connections_are_limited(make_service, monkeypatch):
     monkeypatch.setattr(lifecycle, "CONNECTIONS", 3)
-    with running(make_service(client_seconds=60)) as server:
+    with running(make_service()) as server:
         port = int(server.url.rsplit(":", 1)[1])
         held = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
         wait_for(lambda: len(server.server.server_state.connections) == 3)
@@ -509,20 +422,6 @@ def wait_for(condition) -> None:
         time.sleep(0.01)
 
 
-def all_of(connection: socket.socket) -> bytes:
-    """What arrives until the other side closes or resets."""
-    received = b""
-    with connection:
-        while True:
-            try:
-                part = connection.recv(65536)
-            except ConnectionResetError:
-                return received
-            if not part:
-                return received
-            received += part
-
-
 def test_a_server_with_a_token_answers_to_it_only(make_service):
     with running(make_service(token="sesame é")) as server:
         for path in ("/healthz", "/", "/openapi.json"):
@@ -538,7 +437,6 @@ def test_a_server_with_a_token_answers_to_it_only(make_service):
             httpx.post(server.url + SEARCH, json={"query": "ocean01"}, headers=good).status_code
             == 200
         )
-        assert httpx.get(server.url + "/openapi.json").json()["components"]["securitySchemes"]
 
 
 def test_without_a_token_a_local_server_answers_to_local_names_only(make_service):

@@ -1,6 +1,4 @@
-"""How long the server waits for clients, by a pretended connection; and the verb, as a process of
-its own.
-"""
+"""The verb, as a process of its own."""
 
 from __future__ import annotations
 
@@ -23,40 +21,8 @@ from revela.errors import RevelaError
 from revela.lm.head_ranking import save_heads
 from revela.retriever.load import load_encoder
 from revela.server import lifecycle
-from revela.server.lifecycle import TimeoutProtocol
 from revela.types import Document
 from revela.weights import fingerprint, name_of
-
-
-class Connection:
-    """A transport whose unread bytes are told."""
-
-    def __init__(self, unread: list[int]) -> None:
-        self.unread, self.left = unread, False
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread.pop(0)
-
-    def abort(self) -> None:
-        self.left = True
-
-
-@pytest.mark.parametrize(("unread", "waits"), [([0], 1), ([80, 80], 2), ([80, 60, 10, 0], 4)])
-def test_a_client_is_waited_for_as_long_as_it_reads(unread, waits):
-    async def run():
-        protocol = TimeoutProtocol.__new__(TimeoutProtocol)
-        protocol.transport, protocol.loop, protocol.timeout_keep_alive = (
-            Connection(list(unread)),
-            asyncio.get_running_loop(),
-            0.02,
-        )
-        protocol.unread, protocol.cycle = 100, None
-        protocol._start_timer()
-        while not protocol.transport.left:
-            await asyncio.sleep(0.005)
-        return protocol.transport.unread
-
-    assert asyncio.run(run()) == [] and waits == len(unread)
 
 
 def test_the_verb_serves_until_it_is_told_to_stop(encoder, tiny_lm_folder, tmp_path, monkeypatch):
@@ -172,7 +138,6 @@ def test_without_its_libraries_the_verb_says_what_to_install(monkeypatch, capsys
     for module in [name for name in sys.modules if name.startswith("revela.server.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.h11_impl", None)
     monkeypatch.setattr(sys, "argv", ["revela", "serve", str(tmp_path)])
     with pytest.raises(SystemExit) as stop:
         cli.main()

@@ -27,7 +27,5 @@ class Limits:
     passages."""
     max_searches: int = 128
     "Maximum number of searches running or waiting (429)."
-    client_seconds: float = 10
-    "Disconnect a client that takes longer than this to send its request or to read the answer."
     shutdown_seconds: int = 60
     "Time for accepted requests to finish after the first signal to stop."

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -24,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from anyio import to_thread
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
 from starlette.middleware import Middleware
 
 from revela.errors import QueryError, RevelaError
@@ -33,7 +32,7 @@ from revela.index.filters import OWN_COLUMNS, where_sql
 from revela.index.store import Index
 from revela.server import Limits, schemas
 from revela.server.batching import ROLES, Batcher, QueueFull, Role
-from revela.server.middleware import PUBLIC_PATHS, Guard, JSONRoute, Measured, Metrics
+from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
 from revela.server.schemas import (
     CLIENT_LEFT,
     ERROR_HANDLERS,
@@ -51,9 +50,7 @@ THREADS = 4  # for texts (counting tokens, writing answers), and for searches
 RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
 BODY_ERRORS = {
     400: "The body does not match the schema",
-    408: "The body arrived too slowly",
     413: "The body is too long",
-    415: "Not JSON",
     429: "The queue is full; Retry-After says for how long",
 }
 
@@ -124,6 +121,9 @@ class Service:
     def app(self) -> FastAPI:
         """The ASGI application; its shutdown closes the batcher."""
         app = FastAPI(
+            title="revela",
+            version=version("revela"),
+            description="Embeddings and search of one retriever and its index.",
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
@@ -131,11 +131,10 @@ class Service:
             middleware=[
                 Middleware(Measured, metrics=self.metrics),
                 Middleware(Guard, token=self.token, local_only=self.local_only),
+                Middleware(BodyLimit, limit=self.limits.max_body_bytes),
             ],
             lifespan=self._lifespan,
         )
-        app.state.limits, app.state.body_bytes = self.limits, 0
-        app.router.route_class = JSONRoute
         unknown = {404: "No such model"}
         app.get("/", **answers({}, "The page", "text/html"))(self.page)
         app.get("/healthz", **answers({503: "The server is stopping"}))(self.healthz)
@@ -149,7 +148,6 @@ class Service:
             **answers({**BODY_ERRORS, **unknown}),
         )(self.embeddings)
         app.post("/v1/search", **answers(BODY_ERRORS))(self.search)
-        app.openapi = partial(self.openapi, app)  # type: ignore[method-assign]
         return app
 
     @asynccontextmanager
@@ -310,40 +308,6 @@ class Service:
         """The web page for searching."""
         return Response(self.page_html, media_type="text/html", headers=self.page_headers)
 
-    def openapi(self, app: FastAPI) -> dict[str, Any]:
-        """FastAPI's OpenAPI document, with this server's model names, dimensions and limits."""
-        document = get_openapi(
-            title="revela",
-            version=version("revela"),
-            openapi_version="3.1.0",
-            description="Embeddings and search of one retriever and its index.",
-            routes=app.routes,
-        )
-        paths, shapes = document["paths"], document["components"]["schemas"]
-        asked, query = (shapes[f"{name}Request"]["properties"] for name in ("Embedding", "Search"))
-        asked["model"]["enum"] = self.names
-        asked["dimensions"] = {
-            "enum": [None, *self.dimensions],
-            "description": asked["dimensions"]["description"],
-        }
-        text, texts = asked["input"]["anyOf"]
-        texts["maxItems"] = self.limits.max_texts
-        for string in (text, texts["items"], query["query"]):
-            string["maxLength"] = self.limits.max_characters
-        paths["/v1/models/{name}"]["get"]["parameters"][0]["schema"]["enum"] = self.names
-        error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-        for path, operation in ((p, o) for p, item in paths.items() for o in item.values()):
-            operation["responses"].pop("422", None)  # FastAPI's own; here it is a 400
-            if self.token is not None and path not in PUBLIC_PATHS:
-                operation["security"] = [{"bearer": []}]
-                refusal = {"description": "The token is missing or wrong", "content": error}
-                operation["responses"]["401"] = refusal
-        if self.token is not None:
-            document["components"]["securitySchemes"] = {
-                "bearer": {"type": "http", "scheme": "bearer"}
-            }
-        return document
-
 
 def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dict[str, Any]:
     """A route's answers for the OpenAPI document: errors, and a 200 that is text."""
@@ -428,17 +392,12 @@ async def _disconnected(request: Request) -> None:
 
 
 def embeddings_json(vectors: Vectors, encoding_format: str, model: str, tokens: int) -> bytes:
-    """OpenAI's answer as JSON, written row by row: a model's serializer would hold the interpreter
-    for all rows of a long answer.
-    """
-    rows = []
-    for i, vector in enumerate(vectors):
-        if encoding_format == "float":
-            value = vector.tolist()
-        else:
-            value = base64.b64encode(vector.astype(np.dtype("<f4")).tobytes()).decode()
-        row = {"object": "embedding", "index": i, "embedding": value}
-        rows.append(json.dumps(row, separators=(",", ":")))
-    usage = json.dumps({"prompt_tokens": tokens, "total_tokens": tokens})
-    data = f'{{"object":"list","data":[{",".join(rows)}],"model":{json.dumps(model)}'
-    return f'{data},"usage":{usage}}}'.encode()
+    """OpenAI's answer as JSON."""
+    if encoding_format == "float":
+        values = vectors.tolist()
+    else:
+        rows = vectors.astype(np.dtype("<f4"))
+        values = [base64.b64encode(row.tobytes()).decode() for row in rows]
+    data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(values)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return to_json({"object": "list", "data": data, "model": model, "usage": usage})

@@ -97,11 +97,15 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
     return error.response()
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
     """The first error of a body that does not fit its model."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"][1:]]
+    if "json" not in request.headers.get("content-type", ""):
+        message = "the body must be JSON: send it with content-type application/json"
+        return Refused(400, message).response()
+    in_json = first["type"] == "json_invalid"  # its place is an offset
+    place = [] if in_json else [str(part) for part in first["loc"][1:]]
     message = f"{'.'.join(place) or 'the body'}: {first['msg'].lower()}"
     return Refused(400, message[:300], place[0][:100] if place else None).response()
 
