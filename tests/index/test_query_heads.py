@@ -18,7 +18,7 @@ from conftest import make_rows
 from revela.errors import RevelaError
 from revela.index.listwise import HEADS, load_query_heads
 from revela.index.rerank import READ, READ_WEIGHT, with_reranker
-from revela.lm.head_ranking import heads_from_file, save_heads
+from revela.lm.heads import heads_from_file, save_heads
 from revela.lm.prompts import ASK, INTRODUCTION, LEAD
 from revela.weights import cache_folder, fingerprint
 

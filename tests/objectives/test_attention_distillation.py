@@ -11,9 +11,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from conftest import Embed, moved_since_it_began, tiny_config
+from revela.lm.heads import candidate_scores
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import QUESTION
-from revela.lm.query_heads import candidate_scores
 from revela.objectives.attention_distillation import AttentionLoss, standard
 from revela.objectives.base import Start
 

@@ -9,9 +9,9 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
 
 from conftest import Embed, tiny_config
+from revela.lm.heads import by_document, score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import ANSWER, QUESTION, Questions
-from revela.lm.query_heads import by_document, score_query_heads
 from revela.lm.streams import Memory
 from revela.objectives.dream import DreamLoss, Injection
 

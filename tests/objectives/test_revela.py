@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from conftest import tiny_config
-from revela.lm.head_ranking import BASE_GATE, probe_heads, ranked_heads
+from revela.lm.heads import BASE_GATE, probe_heads, ranked_heads
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.objectives.revela import (

@@ -20,9 +20,8 @@ from transformers import LlamaForCausalLM
 from research.benchmarks import forms, gpu
 from revela import packing as packed_attention
 from revela.device import autocast, sent
-from revela.lm.head_ranking import probe_heads
+from revela.lm.heads import probe_heads, score_query_heads
 from revela.lm.language_model import LanguageModel
-from revela.lm.query_heads import score_query_heads
 from revela.objectives.attention_distillation import AttentionLoss
 from revela.objectives.base import Start
 from revela.objectives.dream import DreamLoss

@@ -18,7 +18,7 @@ from served import build, encoder
 import revela.cli as cli
 from revela.cli.serve import serve, token_of
 from revela.errors import RevelaError
-from revela.lm.head_ranking import save_heads
+from revela.lm.heads import save_heads
 from revela.retriever.load import load_encoder
 from revela.server import lifecycle
 from revela.types import Document

@@ -681,7 +681,7 @@ def test_another_model_finds_false_negatives(recipe, documents, tmp_path, name):
 def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     recipe, taught_lm_folder, documents, tmp_path, caplog
 ):
-    from revela.lm.head_ranking import save_heads
+    from revela.lm.heads import save_heads
     from revela.weights import resolve
 
     settings = {**presets()["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}

@@ -37,7 +37,7 @@ def heads(
     """
     from revela.corpus.read import read_for
     from revela.groups.training_set import default_queries_file
-    from revela.lm.head_ranking import save_heads
+    from revela.lm.heads import save_heads
     from revela.objectives.find_heads import rank_heads
     from revela.silence import silence_libraries
 

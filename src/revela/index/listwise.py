@@ -29,10 +29,9 @@ from revela.corpus.text_queries import with_telling_sentences
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.index.rerank import READ
-from revela.lm.head_ranking import cached_ranking, ranked_heads
+from revela.lm.heads import cached_ranking, candidate_scores, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker
-from revela.lm.query_heads import candidate_scores, score_query_heads
 from revela.silence import silence_libraries
 from revela.types import Chunk
 from revela.weights import resolve

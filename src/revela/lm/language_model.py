@@ -35,7 +35,7 @@ from transformers import AttentionInterface
 from revela.device import sent
 from revela.errors import RevelaError, first_line
 from revela.lm.cross_entropy import linear_cross_entropy
-from revela.lm.streams import Memory, Mix, Predicting, Reading, StopForward, Stream
+from revela.lm.streams import Memory, Mix, StopForward, Stream
 from revela.packing import Layout, attention, layout_of
 from revela.silence import loading_bar
 
@@ -81,8 +81,7 @@ def _attention(
         )
     layer, layout = int(module.layer_idx), stream.layout
     query, key, value = query[0], key[0], value[0]
-    stream.record(layer, key, value)
-    before = stream.before(layer)
+    before = stream.begin(layer, key, value)
     longest = max(layout.lengths) + (0 if before is None else before[0].shape[1])
     if sliding_window is not None and longest > sliding_window:
         raise RevelaError(
@@ -91,7 +90,7 @@ def _attention(
         )
     settings: Any = dict(causal=True, scale=scaling, dropout=dropout, before=before)
     own_THD = attention(query, key, value, layout, **settings)
-    mixed_HTD = stream.mixed(layer, own_THD.transpose(0, 1), query, key, value, scaling)
+    mixed_HTD = stream.end(layer, own_THD.transpose(0, 1), query, key, value, scaling)
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
@@ -201,18 +200,18 @@ class LanguageModel(nn.Module):
         of the layer below the first of them. A frozen LM records no graph.
         """
         self._refuse_checkpointing()
-        reading = Reading(packed.layout, layers)
+        reading = Stream(packed.layout, keep=frozenset(layers), last=max(layers))
         first = min(layers)
         with ExitStack() as stack:
             if not self.trainable:
                 stack.enter_context(torch.no_grad())
             if first > 0:
-                keep = partial(setattr, reading.memory, "below")
+                keep = partial(setattr, reading.kept, "below")
                 stack.enter_context(_on_output(self._layers[first - 1], keep))
             stack.enter_context(suppress(StopForward))
             self._run(self._inner.base_model, packed, reading)
         self._check_run(reading, layers)
-        return reading.memory
+        return reading.kept
 
     def predict(
         self,
@@ -243,7 +242,7 @@ class LanguageModel(nn.Module):
             mix: as for ``predict``.
             before: keys and values of the text that each chunk continues, of these layers.
         """
-        stream = Predicting(packed.layout, None, mix, before, last=max(layers))
+        stream = Stream(packed.layout, mix=mix, prefix=before, last=max(layers))
         with suppress(StopForward):
             self._run(self._inner.base_model, packed, stream, before.length)
         self._check_run(stream, layers)
@@ -305,13 +304,13 @@ class LanguageModel(nn.Module):
         """Run ``module``, the LM or its body without the head, as stream h."""
         if mix is not None:
             self._refuse_checkpointing()
-        predicting = Predicting(packed.layout, memory, mix, before)
+        stream = Stream(packed.layout, mix=mix, memory=memory, prefix=before)
         with ExitStack() as stack:
             if memory is not None and (first := min(memory.keys)) > 0:
                 skip = _replaced_forward(self._layers[:first], lambda *_, **__: memory.below)
                 stack.enter_context(skip)
-            output = self._run(module, packed, predicting, 0 if before is None else before.length)
-        self._check_run(predicting, () if memory is None else memory.keys)
+            output = self._run(module, packed, stream, 0 if before is None else before.length)
+        self._check_run(stream, () if memory is None else memory.keys)
         return output
 
     def _run(self, module: nn.Module, packed: Packed, stream: Stream, start: int = 0) -> Any:

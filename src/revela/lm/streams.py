@@ -1,14 +1,14 @@
-"""What one forward pass of an LM over packed chunks records and changes.
+"""What one forward pass of an LM over packed chunks keeps and changes.
 
-Stream e (``Reading``) records keys and values; stream h (``Predicting``) mixes something into the
-attention output (Revela, section 3.2).
+Stream e keeps keys and values; stream h mixes something into the attention output (Revela, section
+3.2).
 
 Shapes: T tokens in all, H query heads, G key-value heads, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,89 +52,49 @@ class StopForward(Exception):
     """Raised in a layer's attention: the layers above it are not needed."""
 
 
+@dataclass
 class Stream:
-    """A forward pass that records which layers ran and changes nothing."""
+    """A forward pass, which the attention of every layer is given.
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self.layers_run = layout, set[int]()
-
-    def record(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Called with each layer's keys and values (G, T, D), before its attention."""
-        self.layers_run.add(layer)
-
-    def before(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values (G, P, D) of a text that all chunks continue."""
-
-    def mixed(
-        self,
-        layer: int,
-        own: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-    ) -> Tensor:
-        """The layer's attention output, given that of the plain LM (``own``); as for ``Mix``."""
-        return own
-
-
-class Reading(Stream):
-    """Stream e: keep the keys and values of these layers, and stop at the last of them."""
-
-    def __init__(self, layout: Layout, layers: Sequence[int]) -> None:
-        super().__init__(layout)
-        self.memory, self.layers = Memory(), frozenset(layers)
-
-    def record(self, layer: int, key: Tensor, value: Tensor) -> None:
-        super().record(layer, key, value)
-        if layer in self.layers:
-            self.memory.keys[layer], self.memory.values[layer] = key, value
-            if self.memory.keys.keys() == self.layers:
-                raise StopForward
-
-
-class Predicting(Stream):
-    """Stream h: apply ``mix`` to the attention of chunks that may continue an ``earlier`` text.
-
-    Args:
+    Attributes:
         layout: the chunks.
-        memory: of stream e over the same chunks.
-        mix: see ``Mix``; None: the plain LM.
-        earlier: every layer's keys and values of the text that each chunk continues.
-        last: stop after the attention of this layer.
+        keep: layers whose keys and values ``kept`` gets.
+        mix: changes the attention output; None: the plain LM.
+        memory: of stream e over the same chunks, for ``mix``.
+        prefix: keys and values of a text that each chunk continues.
+        last: the pass ends with the attention of this layer; without a ``mix``, before it.
+        layers_run: the layers that have called.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        memory: Memory | None,
-        mix: Mix | None,
-        earlier: Memory | None,
-        last: int | None = None,
-    ) -> None:
-        super().__init__(layout)
-        self.memory, self.mix, self.earlier, self.last = memory, mix, earlier, last
+    layout: Layout
+    keep: Collection[int] = ()
+    mix: Mix | None = None
+    memory: Memory | None = None
+    prefix: Memory | None = None
+    last: int | None = None
+    kept: Memory = field(default_factory=Memory)
+    layers_run: set[int] = field(default_factory=set)
 
-    def before(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        if self.earlier is None:
-            return None
-        return self.earlier.keys[layer], self.earlier.values[layer]
+    def begin(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Take a layer's keys and values (G, T, D), before its attention; gives those of the text
+        that all chunks continue, (G, P, D).
+        """
+        self.layers_run.add(layer)
+        if layer in self.keep:
+            self.kept.keys[layer], self.kept.values[layer] = key, value
+        if layer == self.last and self.mix is None:
+            raise StopForward
+        return None if self.prefix is None else (self.prefix.keys[layer], self.prefix.values[layer])
 
-    def mixed(
-        self,
-        layer: int,
-        own: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float | None,
-    ) -> Tensor:
+    def end(self, layer: int, own: Tensor, *inputs: Any) -> Tensor:
+        """The layer's attention output, given that of the plain LM (``own``); as for ``Mix``."""
         if self.mix is not None:
             if self.memory is None:
-                own = self.mix(layer, own, query, key, value, scale)
+                own = self.mix(layer, own, *inputs)
             elif layer in self.memory.keys:
-                key, value = self.memory.keys[layer], self.memory.values[layer]
-                own = self.mix(layer, own, query, key, value, scale)
+                query, _, _, scale = inputs
+                of_e = self.memory.keys[layer], self.memory.values[layer]
+                own = self.mix(layer, own, query, *of_e, scale)
         if layer == self.last:
             raise StopForward
         return own

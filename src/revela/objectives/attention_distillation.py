@@ -1,6 +1,6 @@
 """Attention distillation: where a frozen LM looks for an answer, the retriever learns to look too.
 
-The LM reads candidates and a question. The attention of its query-focused heads (query_heads.py)
+The LM reads candidates and a question. The attention of its query-focused heads (heads.py)
 ranks the candidates better than a fitted retriever does, and best together with it; so that is the
 target, in the manner of Izacard & Grave (ICLR 2021), whose reader was trained on answers, where
 this LM is trained on nothing:
@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from revela.device import on_cpu
+from revela.lm.heads import candidate_scores
 from revela.lm.prompts import of_group
-from revela.lm.query_heads import candidate_scores
 from revela.objectives.base import (
     Collate,
     Parts,

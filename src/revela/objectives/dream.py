@@ -2,7 +2,7 @@
 
 A frozen LM reads candidate chunks, then a question, then the chunk that answers it; the loss is
 that of the answer's tokens. In some heads, those that look from a question to its answer
-(query_heads.py), and in the question's rows only, the attention A becomes
+(heads.py), and in the question's rows only, the attention A becomes
 
     A' = (1 - g) A + g A~
     A~ = w_i * (A within D_i, made to sum to 1) over the tokens of D_i, 0 outside the candidates
@@ -88,7 +88,7 @@ class QueryFocused(Objective):
             parts: of the objective.
             answers: passages that follow a question.
         """
-        from revela.lm.head_ranking import heads_from_file
+        from revela.lm.heads import heads_from_file
         from revela.objectives.find_heads import query_heads
 
         lm, tokenizer, folder = language_model(parts)

@@ -22,10 +22,9 @@ from revela.device import compute_device, uses_bf16
 from revela.groups.order import order_of_groups
 from revela.groups.query_lm import FIRST_BLOCK, QueriesInTraining
 from revela.groups.training_set import TrainingSet
-from revela.lm.head_ranking import Head, cached_ranking, probe_heads, ranked_heads
+from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
-from revela.lm.query_heads import score_query_heads
 from revela.processes import is_first
 from revela.settings import Recipe
 from revela.types import Chunk, Document

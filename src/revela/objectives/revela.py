@@ -99,7 +99,7 @@ class InBatch(Objective):
         return lm, arguments, ChunkBatches(parts, tokenizer, self.query_side)
 
     def _gates(self, parts: Parts, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
-        from revela.lm.head_ranking import heads_from_file
+        from revela.lm.heads import heads_from_file
         from revela.objectives.find_heads import sibling_heads
 
         first = int(self.gate_first_layer * lm.n_layers)
