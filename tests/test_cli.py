@@ -138,7 +138,7 @@ def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, t
     scores = json.loads((tmp_path / "scores.json").read_text())["beir"]
     assert (
         set(scores) == {"BM25", "model", "model + BM25", "model + BM25 (RRF)"}
-        and scores["BM25"]["ndcg@10"] == 1.0
+        and scores["BM25"]["means"]["ndcg@10"] == 1.0
     )
     (tmp_path / "scores.json").rename(model / "scores.json")
     code, out, err = run(monkeypatch, capsys, "report", model, "--out", tmp_path / "page.html")
@@ -1049,9 +1049,9 @@ def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder,
     for expected in ("judged, a", "judged, a: finished before"):
         code, printed, err = run(monkeypatch, capsys, *benchmark)
         assert code == 0 and expected in printed, err
-    assert json.loads(scores.read_text())["judged (mteb)"]["a"]["ndcg@10"] == pytest.approx(
-        local["a"]["ndcg@10"], abs=1e-4
-    )
+    assert json.loads(scores.read_text())["judged (mteb)"]["a"]["means"][
+        "ndcg@10"
+    ] == pytest.approx(local["a"]["means"]["ndcg@10"], abs=1e-4)
     assert [file.name for file in out.rglob("judged.json")] == ["judged.json"]
     for arguments, message in (
         ((), "nothing to score on"),

@@ -21,19 +21,19 @@ EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 
 
 def draw_probe(folder):
-    from revela.evaluation.position import plot_profiles
+    from revela.evaluation.plots import save_png
 
-    plot_profiles({}, folder / "probe.png")
+    save_png([], folder / "probe.png")
 
 
 def draw_curves(folder):
-    from revela.evaluation.html_report import draw
+    from revela.evaluation.plots import Plot
 
-    draw([], "minutes", "loss")
+    Plot("", "minutes", "loss", []).svg()
 
 
 def write_page(folder):
-    from revela.evaluation.html_report import render
+    from revela.evaluation.report import render
     from revela.evaluation.results import Results
 
     render(Results(), [])

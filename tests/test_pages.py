@@ -51,7 +51,6 @@ NOT_RUN = {  # by what a command has in it
     "intfloat/": "reads the hub",
     "google/": "reads the hub",
     "hf auth login": "writes to the hub",
-    "revela.evaluation.benchmarks": "reads data sets of the hub",
     "convert_hf_to_gguf.py": "is llama.cpp's",
     "llama-server ": "is llama.cpp's",
     "cells.py": "needs faiss",

@@ -5,6 +5,7 @@ with exit code 2.
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import chain
 
 import pytest
@@ -15,8 +16,19 @@ from conftest import make_rows
 from revela.retriever.build import build_retriever
 from revela.retriever.save import save_retriever
 from test_cli import run
+from tests.collection_folder import write_collection, write_lines
 
 FLAGS = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")
+
+
+@pytest.fixture
+def probe(monkeypatch, capsys):
+    """Runs revela probe; gives the exit code, and what was printed to stdout and stderr."""
+
+    def probe(*arguments):
+        return run(monkeypatch, capsys, "probe", *arguments)
+
+    return probe
 
 
 @pytest.fixture(scope="module")
@@ -35,113 +47,52 @@ def squad_like(tmp_path_factory):
     """Two articles of six paragraphs each, two of them asked for; and an article that nobody asks
     for.
     """
+    rows = []
+    for title in ("ocean", "engine", "garden"):
+        for i in range(6):
+            text = " ".join(f"{title}{i}{n % 4}" for n in range(4 if i % 3 == 1 else 30))
+            rows.append({"_id": f"{title}{i}", "title": title, "text": text})
+    judged = {f"q{n}": d for n, d in enumerate(("ocean1", "ocean4", "engine1", "engine4"))}
+    queries = {query: f"{d}1 {d}2" for query, d in judged.items()}
     folder = tmp_path_factory.mktemp("squad") / "squad"
-    (folder / "qrels").mkdir(parents=True)
-    rows = [
-        {
-            "_id": f"{title}{i}",
-            "title": title,
-            "text": " ".join(f"{title}{i}{n % 4}" for n in range(4 if i % 3 == 1 else 30)),
-        }
-        for title in ("ocean", "engine", "garden")
-        for i in range(6)
-    ]
-    judged = ["ocean1", "ocean4", "engine1", "engine4"]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "queries.jsonl").write_text(
-        "".join(
-            json.dumps({"_id": f"q{n}", "text": f"{d}1 {d}2"}) + "\n" for n, d in enumerate(judged)
-        )
-    )
-    (folder / "qrels" / "test.tsv").write_text(
-        "".join(f"q{n}\t{d}\t1\n" for n, d in enumerate(judged))
-    )
-    return folder
+    return write_collection(folder, rows, queries, dict.fromkeys(judged.items(), 1))
 
 
-def test_a_retriever_is_probed(monkeypatch, capsys, retriever, corpus_file, squad_like, tmp_path):
+def test_a_retriever_is_probed(probe, retriever, corpus_file, squad_like, tmp_path):
     out_file, plot = tmp_path / "probe.json", tmp_path / "probe.png"
-    flags = (
-        "--move",
-        squad_like,
-        "--pairs",
-        squad_like,
-        "--join-titles",
-        "--json",
-        out_file,
-        "--plot",
-        plot,
-    )
-    code, out, err = run(monkeypatch, capsys, "probe", retriever, corpus_file, *FLAGS, *flags)
+    flags = (*FLAGS, "--move", squad_like, "--pairs", squad_like, "--join-titles")
+    code, out, err = probe(retriever, corpus_file, *flags, "--json", out_file, "--plot", plot)
     assert code == 0, err
-    assert (
-        "exact match: 6 documents of " in out
-        and "4 queries, 4 answers at ten places each, 1 other documents" in out
-    )
+    assert "exact match: 6 documents of " in out
+    assert "4 queries, 4 answers at ten places each, 1 other documents" in out
     assert "slope per tenth" in out and "effective rank" in out
     found = json.loads(out_file.read_text())
-    assert list(found["profiles"]) == [
-        "exact match",
-        "exact match, both orders",
-        "moved passage, MRR@100",
-        "moved passage, cosine",
-    ]
-    for profile in found["profiles"].values():
-        assert len(profile["places"]) == 10 and all(
-            p["low"] <= p["value"] + 1e-9 and p["value"] <= p["high"] + 1e-9
-            for p in profile["places"]
-        )
-        assert profile["drop"]["value"] == pytest.approx(
-            profile["places"][0]["value"] - profile["places"][-1]["value"]
-        )
-    assert (
-        found["profiles"]["moved passage, cosine"]["documents"] == 2
-        and found["geometry"]["pairs"] == 4
-    )
-    assert plot.read_bytes().startswith(b"\x89PNG") and sorted(
-        p.name for p in tmp_path.iterdir()
-    ) == ["probe.json", "probe.png"]
-    again = tmp_path / "again.json"
-    assert (
-        run(
-            monkeypatch,
-            capsys,
-            "probe",
-            retriever,
-            corpus_file,
-            *FLAGS,
-            *flags[:5],
-            "--json",
-            again,
-        )[0]
-        == 0
-    )
-    assert (
-        json.loads(again.read_text())["profiles"] == found["profiles"]
-    )  # the same sample, the same resamples
+    profiles = found["profiles"]
+    exact, moved = ("exact match", "exact match, both orders"), "moved passage, cosine"
+    assert list(profiles) == [*exact, "moved passage, MRR@100", moved]
+    for profile in profiles.values():
+        places = profile["places"]
+        assert len(places) == 10
+        assert all(p["low"] - 1e-9 <= p["value"] <= p["high"] + 1e-9 for p in places)
+        drop = places[0]["value"] - places[-1]["value"]
+        assert profile["drop"]["value"] == pytest.approx(drop)
+    assert profiles[moved]["documents"] == 2 and found["geometry"]["pairs"] == 4
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["probe.json", "probe.png"]
+    code, _, err = probe(retriever, corpus_file, *flags, "--json", tmp_path / "again.json")
+    assert code == 0, err
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert again["profiles"] == profiles  # the same sample, the same resamples
 
 
-def test_a_language_model_is_probed(monkeypatch, capsys, tiny_lm_folder, corpus_file, tmp_path):
-    code, _, err = run(
-        monkeypatch,
-        capsys,
-        "probe",
-        tiny_lm_folder,
-        corpus_file,
-        *FLAGS,
-        "--json",
-        tmp_path / "p.json",
-    )
+def test_a_language_model_is_probed(probe, tiny_lm_folder, corpus_file, tmp_path):
+    code, _, err = probe(tiny_lm_folder, corpus_file, *FLAGS, "--json", tmp_path / "p.json")
     assert code == 0, err
     found = json.loads((tmp_path / "p.json").read_text())
-    assert (
-        list(found["profiles"]) == ["next-token loss"]
-        and found["geometry"] is None
-        and found["tokens"] == 56
-    )
-    assert all(
-        3 < place["value"] < 9 for place in found["profiles"]["next-token loss"]["places"]
-    )  # of a random model about log 394
+    assert list(found["profiles"]) == ["next-token loss"]
+    assert found["geometry"] is None and found["tokens"] == 56
+    places = found["profiles"]["next-token loss"]["places"]
+    assert all(3 < place["value"] < 9 for place in places)  # of a random model about log 394
 
 
 @pytest.mark.parametrize(
@@ -154,71 +105,42 @@ def test_a_language_model_is_probed(monkeypatch, capsys, tiny_lm_folder, corpus_
     ],
 )
 def test_what_cannot_be_probed_is_one_sentence(
-    monkeypatch, capsys, retriever, corpus_file, squad_like, tmp_path, flags, message
+    monkeypatch, probe, retriever, corpus_file, squad_like, tmp_path, flags, message
 ):
     monkeypatch.chdir(squad_like.parent)
     outputs = ("--json", tmp_path / "p.json", "--plot", tmp_path / "p.png")
     settings = dict(zip(FLAGS[::2], FLAGS[1::2], strict=True)) | dict([flags])
-    code, _, err = run(
-        monkeypatch, capsys, "probe", retriever, corpus_file, *chain(*settings.items()), *outputs
-    )
-    assert (
-        code == 2
-        and message in err
-        and err.startswith("revela: ")
-        and len(err.strip().splitlines()) == 1
-    )
-    assert not list(tmp_path.iterdir())
+    code, _, err = probe(retriever, corpus_file, *chain(*settings.items()), *outputs)
+    assert code == 2 and message in err and err.startswith("revela: ")
+    assert len(err.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("count", "code"), [(35, 0), (29, 2)])
 def test_fewer_documents_than_asked_for_will_do_from_thirty_on(
-    monkeypatch, capsys, tiny_lm_folder, tmp_path, count, code
+    probe, tiny_lm_folder, tmp_path, count, code
 ):
-    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows(count)))
+    write_lines(tmp_path / "few.jsonl", make_rows(count))
     flags = ("--max-tokens", 64, "--precision", "fp32")  # --documents stands at 200
-    found, out, err = run(
-        monkeypatch, capsys, "probe", tiny_lm_folder, tmp_path / "few.jsonl", *flags
-    )
-    assert (
-        found == code
-        and f"only {count} of {count} documents are long enough for 10 parts" in out + err
-    )
-    assert (
-        "all of them are taken" in out,
-        "and 30 are needed: lower --max-tokens or --documents" in err,
-    ) == (code == 0, code == 2)
+    found, out, err = probe(tiny_lm_folder, tmp_path / "few.jsonl", *flags)
+    few = f"only {count} of {count} documents are long enough for 10 parts"
+    assert found == code and few in out + err
+    assert ("all of them are taken" in out) == (code == 0)
+    assert ("and 30 are needed: lower --max-tokens or --documents" in err) == (code == 2)
 
 
-def test_a_language_model_has_no_answers_to_move(
-    monkeypatch, capsys, tiny_lm_folder, corpus_file, squad_like
-):
-    code, _, err = run(
-        monkeypatch, capsys, "probe", tiny_lm_folder, corpus_file, "--move", squad_like
-    )
-    assert (
-        code == 2
-        and "is a language model, of which no retrieval is probed: omit --move and --pairs" in err
-    )
+def test_a_language_model_has_no_answers_to_move(probe, tiny_lm_folder, corpus_file, squad_like):
+    code, _, err = probe(tiny_lm_folder, corpus_file, "--move", squad_like)
+    assert code == 2
+    assert "is a language model, of which no retrieval is probed: omit --move and --pairs" in err
 
 
-def test_a_broken_model_is_one_sentence(monkeypatch, capsys, retriever, corpus_file, tmp_path):
-    import shutil
-
+def test_a_broken_model_is_one_sentence(probe, retriever, corpus_file, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(retriever, broken)
     file = next(broken.rglob("*.safetensors"))
-    weights = load_file(file)
-    save_file(
-        {name: torch.full_like(w, float("nan")) for name, w in weights.items()},
-        file,
-        {"format": "pt"},
-    )
-    code, _, err = run(
-        monkeypatch, capsys, "probe", broken, corpus_file, *FLAGS, "--json", tmp_path / "p.json"
-    )
-    assert (
-        code == 2
-        and "gives vectors that are not finite for 12 of 12 texts: its weights are broken" in err
-    )
+    weights = {name: torch.full_like(w, float("nan")) for name, w in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    code, _, err = probe(broken, corpus_file, *FLAGS, "--json", tmp_path / "p.json")
+    assert code == 2
+    assert "gives vectors that are not finite for 12 of 12 texts: its weights are broken" in err
     assert not (tmp_path / "p.json").exists()

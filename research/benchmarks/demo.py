@@ -192,7 +192,7 @@ def scores_of(out: Path, models: dict[str, str], *flags: str) -> dict[str, dict[
     names = {"BM25": "BM25"} | {label: Path(model).name for label, model in models.items()}
     return {
         label: {
-            system.removeprefix(name): found["ndcg@10"]
+            system.removeprefix(name): found["means"]["ndcg@10"]
             for system, found in scores.items()
             if system == name or system.startswith(f"{name} + ")
         }

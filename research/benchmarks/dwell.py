@@ -36,7 +36,7 @@ from typing import Any
 from research.benchmarks.position import cell, profile_of, slug
 from revela.corpus.chunk import sentences
 from revela.corpus.read import read_corpus
-from revela.evaluation.moved_passage import Answer, Answered, load_answers, move_all
+from revela.evaluation.probes.moved_passage import Answer, Answered, load_answers, move_all
 from revela.files import atomic_write
 from revela.retriever.tokens import TokenWindow
 
@@ -170,7 +170,7 @@ def write_pairs(squad: Path, folder: Path) -> None:
     half = judged[len(judged) // 2]
     mine = [answer for answer in answered.answers if answer.document < half]
     moved = move_all(
-        Answered(answered.name, answered.documents, mine), words_window(), ANSWERS, "tokens", seed=0
+        Answered(answered.name, answered.documents, mine), words_window(), ANSWERS, seed=0
     )
     rng = random.Random(1)
     for name in ("first", "uniform"):
@@ -270,7 +270,7 @@ def print_table(rows: dict[str, dict[str, Any]]) -> None:
 
 def figures(rows: dict[str, dict[str, Any]]) -> Iterator[Path]:
     """Plots of each family of models: exact match and the moved passage by place."""
-    from revela.evaluation.position import plot_profiles
+    from revela.evaluation.plots import profile_plots, save_png
 
     for family, (kind, models) in product(("spans", *POOLINGS), FIGURES.items()):
         drawn = {
@@ -280,7 +280,7 @@ def figures(rows: dict[str, dict[str, Any]]) -> Iterator[Path]:
         }
         if len(drawn) > 1:
             path = OUT / f"{slug(family)}_{kind}.png"
-            plot_profiles(drawn, path, f"{TOKENS:,} tokens")
+            save_png(profile_plots(drawn), path, f"{TOKENS:,} tokens")
             yield path
 
 

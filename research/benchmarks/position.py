@@ -150,7 +150,7 @@ def main() -> None:
         for name in arguments.only:
             made(name, arguments.data)
         return
-    from revela.evaluation.position import plot_profiles
+    from revela.evaluation.plots import profile_plots, save_png
 
     for tokens in arguments.tokens:
         names = arguments.only
@@ -163,7 +163,7 @@ def main() -> None:
             for n, found in rows.items()
             if n != LM
         }
-        plot_profiles(drawn, OUT / f"position-{tokens}.png", f"{tokens} tokens")
+        save_png(profile_plots(drawn), OUT / f"position-{tokens}.png", f"{tokens} tokens")
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def row(
         scores = json.loads(Path(scratch, "scores.json").read_text())[folder.name]
     system = next(s for s in scores if s != "BM25" and "+ BM25" not in s)
     kinds = {"scores": system, "hybrid": f"{system} + BM25 (RRF)", "bm25": "BM25"}
-    result |= {kind: {m: scores[it][m] for m in METRICS} for kind, it in kinds.items()}
+    result |= {kind: {m: scores[it]["means"][m] for m in METRICS} for kind, it in kinds.items()}
     path.write_text(json.dumps(result, indent=1))
     return result
 

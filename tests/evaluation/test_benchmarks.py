@@ -5,8 +5,6 @@ sentence.
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 
 import numpy as np
 import pytest
@@ -21,32 +19,28 @@ from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
+from tests.collection_folder import write_collection
 
 pytest.importorskip("mteb")
 import mteb
 
 from revela.evaluation.benchmarks import (
-    Contender,
-    contender,
+    MtebEncoder,
     evaluate_benchmarks,
+    filed_as,
     find_tasks,
     register,
     run_tasks,
 )
 
+LOCAL = "results/local__m/r1"
+PROMPTS = {"query_prompt": "ask: ", "passage_prompt": "read: "}
+
 
 @pytest.fixture
 def encoder(tiny_lm_folder):
-    model = build_retriever(
-        tiny_lm_folder,
-        layers=2,
-        pooling="mean",
-        max_tokens=64,
-        lower_case=False,
-        query_prompt="ask: ",
-        passage_prompt="read: ",
-    )
-    return RetrieverEncoder(model, bf16=False)
+    how = dict(layers=2, pooling="mean", max_tokens=64, lower_case=False)
+    return RetrieverEncoder(build_retriever(tiny_lm_folder, **how, **PROMPTS), bf16=False)
 
 
 @pytest.fixture
@@ -58,57 +52,46 @@ def folder(tmp_path):
 
 
 def write(folder, grade=2):
-    (folder / "qrels").mkdir(parents=True)
     rows = make_rows(60, seed=4)
     for row in rows[:5]:
         row["title"] = ""
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    queries = [{"_id": f"q{i}", "text": rows[i]["text"].split(". ")[1]} for i in range(20)]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
-    judged = [
-        f"q{i}\td{j}\t{grade if i == j else 1}\n" for i in range(20) for j in range(i % 5, 60, 5)
-    ]
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
-    return folder
+    queries = {f"q{i}": rows[i]["text"].split(". ")[1] for i in range(20)}
+    pairs = [(i, j) for i in range(20) for j in range(i % 5, 60, 5)]
+    judged = {(f"q{i}", f"d{j}"): grade if i == j else 1 for i, j in pairs}
+    return write_collection(folder, rows, queries, judged)
 
 
-def run(folders, encoder, out):
-    tasks = [task for found in find_tasks([str(f) for f in folders]).values() for task in found]
-    return run_tasks(
-        tasks,
-        {"m": Contender(encoder, "local/m", "r1")},
-        out,
-    )
+def run(tasks, encoder, out):
+    """Scores by task; ``tasks`` are names, folders or tasks of mteb."""
+    names = [str(t) for t in tasks if not isinstance(t, mteb.AbsTask)]
+    found = [task for each in find_tasks(names).values() for task in each] if names else tasks
+    scores = run_tasks(found, {"m": MtebEncoder(encoder, ("local/m", "r1"))}, out)
+    return {task: systems["m"] for task, systems in scores.items()}
+
+
+def ours(folder, encoder):
+    means = mean_outcomes(load_collection(folder), {"m": encoder})["m"]
+    return pytest.approx({**means, "main": means["ndcg@10"]}, abs=1e-4)
 
 
 def test_mteb_gives_our_scores(folder, encoder, tmp_path):
-    ours = mean_outcomes(load_collection(folder), {"m": encoder})["m"]
-    score = run([folder], encoder, tmp_path / "out")["Judged"]["m"]
-    assert 0.05 < ours["ndcg@10"] < 0.95 and ours["map"] != ours["ndcg@10"]
-    assert score.metrics == pytest.approx(ours, abs=1e-4) and score.main == pytest.approx(
-        ours["ndcg@10"], abs=1e-4
-    )
-    assert score.settings == {
-        "query_prompt": "ask: ",
-        "passage_prompt": "read: ",
-        "max_tokens": 64,
-        "arithmetic": "fp32",
-    }
+    score = run([folder], encoder, tmp_path / "out")["Judged"]
+    assert score.means == ours(folder, encoder) and 0.05 < score.means["ndcg@10"] < 0.95
+    assert score.means["map"] != score.means["ndcg@10"]
+    assert score.settings == PROMPTS | {"max_tokens": 64, "arithmetic": "fp32"}
 
 
 def test_a_static_model_is_truncated_as_eval_truncates_it(folder, tmp_path):
     static = save_static(tmp_path / "static")
     names, out = [str(folder)], tmp_path / "out"
-    _, scores = evaluate_benchmarks([str(static)], names, out, max_tokens=7)
-    _, whole = evaluate_benchmarks([str(static)], names, out)
-    short, full = scores["Judged"]["static"], whole["Judged"]["static"]
-    assert (short.settings["max_tokens"], full.settings["max_tokens"]) == (7, None)
-    assert short.settings["arithmetic"] == "fp32"  # whatever the machine has
-    assert short.metrics["ndcg@10"] != full.metrics["ndcg@10"]
-    for found, limit in ((short, 7), (full, None)):
-        encoder = load_encoder(static, "auto", limit)
-        ours = mean_outcomes(load_collection(folder), {"m": encoder})["m"]
-        assert found.metrics == pytest.approx(ours, abs=1e-4)
+    found = {}
+    for limit in (7, None):
+        _, scores = evaluate_benchmarks([str(static)], names, out, max_tokens=limit)
+        found[limit] = scores["Judged"]["static"]
+        assert found[limit].settings["max_tokens"] == limit
+        assert found[limit].means == ours(folder, load_encoder(static, "auto", limit))
+    assert found[7].settings["arithmetic"] == "fp32"  # whatever the machine has
+    assert found[7].means["ndcg@10"] != found[None].means["ndcg@10"]
     assert list(out.rglob("experiments/max_tokens_7/Judged.json"))
     assert not any("Infinity" in file.read_text() for file in out.rglob("*.json*"))
 
@@ -124,94 +107,53 @@ def save_static(folder):
     return folder
 
 
-def test_mteb_too_lets_no_query_find_itself(folder, encoder, tmp_path):
-    rows = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
-    asked = [{"_id": row["_id"], "text": row["text"]} for row in rows[:20]]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-    judged = [f"d{i} 0 d{j} 1\n" for i in range(20) for j in range(i % 5, 60, 5) if i != j]
-    (folder / "qrels" / "test.tsv").write_text("".join(judged))
-    ours = mean_outcomes(load_collection(folder), {"m": encoder})["m"]
-    assert run([folder], encoder, tmp_path / "out")["Judged"]["m"].metrics == pytest.approx(
-        ours, abs=1e-4
-    )
+def test_mteb_too_lets_no_query_find_itself(encoder, tmp_path):
+    rows = make_rows(60, seed=4)
+    queries = {row["_id"]: row["text"] for row in rows[:20]}
+    pairs = [(i, j) for i in range(20) for j in range(i % 5, 60, 5) if i != j]
+    judged = {(f"d{i}", f"d{j}"): 1 for i, j in pairs}
+    folder = write_collection(tmp_path / "Judged", rows, queries, judged)
+    assert run([folder], encoder, tmp_path / "out")["Judged"].means == ours(folder, encoder)
 
 
-def test_results_lie_in_mtebs_layout_and_are_used_again(
-    folder, encoder, tmp_path, monkeypatch, caplog
-):
-    first = run([folder], encoder, tmp_path / "out")
-    place = tmp_path / "out" / "results" / "local__m" / "r1"
-    assert (
-        json.loads((place / "Judged.json").read_text())["scores"]["test"][0]["main_score"]
-        == first["Judged"]["m"].main
-    )
-    recorded = json.loads((place / "run_settings.jsonl").read_text())
-    assert (
-        recorded["encode_kwargs"]["passage_prompt"] == "read: "
-        and recorded["encode_kwargs"]["max_tokens"] == 64
-    )
+def test_results_lie_in_mtebs_layout_and_are_used_again(folder, encoder, tmp_path, caplog):
+    first = run([folder], encoder, tmp_path / "out")["Judged"]
+    place = tmp_path / "out" / LOCAL
+    written = json.loads((place / "Judged.json").read_text())
+    assert written["scores"]["test"][0]["main_score"] == first.means["main"]
+    recorded = json.loads((place / "run_settings.jsonl").read_text())["encode_kwargs"]
+    assert recorded["passage_prompt"] == "read: " and recorded["max_tokens"] == 64
     caplog.set_level("INFO", "revela")
-    with monkeypatch.context() as patched:
-        patched.setattr(encoder, "encode_passages", None)  # a second run encodes nothing
-        again = run([folder], encoder, tmp_path / "out")
-    assert again["Judged"]["m"].metrics == pytest.approx(
-        first["Judged"]["m"].metrics, abs=1e-5
-    )  # the file has five digits
-    assert again["Judged"]["m"].settings == first["Judged"]["m"].settings
-    assert "finished before" in caplog.messages[0]
+    again = run([folder], encoder, tmp_path / "out")["Judged"]
+    assert "finished before" in caplog.messages[0] and len(caplog.messages) == 1
+    assert again.means == pytest.approx(first.means, abs=1e-5)  # the file has five digits
+    assert again.settings == first.settings
     encoder.max_tokens = 8  # other vectors, so another place
-    shorter = run([folder], encoder, tmp_path / "out")
-    assert shorter["Judged"]["m"].settings["max_tokens"] == 8 and shorter != first
+    shorter = run([folder], encoder, tmp_path / "out")["Judged"]
+    assert shorter.settings["max_tokens"] == 8 and shorter != first
     assert (place / "experiments" / "max_tokens_8" / "Judged.json").is_file()
-
-
-def test_a_folder_that_changed_is_scored_again(folder, encoder, tmp_path):
-    first = run([folder], encoder, tmp_path / "out")
-    again = run([write(tmp_path / "other" / "Judged", grade=5)], encoder, tmp_path / "out")
-    assert again["Judged"]["m"].metrics["ndcg@10"] != first["Judged"]["m"].metrics["ndcg@10"]
-
-
-def test_a_damaged_result_is_one_sentence(folder, encoder, tmp_path):
-    run([folder], encoder, tmp_path / "out")
-    (tmp_path / "out" / "results" / "local__m" / "r1" / "Judged.json").write_text('{"task_name":')
+    other = run([write(tmp_path / "other" / "Judged", grade=5)], encoder, tmp_path / "out")
+    assert other["Judged"].means["ndcg@10"] != first.means["ndcg@10"]  # a folder that changed
+    (place / "Judged.json").write_text('{"task_name":')
+    encoder.max_tokens = 64
     with pytest.raises(RevelaError, match=r"Judged\.json is damaged: delete it"):
         run([folder], encoder, tmp_path / "out")
 
 
-def test_a_broken_model_is_one_sentence_and_finished_tasks_stay(
-    folder, encoder, tmp_path, monkeypatch
-):
-    second, whole = write(tmp_path / "Second"), encoder.encode_queries
-    calls: list[int] = []
-
-    def break_later(texts, progress=False):
-        calls.append(len(texts))
-        if len(calls) > 1:
-            next(encoder.model.parameters()).data[:] = np.nan
-        return whole(texts)
-
-    monkeypatch.setattr(encoder, "encode_queries", break_later)
+def test_a_broken_model_is_one_sentence_and_finished_tasks_stay(folder, encoder, tmp_path):
+    run([folder], encoder, tmp_path / "out")
+    next(encoder.model.parameters()).data[:] = np.nan
     with pytest.raises(RevelaError, match="gives vectors that are not finite for 20 of 20 texts"):
-        run([folder, second], encoder, tmp_path / "out")
+        run([folder, write(tmp_path / "Second")], encoder, tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").rglob("[JS]*.json")] == ["Judged.json"]
 
 
 def test_no_network_is_one_sentence_and_finished_tasks_stay(folder, encoder, tmp_path):
-    tasks = [
-        *find_tasks([str(folder)]).values(),
-        *find_tasks(["NanoSciFactRetrieval"]).values(),
-    ]
-    with pytest.raises(
-        RevelaError,
-        match=r"NanoSciFactRetrieval: its data cannot be loaded .*run again with a network",
-    ) as caught:
-        run_tasks(
-            [task for found in tasks for task in found],
-            {"m": Contender(encoder, "local/m", "r1")},
-            tmp_path / "out",
-        )
+    message = r"NanoSciFactRetrieval: its data cannot be loaded .*run again with a network"
+    with pytest.raises(RevelaError, match=message) as caught:
+        run([folder, "NanoSciFactRetrieval"], encoder, tmp_path / "out")
     assert len(str(caught.value).splitlines()) == 1
-    assert (tmp_path / "out" / "results" / "local__m" / "r1" / "Judged.json").is_file()
+    assert (tmp_path / "out" / LOCAL / "Judged.json").is_file()
 
 
 def test_a_task_made_of_tasks_is_their_mean_and_keeps_them(folder, encoder, tmp_path, caplog):
@@ -219,40 +161,32 @@ def test_a_task_made_of_tasks_is_their_mean_and_keeps_them(folder, encoder, tmp_
     from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
     parts = [find_tasks([str(f)])[str(f)][0] for f in (folder, write(tmp_path / "Second", grade=5))]
+    about = dict(description="two", main_score="ndcg_at_10", type="Retrieval", eval_splits=["test"])
 
     class Both(AbsTaskAggregate):
-        metadata = AggregateTaskMetadata(
-            name="Both",
-            description="two",
-            tasks=parts,
-            main_score="ndcg_at_10",
-            type="Retrieval",
-            eval_splits=["test"],
-        )
+        metadata = AggregateTaskMetadata(name="Both", tasks=parts, **about)
 
-    models, out = {"m": Contender(encoder, "local/m", "r1")}, tmp_path / "out"
-    single = run_tasks(parts, models, out)
+    single = run(parts, encoder, tmp_path / "out")
     caplog.set_level("INFO", "revela")
-    both = run_tasks([Both()], models, out)["Both"]["m"].main
-    assert both == pytest.approx(
-        np.mean([single[name]["m"].main for name in ("Judged", "Second")]), abs=1e-4
-    )
-    assert [line.split(" (")[0] for line in caplog.messages] == [
-        "Judged, m: finished before",
-        "Second, m: finished before",
-    ]
+    both = run([Both()], encoder, tmp_path / "out")["Both"].means["main"]
+    mean = np.mean([single[name].means["main"] for name in ("Judged", "Second")])
+    assert both == pytest.approx(mean, abs=1e-4)
+    kept = [line.split(" (")[0] for line in caplog.messages]
+    assert kept == ["Judged, m: finished before", "Second, m: finished before"]
 
 
-def test_unknown_names_get_the_nearest():
-    with pytest.raises(
-        RevelaError,
-        match=r"scifat is neither a benchmark nor a task of mteb .*did you mean SciFact",
-    ):
-        find_tasks(["scifat"])
-    with pytest.raises(RevelaError, match="did you mean NanoBEIR"):
-        find_tasks(["nanobeir"])
-    with pytest.raises(RevelaError, match="lists all tasks"):
-        find_tasks(["///"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("scifat", r"neither a benchmark nor a task of mteb .*did you mean SciFact"),
+        ("nanobeir", "did you mean NanoBEIR"),
+        ("///", "lists all tasks"),
+        ("Code1Retrieval", "every task is private"),
+    ],
+)
+def test_unknown_and_private_names_are_refused(name, message):
+    with pytest.raises(RevelaError, match=message):
+        find_tasks([name])
 
 
 def test_private_tasks_are_named_and_left_out(caplog):
@@ -260,48 +194,29 @@ def test_private_tasks_are_named_and_left_out(caplog):
     found = find_tasks(["RTEB(eng, beta)", "SciFact"])
     names = [task.metadata.name for task in found["RTEB(eng, beta)"]]
     assert "AppsRetrieval" in names and "Code1Retrieval" not in names and len(found["SciFact"]) == 1
-    assert (
-        any(line.startswith("Code1Retrieval: private") for line in caplog.messages)
-        and len(caplog.messages) == 6
-    )
-    with pytest.raises(RevelaError, match="every task is private"):
-        find_tasks(["Code1Retrieval"])
+    assert any(line.startswith("Code1Retrieval: private") for line in caplog.messages)
+    assert len(caplog.messages) == 6
 
 
-def test_a_model_is_filed_under_its_own_name(encoder, tmp_path, tiny_lm_folder):
-    assert contender("embedded:minilm-l6", tiny_lm_folder, encoder).name == "embedded/minilm-l6"
-    assert (
-        contender(str(tiny_lm_folder), tiny_lm_folder, encoder).name
-        == f"local/{tiny_lm_folder.name}"
-    )
+def test_a_model_is_filed_under_its_own_name(tmp_path, tiny_lm_folder):
+    assert filed_as("embedded:minilm-l6", tiny_lm_folder)[0] == "embedded/minilm-l6"
+    local = filed_as(str(tiny_lm_folder), tiny_lm_folder)
+    assert local[0] == f"local/{tiny_lm_folder.name}"
     snapshot = tmp_path / "models--owner--model" / "snapshots" / "0123abcd"
     for given in ("owner/model", "owner/model@v2", "model"):
-        hub = contender(given, snapshot, encoder)
-        assert (hub.name, hub.revision) == ("owner/model", "0123abcd")
+        assert filed_as(given, snapshot) == ("owner/model", "0123abcd")
 
 
 def test_mteb_takes_a_folder_that_is_registered(folder, encoder, tmp_path):
-    encoder.model.save_pretrained(str(tmp_path / "my-retriever"))
     name = str(tmp_path / "my-retriever")
+    encoder.model.save_pretrained(name)
     meta = register(name, precision="fp32")
     assert (meta.name, meta.embed_dim, meta.use_instructions) == ("local/my-retriever", 32, True)
     model = mteb.get_model(name, device="cpu")
-    assert (
-        model.settings["query_prompt"] == "ask: " and model.settings["passage_prompt"] == "read: "
-    )
+    assert PROMPTS.items() <= model.settings.items()
     (task,) = find_tasks([str(folder)])[str(folder)]
     cache = mteb.ResultCache(tmp_path / "out")
     (result,) = mteb.evaluate(model, task, cache=cache, show_progress_bar=False).task_results
-    ours = mean_outcomes(load_collection(folder), {"m": encoder})["m"]["ndcg@10"]
-    assert result.get_score() == pytest.approx(ours, abs=1e-4)
+    score = mean_outcomes(load_collection(folder), {"m": encoder})["m"]["ndcg@10"]
+    assert result.get_score() == pytest.approx(score, abs=1e-4)
     assert list((tmp_path / "out").rglob("local__my-retriever/*/Judged.json"))
-
-
-def test_mtebs_command_line_with_our_folders(encoder, tmp_path, monkeypatch):
-    encoder.model.save_pretrained(str(tmp_path / "my-retriever"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["mteb", "run", "-m", "my-retriever", "-t", "SciFact"])
-    taken = []
-    monkeypatch.setattr("mteb.cli.main", lambda: taken.append(mteb.get_model(sys.argv[3])))
-    runpy.run_module("revela.evaluation.benchmarks", run_name="__main__")
-    assert taken[0].mteb_model_meta.name == "local/my-retriever"

@@ -11,7 +11,6 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-import revela
 from conftest import make_rows
 from revela import Document, LabelFreeEvaluator, RevelaError
 from revela.evaluation.label_free import HeldOutCheck, tasks
@@ -53,19 +52,11 @@ def test_it_is_a_callback_of_a_stock_trainer(tiny_bert_folder, tmp_path):
     pairs = Dataset.from_list([{"anchor": text[0], "positive": text[1]} for text in texts])
     evaluator = LabelFreeEvaluator(DOCUMENTS, "held_out", chunk_words=20)
     arguments = Arguments(
-        str(tmp_path / "out"),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_held_out_mean_ndcg@10",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+        str(tmp_path / "out"), max_steps=3, per_device_train_batch_size=4,
+        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        load_best_model_at_end=True, metric_for_best_model="eval_held_out_mean_ndcg@10",
+        report_to="none", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
     loss = MultipleNegativesRankingLoss(model)
     trainer = SentenceTransformerTrainer(
         model, arguments, train_dataset=pairs, loss=loss, evaluator=evaluator
@@ -87,11 +78,3 @@ def test_it_is_a_callback_of_a_stock_trainer(tiny_bert_folder, tmp_path):
 def test_texts_without_a_task_are_one_sentence():
     with pytest.raises(RevelaError, match=r"2 texts make no task .* give 5 at least that are"):
         LabelFreeEvaluator(["a short text", "another"])
-
-
-def test_it_is_an_evaluator_of_sentence_transformers():
-    from sentence_transformers.base.evaluation import BaseEvaluator, SequentialEvaluator
-
-    one = revela.LabelFreeEvaluator(DOCUMENTS, chunk_words=20)
-    assert isinstance(one, BaseEvaluator)
-    assert SequentialEvaluator([one]).evaluators == [one]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation import geometry as g
 from revela.evaluation.beir import Collection
+from revela.evaluation.probes import geometry as g
 from revela.types import Document
 
 
@@ -25,9 +25,8 @@ PAIRS = [(i, j) for i in range(25) for j in range(i)]
 
 
 def test_alignment_is_the_mean_squared_distance_of_pairs():
-    assert g.alignment(X, Y) == pytest.approx(
-        sum(sum((a - b) ** 2) for a, b in zip(X, Y, strict=True)) / 25
-    )
+    loop = sum(sum((a - b) ** 2) for a, b in zip(X, Y, strict=True)) / 25
+    assert g.alignment(X, Y) == pytest.approx(loop)
 
 
 def test_uniformity_is_a_loop_over_pairs_also_in_blocks(monkeypatch):
@@ -39,19 +38,15 @@ def test_uniformity_is_a_loop_over_pairs_also_in_blocks(monkeypatch):
 
 
 def test_anisotropy_is_the_mean_cosine_of_pairs():
-    assert g.anisotropy(X) == pytest.approx(
-        sum(float(X[i] @ X[j]) for i, j in PAIRS) / len(PAIRS), abs=1e-6
-    )
+    loop = sum(float(X[i] @ X[j]) for i, j in PAIRS) / len(PAIRS)
+    assert g.anisotropy(X) == pytest.approx(loop, abs=1e-6)
 
 
 def test_effective_rank_counts_directions():
-    values = np.linalg.svd(X)[1]
-    assert g.effective_rank(X) == pytest.approx(
-        math.exp(-sum(v / values.sum() * math.log(v / values.sum()) for v in values))
-    )
-    assert g.effective_rank(np.eye(6)) == pytest.approx(6) and g.effective_rank(
-        np.tile(X[:1], (9, 1))
-    ) == pytest.approx(1, abs=1e-4)
+    shares = np.linalg.svd(X)[1] / np.linalg.svd(X)[1].sum()
+    assert g.effective_rank(X) == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)))
+    assert g.effective_rank(np.eye(6)) == pytest.approx(6)
+    assert g.effective_rank(np.tile(X[:1], (9, 1))) == pytest.approx(1, abs=1e-4)
 
 
 class Table:
@@ -64,14 +59,8 @@ class Table:
 
 def test_geometry_measures_queries_against_passages_and_passages_alone():
     found = g.geometry([("q", "p")] * 20, Table())
-    assert found == g.Geometry(
-        g.alignment(X[:20], Y[:20]),
-        g.uniformity(Y[:20]),
-        g.anisotropy(Y[:20]),
-        g.effective_rank(Y[:20]),
-        20,
-        6,
-    )
+    alone = [measure(Y[:20]) for measure in (g.uniformity, g.anisotropy, g.effective_rank)]
+    assert found == g.Geometry(g.alignment(X[:20], Y[:20]), *alone, 20, 6)
 
 
 def test_pairs_of_a_collection_are_best_judged_and_name_a_passage_once():
@@ -92,18 +81,11 @@ def test_pairs_of_chinese_text_are_halves():
 
 
 def test_pairs_of_text_are_halves_of_chunks():
-    documents = [Document(str(i), " ".join(f"w{i}-{n}" for n in range(100))) for i in range(6)] + [
-        Document("short", "a b c")
-    ]
-    pairs = g.pairs_of_text(documents, 4, 0)
-    assert len(pairs) == 4 and pairs == g.pairs_of_text(documents, 4, 0) != g.pairs_of_text(
-        documents, 4, 1
-    )
-    assert all(
-        f"{query} {rest}" in {d.text for d in documents} and len(query.split()) == 50
-        for query, rest in pairs
-    )
-    with pytest.raises(
-        RevelaError, match="1 of 2 documents have 40 words: geometry needs two pairs"
-    ):
+    documents = [Document(str(i), " ".join(f"w{i}-{n}" for n in range(100))) for i in range(6)]
+    documents.append(Document("short", "a b c"))
+    pairs, again, other = (g.pairs_of_text(documents, 4, seed) for seed in (0, 0, 1))
+    assert len(pairs) == 4 and pairs == again != other
+    assert {f"{query} {rest}" for query, rest in pairs} <= {d.text for d in documents}
+    assert all(len(query.split()) == 50 for query, _ in pairs)
+    with pytest.raises(RevelaError, match="1 of 2 documents have 40 words: geometry needs two"):
         g.pairs_of_text(documents[-2:], 4, 0)

@@ -111,14 +111,11 @@ def test_tasks_of_chinese_documents():
 
 def test_docstrings_are_cut_out_of_their_functions():
     task = docstring_task([Document("m.py", SOURCE, kind="code")], 100)
-    assert task.queries == [
-        "Multiply the two sides of a rectangle.",
-        "Count the corners of this shape.",
-    ]
-    assert task.passages == [
-        "def area(width, height):\n    return width * height",
-        "def corners(self):\n    return 4",
-    ]
+    first, second = task.passages
+    assert first == "def area(width, height):\n    return width * height"
+    assert second == "def corners(self):\n    return 4"
+    sentences = ["Multiply the two sides of a rectangle.", "Count the corners of this shape."]
+    assert task.queries == sentences
 
 
 def test_check_scores_an_oracle_at_one_and_bm25_below():
@@ -176,7 +173,7 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
 
 
 def test_bm25_of_the_check_finds_only_passages_with_a_word_of_the_query():
-    task = Task("title", ["sea"], ["a green hill", "salt sea"], [frozenset({0})], [frozenset()])
+    task = Task("title", ["a green hill", "salt sea"], ["sea"], [frozenset({0})], [frozenset()])
     assert HeldOutCheck([task]).bm25() == {"title": 0.0}
 
 
@@ -190,26 +187,20 @@ def test_questions_ask_for_the_chunk_that_they_were_written_about():
             for i, p in enumerate(passages)
         ]
 
-    bare = [
-        Document(d.id, d.text.split(".")[0]) for d in DOCUMENTS
-    ]  # one chunk each and no title: nothing else can be asked
-    assert (
-        tasks(bare, 12, 20, 500, 0) == [] == tasks(bare, 12, 20, 500, 0, 9, ask)
-    )  # four of nine are too few
+    # One chunk each and no title: nothing else can be asked.
+    bare = [Document(d.id, d.text.split(".")[0]) for d in DOCUMENTS]
+    assert tasks(bare, 12, 20, 500, 0) == []
+    assert tasks(bare, 12, 20, 500, 0, 9, ask) == []  # four of nine are too few
     (task,) = tasks(bare, 12, 20, 500, 0, 10, ask)
-    assert (
-        task.name == "question"
-        and len(task.queries) == 5
-        and task.passages == [d.text for d in bare]
-    )
+    assert task.name == "question" and task.passages == [d.text for d in bare]
+    assert len(task.queries) == 5
     for query, relevant, excluded in zip(task.queries, task.relevant, task.excluded, strict=True):
         (own,) = relevant
         assert query == f"Where is {task.passages[own]}?" and not excluded
     (few,) = tasks(bare, 12, 3, 500, 1, 30, ask)
     assert len(few.queries) == 3 and [len(w) for w in written] == [9, 10, 30]
-    assert (
-        written[2][:10] == written[1] and written[1][:9] == written[0]
-    )  # whatever the seed, so that no question is written twice
+    # Whatever the seed, so that no question is written twice.
+    assert written[2][:10] == written[1] and written[1][:9] == written[0]
     names = [task.name for task in tasks(DOCUMENTS, 12, 20, 500, 0, 10, ask)]
     assert names == ["sibling", "title", "question"]
 
@@ -217,6 +208,5 @@ def test_questions_ask_for_the_chunk_that_they_were_written_about():
 def test_one_long_document_does_not_crowd_out_the_others():
     long = Document("long", " ".join(d.text for d in DOCUMENTS) * 3)
     sibling = tasks([long, *DOCUMENTS], 12, 100, 164, 0)[0]
-    assert (
-        len(sibling.passages) == 164 and len(sibling.queries) > 30
-    )  # a few chunks are too short to halve
+    assert len(sibling.passages) == 164
+    assert len(sibling.queries) > 30  # a few chunks are too short to halve

@@ -8,20 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from revela.errors import RevelaError
-from revela.evaluation.position import (
-    SPARE,
-    between_words,
-    both_orders,
-    exact_match,
-    long_texts,
-    loss_by_place,
-    segments,
-)
-from revela.evaluation.probes import UnitEncoder
+from revela.evaluation.probes.exact_match import UnitEncoder, both_orders, exact_match, segments
+from revela.evaluation.probes.language_models import loss_by_place
+from revela.evaluation.probes.texts import SPARE, between_words, long_texts
 from revela.lm.language_model import load_language_model
 from revela.retriever.tokens import TokenWindow
 from revela.types import Document
 
+SHORT = Document("short", "ocean1 " * 3)
 LONG_ENOUGH = "documents are long enough for 10 parts of 52 tokens in all"
 
 
@@ -79,42 +73,33 @@ def test_exact_match_is_a_loop_over_documents_and_parts():
             (query,) = encoder.encode_queries([part])
             forward[n, p] = encoder.encode_passages([text])[0] @ query
             mean[n, p] += forward[n, p] / 2
-            mean[n, 9 - p] += (
-                encoder.encode_passages([back])[0] @ query / 2
-            )  # there this part stands at the mirrored place
-    np.testing.assert_allclose(
-        [p.value for p in found["exact match"].places], forward.mean(axis=0), atol=1e-6
-    )
-    np.testing.assert_allclose(
-        [p.value for p in found["exact match, both orders"].places], mean.mean(axis=0), atol=1e-6
-    )
+            # In the reversed text this part stands at the mirrored place.
+            mean[n, 9 - p] += encoder.encode_passages([back])[0] @ query / 2
+    for test, expected in (("exact match", forward), ("exact match, both orders", mean)):
+        values = [p.value for p in found[test].places]
+        np.testing.assert_allclose(values, expected.mean(axis=0), atol=1e-6)
 
 
 def test_both_orders_hold_what_is_said_fixed():
     said, place = np.array([[5.0, 1, 1, 1, 1, 1, 1, 1, 1, 0]]), np.linspace(1, 0, 10)
     mean = both_orders(said + place, said + place[::-1])
-    assert mean[0, 0] - mean[0, -1] == pytest.approx(1) and (said + place)[0, 0] - (said + place)[
-        0, -1
-    ] == pytest.approx(6)
+    assert mean[0, 0] - mean[0, -1] == pytest.approx(1)
+    assert (said + place)[0, 0] - (said + place)[0, -1] == pytest.approx(6)
 
 
 def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer):
     window = TokenWindow(tiny_tokenizer, 60)
     words = [f"ocean{i % 6}" for i in range(200)]
-    documents = [Document(str(i), " ".join(words[i:]), title="a title") for i in range(30)] + [
-        Document("short", "ocean1 " * 3)
-    ]
+    documents = [Document(str(i), " ".join(words[i:]), title="a title") for i in range(30)]
+    documents.append(SHORT)
     found, again, other = (long_texts(documents, window, 10, seed) for seed in (0, 0, 1))
     assert len(found) == 10 and found == again != other
     for text in found:
         assert any(d.text.startswith(text) for d in documents)
         assert 60 - SPARE - 6 < len(tiny_tokenizer(text)["input_ids"]) <= 60 - SPARE
         assert set(text.split()) <= set(words)  # no word is cut
-    assert (
-        between_words("ab cd", 4) == "ab "
-        and between_words("ab cd", 2) == "ab"
-        and between_words("abcd", 2) == "ab"
-    )
+    cuts = {("ab cd", 4): "ab ", ("ab cd", 2): "ab", ("abcd", 2): "ab"}
+    assert {given: between_words(*given) for given in cuts} == cuts
 
 
 def test_text_without_spaces_is_cut_as_others_are():
@@ -133,30 +118,26 @@ def test_text_without_spaces_is_cut_as_others_are():
     ],
 )
 def test_too_little_text_is_one_sentence(tiny_tokenizer, size, count, message):
-    documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(29)] + [
-        Document("short", "ocean1 " * 3)
-    ]
+    documents = [*(Document(str(i), "ocean1 ocean2 " * 50) for i in range(29)), SHORT]
     with pytest.raises(RevelaError, match=message):
         long_texts(documents, TokenWindow(tiny_tokenizer, size), count, 0)
 
 
 def test_all_are_taken_where_there_are_fewer_than_asked_for(tiny_tokenizer, caplog):
     caplog.set_level("INFO", "revela")
-    documents = [Document(str(i), "ocean1 ocean2 " * 50) for i in range(31)] + [
-        Document("short", "ocean1 " * 3)
-    ]
+    documents = [*(Document(str(i), "ocean1 ocean2 " * 50) for i in range(31)), SHORT]
     assert len(long_texts(documents, TokenWindow(tiny_tokenizer, 60), 200, 0)) == 31
     (message,) = caplog.messages
     assert message == f"only 31 of 32 {LONG_ENOUGH}: all of them are taken, in place of 200"
 
 
 def test_vectors_are_brought_to_length_one():
-    longer = type(
-        "Long", (Words,), {"encode_passages": lambda self, t, progress=False: 3 * self._bags(t, 0)}
-    )(0)
-    np.testing.assert_allclose(
-        np.linalg.norm(UnitEncoder(longer).encode_passages(texts()), axis=1), 1, atol=1e-6
-    )
+    class Long(Words):
+        def encode_passages(self, texts, progress=False):
+            return 3 * super().encode_passages(texts)
+
+    lengths = np.linalg.norm(UnitEncoder(Long(0)).encode_passages(texts()), axis=1)
+    np.testing.assert_allclose(lengths, 1, atol=1e-6)
 
 
 @pytest.fixture
@@ -185,7 +166,5 @@ def test_loss_by_place_is_a_loop_over_tokens(lm, tiny_lm_folder, tiny_tokenizer)
 
 def test_a_broken_lm_is_one_sentence(lm, tiny_tokenizer):
     next(lm.parameters()).data[:] = float("nan")
-    with pytest.raises(
-        RevelaError, match="tiny gives losses that are not finite: its weights are broken"
-    ):
+    with pytest.raises(RevelaError, match="tiny gives losses that are not finite: its weights are"):
         loss_by_place(["ocean1 " * 40] * 2, lm, TokenWindow(tiny_tokenizer, 99))

@@ -1,15 +1,14 @@
-"""Profiles: means, slopes, drops and intervals against loops, and their plot."""
+"""Profiles: means, slopes, drops and intervals against loops."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from revela.evaluation.position import (
+from revela.evaluation.probes.profile import (
     RESAMPLES,
+    SEED,
     intervals,
-    plot_profiles,
     profile,
     slope_weights,
 )
@@ -32,20 +31,13 @@ def test_slope_and_drop_are_those_of_a_least_squares_line():
 def test_intervals_are_those_of_a_loop_over_resamples():
     rng = np.random.default_rng(1)
     columns, owners = rng.normal(size=(12, 2)), [0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 4, 4]
-    found = intervals(columns, owners, seed=7)
-    drawn = np.random.default_rng(7).multinomial(5, [0.2] * 5, size=RESAMPLES)
-    means = []
-    for counts in drawn:
-        rows = [
-            row for row, owner in zip(columns, owners, strict=True) for _ in range(counts[owner])
-        ]
-        means.append(np.mean(rows, axis=0))
+    found = intervals(columns, owners)
+    drawn = np.random.default_rng(SEED).multinomial(5, [0.2] * 5, size=RESAMPLES)
+    means = np.array([np.repeat(columns, counts[owners], axis=0).mean(axis=0) for counts in drawn])
     for x, interval in enumerate(found):
-        values = [m[x] for m in means]
         assert interval.value == pytest.approx(columns[:, x].mean())
-        assert (interval.low, interval.high) == pytest.approx(
-            (np.percentile(values, 2.5), np.percentile(values, 97.5))
-        )
+        bounds = np.percentile(means[:, x], [2.5, 97.5])
+        assert (interval.low, interval.high) == pytest.approx(tuple(bounds))
 
 
 def test_rows_about_one_document_are_not_taken_for_independent():
@@ -66,31 +58,3 @@ def test_that_rows_differ_at_all_places_does_not_widen_a_places_interval():
 def test_slope_weights_know_nothing_of_a_constant():
     assert slope_weights(TENTHS) @ np.ones(10) == pytest.approx(0)
     assert slope_weights(TENTHS) @ np.array(TENTHS) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_the_plot_has_a_line_per_model_and_a_box_per_test(tmp_path, monkeypatch, several):
-    rng, drawn = np.random.default_rng(0), []
-    profiles = {
-        test: profile(rng.normal(size=(20, 10)) + 5, TENTHS)
-        for test in ("exact match", "moved passage, MRR@100", "next-token loss")
-    }
-    models = {"a": profiles, **({"b": {"exact match": profiles["exact match"]}} if several else {})}
-    save = Figure.savefig
-
-    def keep(figure, *args, **kwargs):
-        drawn.append(figure)
-        save(figure, *args, **kwargs)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    plot_profiles(models, tmp_path / "p.png", "title")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list(tmp_path.iterdir())) == 1
-    boxes = [axis for axis in drawn[0].axes if axis.get_visible()]
-    assert [axis.get_title() for axis in boxes] == list(profiles)
-    assert [len(axis.get_lines()) for axis in boxes] == ([2, 1, 1] if several else [1, 1, 1])
-    values = boxes[0].get_lines()[0].get_ydata()
-    expected = np.array([place.value for place in profiles["exact match"].places])
-    np.testing.assert_allclose(values, expected - expected.mean() if several else expected)
-    units = [axis.get_ylabel().split(",")[0] for axis in boxes]
-    assert units == ["cosine", "MRR@100", "nats per token"]

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.evaluation.position import exact_match
+from revela.evaluation.probes.exact_match import exact_match
+from revela.evaluation.probes.language_models import DecoderPooling
 from revela.lm.encoder_decoder import (
     SENTINELS,
     SIZES,
-    DecoderPooling,
     is_encoder_decoder,
     load_encoder_decoder,
     new_encoder_decoder,

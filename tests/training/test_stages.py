@@ -218,7 +218,7 @@ def test_a_model_that_knows_the_text_finds_the_spans_at_every_place(documents):
     """A stand-in that answers right in the last five stretches only."""
     from types import SimpleNamespace
 
-    from revela.evaluation.position import PLACES, spans_by_place
+    from revela.evaluation.probes.language_models import PLACES, spans_by_place
 
     texts = [" ".join(str(1000 + i) for i in range(40)) for _ in range(4)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,17 +12,12 @@ from revela.cli.flags import Out, Several
 from revela.cli.main import app
 from revela.cli.printing import print_table, snippet
 from revela.errors import RevelaError
-from revela.files import atomic_write
 from revela.settings import OFFLINE_MODEL, Precision
 
 if TYPE_CHECKING:
     from revela.evaluation.beir import Evaluation
-    from revela.evaluation.quoted import Quote
     from revela.evaluation.results import SystemScores
     from revela.evaluation.significance import Gain
-
-Quotes = list[tuple[str, "Quote"]]
-"""Quotes by collection or task."""
 
 
 @app.command(name="eval")
@@ -44,8 +38,7 @@ def evaluate(
     context_seed: int = 0,
     precision: Precision = "auto",
 ) -> None:
-    """Score models on local folders, beside BM25 and their fusion with it, or on public benchmarks,
-    beside published scores.
+    """Score models on local folders, beside BM25 and their fusion with it, or on public benchmarks.
 
     Parameters
     ----------
@@ -82,7 +75,7 @@ def evaluate(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.evaluation.results import Scores
+    from revela.evaluation.results import write_json
 
     if not on and not benchmark:
         raise RevelaError(
@@ -99,8 +92,7 @@ def evaluate(
     if benchmark:
         scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision, context)
     if json_file is not None:
-        with atomic_write(json_file) as temporary:
-            temporary.write_text(json.dumps(Scores(scores).to_json(), indent=1) + "\n")
+        write_json(scores, json_file)
         print(f"saved to {json_file}")
 
 
@@ -109,11 +101,9 @@ def _print_evaluations(
 ) -> dict[str, dict[str, SystemScores]]:
     """Print each evaluation as it is finished; returns the scores by collection and system."""
     from revela.evaluation.metrics import METRICS
-    from revela.evaluation.quoted import quotes_for_task, task_of
     from revela.evaluation.significance import greatest_gains
 
     results = {}
-    quotes: Quotes = []
     main, *others = METRICS
     for evaluation in evaluations:
         collection, found = evaluation.collection, evaluation.outcomes
@@ -129,8 +119,6 @@ def _print_evaluations(
             rows.append([system, s.means[main], margin, *(s.means[m] for m in others), *p])
         tested = [f"p, {name}" for name in evaluation.references]
         print_table(evaluation.name, ["system", main, "±", *others, *tested], rows)
-        task = task_of(collection)
-        quotes += [(evaluation.name, quote) for quote in quotes_for_task(task or "")]
         if show:
             first, second = [*evaluation.models, "BM25"][:2]
             for a, b in ((first, second), (second, first)):
@@ -140,7 +128,6 @@ def _print_evaluations(
         "±: half the 95 % interval of nDCG@10 (Student's t over queries); p: of nDCG@10, "
         "two-sided, by random signs"
     )
-    _print_quotes("collection", quotes)
     return results
 
 
@@ -154,8 +141,7 @@ def _run_benchmarks(
 ) -> dict[str, dict[str, SystemScores]]:
     """Run benchmarks and print them; returns the scores by "TASK (mteb)" and system."""
     from revela.evaluation.benchmarks import evaluate_benchmarks
-    from revela.evaluation.metrics import METRICS
-    from revela.evaluation.quoted import quotes_for_benchmark, quotes_for_task
+    from revela.evaluation.metrics import MAIN, METRICS
 
     tasks, scores = evaluate_benchmarks(models, names, out, max_tokens, precision, context)
     _, *others = METRICS  # the main score of retrieval is nDCG@10
@@ -163,38 +149,17 @@ def _run_benchmarks(
     settings = {}
     for task, systems in scores.items():
         for label, score in systems.items():
-            rows.append([task, label, score.main, *(score.metrics.get(m) for m in others)])
+            rows.append([task, label, *(score.means.get(m) for m in (MAIN, *others))])
             settings[label] = score.settings
     for name, found in tasks.items():
         for label in settings if len(found) > 1 else ():
-            mean = sum(scores[task][label].main for task in found) / len(found)
+            mean = sum(scores[task][label].means[MAIN] for task in found) / len(found)
             rows.append([f"{name}, mean of {len(found)}", label, mean, *[None] * len(others)])
     print_table("", ["task", "system", "main score", *others], rows)
     for label, given in settings.items():
         print(f"{label}: " + ", ".join(f"{name} {value!r}" for name, value in given.items()))
-    quotes = [(task, quote) for task in scores for quote in quotes_for_task(task)]
-    quotes += [(name, quote) for name in tasks for quote in quotes_for_benchmark(name)]
-    _print_quotes("task", quotes)
     print(f"mteb's own files: {out / 'results'}")
-    return {
-        f"{task} (mteb)": {label: score.as_system() for label, score in systems.items()}
-        for task, systems in scores.items()
-    }
-
-
-def _print_quotes(what: str, quotes: Quotes) -> None:
-    """Published scores with their sources, in a table of their own."""
-    if not quotes:
-        return
-    sources = list(dict.fromkeys(quote.source for _, quote in quotes))
-    rows = []
-    for label, quote in quotes:
-        note = f"quoted [{sources.index(quote.source) + 1}]"
-        note += f", mean of {quote.over}" if quote.over else ""
-        rows.append([label, quote.system, quote.score, note])
-    print_table("Published by others, not measured here", [what, "system", "ndcg@10", ""], rows)
-    for number, source in enumerate(sources, 1):
-        print(f"[{number}] {source}")
+    return {f"{task} (mteb)": systems for task, systems in scores.items()}
 
 
 def _print_gains(title: str, better: str, worse: str, gains: Sequence[Gain]) -> None:

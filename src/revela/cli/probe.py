@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -14,7 +13,6 @@ from revela.cli.flags import READING, Corpus, Flat, Reading
 from revela.cli.main import app
 from revela.cli.printing import print_report, print_table
 from revela.errors import RevelaError
-from revela.files import atomic_write
 from revela.settings import Precision
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ def probe(
     pairs: Path | None = None,
     max_tokens: int = 512,
     documents: int = 200,
-    positions: Literal["tokens", "characters"] = "tokens",
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     plot: Path | None = None,
     seed: int = 0,
@@ -61,8 +58,6 @@ def probe(
         Truncate texts to this length, or to the model's own limit if that is lower.
     documents:
         Maximum number of documents, and of answers to move; 30 documents are enough.
-    positions:
-        Unit of a moved answer's places: tokens as in the paper, or characters as in its code.
     json_file:
         Write all numbers to this file.
     plot:
@@ -75,7 +70,7 @@ def probe(
     if documents < 2:
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
     from revela.corpus.read import read_corpus
-    from revela.evaluation.probes import probe_language_model, probe_retriever
+    from revela.evaluation.probes.run import ProbeOptions, probe_language_model, probe_retriever
     from revela.weights import resolve
 
     folder = resolve(model)
@@ -86,24 +81,22 @@ def probe(
         )
     read, report = read_corpus(corpus, **vars(reading))
     print_report(report)
-    common: Any = dict(max_tokens=max_tokens, count=documents, seed=seed, precision=precision)
-    if is_retriever:
-        moving: Any = dict(move=move, join_titles=reading.join_titles, unit=positions, pairs=pairs)
-        found = probe_retriever(folder, model, read, **common, **moving)
-    else:
-        found = probe_language_model(folder, model, read, **common)
+    run = probe_retriever if is_retriever else probe_language_model
+    options = ProbeOptions(max_tokens, documents, seed, precision, move, reading.join_titles, pairs)
+    found = replace(run(folder, model, read, options), corpus=[str(c) for c in corpus])
     _print_profiles(found.profiles)
     if found.geometry is not None:
         _print_geometry(found.geometry)
     if json_file is not None:
-        with atomic_write(json_file) as temporary:
-            result = replace(found, corpus=[str(c) for c in corpus])
-            temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n")
+        from revela.evaluation.results import write_json
+
+        write_json(found, json_file)
         print(f"saved to {json_file}")
     if plot is not None:
-        from revela.evaluation.position import plot_profiles
+        from revela.evaluation.plots import profile_plots, save_png
 
-        plot_profiles({model: found.profiles}, plot, f"{Path(model).name}, {found.tokens} tokens")
+        title = f"{Path(model).name}, {found.tokens} tokens"
+        save_png(profile_plots({model: found.profiles}), plot, title)
         print(f"saved to {plot}")
 
 
@@ -125,14 +118,9 @@ def _between(interval: Interval, digits: int) -> str:
 
 
 def _print_geometry(found: Geometry) -> None:
-    values = [
-        found.alignment,
-        found.uniformity,
-        found.anisotropy,
-        f"{found.effective_rank:.1f} of {min(found.pairs, found.width)}",
-    ]
+    rank = f"{found.effective_rank:.1f} of {min(found.pairs, found.width)}"
     print_table(
         f"geometry, {found.pairs:,} pairs",
         ["alignment", "uniformity", "anisotropy", "effective rank"],
-        [values],
+        [[found.alignment, found.uniformity, found.anisotropy, rank]],
     )

@@ -27,7 +27,7 @@ def report(
     out:
         The page.
     """
-    from revela.evaluation.html_report import report as write
+    from revela.evaluation.report import report as write
 
     found = write(runs, out)
     print(

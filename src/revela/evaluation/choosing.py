@@ -1,11 +1,9 @@
-"""Choose a retriever for a text without labels, of what is at hand.
+"""Choose a retriever for a text without labels.
 
-A candidate is an embedder as it is, or a language model fitted to the text, or its table of words.
-Each is made of the documents that are not held out, since what was fitted to a text knows its
-sentences, and has to find held-out documents among the others. What counts is the fusion with BM25,
-by which an index is searched; within noise the candidate that costs least is taken.
-
-docs/results.md compares the choices with judged queries.
+A candidate is an embedder as it is, a language model fitted to the text, or its table of words. It
+is made from the documents that are not held out, and has to find held-out documents among them. The
+score is that of the fusion with BM25, by which an index is searched; within noise the candidate
+that costs least is taken. docs/results.md compares the choices with judged queries.
 """
 
 from __future__ import annotations
@@ -42,11 +40,8 @@ DEFAULT = "embedded:minilm-l6"  # of English, where there is too little text for
 
 @dataclass(frozen=True)
 class Candidate:
-    """A retriever that can be made of a model.
-
-    Args:
-        model: as it was named.
-        kind: an embedder is taken as it is; a language model is fitted, or gives a table of words.
+    """A retriever that can be made of a model: an embedder is taken as it is; a language model is
+    fitted, or gives a table of words.
     """
 
     model: str
@@ -66,7 +61,7 @@ class Choice:
         why: one or two sentences.
         queries: nDCG@10 of each query, by system (BM25 first), then by task, alone (its name) and
             with BM25; empty if nothing was compared.
-        weights: by how many each candidate multiplies a token; 0 of a table.
+        weights: number of weights beside the embedding table, by candidate.
     """
 
     candidate: Candidate
@@ -91,8 +86,8 @@ def choose_model(
     recipe: Recipe | None = None,
     chunk_words: int = Indexing.chunk_words,
 ) -> Choice:
-    """Find which retriever suits a text, without labels: of the embedded models that are installed,
-    and of those that are named.
+    """Find which retriever suits a text, without labels, among the embedded models that are
+    installed and those that are named.
 
     Args:
         documents: the text; of much, a sample is read.
@@ -114,17 +109,24 @@ def choose_model(
     recipe = Recipe() if recipe is None else recipe
     among = candidates_of(candidates, kinds)
     if len(among) == 1:
-        return _said(Choice(among[0], f"{among[0]} is all there is to choose from", {}, {}))
-    data = _sample(documents, recipe)
-    language = data.recipe.corpus.language
-    how: Any = dict(queries=QUERIES, passages=PASSAGES, terms=Analyzer(language))
-    tasks = tasks_among(data.held_out, data.documents, chunk_words, **how)
-    asked = sum(len(task.queries) for task in tasks)
-    if asked < max(LEAST_QUERIES, min(QUERIES, len(data.held_out) / 2)):
-        return _said(_unchecked(among, language, asked))
+        choice = Choice(among[0], f"{among[0]} is all there is to choose from", {}, {})
+    else:
+        data = _sample(documents, recipe)
+        choice = _chosen(among, data, chunk_words)
+    log.info(choice.why)
+    return choice
+
+
+def _chosen(among: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> Choice:
+    """Make every candidate of the data and score it on what is held out."""
+    language, held = data.recipe.corpus.language, data.held_out
+    tasks = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, Analyzer(language))
+    count = sum(len(task.queries) for task in tasks)
+    if count < max(LEAST_QUERIES, min(QUERIES, len(held) / 2)):
+        return _unchecked(among, language, count)
     check = HeldOutCheck(tasks, language)
     log.info(
-        f"choosing among {len(among)} retrievers by {len(data.held_out):,} held-out documents "
+        f"choosing among {len(among)} retrievers by {len(held):,} held-out documents "
         f"({check.describe()}), nDCG@10 with BM25:"
     )
     queries, weights = {BM25: check.queries_of_bm25()}, dict[str, int]()
@@ -135,11 +137,11 @@ def choose_model(
         alone = _mean(queries[name], fused=False)
         log.info(f"{_mean(queries[name]):.3f} {name} (without BM25 {alone:.3f})")
     chosen, why = chosen_by(queries, weights)
-    return _said(Choice(next(c for c in among if str(c) == chosen), why, queries, weights))
+    return Choice(next(c for c in among if str(c) == chosen), why, queries, weights)
 
 
 def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
-    """A sample of the documents, some of them held out, and the recipe with their language."""
+    """A sample of the documents, some held out, and the recipe with their language."""
     from revela.groups.training_set import TrainingSet, split_held_out
 
     every = documents if isinstance(documents, Sequence) else list(documents)
@@ -154,7 +156,7 @@ def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
 def chosen_by(
     queries: Mapping[str, Mapping[str, Scores]], weights: Mapping[str, int]
 ) -> tuple[str, str]:
-    """The candidate that is chosen by these scores, and why; arguments as of ``Choice``."""
+    """The chosen candidate and why; arguments as of ``Choice``."""
     scores = {system: _mean(tasks) for system, tasks in queries.items()}
     best = max(weights, key=lambda name: scores[name])
     close = [name for name in weights if scores[name] >= scores[best] - NOISE]
@@ -177,8 +179,7 @@ def candidates_of(names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[C
     """What can be made of these models and of the embedded ones that are installed.
 
     Raises:
-        RevelaError: there is nothing, a model cannot be found, or nothing can be made of one that
-            is named.
+        RevelaError: there is nothing, or nothing can be made of a model that is named.
     """
     installed = [name for name in EMBEDDED if is_installed(name)]
     found = list[Candidate]()
@@ -219,11 +220,6 @@ def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     return encoder
 
 
-def _said(choice: Choice) -> Choice:
-    log.info(choice.why)
-    return choice
-
-
 def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
     """The mean over tasks of the scores with BM25, or without; BM25 has only its own."""
     kept = [name for name in tasks if (with_bm25(name) not in tasks) == fused]
@@ -243,7 +239,7 @@ def _unchecked(among: Sequence[Candidate], language: str, queries: int) -> Choic
 
 
 def _weights(encoder: Any) -> int:
-    """By how many weights a token is multiplied: those of all but embedding tables."""
+    """Number of weights beside embedding tables."""
     from torch import nn
 
     modules = encoder.model.modules() if hasattr(encoder, "model") else ()

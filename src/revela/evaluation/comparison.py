@@ -11,8 +11,8 @@ from pathlib import Path
 from revela.errors import RevelaError
 from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
-from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint
-from revela.files import atomic_write
+from revela.evaluation.plots import comparison_plots, save_png
+from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint, write_json
 from revela.groups.training_set import TrainingSet
 from revela.index.contexts import Context
 from revela.settings import Corpus, Recipe
@@ -27,10 +27,12 @@ from revela.types import Encoder
 
 log = logging.getLogger(__name__)
 
+Data = tuple[TrainingSet, HeldOutCheck]
+
 
 def compare(
     recipes: Mapping[str, Recipe],
-    read: Callable[[Recipe], tuple[TrainingSet, HeldOutCheck]],
+    read: Callable[[Recipe], Data],
     on: Sequence[Path],
     out: Path,
     *,
@@ -47,8 +49,7 @@ def compare(
 
     Args:
         recipes: by name.
-        read: gives the training set of a recipe and the label-free check beside it; called for
-            every way in which the recipes read the corpus.
+        read: gives the training set of a recipe and the label-free check beside it.
         on: BEIR-layout folders to score on; nothing is selected by these scores.
         out: folder of the runs.
         seeds: of the runs, one after another.
@@ -59,24 +60,18 @@ def compare(
         RevelaError: a run's folder holds something else, or a run of other settings or documents;
             too little is held out.
     """
-    readings: dict[Corpus, tuple[TrainingSet, HeldOutCheck]] = {}
-    for name, recipe in recipes.items():
-        if recipe.corpus not in readings:
-            readings[recipe.corpus] = read(recipe)
-        if not readings[recipe.corpus][1].tasks:
-            raise RevelaError(
-                f"{name}: runs are compared beside the label-free check, and too few documents are "
-                "held out for one: raise --held-out, or add text"
-            )
+    readings = _read_each(recipes, read)
     collections = [load_collection(folder) for folder in on]
-    lexical = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}
 
     def judge(encoder: Encoder) -> dict[str, float]:
-        readers = {c.name: Context("corpus").into(encoder, c.documents) for c in collections}
-        scores = {c.name: mean_outcomes(c, {"the model": readers[c.name]}) for c in collections}
-        return {name: systems["the model"]["ndcg@10"] for name, systems in scores.items()}
+        scores = {}
+        for collection in collections:
+            reader = Context("corpus").into(encoder, collection.documents)
+            scores[collection.name] = mean_outcomes(collection, {"model": reader})["model"]
+        return {name: metrics["ndcg@10"] for name, metrics in scores.items()}
 
-    comparison = Comparison(lexical, {})
+    bm25 = {c.name: mean_outcomes(c, {})["BM25"]["ndcg@10"] for c in collections}
+    comparison = Comparison(bm25, {})
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
         recipe = recipe.but(seed=seed, checks=points)
@@ -105,10 +100,23 @@ def compare(
             if outcome.interrupted:
                 raise RevelaError(f"stopped in {folder}: run the same command again to resume")
         comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
-        with atomic_write(out / COMPARISON) as temporary:
-            temporary.write_text(json.dumps(comparison.to_json(), indent=1))
-        _plot(comparison, out / "compare.png", timed=bool(recipe.training.max_minutes))
+        write_json(comparison, out / COMPARISON)
+        _plot(comparison, out / "compare.png")
     return comparison
+
+
+def _read_each(recipes: Mapping[str, Recipe], read: Callable[[Recipe], Data]) -> dict[Corpus, Data]:
+    """The data of every way in which the recipes read the corpus."""
+    readings: dict[Corpus, Data] = {}
+    for name, recipe in recipes.items():
+        if recipe.corpus not in readings:
+            readings[recipe.corpus] = read(recipe)
+        if not readings[recipe.corpus][1].tasks:
+            raise RevelaError(
+                f"{name}: runs are compared beside the label-free check, and too few documents are "
+                "held out for one: raise --held-out, or add text"
+            )
+    return readings
 
 
 def _curve(folder: Path) -> list[CurvePoint]:
@@ -118,32 +126,8 @@ def _curve(folder: Path) -> list[CurvePoint]:
     return [CurvePoint(row["minutes"], row["tokens_read"], row["judged"]) for row in judged]
 
 
-def _plot(comparison: Comparison, path: Path, timed: bool) -> None:
-    """nDCG@10 of every run against time or tokens, a plot per collection, BM25 as a dashed line."""
+def _plot(comparison: Comparison, path: Path) -> None:
     try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        log.info(f"{path.name} is not drawn without matplotlib: run pip install 'revela[report]'")
-        return
-
-    bm25 = comparison.bm25
-    figure = Figure(figsize=(5.5 * len(bm25), 4), layout="constrained")
-    axes = figure.subplots(1, len(bm25), squeeze=False)[0]
-    presets = {label: label.split(",")[0] for label in comparison.curves}
-    colours = {preset: f"C{i}" for i, preset in enumerate(sorted(set(presets.values())))}
-    for axis, (name, level) in zip(axes, bm25.items(), strict=True):
-        named = set[str]()
-        for label, curve in comparison.curves.items():
-            x = [point.minutes if timed else point.tokens_read for point in curve]
-            y = [point.judged[name] for point in curve]
-            preset = presets[label]
-            legend = None if preset in named else preset
-            named.add(preset)
-            axis.plot(x, y, marker="o", color=colours[preset], label=legend)
-        axis.axhline(level, linestyle="--", color="0.5", label="BM25")
-        x_label = "minutes of training" if timed else "tokens read"
-        axis.set(xlabel=x_label, ylabel="nDCG@10", title=name)
-        axis.grid(alpha=0.3)
-    axes[0].legend(frameon=False)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, dpi=110)
+        save_png(comparison_plots(comparison), path)
+    except RevelaError as error:  # without matplotlib
+        log.info(f"{path.name} is not drawn: {error}")

@@ -22,8 +22,8 @@ class LabelFreeEvaluator(BaseEvaluator):
     """nDCG@10 of a model on tasks made of raw documents, alone and fused with BM25: does the first
     half of a chunk find the rest of its document, a title its document, a docstring its function?
 
-    It takes no labels, draws the same tasks every time, and leaves the state of random numbers as
-    it was. Queries and passages get the model's own prompts.
+    It takes no labels and draws the same tasks every time. Queries and passages get the model's own
+    prompts.
 
     Args:
         texts: documents that are not trained on: texts, or ``revela.Document`` with titles and, for

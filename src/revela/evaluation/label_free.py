@@ -4,19 +4,19 @@ made from held-out documents.
 Documents are held out of training by a hash of their text (``split_held_out``). The tasks:
 - ``sibling``: the first half of a chunk should find the other chunks of its document;
 - ``title``: a title should find the chunks of its document;
-- ``question``: a question that a language model wrote about a chunk should find that chunk (only if
-  a writer is given);
+- ``question``: a question that a language model wrote about a chunk should find that chunk;
 - ``docstring``: a docstring should find its function, from which it has been removed;
 - ``sentence`` (only of ``tasks_among``): words of a sentence should find the chunk from which it
-  has been removed; half of those that the chunk still has are left out.
+  has been removed.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,16 +51,25 @@ class Task:
     """Queries and passages; ``relevant[i]`` and ``excluded[i]`` are passage indices for query i."""
 
     name: str
-    queries: list[str]
     passages: list[str]
-    relevant: list[frozenset[int]]
-    excluded: list[frozenset[int]]
+    queries: list[str] = field(default_factory=list)
+    relevant: list[frozenset[int]] = field(default_factory=list)
+    excluded: list[frozenset[int]] = field(default_factory=list)
 
-    def add(self, query: str, relevant: frozenset[int], excluded: frozenset[int]) -> None:
+    def add(self, query: str, relevant: Iterable[int], excluded: Iterable[int] = ()) -> None:
         """Add a query."""
         self.queries.append(query)
-        self.relevant.append(relevant)
-        self.excluded.append(excluded)
+        self.relevant.append(frozenset(relevant))
+        self.excluded.append(frozenset(excluded))
+
+    def sampled(self, count: int, rng: random.Random) -> Task:
+        """At most so many of the queries."""
+        keep = range(len(self.queries))
+        chosen = sorted(rng.sample(keep, count)) if len(keep) > count else keep
+        sampled = Task(self.name, self.passages)
+        for i in chosen:
+            sampled.add(self.queries[i], self.relevant[i], self.excluded[i])
+        return sampled
 
 
 class HeldOutCheck:
@@ -76,45 +85,28 @@ class HeldOutCheck:
 
     def __init__(self, tasks: Sequence[Task], language: str = "auto") -> None:
         self.tasks = list(tasks)
-        sides: dict[int, tuple[BM25, SentenceTest]] = {}
-        for task in self.tasks:  # sibling, title and question share their passages
-            if id(task.passages) not in sides:
-                bm25 = BM25(task.passages, language)
-                test = SentenceTest(task.passages, bm25.terms.language, SENTENCES)
-                sides[id(task.passages)] = bm25, test
-        self._lexical = [_lexical(task, sides[id(task.passages)][0]) for task in self.tasks]
-        self._tests = [sides[id(task.passages)][1] for task in self.tasks]
+        self._pools = [
+            _Pool(list(some), language)
+            for _, some in groupby(self.tasks, key=lambda task: id(task.passages))
+        ]
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
         """nDCG@10 by task, alone (its name) and with BM25 (``with_bm25`` of its name)."""
-        return {name: float(scores_Q.mean()) for name, scores_Q in self.queries(encoder).items()}
+        return _means(self.queries(encoder))
 
     def queries(self, encoder: Encoder) -> dict[str, Scores]:
         """The same of each query, (Q,)."""
-        scores: dict[str, Scores] = {}
-        known: SentenceTest | None = None
-        for task, lexical, test in zip(self.tasks, self._lexical, self._tests, strict=True):
-            if test is not known:
-                known, passages = test, encoder.encode_passages(task.passages, True)
-                odds = test(encoder, passages).odds
-            queries = encoder.encode_queries(task.queries)
-            dense = _rankings(task, *top_k(queries, passages, DEPTH))
-            scores[task.name] = _score(task, dense)
-            fused = [
-                fuse(query, passages, list(near), shares, odds)
-                for query, near, shares in zip(queries, dense, lexical, strict=True)
-            ]
-            scores[with_bm25(task.name)] = _score(task, fused)
-        return scores
+        return {name: scores_Q for pool in self._pools for name, scores_Q in pool.scores(encoder)}
 
     def bm25(self) -> dict[str, float]:
         """nDCG@10 of BM25 by task."""
-        return {name: float(scores_Q.mean()) for name, scores_Q in self.queries_of_bm25().items()}
+        return _means(self.queries_of_bm25())
 
     def queries_of_bm25(self) -> dict[str, Scores]:
         """The same of each query, (Q,)."""
-        pairs = zip(self.tasks, self._lexical, strict=True)
-        return {task.name: _score(task, lexical) for task, lexical in pairs}
+        return {
+            task.name: _score(task, found) for pool in self._pools for task, found in pool.tasks
+        }
 
     def describe(self) -> str:
         """The tasks and their sizes."""
@@ -122,20 +114,40 @@ class HeldOutCheck:
         return "; ".join(f"{name}: {q} queries over {p} passages" for name, q, p in sizes)
 
 
+class _Pool:
+    """Tasks that share their passages, each with BM25's ranking of these."""
+
+    def __init__(self, tasks: Sequence[Task], language: str) -> None:
+        self.passages = tasks[0].passages
+        bm25 = BM25(self.passages, language)
+        self.test = SentenceTest(self.passages, bm25.terms.language, SENTENCES)
+        self.tasks = [(task, _lexical(task, bm25)) for task in tasks]
+
+    def scores(self, encoder: Encoder) -> Iterator[tuple[str, Scores]]:
+        """nDCG@10 of each query, alone and with BM25; the passages are encoded once."""
+        passages = encoder.encode_passages(self.passages, True)
+        odds = self.test(encoder, passages).odds
+        for task, lexical in self.tasks:
+            queries = encoder.encode_queries(task.queries)
+            dense = _rankings(task, *top_k(queries, passages, DEPTH))
+            yield task.name, _score(task, dense)
+            fused = [
+                fuse(query, passages, list(near), shares, odds)
+                for query, near, shares in zip(queries, dense, lexical, strict=True)
+            ]
+            yield with_bm25(task.name), _score(task, fused)
+
+
+def _means(scores: Mapping[str, Scores]) -> dict[str, float]:
+    return {name: float(scores_Q.mean()) for name, scores_Q in scores.items()}
+
+
 def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
     """The check on these documents; ``ask`` writes its questions."""
-    return HeldOutCheck(
-        tasks(
-            held,
-            recipe.corpus.chunk_words,
-            recipe.training.check_queries,
-            recipe.training.check_passages,
-            recipe.training.seed,
-            recipe.training.check_questions,
-            ask,
-        ),
-        recipe.corpus.language,
-    )
+    settings, size = recipe.training, recipe.corpus.chunk_words
+    limits = settings.check_queries, settings.check_passages, settings.seed
+    built = tasks(held, size, *limits, settings.check_questions, ask)
+    return HeldOutCheck(built, recipe.corpus.language)
 
 
 def tasks(
@@ -160,14 +172,11 @@ def tasks(
     """
     rng = random.Random(seed)
     texts, owned = _chunks(documents, max_words, passages)
-    built = [
-        _sibling(texts, owned, rng),
-        _title(documents, texts, owned),
-        docstring_task(documents, passages),
-    ]
+    built = [_sibling(texts, owned, rng), _title(documents, texts, owned)]
     if questions and ask:
-        built.insert(2, _question(texts, questions, ask))
-    return [_sampled(task, queries, rng) for task in built if len(task.queries) >= MIN_QUERIES]
+        built.append(_question(texts, questions, ask))
+    built.append(docstring_task(documents, passages))
+    return [task.sampled(queries, rng) for task in built if len(task.queries) >= MIN_QUERIES]
 
 
 def tasks_among(
@@ -179,40 +188,25 @@ def tasks_among(
     terms: Terms,
 ) -> list[Task]:
     """Tasks about held-out documents, whose passages lie among those of the rest: ``sentence`` of
-    prose, ``docstring`` of code.
-
-    Args:
-        held, rest: documents.
-        max_words: per chunk.
-        queries: at most per task.
-        passages: at most per task.
-        terms: of the language.
+    prose, ``docstring`` of code. Other arguments as for ``tasks``; ``terms`` are of the language.
     """
     documents = [*held, *rest]
     texts, owned = _chunks(documents, max_words, passages)
     own = [i for i, d in enumerate(held) if d.kind == "prose" for i in owned.get(i, ())]
-    sentence = Task("sentence", [], texts, [], [])
+    sentence = Task("sentence", texts)
     for place, query, left in list(taken_out([texts[i] for i in own], queries)):
         texts[own[place]] = left
         if query := half_of_shared(query, left, terms):
-            sentence.add(query, frozenset({own[place]}), frozenset())
-    docstring, asked = docstring_task(documents, passages), docstring_task(held, passages)
-    docstring = replace(
-        docstring, queries=asked.queries, relevant=asked.relevant, excluded=asked.excluded
-    )
-    rng = random.Random(0)
-    return [
-        _sampled(task, queries, rng)
-        for task in (sentence, docstring)
-        if len(task.queries) >= MIN_QUERIES
-    ]
+            sentence.add(query, {own[place]})
+    asked = docstring_task(held, passages)
+    docstring = replace(asked, passages=docstring_task(documents, passages).passages)
+    rng, built = random.Random(0), (sentence, docstring)
+    return [task.sampled(queries, rng) for task in built if len(task.queries) >= MIN_QUERIES]
 
 
 def half_of_shared(query: str, passage: str, terms: Terms) -> str:
-    """The words of a query but for one half, drawn by the passage, of those that the passage has
-    too; "" if none is left.
-
-    Who asks has read other texts than the one that answers, and uses words that it does not have.
+    """A query without half of the words that the passage has too, drawn by the passage; "" if none
+    is left. A real query uses words that the passage does not have.
     """
     known, rng = set(terms(passage)), random.Random(hash64(passage))
     kept = [word for word in words(query) if known.isdisjoint(terms(word)) or rng.random() < 0.5]
@@ -237,33 +231,33 @@ def _chunks(
 
 
 def _sibling(texts: list[str], owned: dict[int, list[int]], rng: random.Random) -> Task:
-    task = Task("sibling", [], texts, [], [])
+    task = Task("sibling", texts)
     for members in owned.values():
         i = rng.choice(members)
         some = words(texts[i])
         if len(members) > 1 and len(some) >= 2 * MIN_QUERY_WORDS:
             half = joined(some[: len(some) // 2])
-            task.add(half, frozenset(members) - {i}, frozenset({i}))
+            task.add(half, {*members} - {i}, {i})
     return task
 
 
 def _title(documents: Sequence[Document], texts: list[str], owned: dict[int, list[int]]) -> Task:
-    task = Task("title", [], texts, [], [])
+    task = Task("title", texts)
     for owner, members in owned.items():
         if count_words(documents[owner].title) >= MIN_QUERY_WORDS:
-            task.add(documents[owner].title, frozenset(members), frozenset())
+            task.add(documents[owner].title, members)
     return task
 
 
 def _question(texts: list[str], questions: int, ask: Ask) -> Task:
-    task = Task("question", [], texts, [], [])
+    task = Task("question", texts)
     # One order for all seeds, of which more questions take more: each is written only once.
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
     chosen = order[:questions]
     for i, answer in zip(chosen, ask([texts[i] for i in chosen]), strict=True):
         if answer.query:
-            task.add(answer.query, frozenset({i}), frozenset())
+            task.add(answer.query, {i})
     return task
 
 
@@ -271,7 +265,7 @@ def docstring_task(documents: Sequence[Document], limit: int) -> Task:
     """First sentence of a docstring -> its function without the docstring (Python only), for at
     most ``limit`` functions.
     """
-    task = Task("docstring", [], [], [], [])
+    task = Task("docstring", [])
     seen = set()
     for document in documents:
         if document.kind != "code" or len(task.passages) >= limit:
@@ -280,20 +274,8 @@ def docstring_task(documents: Sequence[Document], limit: int) -> Task:
             if query.lower() not in seen and len(task.passages) < limit:
                 seen.add(query.lower())
                 task.passages.append(function)
-                task.add(query, frozenset({len(task.passages) - 1}), frozenset())
+                task.add(query, {len(task.passages) - 1})
     return task
-
-
-def _sampled(task: Task, queries: int, rng: random.Random) -> Task:
-    if len(task.queries) <= queries:
-        return task
-    keep = sorted(rng.sample(range(len(task.queries)), queries))
-    return replace(
-        task,
-        queries=[task.queries[i] for i in keep],
-        relevant=[task.relevant[i] for i in keep],
-        excluded=[task.excluded[i] for i in keep],
-    )
 
 
 def with_bm25(task: str) -> str:

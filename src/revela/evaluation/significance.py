@@ -3,11 +3,9 @@ randomisation tests.
 
 The test is Fisher's, recommended for retrieval by Smucker, Allan & Carterette (CIKM 2007): if two
 systems were equally good, the difference on each query could as well have the other sign. The
-interval is Student's t over the queries. Both hold for queries like these on this collection, and
-are not corrected for multiple comparisons.
+interval is Student's t over the queries. p values are not corrected for multiple comparisons.
 
-scipy's permutation_test gives the same numbers for one pair at a time; here all pairs share the
-signs, which is thirty times faster.
+scipy's permutation_test gives the same numbers, but takes one pair at a time (30 times slower).
 """
 
 from __future__ import annotations
@@ -38,13 +36,12 @@ def p_values(
 
     Args:
         differences_QP: system minus reference per query, a column per pair.
-        resamples: number of sign patterns to draw. If the queries have no more patterns than that,
-            each is taken once and p is exact.
+        resamples: number of sign patterns to draw; if there are no more, all are taken.
         seed: of the signs.
 
     Returns:
         (P,): the share of patterns whose mean is at least as far from 0 as the observed one, which
-        is itself counted when patterns are drawn.
+        counts as a pattern that was drawn.
     """
     queries = len(differences_QP)
     exact = queries <= math.log2(resamples + 1)

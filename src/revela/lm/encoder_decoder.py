@@ -22,7 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,7 +31,6 @@ from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, remove_whole
 from revela.lm.language_model import load_tokenizer
 from revela.silence import loading_bar
-from revela.types import Vectors
 from revela.weights import NEW
 
 log = logging.getLogger(__name__)
@@ -44,7 +42,6 @@ SENTINEL = re.compile(r"<(?:extra_id_|unused)(\d+)>")  # of T5 and of Gemma
 START, END, PADDING = "<s>", "</s>", "<pad>"  # ids 0, 1 and 2
 THETA, LONGEST = 8000.0, 2048  # RoPE's base, tokens
 TOKENIZER_CHARACTERS = 20_000_000  # a tokenizer reads texts until it has so many
-POOLED_AT_ONCE = 8  # texts
 
 
 @dataclass(frozen=True)
@@ -336,37 +333,3 @@ class EncoderDecoder(nn.Module):
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
         _write(self.model, tokenizer, folder)
-
-
-class DecoderPooling:
-    """An ``Encoder`` by the decoder's first state, as "Dwell in the Beginning" reads a text.
-
-    No stock module does that, so it is for probes, and is not saved.
-
-    Args:
-        lm: the encoder-decoder.
-        max_tokens: where texts are truncated.
-    """
-
-    def __init__(self, lm: EncoderDecoder, max_tokens: int) -> None:
-        self.lm, self.max_tokens = lm, max_tokens
-
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) unit vectors."""
-        return self.encode_passages(texts, progress)
-
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) unit vectors; ``progress`` shows nothing."""
-        by_length, found = sorted(range(len(texts)), key=lambda i: len(texts[i])), []
-        for start in range(0, len(texts), POOLED_AT_ONCE):
-            read = self.lm.tokenizer(
-                [texts[i] for i in by_length[start : start + POOLED_AT_ONCE]],
-                truncation=True,
-                max_length=self.max_tokens,
-                padding=True,
-                padding_side="right",
-                return_tensors="pt",
-            )
-            found.append(self.lm.pooled(read["input_ids"], read["attention_mask"]))
-        vectors: Vectors = torch.cat(found)[np.argsort(by_length)].numpy()
-        return vectors

@@ -2,18 +2,18 @@
 rank (Coelho et al., ACL 2024)?
 
 Each answer is taken out of its document, the rest is cut so that both fit into the model's window,
-and the answer is put back at the start, at eight places between, and at the end. In each of ten
-rankings, all documents have their answer at the same place. Scores are the reciprocal rank (among
-the first 100, as in the paper) and the cosine.
-
-In the paper places count tokens, in the authors' code characters; both are available. Here a
-document may have several answers (paragraphs of an article): all of them are removed from the rest,
-so that an answer is only found where it was put.
+and the answer is put back at the start, at eight places between, and at the end, in ninths of the
+tokens. In each of ten rankings, all documents have their answer at the same place. Scores are the
+reciprocal rank (among the first 100, as in the paper) and the cosine. A document may have several
+answers (paragraphs of an article): all of them are removed from the rest, so that an answer is only
+found where it was put.
 
 Answers come from a folder in BEIR layout. Its answers.jsonl names them, a line per answer
 ({"query-id", "corpus-id", "text"}, the text being part of the document). A collection of passages
 (SQuAD and the like) needs no such file: neighbouring passages of one title, joined, are an article,
 and the judged passages are the answers.
+
+Shapes: A moved answers, O other documents, Q queries, P places, D width.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,8 @@ from revela.corpus.read import read_corpus
 from revela.corpus.readers.common import numbered_lines
 from revela.errors import RevelaError
 from revela.evaluation.beir import Collection, load_collection
-from revela.evaluation.position import PLACES, SPARE, Scores, between_words, profile
+from revela.evaluation.probes.profile import PLACES, Scores, profile
+from revela.evaluation.probes.texts import SPARE, between_words
 from revela.evaluation.results import Profile
 from revela.types import Document, Encoder, Vectors
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from revela.retriever.tokens import TokenWindow
 
 FILE = "answers.jsonl"
-Unit = Literal["tokens", "characters"]
 DEPTH = 100  # of the reciprocal rank
 MOVED_TENTHS = [10 * place / (PLACES - 1) for place in range(PLACES)]
 
@@ -62,6 +62,14 @@ class Answered:
     name: str
     documents: list[str]
     answers: list[Answer]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An answer, and its document with the answer at each of the ten places."""
+
+    answer: Answer
+    texts: list[str]
 
 
 def load_answers(folder: Path, join_titles: bool) -> Answered:
@@ -128,7 +136,7 @@ def answers_in_documents(collection: Collection, path: Path) -> Answered:
             row = json.loads(line)
             query, passage = str(row["query-id"]), str(row["text"])
             document = places[str(row["corpus-id"])]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RevelaError(
                 f"{path}:{number} is no answer in a document of corpus.jsonl "
                 f"({type(error).__name__}: {error})"
@@ -144,28 +152,9 @@ def answers_in_documents(collection: Collection, path: Path) -> Answered:
     return Answered(collection.name, collection.documents, answers)
 
 
-@dataclass(frozen=True)
-class Moved:
-    """An answer, and its document with the answer at each of the ten places."""
-
-    answer: Answer
-    texts: list[str]
-
-
-def move_all(
-    answered: Answered, window: TokenWindow, count: int, unit: Unit, seed: int
-) -> list[Moved]:
-    """A sample of answers, each put at ten places of its document.
-
-    An answer qualifies if it fills at most half of the window and the rest of its document is at
-    least as long as it.
-
-    Args:
-        answered: documents and answers.
-        window: of the model.
-        count: maximum number of answers.
-        unit: what places count.
-        seed: of the sample.
+def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> list[Moved]:
+    """At most ``count`` answers, each put at ten places of its document. An answer qualifies if it
+    fills at most half of the window and the rest of its document is at least as long as it.
 
     Raises:
         RevelaError: fewer than two answers qualify.
@@ -181,7 +170,7 @@ def move_all(
         rest = rests[answer.document]
         spans = window.spans([rest])[0][: size - length]
         if len(spans) >= max(length, PLACES):
-            texts = inserted(rest[: spans[-1][1]], answer.text, places(spans, unit))
+            texts = inserted(rest[: spans[-1][1]], answer.text, places(spans))
             moved.append(Moved(answer, texts))
     if len(moved) < 2:
         raise RevelaError(
@@ -202,14 +191,9 @@ def _rests(answered: Answered, answers: Sequence[Answer]) -> dict[int, str]:
     return rests
 
 
-def places(spans: Sequence[tuple[int, int]], unit: Unit) -> list[int]:
-    """Ten character offsets from the start of a text to its end, in ninths of its tokens or of its
-    characters.
-    """
-    end = spans[-1][1]
-    if unit == "characters":
-        return [round(place * end / (PLACES - 1)) for place in range(PLACES)]
-    starts = [*(start for start, _ in spans), end]
+def places(spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Ten character offsets from the start of a text to its end, in ninths of its tokens."""
+    starts = [*(start for start, _ in spans), spans[-1][1]]
     return [starts[round(place * len(spans) / (PLACES - 1))] for place in range(PLACES)]
 
 
@@ -221,36 +205,38 @@ def inserted(rest: str, passage: str, offsets: Sequence[int]) -> list[str]:
     ]
 
 
-def moved_passage(
-    moved: Sequence[Moved],
-    others: Sequence[str],
-    encoder: Encoder,
-    seed: int = 0,
-    progress: bool = False,
-) -> dict[str, Profile]:
-    """Reciprocal rank and cosine of each query's document, by the place of the answer in it.
+def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -> list[str]:
+    """The documents without a moved answer, cut to the window."""
+    theirs = {m.answer.document for m in moved}
+    texts = [text for index, text in enumerate(answered.documents) if index not in theirs]
+    size = window.size - SPARE
+    return [
+        between_words(text, spans[size - 1][1]) if len(spans) > size else text
+        for text, spans in zip(texts, window.spans(texts), strict=True)
+    ]
 
-    Args:
-        moved: documents that compete with each other, all with their answer at the same place.
-        others: texts that compete too.
-        encoder: of unit vectors.
-        seed: of the intervals, for which whole documents are resampled.
-        progress: show bars.
+
+def moved_passage(
+    moved: Sequence[Moved], others: Sequence[str], encoder: Encoder
+) -> dict[str, Profile]:
+    """Reciprocal rank and cosine of each query's document, by the place of the answer in it. The
+    moved documents compete with each other, all with their answer at the same place, and with the
+    others; the encoder gives unit vectors.
     """
     texts = [m.texts[place] for place in range(PLACES) for m in moved]
-    passages_PAD = encoder.encode_passages(texts, progress=progress).reshape(PLACES, len(moved), -1)
+    passages_PAD = encoder.encode_passages(texts, progress=True).reshape(PLACES, len(moved), -1)
     others_OD = passages_PAD[0, :0]
     if others:
-        others_OD = encoder.encode_passages(others, progress=progress)
+        others_OD = encoder.encode_passages(others, progress=True)
     queries = [query for m in moved for query in m.answer.queries]
-    queries_QD = encoder.encode_queries(queries, progress=progress)
+    queries_QD = encoder.encode_queries(queries, progress=True)
     own_Q = np.repeat(np.arange(len(moved)), [len(m.answer.queries) for m in moved])
     cosines_QP, ranks_QP = scores_by_place(queries_QD, passages_PAD, others_OD, own_Q)
     reciprocal_QP = np.where(ranks_QP <= DEPTH, 1.0 / ranks_QP, 0.0)
     owners = [moved[own].answer.document for own in own_Q.tolist()]
     return {
-        f"moved passage, MRR@{DEPTH}": profile(reciprocal_QP, MOVED_TENTHS, owners, seed),
-        "moved passage, cosine": profile(cosines_QP, MOVED_TENTHS, owners, seed),
+        f"moved passage, MRR@{DEPTH}": profile(reciprocal_QP, MOVED_TENTHS, owners),
+        "moved passage, cosine": profile(cosines_QP, MOVED_TENTHS, owners),
     }
 
 
@@ -269,14 +255,3 @@ def scores_by_place(
         above = (scores_QA > own[:, None]).sum(axis=1) + (others_QO > own[:, None]).sum(axis=1)
         ranks.append(1 + above)
     return np.column_stack(cosines), np.column_stack(ranks)
-
-
-def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -> list[str]:
-    """The documents without a moved answer, cut to the window."""
-    theirs = {m.answer.document for m in moved}
-    texts = [text for index, text in enumerate(answered.documents) if index not in theirs]
-    size = window.size - SPARE
-    return [
-        between_words(text, spans[size - 1][1]) if len(spans) > size else text
-        for text, spans in zip(texts, window.spans(texts), strict=True)
-    ]

@@ -30,16 +30,17 @@ Pair = tuple[str, str]
 
 
 def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[Pair]:
-    """A sample of judged queries, each with its best judged passage.
+    """A sample of judged queries, each with its best judged passage; one query per passage, as
+    equal passages would distort uniformity and anisotropy.
 
     Raises:
         RevelaError: there are fewer than two.
     """
     texts = dict(zip(collection.document_ids, collection.documents, strict=True))
-    best = {q: max(judged, key=lambda d: judged[d]) for q, judged in collection.qrels.items()}
-    # One query per passage, as equal passages would distort uniformity and anisotropy.
-    named = zip(collection.query_ids, collection.queries, strict=True)
-    owners = {best[q]: query for q, query in named}
+    owners = {}
+    for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
+        judged = collection.qrels[query_id]
+        owners[max(judged, key=lambda d: judged[d])] = query
     pairs = [(query, texts[d]) for d, query in owners.items()]
     return _sampled(pairs, count, seed, f"{collection.name} has {len(pairs)} judged passages")
 
@@ -70,12 +71,12 @@ def _sampled(pairs: Sequence[Pair], count: int, seed: int, found: str) -> list[P
     return random.Random(seed).sample(pairs, min(count, len(pairs)))
 
 
-def geometry(pairs: Sequence[Pair], encoder: Encoder, progress: bool = False) -> Geometry:
+def geometry(pairs: Sequence[Pair], encoder: Encoder) -> Geometry:
     """Measure an encoder of unit vectors on (query, passage) pairs; queries count for alignment
     only.
     """
-    queries_ND = encoder.encode_queries([query for query, _ in pairs], progress=progress)
-    passages_ND = encoder.encode_passages([passage for _, passage in pairs], progress=progress)
+    queries_ND = encoder.encode_queries([query for query, _ in pairs], progress=True)
+    passages_ND = encoder.encode_passages([passage for _, passage in pairs], progress=True)
     return Geometry(
         alignment(queries_ND, passages_ND),
         uniformity(passages_ND),

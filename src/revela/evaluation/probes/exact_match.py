@@ -1,0 +1,79 @@
+"""Position bias without labels: does a retriever read the beginning of a text more than its end
+(Coelho et al., "Dwell in the Beginning", ACL 2024)?
+
+A document is cut into ten equal parts, and each part, as a query, is compared with the document. An
+unbiased model gives all parts the same cosine if all say as much about the document. They do not
+(the beginning tends to state the topic), so each document is also encoded with its parts in reverse
+order: averaged by place over both orders, content is held fixed.
+
+Shapes: N documents, P places, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from revela.corpus.words import in_parts
+from revela.evaluation.probes.profile import PLACES, SEGMENT_TENTHS, Scores, profile
+from revela.evaluation.results import Profile
+from revela.types import Encoder, Vectors
+
+
+def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
+    """Cosine of each text, as a passage, with each of its ten parts as a query: in the order of the
+    text, and averaged over both orders. The encoder gives unit vectors and reads texts in full.
+    """
+    parts = [segments(text) for text in texts]
+    turned = [
+        (" " if some[0][-1].isspace() else "").join(part.strip() for part in reversed(some))
+        for some in parts
+    ]
+    passages = encoder.encode_passages([*texts, *turned], progress=True)
+    queries = encoder.encode_queries([part for some in parts for part in some], progress=True)
+    queries_NPD = queries.reshape(len(texts), PLACES, -1)
+    forward_NP, turned_NP = (
+        np.einsum("nd,npd->np", passages_ND, queries_NPD).astype(np.float64)
+        for passages_ND in passages.reshape(2, len(texts), -1)
+    )
+    return {
+        "exact match": profile(forward_NP, SEGMENT_TENTHS),
+        "exact match, both orders": profile(both_orders(forward_NP, turned_NP), SEGMENT_TENTHS),
+    }
+
+
+def segments(text: str) -> list[str]:
+    """Ten runs of words, as equal in number as possible; joined, they are the text."""
+    return in_parts(text, PLACES)
+
+
+def both_orders(forward_NP: Scores, turned_NP: Scores) -> Scores:
+    """Mean score by place over both orders, (N, P).
+
+    ``turned_NP[n, p]`` is the score of part p in the reversed text, so at place P - 1 - p. What a
+    part scores by its content is added at two mirrored places: slope and drop are free of it.
+    """
+    mean_NP: Scores = (forward_NP + turned_NP[:, ::-1]) / 2
+    return mean_NP
+
+
+class UnitEncoder:
+    """An encoder whose vectors are scaled to length one."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) unit vectors."""
+        return _scaled(self.encoder.encode_queries(texts, progress=progress))
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        """(N, D) unit vectors."""
+        return _scaled(self.encoder.encode_passages(texts, progress=progress))
+
+
+def _scaled(vectors_ND: Vectors) -> Vectors:
+    norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    unit_ND: Vectors = vectors_ND / np.maximum(norms_N1, 1e-12)
+    return unit_ND

@@ -1,0 +1,125 @@
+"""All probes of one model. Everything is read and cut before anything is encoded, so that bad input
+costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from revela.device import compute_device, uses_bf16
+from revela.evaluation.beir import load_collection
+from revela.evaluation.probes.exact_match import UnitEncoder, exact_match
+from revela.evaluation.probes.geometry import geometry, pairs_of_collection, pairs_of_text
+from revela.evaluation.probes.language_models import DecoderPooling, loss_by_place, spans_by_place
+from revela.evaluation.probes.moved_passage import load_answers, move_all, moved_passage, untouched
+from revela.evaluation.probes.texts import SPARE, long_texts
+from revela.evaluation.results import ProbeResult, Profile
+from revela.lm.encoder_decoder import FOLDER as DECODER_BESIDE
+from revela.lm.encoder_decoder import EncoderDecoder, is_encoder_decoder, load_encoder_decoder
+from revela.lm.language_model import load_language_model, load_tokenizer
+from revela.retriever.build import load_retriever
+from revela.retriever.encode import RetrieverEncoder
+from revela.retriever.tokens import TokenWindow, token_window
+from revela.settings import Precision
+from revela.silence import silence_libraries
+from revela.types import Document
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """How a model is probed.
+
+    Args:
+        max_tokens: longest text, prompt included; at most the model's own limit.
+        count: maximum number of documents, answers and pairs.
+        seed: of samples.
+        precision: arithmetic.
+        move: folder in BEIR layout with answers to move, of a retriever.
+        join_titles: its documents are passages of articles.
+        pairs: folder in BEIR layout for the geometry; None: halves of chunks.
+    """
+
+    max_tokens: int = 512
+    count: int = 200
+    seed: int = 0
+    precision: Precision = "auto"
+    move: Path | None = None
+    join_titles: bool = False
+    pairs: Path | None = None
+
+
+def probe_retriever(
+    folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
+) -> ProbeResult:
+    """Exact match and geometry of a retriever and, with ``options.move``, moved passages; of one
+    that has a decoder beside it, spans by place too. ``name`` is the model's in messages.
+
+    Raises:
+        RevelaError: there is too little text, or a vector is not finite.
+    """
+    silence_libraries()
+    count, seed = options.count, options.seed
+    model = load_retriever(folder)
+    window = token_window(model, name, options.max_tokens)
+    texts = long_texts(documents, window, count, seed)
+    if options.pairs is None:
+        pairs = pairs_of_text(documents, count, seed)
+    else:
+        pairs = pairs_of_collection(load_collection(options.pairs), count, seed)
+    answered = options.move and load_answers(options.move, options.join_titles)
+    moved = move_all(answered, window, count, seed) if answered else []
+    reader = RetrieverEncoder(model, uses_bf16(options.precision, model.device), options.max_tokens)
+    encoder, tokens = UnitEncoder(reader), window.size - SPARE
+    log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
+    profiles = exact_match(texts, encoder)
+    if (folder / DECODER_BESIDE).is_dir():
+        lm = load_encoder_decoder(folder, reader.bf16).to(model.device)
+        profiles |= _of_decoder(texts, lm, window, options)
+    if answered:
+        others = untouched(answered, moved, window)
+        asked = sum(len(m.answer.queries) for m in moved)
+        log.info(
+            f"moved passage: {asked:,} queries, {len(moved):,} answers at ten places each, "
+            f"{len(others):,} other documents"
+        )
+        profiles |= moved_passage(moved, others, encoder)
+    log.info(f"geometry: {len(pairs):,} pairs")
+    found = geometry(pairs, encoder)
+    return ProbeResult(profiles, name, tokens=tokens, geometry=found, context=reader.slots)
+
+
+def _of_decoder(
+    texts: Sequence[str], lm: EncoderDecoder, window: TokenWindow, options: ProbeOptions
+) -> dict[str, Profile]:
+    log.info(f"spans by place: {len(texts):,} documents of {window.size - SPARE} tokens")
+    profiles = spans_by_place(texts, lm, window, options.seed)
+    pooled = exact_match(texts, DecoderPooling(lm, options.max_tokens))
+    return profiles | {f"{test}, by the decoder": found for test, found in pooled.items()}
+
+
+def probe_language_model(
+    folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
+) -> ProbeResult:
+    """Next-token loss of a causal LM by place; of an encoder-decoder, spans by place, and the exact
+    match of its decoder's vectors. Arguments as for ``probe_retriever``.
+    """
+    silence_libraries()
+    device = compute_device()
+    bf16 = uses_bf16(options.precision, device)
+    if is_encoder_decoder(folder):
+        both = load_encoder_decoder(folder, bf16).to(device)
+        window = TokenWindow(both.tokenizer, options.max_tokens - len(both.around([])))
+        texts = long_texts(documents, window, options.count, options.seed)
+        profiles = _of_decoder(texts, both, window, options)
+    else:
+        window = TokenWindow(load_tokenizer(folder), options.max_tokens)
+        texts = long_texts(documents, window, options.count, options.seed)
+        lm = load_language_model(folder, bf16=bf16, name=name).to(device)
+        log.info(f"next-token loss: {len(texts):,} documents of {window.size - SPARE} tokens")
+        profiles = loss_by_place(texts, lm, window)
+    return ProbeResult(profiles, name, tokens=window.size - SPARE)

@@ -1,0 +1,376 @@
+"""One HTML page about runs: corpora, curves, scores, probes, settings, and how to repeat them.
+
+The page is self-contained: styles and drawings are inline, nothing is fetched, no script runs. The
+template (report.html) escapes all text of a corpus, a file name or a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from revela.errors import RevelaError, extra
+from revela.evaluation.metrics import MAIN, METRICS
+from revela.evaluation.plots import (
+    Plot,
+    check_plots,
+    colour,
+    comparison_plots,
+    kind_of,
+    kinds_of,
+    loss_plots,
+    profile_plots,
+)
+from revela.evaluation.results import (
+    Comparison,
+    CurvePoint,
+    Interval,
+    ProbeResult,
+    Results,
+    Run,
+    Scores,
+    SystemScores,
+    read_results,
+)
+from revela.files import atomic_write
+from revela.settings import Recipe
+from revela.silence import duration
+
+IN_TITLE = 4  # names in the page's title
+METRIC_NAMES = {
+    "ndcg@10": "nDCG@10",
+    "recall@100": "recall@100",
+    "mrr@10": "MRR@10",
+    "map": "MAP",
+    MAIN: "main score",
+}
+SUMMARIES = {
+    "slope": "slope per tenth",
+    "drop": "first place minus the last",
+    "first_wins": "share whose first place beats the last",
+}
+Runs = Mapping[str, Run]
+Probes = Mapping[str, ProbeResult]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, whether it is the best of those it is compared with, and a note in small type."""
+
+    text: str
+    best: bool = False
+    note: str = ""
+
+
+Row = tuple[str, list[Cell]]
+"""A name, and a cell per column."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, the names of the columns (that of the row names first), and rows."""
+
+    caption: str
+    header: list[str]
+    rows: list[Row]
+
+
+def report(paths: Sequence[Path], out: Path) -> Results:
+    """Write the page about ``paths`` (see ``read_results``) to ``out``, atomically.
+
+    Raises:
+        RevelaError: a path has no results, a file is damaged, or ``out`` is a folder.
+    """
+    if out.is_dir():
+        raise RevelaError(
+            f"{out} is a folder: give the page a file name, such as --out {out / 'report.html'}"
+        )
+    results = read_results(paths)
+    page = render(results, [path.resolve().name for path in paths])
+    with atomic_write(out) as temporary:
+        # A file name that is no UTF-8 is shown with a ? in place of each such byte.
+        temporary.write_bytes(page.encode("utf-8", errors="replace"))
+    return results
+
+
+def render(results: Results, names: Sequence[str]) -> str:
+    """The page; ``names`` are those of the paths that were given, for the title."""
+    with extra("report", "the report page"):
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    runs, probes = results.runs, results.probes
+    more = f" and {len(names) - IN_TITLE} more" if len(names) > IN_TITLE else ""
+    return environment.get_template("report.html").render(
+        title=", ".join(names[:IN_TITLE]) + more,
+        runs=runs,
+        legend=_legend(kinds_of(runs)),
+        facts=facts_table(runs),
+        label_free=check_tables(runs),
+        checks=_figures(check_plots(runs)),
+        training=_figures(loss_plots(runs)),
+        comparisons=[
+            (
+                comparison_table(name, comparison),
+                _legend(list(dict.fromkeys(map(kind_of, comparison.curves)))),
+                _figures(comparison_plots(comparison)),
+            )
+            for name, comparison in results.comparisons.items()
+        ],
+        judged=judged_tables(results.scores),
+        probes=_legend(list(probes)),
+        places=_figures(profile_plots({name: probe.profiles for name, probe in probes.items()})),
+        place_tables=profile_tables(probes),
+        geometry=geometry_table(probes),
+        changed=settings_table(runs),
+        environment=environment_table(runs),
+        commands=_commands(runs),
+    )
+
+
+def _legend(names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name, colour(series)) for series, name in enumerate(names)]
+
+
+def _figures(plots: Iterable[Plot]) -> list[tuple[str, str]]:
+    """A caption and an SVG element each."""
+    return [(plot.title, plot.svg()) for plot in plots]
+
+
+def _commands(runs: Runs) -> dict[str, str]:
+    """Each command once, and the names of the runs that it made."""
+    commands: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        if run.about.command:
+            commands.setdefault(run.about.command, []).append(name)
+    return {command: ", ".join(names) for command, names in commands.items()}
+
+
+def check_tables(runs: Runs) -> list[Table]:
+    """A table per task: BM25, the untrained model, the state before the first step, the saved one;
+    a column per run, its best marked.
+    """
+    systems: dict[str, Callable[[Run], Mapping[str, float]]] = {
+        "BM25": lambda run: run.about.bm25,
+        "untrained": lambda run: run.about.untrained,
+        "before the first step": lambda run: next((c for r, c in run.checks() if r.step == 0), {}),
+        "saved": Run.saved,
+    }
+    tables = []
+    for task in dict.fromkeys(task for run in runs.values() for _, c in run.checks() for task in c):
+        columns = [
+            _marked([scores(run).get(task) for scores in systems.values()]) for run in runs.values()
+        ]
+        tables.append(Table(task, ["nDCG@10", *runs], _rows(systems, columns)))
+    return tables
+
+
+def comparison_table(name: str, comparison: Comparison) -> Table:
+    """nDCG@10 of judged queries at the end, a row per collection: BM25, and each kind of run as the
+    mean over its seeds, with where it began.
+    """
+    kinds: dict[str, list[list[CurvePoint]]] = {}
+    for label, curve in comparison.curves.items():
+        if curve:
+            kinds.setdefault(kind_of(label), []).append(curve)
+    rows = []
+    for row, collections in _with_mean(comparison.bm25).items():
+
+        def score(scores: Mapping[str, float], names: Sequence[str] = collections) -> float:
+            return fmean(scores[name] for name in names)
+
+        first = [[score(curve[0].judged) for curve in curves] for curves in kinds.values()]
+        last = [[score(curve[-1].judged) for curve in curves] for curves in kinds.values()]
+        cells = _marked([score(comparison.bm25), *map(fmean, last)])
+        rows.append((row, _noted(cells, ["", *map(_from_to, first, last)])))
+    return Table(name, ["nDCG@10", "BM25", *kinds], rows)
+
+
+def judged_tables(files: Mapping[str, Scores]) -> list[Table]:
+    """Scores of ``eval``: nDCG@10 over all collections, a column per system; then for each
+    collection all its metrics, a row per system.
+    """
+    merged = merge(files)
+    tables = [_collection_table(name, systems) for name, systems in merged.items()]
+    if len(merged) > 1:
+        names = list(dict.fromkeys(system for systems in merged.values() for system in systems))
+        rows = []
+        for row, collections in _with_mean(merged).items():
+            means = []
+            for system in names:
+                found = [merged[c][system].means for c in collections if system in merged[c]]
+                values = [each["ndcg@10"] for each in found if "ndcg@10" in each]
+                means.append(fmean(values) if len(values) == len(collections) else None)
+            rows.append((row, _marked(means)))
+        tables.insert(0, Table("all collections", ["nDCG@10", *names], rows))
+    return tables
+
+
+def _collection_table(name: str, systems: Mapping[str, SystemScores]) -> Table:
+    each = list(systems.values())
+    metrics = [m for m in METRICS if any(m in scores.means for scores in each)] or [MAIN]
+    columns = [_marked([scores.means.get(metric) for scores in each]) for metric in metrics]
+    if metrics[0] == "ndcg@10":
+        margins = ["" if s.margin is None else f"± {s.margin:.3f}" for s in each]
+        columns[0] = _noted(columns[0], margins)
+    references = list(dict.fromkeys(name for scores in each for name in scores.p))
+    columns += [[Cell(_p(scores.p.get(name))) for scores in each] for name in references]
+    names = [METRIC_NAMES[metric] for metric in metrics]
+    header = ["system", *names, *(f"p against {name}" for name in references)]
+    return Table(name, header, _rows(systems, columns))
+
+
+def merge(files: Mapping[str, Scores]) -> Scores:
+    """Several files of scores as one.
+
+    A system that has other scores in a later file is listed a second time, with that file's name.
+    """
+    merged: Scores = {}
+    for source, collections in files.items():
+        for collection, systems in collections.items():
+            known = merged.setdefault(collection, {})
+            for system, values in systems.items():
+                same = known.get(system, values).means == values.means
+                known[system if same else f"{system} ({source})"] = values
+    return merged
+
+
+def profile_tables(probes: Probes) -> list[Table]:
+    """A table per test: slope, drop and share with their intervals; a column per probe."""
+    tables = []
+    for test in dict.fromkeys(test for probe in probes.values() for test in probe.profiles):
+        found = [probe.profiles.get(test) for probe in probes.values()]
+        rows = [
+            (label, [_interval(getattr(p, name) if p else None) for p in found])
+            for name, label in SUMMARIES.items()
+        ]
+        tables.append(Table(test, ["with 95 % intervals", *probes], rows))
+    return tables
+
+
+def geometry_table(probes: Probes) -> Table:
+    """Alignment, uniformity, anisotropy and effective rank; a column per retriever."""
+    found = {n: dataclasses.asdict(p.geometry) for n, p in probes.items() if p.geometry}
+    names = list(next(iter(found.values()), {}))
+    rows = [
+        (n.replace("_", " "), [Cell(_short(each[n])) for each in found.values()]) for n in names
+    ]
+    return Table("Geometry of the vectors", ["", *found], rows)
+
+
+def facts_table(runs: Runs) -> Table:
+    """What each run was made from and how far it went, a column per run."""
+    facts: dict[str, Callable[[Run], str]] = {
+        "corpus": lambda run: run.about.corpus,
+        "documents": lambda run: _count(run.about.documents),
+        "chunks": lambda run: _count(run.about.chunks),
+        "groups": lambda run: _count(run.about.groups),
+        "objective": lambda run: _text(run.settings.get("objective")),
+        "retriever starts from": lambda run: _text(run.settings.get("model")),
+        "language model": lambda run: _text(run.settings.get("lm")),
+        "steps": _steps,
+        "training took": lambda run: duration(run.metrics[-1].minutes) if run.metrics else "",
+        "tokens read": lambda run: _count(
+            max((r.tokens_read or 0 for r in run.metrics), default=0)
+        ),
+        "state": lambda run: "saved" if run.finished else "not finished",
+    }
+    return _plain(
+        runs, {name: [fact(run) for run in runs.values()] for name, fact in facts.items()}
+    )
+
+
+def settings_table(runs: Runs) -> Table:
+    """The settings that a run changed, beside the default."""
+    defaults = Recipe.of().flat()
+    given = [run.settings for run in runs.values()]
+    rows = []
+    for name in dict.fromkeys([*defaults, *(name for each in given for name in each)]):
+        default = defaults.get(name)
+        values = [each.get(name, default) for each in given]
+        if any(value != default for value in values):
+            rows.append((name, [Cell(_text(value)) for value in (default, *values)]))
+    return Table("Settings that differ from their defaults", ["setting", "default", *runs], rows)
+
+
+def environment_table(runs: Runs) -> Table:
+    """Hardware and versions of each run."""
+    recorded = [run.about.hardware | run.about.versions for run in runs.values()]
+    names = dict.fromkeys(name for each in recorded for name in each)
+    return _plain(runs, {name: [_text(each.get(name)) for each in recorded] for name in names})
+
+
+def _plain(runs: Runs, rows: Mapping[str, Sequence[str]]) -> Table:
+    """A table of texts without empty rows."""
+    filled = [(name, [Cell(text) for text in texts]) for name, texts in rows.items() if any(texts)]
+    return Table("", ["", *runs], filled)
+
+
+def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[Row]:
+    """Rows by name, of columns of cells."""
+    return list(zip(names, map(list, zip(*columns, strict=True)), strict=True))
+
+
+def _noted(cells: Iterable[Cell], notes: Iterable[str]) -> list[Cell]:
+    return [dataclasses.replace(cell, note=note) for cell, note in zip(cells, notes, strict=True)]
+
+
+def _with_mean(names: Iterable[str]) -> dict[str, list[str]]:
+    """Each name for itself and, of several, a row for their mean."""
+    rows = {name: [name] for name in names}
+    return rows | ({"mean": list(rows)} if len(rows) > 1 else {})
+
+
+def _from_to(begun: Sequence[float], ended: Sequence[float]) -> str:
+    """The mean at the start, and of several seeds the lowest and the highest end."""
+    seeds = f", seeds {min(ended):.3f} to {max(ended):.3f}" if len(ended) > 1 else ""
+    return f"from {fmean(begun):.3f}{seeds}"
+
+
+def _marked(values: Iterable[float | None]) -> list[Cell]:
+    """Three digits each, the highest marked."""
+    texts = ["" if value is None else f"{value:.3f}" for value in values]
+    best = max((text for text in texts if text and text != "nan"), key=float, default=None)
+    return [Cell(text, best=bool(text) and text == best and len(texts) > 1) for text in texts]
+
+
+def _steps(run: Run) -> str:
+    if not run.metrics:
+        return ""
+    last, kept = run.metrics[-1].step, run.metrics[-1].kept
+    return f"{last:,}" + (f" (saved: step {kept:,})" if kept not in (None, last) else "")
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value >= 0.001 else "< 0.001"
+
+
+def _interval(found: Interval | None) -> Cell:
+    if found is None:
+        return Cell("")
+    return Cell(f"{found.value:.4f}", note=f"{found.low:.4f} to {found.high:.4f}")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3f}"
+
+
+def _count(value: int | None) -> str:
+    return f"{value:,}" if value else ""
+
+
+def _text(value: Any) -> str:
+    """A value as a recipe file writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
