@@ -69,7 +69,7 @@ def test_names_were_found():
         sum(path.startswith("tests/") for path, _ in NAMED) > 9
         and sum(bool(name) for _, name in NAMED) > 50
     )
-    assert ("lm/query_heads.py", "by_document") in NAMED and (
+    assert ("lm/heads.py", "by_document") in NAMED and (
         "lm/language_model.py",
         "LanguageModel.predict",
     ) in NAMED
