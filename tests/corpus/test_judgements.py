@@ -54,7 +54,7 @@ def test_a_score_may_be_written_as_a_float_but_be_no_fraction(folder):
     file.write_text(HEAD + "q0\td1\t2.0\n")
     assert read_judgements(folder, "train")[1] == {"q0": {"d1": 2}}
     file.write_text(HEAD + "q0\td1\t2.0\nq0\td3\t0.5\n")
-    with pytest.raises(RevelaError, match=r"train\.tsv:3: the score 0\.5 is no whole number"):
+    with pytest.raises(RevelaError, match=r"train\.tsv:3: the score 0\.5 is not a whole number"):
         read_judgements(folder, "train")
 
 
@@ -77,15 +77,16 @@ def test_bad_judgements_are_one_sentence(folder, file, text, sentence):
         pair_rows(DOCUMENTS, folder, False)
 
 
-def test_a_query_with_half_a_surrogate_pair_is_one_sentence(folder):
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"one"', r'"one \ud800"', r"queries\.jsonl:2 is no row .* surrogates not allowed"),
+        ('"_id": "q1"', '"id": "q1"', r"queries\.jsonl:2 is no row with _id and text \(KeyError"),
+        ('"zero"', '" "', r"1 judged queries .* are empty \(first: q0\)"),
+    ],
+)
+def test_bad_queries_are_one_sentence(folder, old, new, sentence):
     file = folder / "queries.jsonl"
-    file.write_text(file.read_text().replace('"one"', r'"one \ud800"', 1))
-    with pytest.raises(RevelaError, match=r"queries\.jsonl: line 2 .* surrogates not allowed"):
-        pair_rows(DOCUMENTS, folder, False)
-
-
-def test_a_judged_query_without_text_is_one_sentence(folder):
-    file = folder / "queries.jsonl"
-    file.write_text(file.read_text().replace('"zero"', '" "'))
-    with pytest.raises(RevelaError, match=r"1 judged queries .* are empty \(first: q0\)"):
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(RevelaError, match=sentence):
         pair_rows(DOCUMENTS, folder, False)

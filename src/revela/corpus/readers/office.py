@@ -1,4 +1,5 @@
-"""Word, PowerPoint, Excel (the office extra) and e-books: a file is a document of Markdown.
+"""PDF (the pdf extra), Word, PowerPoint, Excel (the office extra) and e-books: a file is a document
+of text or Markdown.
 
 mammoth, python-pptx and openpyxl, as they lose least: kreuzberg dropped speakers' notes and a
 chapter, markitdown brings a model that guesses formats, and calamine reserves memory for every
@@ -7,6 +8,7 @@ empty cell before the last.
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 import xml.etree.ElementTree as ET
@@ -18,18 +20,40 @@ from urllib.parse import unquote
 
 from revela.corpus.readers import common
 from revela.corpus.readers.common import (
+    DamagedFile,
     FileSkipped,
     ReadReport,
-    TooLarge,
     UnsupportedFile,
     open_seekable,
     reader_extra,
+    without_surrogates,
 )
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
 
+Parts = Callable[[BinaryIO], Iterable[str]]
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*>", re.I)
+
+
+def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """The text of all pages."""
+    with reader_extra("pdf", "PDF"):
+        from pypdf import PdfReader
+    # It warns of every small fault that it repairs.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    title = ""
+
+    def parts(handle: BinaryIO) -> Iterator[str]:
+        nonlocal title
+        reader = PdfReader(handle)
+        yield from (page.extract_text() for page in reader.pages)
+        title = str((reader.metadata and reader.metadata.title) or "")
+
+    text = _text(path, "PDF", parts, "; run OCR on it first")
+    # A font without a character table can give halves of surrogate pairs.
+    text, title = map(without_surrogates, (text, title))
+    yield Document(name, text, " ".join(title.split()))
 
 
 def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -43,7 +67,7 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         page = mammoth.convert_to_html(handle, style_map=style, convert_image=no_image)
         yield _markdown(page.value)
 
-    yield _document(path, name, "Word", parts)
+    yield Document(name, _zipped_text(path, "Word", parts))
 
 
 def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -60,7 +84,7 @@ def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
                 yield notes.text
 
-    yield _document(path, name, "PowerPoint", parts)
+    yield Document(name, _zipped_text(path, "PowerPoint", parts))
 
 
 def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
@@ -85,7 +109,7 @@ def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             if text := "\n".join(row for row in rows if row):
                 yield f"# {sheet.title}\n\n{text}"
 
-    yield _document(path, name, "Excel", parts)
+    yield Document(name, _zipped_text(path, "Excel", parts))
 
 
 def _row(cells: Iterable[object]) -> str:
@@ -107,7 +131,7 @@ def read_epub(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
                 page = book.read(posixpath.join(posixpath.dirname(package), href))
                 yield _markdown(page.decode("utf-8-sig"))
 
-    yield _document(path, name, "EPUB", parts)
+    yield Document(name, _zipped_text(path, "EPUB", parts))
 
 
 def _markdown(page: str) -> str:
@@ -115,29 +139,34 @@ def _markdown(page: str) -> str:
     return extract_fragment(_HEADING.sub(lambda tag: tag[0] + "#" * int(tag[1]) + " ", page))
 
 
-def _document(
-    path: Path, name: str, format: str, parts: Callable[[BinaryIO], Iterable[str]]
-) -> Document:
-    """The parts of a zipped file, joined.
+def _zipped_text(path: Path, format: str, parts: Parts) -> str:
+    """``_text`` of a zipped file, unless it unpacks to much more than it is."""
+
+    def checked(handle: BinaryIO) -> Iterator[str]:
+        with zipfile.ZipFile(handle) as members:
+            unpacked = sum(member.file_size for member in members.infolist())
+        if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures unpack to their own size
+            raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked")
+        yield from parts(handle)
+
+    return _text(path, format, checked)
+
+
+def _text(path: Path, format: str, parts: Parts, advice: str = "") -> str:
+    """The parts of a file, joined.
 
     Raises:
-        TooLarge: it unpacks to more than its own size and ``MAX_BYTES``.
         DamagedFile: the file cannot be read.
         UnsupportedFile: it has no text.
     """
     with open_seekable(path) as handle:
         try:
-            with zipfile.ZipFile(handle) as members:
-                unpacked = sum(member.file_size for member in members.infolist())
-            if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures unpack to their own size
-                raise TooLarge(f"over {common.MAX_BYTES >> 20} MB unpacked")
             texts = [part.strip() for part in parts(handle)]
         except Exception as error:  # of zipfile, of XML, or the library's own
             if isinstance(error, FileSkipped) or getattr(error, "strerror", None):  # of the disk
                 raise
             what = f"damaged or encrypted {format}"
-            raise common.DamagedFile(what, type(error).__name__) from error
-    text = "\n\n".join(text for text in texts if text)
-    if not text:
-        raise UnsupportedFile(f"{format} without text")
-    return Document(name, text)
+            raise DamagedFile(what, type(error).__name__) from error
+    if text := "\n\n".join(text for text in texts if text):
+        return text
+    raise UnsupportedFile(f"{format} without text{advice}")
