@@ -104,8 +104,9 @@ def shingles(text: str) -> Hashes:
     runs = np.zeros(count, dtype=np.uint64)
     for i in range(RUN):
         runs = runs * _BASE + hashed[i : count + i]
-    runs = np.sort(_mix(runs))  # np.unique takes five times as long
-    return runs[np.diff(runs, prepend=runs[:1] + 1) != 0]
+    runs = np.sort(_mix(runs))
+    distinct: Hashes = runs[np.diff(runs, prepend=runs[:1] + 1) != 0]
+    return distinct  # np.unique takes five times as long
 
 
 def jaccard(one: Hashes, other: Hashes) -> float:

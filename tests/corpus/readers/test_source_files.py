@@ -154,5 +154,7 @@ def test_a_packed_file_that_is_cut_or_something_else_is_named(tmp_path, ending):
     (tmp_path / f"cut.jsonl{ending}").write_bytes(whole[:-30])
     (tmp_path / f"other.jsonl{ending}").write_bytes(b"nothing of the kind")
     _, report = read_corpus([tmp_path], max_bad_share=1)
-    names = [f"cut.jsonl{ending}", f"other.jsonl{ending}"]
-    assert report.examples == {f"damaged {ending}, its rest lost": names}
+    ((reason, places),) = report.examples.items()
+    assert reason == "damaged or encrypted .jsonl" and len(places) == 2
+    assert places[0].startswith(f"cut.jsonl{ending}: ")
+    assert places[1].startswith(f"other.jsonl{ending}: ")

@@ -13,7 +13,6 @@ from pathlib import Path
 from revela.corpus.readers.common import (
     CODE,
     PROSE,
-    READ_ERRORS,
     DamagedFile,
     FileSkipped,
     ReadReport,
@@ -32,7 +31,7 @@ from revela.corpus.readers.office import read_docx, read_epub, read_pdf, read_pp
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.stackexchange import read_posts
 from revela.corpus.readers.tables import read_arrow, read_csv, read_parquet
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.types import Document
 
 
@@ -161,12 +160,14 @@ def read_file(
                 report.skip(error.reason, _with_detail(name, error))
         except DamagedFile as error:
             report.skip(error.reason, _with_detail(name, error), bad=True)
-        except READ_ERRORS as error:
+        except RevelaError:
+            raise
+        except Exception as error:  # of the libraries, whose errors for broken files are many
             if isinstance(error, OSError) and error.errno:
-                reason = unreadable_because(error)
+                report.skip(unreadable_because(error), name, bad=True)
             else:
-                reason = f"damaged {path.suffix}, its rest lost"  # .gz or .zst
-            report.skip(reason, name, bad=True)
+                found = first_line(error)[:80]
+                report.skip(f"damaged or encrypted {suffix(path)}", f"{name}: {found}", bad=True)
 
 
 def _with_detail(name: str, error: FileSkipped) -> str:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
-from revela.corpus.readers.common import DamagedFile, ReadReport, UnsupportedFile, open_binary
+from revela.corpus.readers.common import ReadReport, UnsupportedFile, open_binary
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
@@ -64,8 +64,8 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
             report.skip("neither question nor answer", where)
             continue
         try:
-            question = _number(row["Id"] if kind == QUESTION else row["ParentId"])
-            rank = FIRST if kind == QUESTION else -_number(row.get("Score", "0"))
+            question = int(row["Id"] if kind == QUESTION else row["ParentId"])
+            rank = FIRST if kind == QUESTION else -int(row.get("Score", "0"))
             body = row["Body"]
         except (KeyError, ValueError):
             report.skip("post without Id, ParentId or Body", where, bad=True)
@@ -73,29 +73,15 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
         yield Post(question, rank, " ".join(row.get("Title", "").split()), extract_fragment(body))
 
 
-def _number(text: str) -> int:
-    """An Id or a score.
-
-    Raises:
-        ValueError: it is none, or does not fit into the column of numbers.
-    """
-    if abs(number := int(text)) > 2**62:
-        raise ValueError(f"{number} is too large")
-    return number
-
-
 def _rows(handle: BinaryIO) -> Iterator[Mapping[str, str]]:
     """The attributes of each row; an element is freed once it is read."""
-    try:
-        events = ET.iterparse(handle, ("start", "end"))
-        _, root = next(events)
-        if root.tag != "posts":
-            message = "XML that is not a StackExchange Posts.xml"
-            raise UnsupportedFile(message, f"begins with <{root.tag}>")
-        for event, element in events:
-            if event == "end":
-                if element.tag == "row":
-                    yield element.attrib
-                root.clear()
-    except ET.ParseError as error:
-        raise DamagedFile("broken XML", str(error)) from error
+    events = ET.iterparse(handle, ("start", "end"))
+    _, root = next(events)
+    if root.tag != "posts":
+        message = "XML that is not a StackExchange Posts.xml"
+        raise UnsupportedFile(message, f"begins with <{root.tag}>")
+    for event, element in events:
+        if event == "end":
+            if element.tag == "row":
+                yield element.attrib
+            root.clear()

@@ -17,7 +17,6 @@ from typing import Any
 
 from revela.corpus.readers import common
 from revela.corpus.readers.common import (
-    DamagedFile,
     ReadReport,
     UnsupportedFile,
     lines_of,
@@ -35,7 +34,7 @@ def read_parquet(
     path: Path, name: str, fields: Fields, report: ReadReport, some: range | None = None
 ) -> Iterator[Document]:
     """A Parquet file, of some row groups only, or of all."""
-    with _as_damaged_file("damaged Parquet"), open_parquet(path) as file:
+    with open_parquet(path) as file:
         wanted = _text_columns(file.schema_arrow, fields)
         before = sum(file.metadata.row_group(i).num_rows for i in range(some.start if some else 0))
         batches = file.iter_batches(ROWS, some, wanted, use_threads=False)
@@ -61,7 +60,7 @@ def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
     """An Arrow stream or file, such as the datasets library's cache or ``save_to_disk`` writes."""
     import pyarrow as pa
 
-    with _as_damaged_file("damaged Arrow file"), pa.OSFile(os.fsencode(path)) as source:
+    with pa.OSFile(os.fsencode(path)) as source:
         batches: Iterable[Any]
         try:
             batches = stream = pa.ipc.open_stream(source)
@@ -79,19 +78,6 @@ def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
 def _validated(batch: Any) -> Any:
     batch.validate(full=True)  # wrong offsets would read the memory of this process
     return batch
-
-
-@contextmanager
-def _as_damaged_file(reason: str) -> Iterator[None]:
-    """Turn pyarrow's errors into ``DamagedFile``; the operating system's pass."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if getattr(error, "errno", None) is not None:
-            raise
-        raise DamagedFile(reason) from error
 
 
 def documents_of(
@@ -132,25 +118,22 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     csv.field_size_limit(common.MAX_BYTES)
     with open_text(path, newline="") as text:
         lines = map(_whole, lines_of(text))
-        try:
-            header = next(lines, "")
-            delimiter = max(DELIMITERS[suffix(path)], key=header.count)
-            reader = csv.reader(chain([header], lines), delimiter=delimiter)
-            if not (names := next(reader, [])):
-                return
-            columns_of(names, fields)
-            last = reader.line_num
-            for row in reader:
-                where, last = f"{name}:{last + 1}", reader.line_num
-                if row and len(row) != len(names):  # a quote may not be closed
-                    reason = f"row of {len(row)} fields under a header of {len(names)}"
-                    report.skip(reason, where, bad=True)
-                elif row:
-                    values = _typed(dict(zip(names, row, strict=True)), fields)
-                    if document := document_of(values, where, fields, report):
-                        yield document
-        except csv.Error as error:
-            raise DamagedFile("broken CSV, its rest lost", str(error)) from error
+        header = next(lines, "")
+        delimiter = max(DELIMITERS[suffix(path)], key=header.count)
+        reader = csv.reader(chain([header], lines), delimiter=delimiter)
+        if not (names := next(reader, [])):
+            return
+        columns_of(names, fields)
+        last = reader.line_num
+        for row in reader:
+            where, last = f"{name}:{last + 1}", reader.line_num
+            if row and len(row) != len(names):  # a quote may not be closed
+                reason = f"row of {len(row)} fields under a header of {len(names)}"
+                report.skip(reason, where, bad=True)
+            elif row:
+                values = _typed(dict(zip(names, row, strict=True)), fields)
+                if document := document_of(values, where, fields, report):
+                    yield document
 
 
 def _whole(line: str) -> str:
