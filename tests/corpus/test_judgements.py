@@ -54,7 +54,7 @@ def test_a_score_may_be_written_as_a_float_but_be_no_fraction(folder):
     file.write_text(HEAD + "q0\td1\t2.0\n")
     assert read_judgements(folder, "train")[1] == {"q0": {"d1": 2}}
     file.write_text(HEAD + "q0\td1\t2.0\nq0\td3\t0.5\n")
-    with pytest.raises(RevelaError, match=r"train\.tsv:3: the score 0\.5 is not a whole number"):
+    with pytest.raises(RevelaError, match=r"train\.tsv:3: the score 0\.5 is no whole number"):
         read_judgements(folder, "train")
 
 
@@ -80,8 +80,8 @@ def test_bad_judgements_are_one_sentence(folder, file, text, sentence):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('"one"', r'"one \ud800"', r"queries\.jsonl:2 is no row .* surrogates not allowed"),
-        ('"_id": "q1"', '"id": "q1"', r"queries\.jsonl:2 is no row with _id and text \(KeyError"),
+        ('"one"', r'"one \ud800"', r"queries\.jsonl: line 2 .* surrogates not allowed"),
+        ('"_id": "q1"', '"id": "q1"', r"queries\.jsonl: line 2 cannot be read \(KeyError"),
         ('"zero"', '" "', r"1 judged queries .* are empty \(first: q0\)"),
     ],
 )

@@ -81,8 +81,7 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
                 f"{row['_id']}{row['text']}{row.get('title')}".encode()
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RevelaError(
-                    f"{path}:{number} is no row with _id and text ({type(error).__name__}: "
-                    f"{error}): mend that line"
+                    f"{path}: line {number} cannot be read ({type(error).__name__}: {error})"
                 ) from error
             rows.append(row)
     return rows
@@ -108,7 +107,7 @@ def _read_qrels(path: Path) -> Qrels:
             ) from None
         if not score.is_integer():
             raise RevelaError(
-                f"{path}:{number}: the score {given} is not a whole number: multiply all scores so "
+                f"{path}:{number}: the score {given} is no whole number: multiply all scores so "
                 "that each is one"
             )
         qrels.setdefault(query, {})[document] = int(score)

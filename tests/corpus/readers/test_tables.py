@@ -197,14 +197,14 @@ def test_csv_gives_back_what_was_written(tmp_path_factory, rows):
 
 
 def test_a_row_group_may_be_larger_than_memory(tmp_path):
-    rows = pa.table({"text": [os.urandom(2250).hex() for _ in range(5000)]})  # 22 MB
+    rows = pa.table({"text": [os.urandom(2250).hex() for _ in range(10_000)]})  # 45 MB
     pq.write_table(rows, tmp_path / "a.parquet", row_group_size=10**6)
     usual = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(usual)
     pa.set_memory_pool(pool)
     try:
         found = tables.read_parquet(tmp_path / "a.parquet", "a", FIELDS, ReadReport())
-        assert sum(1 for _ in found) == 5000 and 0 < pool.max_memory() < 2**23
+        assert sum(1 for _ in found) == 10_000 and 0 < pool.max_memory() < 2**24
     finally:
         pa.set_memory_pool(usual)
 

@@ -187,16 +187,27 @@ def lines_of(handle: TextIO) -> Iterator[str]:
         yield line
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file, with their numbers from 1, as ``lines_of`` gives them.
+def whole(line: str) -> str:
+    """The line.
 
     Raises:
-        RevelaError: the file is damaged or not UTF-8.
+        DamagedFile: ``lines_of`` has cut it.
+    """
+    if len(line) > MAX_BYTES:
+        raise DamagedFile(f"line over {MAX_BYTES >> 20} MB")
+    return line
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file, with their numbers from 1.
+
+    Raises:
+        RevelaError: the file is damaged or not UTF-8, or a line is longer than ``MAX_BYTES``.
     """
     number = 0
     with open_text(path, "strict") as handle:
         try:
-            for number, line in enumerate(lines_of(handle), 1):
+            for number, line in enumerate(map(whole, lines_of(handle)), 1):
                 yield number, line
         except (UnicodeDecodeError, *READ_ERRORS) as error:
             raise RevelaError(

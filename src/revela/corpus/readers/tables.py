@@ -22,6 +22,7 @@ from revela.corpus.readers.common import (
     lines_of,
     open_text,
     suffix,
+    whole,
 )
 from revela.corpus.readers.rows import Fields, columns_of, document_of
 from revela.types import Document
@@ -117,7 +118,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     """
     csv.field_size_limit(common.MAX_BYTES)
     with open_text(path, newline="") as text:
-        lines = map(_whole, lines_of(text))
+        lines = map(whole, lines_of(text))
         header = next(lines, "")
         delimiter = max(DELIMITERS[suffix(path)], key=header.count)
         reader = csv.reader(chain([header], lines), delimiter=delimiter)
@@ -134,12 +135,6 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
                 values = _typed(dict(zip(names, row, strict=True)), fields)
                 if document := document_of(values, where, fields, report):
                     yield document
-
-
-def _whole(line: str) -> str:
-    if len(line) > common.MAX_BYTES:
-        raise csv.Error(f"line over {common.MAX_BYTES >> 20} MB")
-    return line
 
 
 def _typed(row: dict[str, Any], fields: Fields) -> dict[str, Any]:
