@@ -22,15 +22,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_siz
 )
 PROSE = st.lists(
     st.sampled_from(
-        [
-            "One two three.",
-            "Is it so?",
-            "No!",
-            "Dr. No came.",
-            "A b c d e f g h",
-            "\n\n",
-            "3.5 is e.g. a number.",
-        ]
+        ["One two three.", "Is it so?", "No!", "Dr. No came.", "A b c d", "\n\n", "3.5 is e.g. it."]
     ),
     max_size=40,
 ).map(" ".join)
@@ -92,14 +84,6 @@ def test_functions_stay_whole():
     assert pieces[0] == first
     assert any(p.strip().startswith("def other") for p in pieces)
     assert "".join(pieces) == source
-
-
-def test_other_languages_split_at_the_margin():
-    source = "int f() {\n  return 1;\n}\n\nint g() {\n\n  return 2;\n}\n"
-    assert [c.text for c in chunk(Document("m.c", source, kind="code"), 0, 6)] == [
-        "int f() {\n  return 1;\n}\n\n",
-        "int g() {\n\n  return 2;\n}\n",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -77,15 +77,16 @@ def test_bad_judgements_are_one_sentence(folder, file, text, sentence):
         pair_rows(DOCUMENTS, folder, False)
 
 
-def test_a_query_with_half_a_surrogate_pair_is_one_sentence(folder):
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"one"', r'"one \ud800"', r"queries\.jsonl: line 2 .* surrogates not allowed"),
+        ('"_id": "q1"', '"id": "q1"', r"queries\.jsonl: line 2 cannot be read \(KeyError"),
+        ('"zero"', '" "', r"1 judged queries .* are empty \(first: q0\)"),
+    ],
+)
+def test_bad_queries_are_one_sentence(folder, old, new, sentence):
     file = folder / "queries.jsonl"
-    file.write_text(file.read_text().replace('"one"', r'"one \ud800"', 1))
-    with pytest.raises(RevelaError, match=r"queries\.jsonl: line 2 .* surrogates not allowed"):
-        pair_rows(DOCUMENTS, folder, False)
-
-
-def test_a_judged_query_without_text_is_one_sentence(folder):
-    file = folder / "queries.jsonl"
-    file.write_text(file.read_text().replace('"zero"', '" "'))
-    with pytest.raises(RevelaError, match=r"1 judged queries .* are empty \(first: q0\)"):
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(RevelaError, match=sentence):
         pair_rows(DOCUMENTS, folder, False)

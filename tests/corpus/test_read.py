@@ -33,14 +33,8 @@ def test_reads_folders_files_and_gzip(tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "g.txt").write_text(f"{SENTENCE} hidden")
     documents, report = read_corpus([tmp_path])
-    assert [d.id for d in documents] == [
-        "a.txt",
-        "b.md.gz",
-        "c.py",
-        "d.html",
-        "e.jsonl:1",
-        "e.jsonl:2",
-    ]
+    ids = ["a.txt", "b.md.gz", "c.py", "d.html", "e.jsonl:1", "e.jsonl:2"]
+    assert [d.id for d in documents] == ids
     assert [d.kind for d in documents] == ["prose", "prose", "code", "prose", "prose", "prose"]
     assert documents[3].title == "T" and "no()" not in documents[3].text
     assert report.documents == 6 and report.words == sum(
@@ -57,15 +51,18 @@ def test_field_names_are_settable(tmp_path):
 def test_bad_lines_are_counted_and_named_within_the_share(tmp_path):
     rows = [{"text": f"{SENTENCE} {i}"} for i in range(20)]
     half_a_pair = '{"text": "' + SENTENCE + ' \\ud800"}'
-    (tmp_path / "a.jsonl").write_text(lines(*rows, "{broken", {"text": 3}, half_a_pair))
-    documents, report = read_corpus([tmp_path], max_bad_share=0.2)
-    assert len(documents) == 20 and report.bad == 3
-    assert report.examples["broken JSON"] == ["a.jsonl:21"] and report.examples[
-        'no text field "text"'
-    ] == ["a.jsonl:22"]
-    assert report.examples["not Unicode (half of a surrogate pair)"] == ["a.jsonl:23"]
+    text = lines(*rows, "{broken", {"text": 3}, half_a_pair, "[]").encode()
+    (tmp_path / "a.jsonl").write_bytes(text + b'{"text": "f\xfcnf"}\n' + lines(rows[0]).encode())
+    documents, report = read_corpus([tmp_path], max_bad_share=0.2, distinct=False)
+    assert len(documents) == 21 and report.bad == 5
+    assert report.examples == {
+        "broken JSON": ["a.jsonl:21"],
+        'no text field "text"': ["a.jsonl:22"],
+        "not UTF-8": ["a.jsonl:23", "a.jsonl:25"],
+        "not a JSON object": ["a.jsonl:24"],
+    }
     with pytest.raises(
-        RevelaError, match=r"3 of 23 entries cannot be read.*a\.jsonl:21.*--max-bad-share"
+        RevelaError, match=r"5 of 26 entries cannot be read.*a\.jsonl:21.*--max-bad-share"
     ):
         read_corpus([tmp_path])
 
@@ -81,7 +78,7 @@ def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text(lines({"text": "x " * 5000}, {"text": SENTENCE}))
     documents, report = read_corpus([tmp_path], max_bad_share=0.9)
     assert [d.text for d in documents] == [SENTENCE]
-    assert report.examples["line over 0 MB"] == ["a.jsonl:1"]
+    assert report.examples == {"broken JSON": ["a.jsonl:1"]}
 
 
 def test_short_and_duplicate_documents_are_counted(tmp_path):
@@ -99,14 +96,6 @@ def test_a_sentence_without_spaces_is_one(tmp_path):
     documents, report = read_corpus([tmp_path])
     assert [d.text for d in documents] == texts[:2]
     assert report.words == 7 + 6 and report.skipped == {"shorter than a sentence": 1}
-
-
-def test_damaged_gzip_is_named(tmp_path):
-    (tmp_path / "a.jsonl.gz").write_bytes(
-        gzip.compress(lines({"text": SENTENCE}).encode() * 1000)[:-30]
-    )
-    with pytest.raises(RevelaError, match=r"damaged gzip.*a\.jsonl\.gz|a\.jsonl\.gz"):
-        read_corpus([tmp_path], max_bad_share=0)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from conftest import SHARED
 from revela.corpus.words import (
-    HAN,
     LONGEST,
     MARKS,
     PIECE,
-    THAI,
     count_terms,
     count_words,
     joined,
@@ -120,12 +118,3 @@ def texts_of(language: str) -> dict[str, str]:
 def test_a_translation_has_about_as_many_words(language):
     english = sum(map(count_words, texts_of("en").values()))
     assert 0.8 < sum(map(count_words, texts_of(language).values())) / english < 1.05
-
-
-def test_the_number_of_characters_of_a_word_is_that_of_a_translation():
-    english = sum(map(count_words, texts_of("en").values()))
-    for language, script, size in (("zh", "[\u4e00-\u9fff]", HAN), ("th", "[\u0e00-\u0e7f]", THAI)):
-        text = " ".join(texts_of(language).values())
-        bases = re.findall(f"{script}{MARKS}", text)
-        others = len(re.sub(f"{script}{MARKS}|[^\\w\\s]", " ", text).split())
-        assert round(len(bases) / (english - others)) == size

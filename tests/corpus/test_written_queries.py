@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import pytest
 
-from revela.corpus.read import read_corpus
 from revela.corpus.written_queries import (
     Answer,
     QueryFile,
@@ -89,7 +87,7 @@ def test_the_file_keeps_answers_and_goes_on_after_a_kill(tmp_path):
         done.append,
     )
     assert done == [1] and all(again.get(p) is not None for p in passages)
-    assert len([json.loads(line) for line in path.read_text().splitlines()]) == 5
+    assert len(QueryFile(path, "m").answers) == len(path.read_text().splitlines()) - 1 == 5
     assert QueryFile(path, "another model").answers == {}
 
 
@@ -121,16 +119,20 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, content
     assert path.read_bytes() == content
 
 
-def test_a_line_that_was_cut_short_is_dropped_when_an_answer_comes(tmp_path):
+def test_a_line_that_was_cut_short_costs_nothing_but_itself(tmp_path):
     path = tmp_path / "x.jsonl"
-    QueryFile(path, "m").add(["one"], [Answer("Which one is it?")])
+    one, two, three = Answer("Which one is it?"), Answer(rejected="empty"), Answer("Which is it?")
+    QueryFile(path, "m").add(["one"], [one])
     first = path.read_bytes()
-    path.write_bytes(first + first[:20])
-    again = QueryFile(path, "m")
-    assert path.read_bytes() == first + first[:20]
-    again.add(["two"], [Answer(rejected="empty")])
-    again.add(["three"], [Answer(rejected="empty")])
-    assert path.read_bytes().startswith(first) and len(QueryFile(path, "m").answers) == 3
+    for cut in (1, 20, len(first) - 1):
+        path.write_bytes(first + first[:cut])
+        again, other = QueryFile(path, "m"), QueryFile(path, "m")
+        assert path.read_bytes() == first + first[:cut]
+        again.add(["two"], [two])
+        other.add(["three"], [three])
+        assert path.read_bytes().startswith(first)
+        read = QueryFile(path, "m")
+        assert [read.get(passage) for passage in ("one", "two", "three")] == [one, two, three]
 
 
 def test_documents_are_drawn_until_there_are_enough_chunks():
@@ -140,22 +142,6 @@ def test_documents_are_drawn_until_there_are_enough_chunks():
         chosen = documents_with_chunks(owners, 7, seed)
         assert chosen and (len(chosen) == 1 or sum(o in chosen for o in owners) <= 7)
         assert chosen == documents_with_chunks(owners, 7, seed)
-
-
-def test_two_writers_add_to_one_file(tmp_path):
-    path = tmp_path / "corpus.queries.jsonl"
-    first, second = QueryFile(path, "tiny"), QueryFile(path, "tiny")
-    first.add(["a"], [Answer("What is a?")])
-    with path.open("ab") as handle:  # killed in the middle of a line, that is longer than the next
-        handle.write(b'{"passage": "' + b"x" * 1000)
-    second.add(["b"], [Answer("What is b?")])
-    first.add(["c"], [Answer("What is c?")])
-    assert first.get("b") == Answer("What is b?")
-    read = QueryFile(path, "tiny")
-    assert [read.get(passage) for passage in "abc"] == [
-        Answer(f"What is {letter}?") for letter in "abc"
-    ]
-    assert path.read_bytes().count(b"\n") == 3
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
@@ -197,13 +183,3 @@ def test_a_copied_question_is_found_without_spaces():
         check_output("蜜蜂通过跳舞来告诉其他同伴花丛的确切位置吗？", passage).rejected == "copied"
     )
     assert check_output("蜜蜂？", passage).rejected == "too short or too long"
-
-
-def test_queries_in_a_corpus_are_no_part_of_it(tmp_path):
-    text = "Bees tell one another where flowers are by dancing."
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    QueryFile(tmp_path / "a.jsonl.queries.jsonl", "an LM").add([text], [Answer("Who dances?")])
-    (tmp_path / "my.queries.jsonl").write_text(json.dumps({"text": f"{text} And so on."}) + "\n")
-    documents, report = read_corpus([tmp_path])
-    assert [document.id for document in documents] == ["a.jsonl:1", "my.queries.jsonl:1"]
-    assert report.lines()[1:] == ["not read: 1 .jsonl (queries that revela wrote)"]

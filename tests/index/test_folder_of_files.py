@@ -91,7 +91,7 @@ def test_every_document_of_a_folder_is_found_and_the_others_are_named(
     said = revela("index", folder, "--model", model, "--out", out, "--max-bad-share", 0.1)
     assert "read 12 documents, " in said
     assert 'not read: 1 .xyz (no reader); 1 .json (no text field "text")\n' in said
-    assert "skipped 1: damaged or encrypted Word (n.docx (BadZipFile))\n" in said
+    assert "skipped 1: damaged or encrypted .docx (n.docx: File is not a zip file)\n" in said
     index = Index.open(out)
     for name, word in LAST.items():
         assert [hit.id for hit in index.search(word, 9, "lexical")] == [name], word

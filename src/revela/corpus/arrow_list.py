@@ -1,15 +1,13 @@
 """Documents and chunks on disk, read as a sequence: a corpus may be larger than memory.
 
 Items are written batch by batch to a temporary Arrow file, which is memory-mapped and deleted with
-the last view of it. Pages are released once they are read: the operating system would do so only
-when memory runs short, and until then they count towards the process's memory limit.
+the last view of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,9 +34,7 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
 
     Args:
         kind: the dataclass.
-        paths: the files, each an Arrow stream.
-        maps: the memory map of each file.
-        batches: the record batches of all files.
+        batches: the record batches of all files, memory-mapped.
         folder: a temporary folder, deleted with the last view of the list.
         rows: the items of this view, in order; None: all.
     """
@@ -46,18 +42,14 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
     def __init__(
         self,
         kind: type[Kept],
-        paths: Sequence[Path],
-        maps: Sequence[mmap.mmap],
         batches: Sequence[Any],
-        folder: Any,
+        folder: tempfile.TemporaryDirectory[str] | None,
         rows: NDArray[np.int64] | None = None,
     ) -> None:
-        self.paths = list(paths)
-        self._kind, self._maps, self._batches, self._folder = kind, maps, batches, folder
+        self._kind, self._batches, self._folder, self._rows = kind, batches, folder, rows
         fields = dataclasses.fields(kind)  # type: ignore[arg-type]
         self._mappings = [i for i, field in enumerate(fields) if field.default_factory is dict]
-        self._ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
-        self._rows = rows
+        self._ends = np.cumsum([0, *(batch.num_rows for batch in batches)])[1:]
 
     def __len__(self) -> int:
         if self._rows is not None:
@@ -70,11 +62,17 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
     def __getitem__(self, index: slice) -> Sequence[Kept]: ...
     def __getitem__(self, index: int | slice) -> Kept | Sequence[Kept]:
         if isinstance(index, slice):
-            found = [self[i] for i in range(*index.indices(len(self)))]
-            self._release_pages()
-            return found
+            return [self[i] for i in range(*index.indices(len(self)))]
         batch, row = self._place(index)
         return self._item([column[row].as_py() for column in batch.columns])
+
+    def __iter__(self) -> Iterator[Kept]:
+        if self._rows is not None:
+            yield from (self[i] for i in range(len(self)))
+            return
+        for batch in self._batches:
+            columns = (column.to_pylist() for column in batch.columns)
+            yield from (self._item(list(row)) for row in zip(*columns, strict=True))
 
     def _item(self, values: list[Any]) -> Kept:
         for place in self._mappings:
@@ -91,46 +89,22 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         """The batch that holds an item, and its row there."""
         place = range(len(self))[index]  # resolves negative indices and raises IndexError
         row = place if self._rows is None else int(self._rows[place])
-        batch = int(np.searchsorted(self._ends, row, side="right"))
-        return self._batches[batch], row - (int(self._ends[batch - 1]) if batch else 0)
-
-    def _read(self) -> Iterator[Any]:
-        """All batches, one after another."""
-        for batch in self._batches:
-            yield batch
-            self._release_pages()
-
-    def _release_pages(self) -> None:
-        """Free the memory of the pages read so far; reading them again loads them again."""
-        for mapped in self._maps:
-            if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-                mapped.madvise(mmap.MADV_DONTNEED)
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        batch = self._batches[number]
+        return batch, row - int(self._ends[number]) + batch.num_rows
 
     def validate(self) -> None:
-        """Refuse files of others whose offsets point elsewhere, into memory that is not theirs.
+        """Check files that revela may not have written.
 
         Raises:
-            ValueError: they do, or a text is not UTF-8.
+            ValueError: offsets point out of the file, or a text is not UTF-8.
         """
-        for batch in self._read():
+        for batch in self._batches:
             batch.validate(full=True)
-
-    def __iter__(self) -> Iterator[Kept]:
-        if self._rows is not None and (np.diff(self._rows) <= 0).any():
-            yield from (self[i] for i in range(len(self)))
-            return
-        start = 0
-        for batch, end in zip(self._read(), self._ends.tolist(), strict=True):
-            if self._rows is not None:  # in the file's order, so that each batch is read once
-                first, last = np.searchsorted(self._rows, (start, end))
-                batch = batch.take(self._rows[first:last] - start)
-            start = end
-            columns = (column.to_pylist() for column in batch.columns)
-            yield from (self._item(list(row)) for row in zip(*columns, strict=True))
 
     def column(self, name: str) -> NDArray[Any]:
         """One field of every item, as an array."""
-        parts = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._read()]
+        parts = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._batches]
         values = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return values if self._rows is None else values[self._rows]
 
@@ -142,21 +116,19 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         """
         if self._rows is not None:
             raise ValueError("a view has no arrays of its own: copy it with arrow_list")
-        for batch in self._read():
-            yield batch.column(name)
+        yield from (batch.column(name) for batch in self._batches)
 
     def take(self, indices: NDArray[np.int64], names: Sequence[str]) -> Any:
-        """Some fields of these items, in this order, as an Arrow table; each batch is read once."""
+        """Some fields of these items, in this order, as an Arrow table."""
         import pyarrow as pa
 
         rows = indices if self._rows is None else self._rows[indices]
         order = np.argsort(rows, kind="stable")
         bounds = np.searchsorted(rows[order], [0, *self._ends])
-        parts = [self._batches[0].select(names).slice(0, 0)] if self._batches else []
-        for i, batch in enumerate(self._read()):
-            some = rows[order[bounds[i] : bounds[i + 1]]] - (self._ends[i - 1] if i else 0)
-            if len(some):
-                parts.append(batch.select(names).take(pa.array(some)))
+        parts = []
+        for i, batch in enumerate(self._batches):
+            some = rows[order[bounds[i] : bounds[i + 1]]] - (self._ends[i] - batch.num_rows)
+            parts.append(batch.select(names).take(pa.array(some)))
         return pa.Table.from_batches(parts).combine_chunks().take(pa.array(np.argsort(order)))
 
     def chosen(self, rows: Iterable[int]) -> ArrowList[Kept]:
@@ -164,17 +136,11 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         chosen = np.fromiter(rows, dtype=np.int64)
         if self._rows is not None:
             chosen = self._rows[chosen]
-        shared = (self._kind, self.paths, self._maps, self._batches, self._folder)
-        return ArrowList(*shared, chosen)
+        return ArrowList(self._kind, self._batches, self._folder, chosen)
 
 
 class Texts(Sequence[str]):
-    """The text of each item, computed when it is read.
-
-    Args:
-        items: any sequence.
-        text: item -> its text.
-    """
+    """The text of each item, computed when it is read."""
 
     def __init__(self, items: Sequence[Item], text: Callable[[Item], str]) -> None:
         self._items, self._text = items, text
@@ -203,11 +169,7 @@ def vectors_on_disk(count: int, width: int) -> Vectors:
 
 
 def arrow_list(kind: type[Item], items: Iterable[Item]) -> ArrowList[Item]:
-    """Write items to a temporary file, and return the list that reads it.
-
-    Args:
-        kind: the items' dataclass.
-        items: read once, in order.
+    """Write items, in order, to a temporary file, and return the list that reads it.
 
     >>> from revela.types import Document
     >>> documents = arrow_list(Document, (Document(str(i), "a text") for i in range(1000)))
@@ -239,8 +201,7 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
             columns = {name: [_flat(getattr(item, name)) for item in some] for name in names}
             batch = pa.RecordBatch.from_pydict(columns)
             with _disk_errors(path.parent):  # not a fault of the items, which may be read here
-                if writer is None:
-                    writer = pa.ipc.new_stream(sink, batch.schema)
+                writer = writer or pa.ipc.new_stream(sink, batch.schema)
                 writer.write_batch(batch)
         if writer is not None:
             with _disk_errors(path.parent):
@@ -265,15 +226,12 @@ def _flat(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, Mapping) else value
 
 
-def read(kind: type[Item], paths: Sequence[Path], folder: Any = None) -> ArrowList[Item]:
+def read(
+    kind: type[Item], paths: Sequence[Path], folder: tempfile.TemporaryDirectory[str] | None = None
+) -> ArrowList[Item]:
     """The items in these files, one file after another; see ``ArrowList``."""
     import pyarrow as pa
 
-    maps = [_memory_map(path) for path in paths if path.stat().st_size]
-    streams = (pa.ipc.open_stream(pa.py_buffer(mapped)) for mapped in maps)
-    return ArrowList(kind, paths, maps, [batch for stream in streams for batch in stream], folder)
-
-
-def _memory_map(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = (pa.memory_map(os.fsencode(path)) for path in paths if path.stat().st_size)
+    streams = map(pa.ipc.open_stream, mapped)
+    return ArrowList(kind, [batch for stream in streams for batch in stream], folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
-from revela.corpus.readers.common import READ_ERRORS, lines_of, open_text
+from revela.corpus.readers.common import numbered_lines
 from revela.errors import RevelaError
 from revela.settings import Recipe
 from revela.types import Chunk, Document
@@ -58,14 +58,7 @@ def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
 
 
 def refuse_unknown(path: Path, kind: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
-    """Refuse qrels that name a query or a document which is not there.
-
-    Args:
-        path: of the qrels.
-        kind: "corpus-id" or "query-id".
-        named: ids in the qrels.
-        known: what there is, by id.
-    """
+    """Refuse qrels that name an id that is not known; ``kind`` is corpus-id or query-id."""
     if unknown := sorted(set(named) - known.keys()):
         where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
         raise RevelaError(
@@ -80,19 +73,17 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     if path is None:
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
     rows = []
-    with open_text(path) as handle:
-        try:
-            for line in lines_of(handle):
-                if line.strip():
-                    row = json.loads(line)
-                    # Both are required, and of characters only: an error below if not.
-                    f"{row['_id']}{row['text']}{row.get('title')}".encode()
-                    rows.append(row)
-        except (ValueError, KeyError, TypeError, RecursionError, *READ_ERRORS) as error:
-            raise RevelaError(
-                f"{path}: line {len(rows) + 1} or so cannot be read "
-                f"({type(error).__name__}: {error})"
-            ) from error
+    for number, line in numbered_lines(path):
+        if line.strip():
+            try:
+                row = json.loads(line)
+                # Both are required, and of characters only: an error below if not.
+                f"{row['_id']}{row['text']}{row.get('title')}".encode()
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise RevelaError(
+                    f"{path}: line {number} cannot be read ({type(error).__name__}: {error})"
+                ) from error
+            rows.append(row)
     return rows
 
 
@@ -124,12 +115,8 @@ def _read_qrels(path: Path) -> Qrels:
 
 
 def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> ArrowList[Chunk]:
-    """Whole documents (title and text), each once with every query that it answers.
-
-    Args:
-        documents: of the corpus that the judgements are of.
-        folder: has queries.jsonl and qrels/train.tsv.
-        others: append the documents that answer no query.
+    """Whole documents (title and text), each once with every query that it answers; ``others``
+    appends the documents that answer none.
 
     Raises:
         RevelaError: see ``read_judgements``; or no relevant document is among these.

@@ -6,7 +6,7 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -37,17 +37,12 @@ def ordered_map(
 ) -> Iterator[Result]:
     """``map`` over processes: results in the order of the items, a few items ahead of the reader.
 
-    Args:
-        work: a function that can be pickled.
-        items: read as they are needed.
-        workers: number of processes; with one, or with fewer items than workers, all work is done
-            in this process.
+    With one worker, or with fewer items than workers, all work is done in this process.
     """
     stream = iter(items)
     first = list(islice(stream, workers))
     if workers <= 1 or len(first) < workers:
-        yield from map(work, first)
-        yield from map(work, stream)
+        yield from map(work, chain(first, stream))
         return
     methods = multiprocessing.get_all_start_methods()
     # A forked worker starts at once and runs Python only; a spawned one would import the caller's

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from revela.corpus.read import wanted
+from revela.corpus.read import filter_documents
 from revela.corpus.readers import File, files_of, read_file
-from revela.corpus.readers.common import COMPRESSED, ReadReport, size_and_time, suffix
+from revela.corpus.readers.common import COMPRESSED, ReadReport, changed, size_and_time, suffix
 from revela.corpus.readers.hub import PREFIX
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.tables import read_parquet
@@ -50,14 +50,11 @@ class DocumentReader:
         """
         for piece in part:
             if size_and_time(piece.file.path) != piece.state:
-                raise RevelaError(
-                    f"{piece.file.path} has changed since it was listed: wait until nothing writes "
-                    "to it, and run again"
-                )
+                raise changed(piece.file.path)
             some = functools.partial(read_parquet, some=piece.groups)
             reader = None if piece.groups is None else some
             found = read_file(piece.file, self.fields, report, reader)
-            yield from wanted(found, False, self.min_words, report)
+            yield from filter_documents(found, False, self.min_words, report)
 
 
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
@@ -67,16 +64,9 @@ def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART
     Raises:
         RevelaError: a source is missing, of an unknown format, or a dataset of the hub.
     """
-    parts: list[Part] = []
-    small: list[Piece] = []
-    held = 0
-    for piece, length in _pieces(sources, report, size):
-        if small and held + length > size:
-            parts.append(tuple(small))
-            small, held = [], 0
-        small.append(piece)
-        held += length
-    return [*parts, tuple(small)] if small else parts
+    pieces = list(_pieces(sources, report, size))
+    runs = _runs([length for _, length in pieces], size)
+    return [tuple(piece for piece, _ in pieces[run.start : run.stop]) for run in runs]
 
 
 def largest_file(parts: Sequence[Part], size: int = PART) -> Path | None:
@@ -97,14 +87,14 @@ def _pieces(
                 "or index it with --engine local"
             )
         for found in files_of(source, report):
-            file = File(found.path.resolve(), found.name, found.given_by_name)
+            file = replace(found, path=found.path.resolve())
             state = size_and_time(file.path)
             groups = _row_groups(file.path) if state[0] > size else []
             if len(groups) < 2:
                 yield Piece(file, state), state[0]
-                continue
-            for some in _runs(groups, size):
-                yield Piece(file, state, some), sum(groups[some.start : some.stop])
+            else:
+                for run in _runs(groups, size):
+                    yield Piece(file, state, run), sum(groups[run.start : run.stop])
 
 
 def _row_groups(path: Path) -> list[int]:
@@ -130,4 +120,5 @@ def _runs(lengths: Sequence[int], size: int) -> Iterator[range]:
             yield range(start, i)
             start, total = i, 0
         total += length
-    yield range(start, len(lengths))
+    if lengths:
+        yield range(start, len(lengths))

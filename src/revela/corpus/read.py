@@ -76,7 +76,7 @@ def read_corpus(
     if join_titles:
         read = joined_by_title(read, report)
     shown = waiting("reading", "document", read)
-    documents = arrow_list(Document, wanted(shown, distinct, min_words, report))
+    documents = arrow_list(Document, filter_documents(shown, distinct, min_words, report))
     check_report(len(documents), report, sources, max_bad_share)
     if near:
         documents = _without_near_duplicates(documents, near, report)
@@ -117,24 +117,23 @@ def check_report(
         raise RevelaError(f"no document found in {', '.join(map(str, sources))}: {'; '.join(why)}")
 
 
-def wanted(
+def filter_documents(
     documents: Iterable[Document], distinct: bool, min_words: int, report: ReadReport
 ) -> Iterator[Document]:
     """The documents with so many words, each text once if they are to be ``distinct``."""
     seen = set[bytes]()
     for document in documents:
         words = count_words(document.full_text)
+        digest = hashlib.blake2b(document.full_text.encode(), digest_size=16).digest()
         if words < min_words:
             report.skip("shorter than a sentence", document.id)
-            continue
-        if distinct:
-            digest = hashlib.blake2b(document.full_text.encode(), digest_size=16).digest()
-            if digest in seen:
-                report.skip("duplicate text", document.id)
-                continue
-            seen.add(digest)
-        report.words += words
-        yield document
+        elif distinct and digest in seen:
+            report.skip("duplicate text", document.id)
+        else:
+            if distinct:
+                seen.add(digest)
+            report.words += words
+            yield document
 
 
 def _without_near_duplicates(

@@ -15,9 +15,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from revela.corpus.readers.common import BEGINNING
 from revela.corpus.text_queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.corpus.words import count_terms, runs, terms
 from revela.errors import RevelaError
@@ -55,6 +55,7 @@ EXAMPLES = Prompting(
 )
 PROMPTINGS = {"examples": EXAMPLES, "instruction": INSTRUCTION}
 OPENING, CLOSING = "<question>", "</question>"
+BEGINNING = b'{"passage": "'  # of every line of a file of queries
 COPIED = 8  # words in a row that a question may not share with its passage
 # Where a question ends: at its mark, in Greek a semicolon; in Armenian the mark stands inside.
 _ASKED = re.compile(
@@ -121,10 +122,8 @@ def check_output(output: str, passage: str) -> Answer:
 
 
 class QueryFile:
-    """Answers by passage, in a JSONL file that is only appended to.
-
-    If a kill left half a line at the end, the next ``add`` removes it. Several processes may add
-    to one file: each takes a lock to do so, and reads what the others have added.
+    """Answers by passage, in a JSONL file that is only appended to, by several processes if need
+    be. A line that a kill has cut short is ignored.
 
     Args:
         path: created by the first answer.
@@ -137,30 +136,18 @@ class QueryFile:
     def __init__(self, path: Path, by: str) -> None:
         self.path, self.by = path, by
         self.answers: dict[str, Answer] = {}
-        self._lines = self._complete = 0  # lines read so far, and their bytes
-        self._read(path.read_bytes() if path.exists() else b"")
-
-    def _read(self, content: bytes) -> None:
-        """Read whole lines that follow those read so far; half a line may be the last."""
-        end = content.rfind(b"\n") + 1
-        half = content[end:]
-        for line in content[:end].splitlines():
-            self._lines += 1
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
-                if row["by"] == self.by:
+                if row["by"] == by:
                     self.answers[row["passage"]] = Answer(row["query"], row["rejected"])
             except (ValueError, KeyError, TypeError):
-                raise self._wrong_line(self._lines) from None
-        if half[: len(BEGINNING)] != BEGINNING[: len(half)]:
-            raise self._wrong_line(self._lines + 1)
-        self._complete += end
-
-    def _wrong_line(self, number: int) -> RevelaError:
-        return RevelaError(
-            f"{self.path}:{number} is not a line of queries: "
-            "delete the file, or give another --queries-file"
-        )
+                if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+                    raise RevelaError(
+                        f"{path}:{number} is not a line of queries: delete the file, or give "
+                        "another --queries-file"
+                    ) from None
 
     def get(self, passage: str) -> Answer | None:
         return self.answers.get(_digest(passage))
@@ -169,28 +156,20 @@ class QueryFile:
         """Append answers to the file at once."""
         from filelock import FileLock
 
+        new = dict(zip(map(_digest, passages), answers, strict=True))
+        rows = ({"passage": key, "by": self.by, **asdict(answer)} for key, answer in new.items())
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
             with lock, self.path.open("ab+") as handle:
-                handle.seek(self._complete)
-                self._read(handle.read())
-                handle.truncate(self._complete)  # nobody else writes: half a line is a kill's
-                self._complete += handle.write(self._lines_of(passages, answers))
-                self._lines += len(passages)
+                handle.seek(max(0, handle.tell() - 1))
+                is_whole = handle.read() in (b"", b"\n")
+                handle.write((lines if is_whole else f"\n{lines}").encode())
         except OSError as error:
             message = f"{self.path} cannot be written ({error.strerror})"
             raise RevelaError(f"{message}: give another --queries-file") from error
-
-    def _lines_of(self, passages: Sequence[str], answers: Sequence[Answer]) -> bytes:
-        """New lines, whose answers are taken."""
-        lines = []
-        for passage, answer in zip(passages, answers, strict=True):
-            key = _digest(passage)
-            self.answers[key] = answer
-            row = {"passage": key, "by": self.by, **asdict(answer)}
-            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-        return "".join(lines).encode()
+        self.answers |= new
 
 
 def _digest(passage: str) -> str:
@@ -204,14 +183,8 @@ def write_queries(
     batch: int,
     progress: Callable[[int], object],
 ) -> None:
-    """Write a query for every passage without an answer, the longest passages first.
-
-    Args:
-        passages: texts that need a query.
-        file: keeps the answers.
-        write: a language model.
-        batch: passages per call of ``write``.
-        progress: called with the number of passages after each batch.
+    """Write a query for every passage without an answer, the longest passages first; ``progress``
+    is called with the number of passages after each batch.
     """
     missing = sorted({p for p in passages if file.get(p) is None}, key=lambda p: (-len(p), p))
     for start in range(0, len(missing), batch):
@@ -228,21 +201,13 @@ def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
 
 
 def documents_with_chunks(owners: Sequence[int], at_most: int, seed: int) -> set[int]:
-    """Draw documents at random until they have ``at_most`` chunks; all if 0.
+    """Draw documents at random until they have ``at_most`` chunks; all if 0, and one at least.
 
-    Args:
-        owners: each chunk's document, by index.
-        at_most: chunks; one document is drawn even if it has more.
-        seed: of the order.
+    ``owners`` are the documents of all chunks.
     """
     counts = Counter(owners)
     order = sorted(counts)
     random.Random(seed).shuffle(order)
-    chosen: set[int] = set()
-    total = 0
-    for document in order:
-        if at_most and total + counts[document] > at_most and chosen:
-            break
-        chosen.add(document)
-        total += counts[document]
-    return chosen
+    totals = accumulate(counts[document] for document in order)
+    fitting = sum(total <= at_most for total in totals) if at_most else len(order)
+    return set(order[: max(1, fitting)])

@@ -19,7 +19,7 @@ from typing import Any
 from revela.corpus.readers import common
 from revela.corpus.readers.common import DamagedFile, is_unicode, numbered_lines, shown
 from revela.corpus.readers.hub import PREFIX, hub_rows
-from revela.corpus.readers.tables import open_parquet, row_by_row
+from revela.corpus.readers.tables import open_parquet
 from revela.errors import RevelaError, first_line
 from revela.groups.folder import Member
 
@@ -133,7 +133,7 @@ def _parquet_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
 def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
     with open_parquet(file) as opened:
         names = [name for name in ("src", "text") if name in opened.schema_arrow.names]
-        for group in row_by_row(opened, names):
+        for group in opened.iter_batches(1, columns=names, use_threads=False):
             yield {name: _decoded(group.column(name)[0]) for name in names}
 
 

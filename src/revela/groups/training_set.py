@@ -25,7 +25,6 @@ from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all
 from revela.corpus.judgements import judged, pair_rows
 from revela.corpus.read import read_for
-from revela.corpus.readers.common import QUERIES
 from revela.corpus.text_queries import (
     number_of_query,
     with_authors_words,
@@ -311,20 +310,16 @@ def _refuse_several_readers() -> None:
 
 
 def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
-    """Where queries written for a corpus are kept: in the cache, by the place of its first source;
-    or beside that, where an earlier version has begun a file.
-    """
+    """Where queries written for a corpus are cached, by the place of its first source."""
     if recipe.queries.queries_file:
         return Path(recipe.queries.queries_file)
     source = str(sources[0])
     name = source.removeprefix("hub:").replace("/", "-").replace(":", "-")
     # A link to itself is one that cannot be read.
     first = Path(os.path.realpath(name if source.startswith("hub:") else source))
-    beside = first.with_name(f"{first.name}{QUERIES}")
     place = source if source.startswith("hub:") else str(first)
     digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
-    cached = cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
-    return beside if beside.is_file() else cached
+    return cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
 
 
 def _digest(documents: Iterable[Document], asked: Iterable[Chunk] = ()) -> str:

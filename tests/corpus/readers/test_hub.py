@@ -54,18 +54,10 @@ def test_a_configuration_and_a_split_are_streamed(dataset, tail, ids):
 @pytest.mark.parametrize(
     ("tail", "fields", "message"),
     [
-        (
-            "",
-            {},
-            r"name one of its configurations \['one', 'two'\], as hub:owner/name:configuration",
-        ),
+        ("", {}, r"name one of its configurations \['one', 'two'\], as hub:owner/name:conf"),
         (":three", {}, r"\['one', 'two'\]"),
-        (":two:dev", {}, "dev.*name a split as hub:owner/name:configuration:split"),
-        (
-            ":one",
-            {"text_field": "body"},
-            r'no column "body"; name one with --text-field \(has id, text, x\)',
-        ),
+        (":two:dev", {}, "dev.*; check hub:owner/name:configuration:split"),
+        (":one", {"text_field": "body"}, r'no column "body"; name one .* \(has id, text, x\)'),
         (":a:b:c", {}, "is not a dataset: write hub:owner/name"),
     ],
 )

@@ -52,7 +52,7 @@ def test_rows_without_text_and_broken_rows_are_bad(tmp_path):
     assert len(documents) == 1 and report.bad == 3
     assert report.examples == {
         'no text field "text"': ["a.json:2 (has body)"],
-        "an entry that is not a JSON object": ["a.json:3"],
+        "not a JSON object": ["a.json:3"],
         "broken JSON": ["torn.json"],
     }
 

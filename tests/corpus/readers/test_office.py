@@ -192,9 +192,8 @@ def test_broken_and_empty_ones_are_named(tmp_path):
     documents, report = read_corpus([tmp_path], max_bad_share=1)
     assert [d.id for d in documents] == ["a.docx"] and report.bad == 7
     assert report.examples["Word without text"] == ["empty.docx"]
-    assert report.examples["damaged or encrypted Excel"] == [
-        *("other.xlsx (OSError)", "torn.xlsx (BadZipFile)"),
-    ]
+    bad = [place.split(":")[0] for place in report.examples["damaged or encrypted .xlsx"]]
+    assert bad == ["other.xlsx", "torn.xlsx"]
     assert report.examples["no Jupyter notebook of format 4"] == ["old.ipynb"]
     with pytest.raises(RevelaError, match=r"empty\.docx: Word without text"):
         read_corpus([tmp_path / "empty.docx"])

@@ -55,7 +55,7 @@ def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
     documents, report = read_corpus([tmp_path], max_bad_share=0.5)
     assert len(documents) == 1 and report.bad == 1
     assert report.examples["PDF without text; run OCR on it first"] == ["scan.pdf"]
-    assert report.examples["damaged or encrypted PDF"][0].startswith("torn.pdf (")
+    assert report.examples["damaged or encrypted .pdf"][0].startswith("torn.pdf: ")
     with pytest.raises(
         RevelaError,
         match=r"scan\.pdf: PDF without text; run OCR on it first",

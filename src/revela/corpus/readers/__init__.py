@@ -13,28 +13,25 @@ from pathlib import Path
 from revela.corpus.readers.common import (
     CODE,
     PROSE,
-    READ_ERRORS,
     DamagedFile,
     FileSkipped,
-    NoDocuments,
     ReadReport,
     UnsupportedFile,
-    is_query_file,
+    check_unchanged,
     read_utf8,
-    refuse_changes,
     shown,
     suffix,
+    unreadable_because,
     walk_files,
 )
 from revela.corpus.readers.html import read_html
 from revela.corpus.readers.hub import PREFIX, read_hub
-from revela.corpus.readers.json_files import read_json, read_notebook
-from revela.corpus.readers.office import read_docx, read_epub, read_pptx, read_xlsx
-from revela.corpus.readers.pdf import read_pdf
-from revela.corpus.readers.rows import Fields, read_jsonl
+from revela.corpus.readers.json_files import read_json, read_jsonl, read_notebook
+from revela.corpus.readers.office import read_docx, read_epub, read_pdf, read_pptx, read_xlsx
+from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.stackexchange import read_posts
 from revela.corpus.readers.tables import read_arrow, read_csv, read_parquet
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.types import Document
 
 
@@ -72,12 +69,9 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class File:
-    """A file of a corpus.
+    """A file of a corpus; ``name`` starts the ids of its documents.
 
-    Args:
-        path: where it is.
-        name: starts the ids of its documents.
-        given_by_name: it was not found in a folder, so a format that cannot be read is an error.
+    Given by name, rather than found in a folder, its format must be one that is read.
     """
 
     path: Path
@@ -119,29 +113,24 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
     if not path.exists():
         raise RevelaError(f"{path} does not exist: {expected}")
     if path.is_dir():
-        found = (file for file in walk_files(path, report) if _is_wanted(file, report))
-        yield from (File(file, shown(file.relative_to(path))) for file in found)
+        for file in walk_files(path, report):
+            if _is_read(file):
+                yield File(file, shown(file.relative_to(path)))
+            else:
+                report.leave(file)
     elif suffix(path) in READERS:
         yield File(path, shown(Path(path.name)), given_by_name=True)
     else:
         raise RevelaError(f"{path}: unknown ending; {expected}")
 
 
-def _is_wanted(file: Path, report: ReadReport) -> bool:
-    """Whether a file in a folder is read; else it is counted.
-
-    Most XML files are settings or data, so only a StackExchange dump's posts are read.
+def _is_read(file: Path) -> bool:
+    """Whether a file in a folder is read; of XML, which is settings for the most part, only posts
+    of StackExchange.
     """
-    if not file.is_file():
-        return False
     ending = suffix(file)
     is_posts = ending != ".xml" or file.name.lower().startswith("posts.xml")
-    if not (wanted := ending in READERS and is_posts):
-        report.leave(file)
-    elif is_query_file(file):
-        report.leave(file, "queries that revela wrote")
-        return False
-    return wanted
+    return ending in READERS and is_posts and file.is_file()
 
 
 def read_file(
@@ -159,23 +148,26 @@ def read_file(
         RevelaError: the file changes meanwhile, or was given by name and holds no documents.
     """
     path, name = file.path, file.name
-    with refuse_changes(path):
+    with check_unchanged(path):
         try:
             yield from (reader or READERS[suffix(path)])(path, name, fields, report)
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error
-            if isinstance(error, NoDocuments):
+            if error.short:
                 report.leave(path, error.short)
             else:
                 report.skip(error.reason, _with_detail(name, error))
         except DamagedFile as error:
             report.skip(error.reason, _with_detail(name, error), bad=True)
-        except READ_ERRORS as error:
-            known = isinstance(error, OSError) and error.strerror
-            packed = "zstd" if path.suffix == ".zst" else "gzip"
-            reason = f"unreadable, {known.lower()}" if known else f"damaged {packed}, its rest lost"
-            report.skip(reason, name, bad=True)
+        except RevelaError:
+            raise
+        except Exception as error:  # of the libraries, whose errors for broken files are many
+            if isinstance(error, OSError) and error.errno:
+                report.skip(unreadable_because(error), name, bad=True)
+            else:
+                found = first_line(error)[:80]
+                report.skip(f"damaged or encrypted {suffix(path)}", f"{name}: {found}", bad=True)
 
 
 def _with_detail(name: str, error: FileSkipped) -> str:

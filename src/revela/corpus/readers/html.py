@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
 
-from revela.corpus.readers.common import DamagedFile, ReadReport, decode, read_bytes
+from revela.corpus.readers.common import DamagedFile, ReadReport, read_bytes
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
 
-# Nested blocks; the time to find the main content grows with the square of the depth.
-MAX_DEPTH = 2000
 _CHARSET = re.compile(rb"""charset\s*=\s*["']?\s*([\w.:-]+)""", re.I)
-_BLOCK = re.compile(r"<(/?)(?:div|section|article|main|span|blockquote)\b", re.I)
 
 
 def read_html(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -38,9 +34,8 @@ def extract_page(source: str) -> tuple[str, str]:
     from resiliparse.parse.html import HTMLTree
 
     tree = HTMLTree.parse(source)
-    main = "" if _is_deep(source) else extract_plain_text(tree, main_content=True)
-    text = main if main.strip() else extract_plain_text(tree)
-    return " ".join((tree.title or "").split()), text.strip()
+    text = extract_plain_text(tree, main_content=True).strip() or extract_plain_text(tree).strip()
+    return " ".join((tree.title or "").split()), text
 
 
 def extract_fragment(source: str) -> str:
@@ -50,24 +45,18 @@ def extract_fragment(source: str) -> str:
     return extract_plain_text(source).strip()
 
 
-def _is_deep(source: str) -> bool:
-    if source.count("<") <= MAX_DEPTH:
-        return False
-    steps = (-1 if block[1] else 1 for block in _BLOCK.finditer(source))
-    return max(accumulate(steps), default=0) > MAX_DEPTH
-
-
 def _decode_page(raw: bytes) -> str:
     """UTF-8, or the encoding that the page declares in its first kilobyte."""
-    if (text := decode(raw)) is not None:
-        return text
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     declared = _CHARSET.search(raw[:1024])
     name = declared[1].decode("ascii", "replace") if declared else ""
+    encodings = ["utf-8-sig"]
     if map_encoding_to_html5(name, False):  # not all that Python decodes is a page's encoding
+        encodings.append(name)
+    for encoding in encodings:
         try:
-            return raw.decode(name)
+            return raw.decode(encoding)
         except (LookupError, UnicodeError):
             pass
     raise DamagedFile("neither UTF-8 nor the encoding that the page declares")

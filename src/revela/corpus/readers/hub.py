@@ -36,12 +36,9 @@ def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Docume
         stream = _stream(source)
         if stream.column_names:
             stream = stream.select_columns(columns_of(stream.column_names, fields))
-        yield from documents_of(
-            stream.with_format("arrow").iter(batch_size=BATCH),
-            source.removeprefix(PREFIX).split(":")[0],
-            fields,
-            report,
-        )
+        batches = stream.with_format("arrow").iter(batch_size=BATCH)
+        name = source.removeprefix(PREFIX).split(":")[0]
+        yield from documents_of(batches, name, fields, report)
 
 
 def hub_rows(source: str) -> Iterator[dict[str, Any]]:
@@ -82,14 +79,13 @@ def _as_revela_error(source: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """What went wrong and what to do, from the library's message."""
-    message = " ".join(str(error).split())
+    message = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ConnectionError) or "Couldn't reach" in message:
         return "the hub cannot be reached; connect, or give a local folder of Parquet files"
-    if "Config name is missing" in message or "BuilderConfig" in message:
-        listed = re.search(r"\[.*?\]", message)
-        choices = listed.group() if listed else message
-        return f"name one of its configurations {choices}, as hub:owner/name:configuration"
-    if isinstance(error, ValueError) and "split" in message.lower():
-        return f"{message[:200]}; name a split as hub:owner/name:configuration:split"
-    shown = message[:300] or type(error).__name__
-    return f"{shown}; check the name, and that you have access to it (hf auth login)"
+    if "Config" in message and (choices := re.search(r"\[.*?\]", message)):
+        named = choices.group()
+        return f"name one of its configurations {named}, as hub:owner/name:configuration"
+    return (
+        f"{message[:300]}; check hub:owner/name:configuration:split, and that you have access "
+        "(hf auth login)"
+    )

@@ -1,4 +1,5 @@
-"""Word, PowerPoint, Excel (the office extra) and e-books: a file is a document of Markdown.
+"""PDF (the pdf extra), Word, PowerPoint, Excel (the office extra) and e-books: a file is a document
+of text or Markdown.
 
 mammoth, python-pptx and openpyxl, as they lose least: kreuzberg dropped speakers' notes and a
 chapter, markitdown brings a model that guesses formats, and calamine reserves memory for every
@@ -7,23 +8,24 @@ empty cell before the last.
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 import xml.etree.ElementTree as ET
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from revela.corpus.readers import common
 from revela.corpus.readers.common import (
-    FileSkipped,
+    DamagedFile,
     ReadReport,
-    TooLarge,
     UnsupportedFile,
     open_seekable,
     reader_extra,
+    without_surrogates,
 )
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
@@ -32,35 +34,50 @@ from revela.types import Document
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*>", re.I)
 
 
+def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
+    """The text of all pages."""
+    with reader_extra("pdf", "PDF"):
+        from pypdf import PdfReader
+    # It warns of every small fault that it repairs.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    with open_seekable(path) as handle:
+        reader = PdfReader(handle)
+        text = _joined(
+            (page.extract_text() for page in reader.pages), "PDF", "; run OCR on it first"
+        )
+        title = str((reader.metadata and reader.metadata.title) or "")
+    # A font without a character table can give halves of surrogate pairs.
+    text, title = map(without_surrogates, (text, title))
+    yield Document(name, text, " ".join(title.split()))
+
+
 def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Paragraphs, lists, tables, text boxes and notes."""
     with reader_extra("office", "Word"):
         import mammoth
-
-    def parts(handle: BinaryIO) -> Iterator[str]:
-        no_image = mammoth.images.img_element(lambda image: {})
-        style = "p[style-name='Title'] => h1:fresh"
+    no_image = mammoth.images.img_element(lambda image: {})
+    style = "p[style-name='Title'] => h1:fresh"
+    with _open_zipped(path) as handle:
         page = mammoth.convert_to_html(handle, style_map=style, convert_image=no_image)
-        yield _markdown(page.value)
-
-    yield _document(path, name, "Word", parts)
+    yield Document(name, _joined([_markdown(page.value)], "Word"))
 
 
 def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Slides, a heading each, with their tables and the speaker's notes."""
     with reader_extra("office", "PowerPoint"):
         from pptx import Presentation
+    with _open_zipped(path) as handle:
+        parts = (part for slide in Presentation(handle).slides for part in _slide(slide))
+        yield Document(name, _joined(parts, "PowerPoint"))
 
-    def parts(handle: BinaryIO) -> Iterator[str]:
-        for slide in Presentation(handle).slides:
-            title = slide.shapes.title
-            if title is not None and title.text.strip():
-                yield f"# {' '.join(title.text.split())}"
-            yield from _shapes(s for s in slide.shapes if title is None or s != title)
-            if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
-                yield notes.text
 
-    yield _document(path, name, "PowerPoint", parts)
+def _slide(slide: Any) -> Iterator[str]:
+    title = slide.shapes.title
+    if title is not None and title.text.strip():
+        yield f"# {' '.join(title.text.split())}"
+    yield from _shapes(s for s in slide.shapes if title is None or s != title)
+    if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
+        yield notes.text
 
 
 def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
@@ -77,15 +94,15 @@ def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     """Sheets, a heading each, with a line for each row and tabs between its cells."""
     with reader_extra("office", "Excel"):
         import openpyxl
+    with _open_zipped(path) as handle:
+        sheets = openpyxl.load_workbook(handle, read_only=True, data_only=True).worksheets
+        yield Document(name, _joined(map(_sheet, sheets), "Excel"))
 
-    def parts(handle: BinaryIO) -> Iterator[str]:
-        for sheet in openpyxl.load_workbook(handle, read_only=True, data_only=True).worksheets:
-            sheet.reset_dimensions()  # they may be wrong
-            rows = map(_row, sheet.iter_rows(values_only=True))
-            if text := "\n".join(row for row in rows if row):
-                yield f"# {sheet.title}\n\n{text}"
 
-    yield _document(path, name, "Excel", parts)
+def _sheet(sheet: Any) -> str:
+    sheet.reset_dimensions()  # they may be wrong
+    text = "\n".join(filter(None, map(_row, sheet.iter_rows(values_only=True))))
+    return f"# {sheet.title}\n\n{text}" if text else ""
 
 
 def _row(cells: Iterable[object]) -> str:
@@ -95,19 +112,19 @@ def _row(cells: Iterable[object]) -> str:
 
 def read_epub(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The chapters of an e-book in their order."""
+    with _open_zipped(path) as handle, zipfile.ZipFile(handle) as book:
+        yield Document(name, _joined(_chapters(book), "EPUB"))
 
-    def parts(handle: BinaryIO) -> Iterator[str]:
-        with zipfile.ZipFile(handle) as book:
-            container = ET.fromstring(book.read("META-INF/container.xml"))
-            package = next(container.iterfind(".//{*}rootfile")).attrib["full-path"]
-            about = ET.fromstring(book.read(package))
-            files = {item.get("id"): item.get("href", "") for item in about.iterfind(".//{*}item")}
-            for chapter in about.iterfind(".//{*}itemref"):
-                href = unquote(files[chapter.get("idref")])
-                page = book.read(posixpath.join(posixpath.dirname(package), href))
-                yield _markdown(page.decode("utf-8-sig"))
 
-    yield _document(path, name, "EPUB", parts)
+def _chapters(book: zipfile.ZipFile) -> Iterator[str]:
+    container = ET.fromstring(book.read("META-INF/container.xml"))
+    package = next(container.iterfind(".//{*}rootfile")).attrib["full-path"]
+    about = ET.fromstring(book.read(package))
+    files = {item.get("id"): item.get("href", "") for item in about.iterfind(".//{*}item")}
+    for chapter in about.iterfind(".//{*}itemref"):
+        href = unquote(files[chapter.get("idref")])
+        page = book.read(posixpath.join(posixpath.dirname(package), href))
+        yield _markdown(page.decode("utf-8-sig"))
 
 
 def _markdown(page: str) -> str:
@@ -115,29 +132,28 @@ def _markdown(page: str) -> str:
     return extract_fragment(_HEADING.sub(lambda tag: tag[0] + "#" * int(tag[1]) + " ", page))
 
 
-def _document(
-    path: Path, name: str, format: str, parts: Callable[[BinaryIO], Iterable[str]]
-) -> Document:
-    """The parts of a zipped file, joined.
+def _open_zipped(path: Path) -> BinaryIO:
+    """A zipped file.
 
     Raises:
-        TooLarge: it unpacks to more than its own size and ``MAX_BYTES``.
-        DamagedFile: the file cannot be read.
-        UnsupportedFile: it has no text.
+        DamagedFile: it unpacks to much more than it is.
     """
-    with open_seekable(path) as handle:
-        try:
-            with zipfile.ZipFile(handle) as members:
-                unpacked = sum(member.file_size for member in members.infolist())
-            if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures unpack to their own size
-                raise TooLarge(f"over {common.MAX_BYTES >> 20} MB unpacked")
-            texts = [part.strip() for part in parts(handle)]
-        except Exception as error:  # of zipfile, of XML, or the library's own
-            if isinstance(error, FileSkipped) or getattr(error, "strerror", None):  # of the disk
-                raise
-            what = f"damaged or encrypted {format}"
-            raise common.DamagedFile(what, type(error).__name__) from error
-    text = "\n\n".join(text for text in texts if text)
-    if not text:
-        raise UnsupportedFile(f"{format} without text")
-    return Document(name, text)
+    handle = open_seekable(path)
+    with zipfile.ZipFile(handle) as members:
+        unpacked = sum(member.file_size for member in members.infolist())
+    if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures unpack to their own size
+        raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked")
+    handle.seek(0)
+    return handle
+
+
+def _joined(parts: Iterable[str], format: str, advice: str = "") -> str:
+    """The parts of a file.
+
+    Raises:
+        UnsupportedFile: they have no text.
+    """
+    texts = [part.strip() for part in parts]
+    if text := "\n\n".join(filter(None, texts)):
+        return text
+    raise UnsupportedFile(f"{format} without text{advice}")

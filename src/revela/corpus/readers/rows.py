@@ -1,23 +1,16 @@
-"""A row of JSONL, a table or a dataset -> a document; and JSONL files."""
+"""A row of JSON, a table or a dataset -> a document."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from revela.corpus.readers import common
-from revela.corpus.readers.common import (
-    CODE,
-    ReadReport,
-    UnsupportedFile,
-    decode,
-    is_unicode,
-    open_binary,
-)
+from revela.corpus.readers.common import CODE, ReadReport, UnsupportedFile, is_unicode
 from revela.types import Document, Kind, Value, is_missing
 
 ID_FIELDS = ("_id", "id", "docid")
@@ -35,13 +28,11 @@ class Fields:
 def document_of(
     row: Mapping[str, object], where: str, fields: Fields, report: ReadReport
 ) -> Document | None:
-    """The row as a document; None if it has no valid text.
+    """The row as a document; None, and counted, if it has no valid text.
 
     Args:
         row: values by name.
-        where: the row's place, also its id if it has none.
-        fields: names of the fields to read.
-        report: counts a row without text.
+        where: the row's place; its id if it has none.
     """
     text, title = row.get(fields.text), row.get(fields.title)
     if not isinstance(text, str):
@@ -51,20 +42,12 @@ def document_of(
     if len(text) > common.MAX_BYTES:
         report.skip(f"text over {common.MAX_BYTES >> 20} MB", where, bad=True)
         return None
-    found = next((row[name] for name in ID_FIELDS if row.get(name) is not None), where)
-    key = str(found)
-    try:
-        metadata = {
-            name: _plain(value)
-            for name in fields.metadata
-            if not is_missing(value := row.get(name))
-        }
-    except RecursionError:  # json.loads goes a little deeper than json.dumps
-        report.skip("nested too deep", where, bad=True)
-        return None
+    key = str(next((row[name] for name in ID_FIELDS if row.get(name) is not None), where))
     title = title if isinstance(title, str) else ""
+    values = ((name, row.get(name)) for name in fields.metadata)
+    metadata = {name: _plain(value) for name, value in values if not is_missing(value)}
     if not all(map(is_unicode, (key, title, text, *map(str, metadata.values())))):
-        report.skip("not Unicode (half of a surrogate pair)", where, bad=True)
+        report.skip("not UTF-8", where, bad=True)
         return None
     return Document(key, text, title, _kind_of(key, text), metadata)
 
@@ -80,36 +63,6 @@ def columns_of(names: Collection[str], fields: Fields) -> list[str]:
         raise UnsupportedFile(message, f"has {_list_names(names)}")
     wanted = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata))
     return [name for name in wanted if name in names]
-
-
-def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """JSON Lines: a line is a document."""
-    limit = common.MAX_BYTES
-    with open_binary(path) as handle:
-        number = 0
-        while line := handle.readline(limit + 1):
-            number += 1
-            where = f"{name}:{number}"
-            if len(line) > limit:
-                while line and not line.endswith(b"\n"):
-                    line = handle.readline(limit)
-                report.skip(f"line over {limit >> 20} MB", where, bad=True)
-            elif (text := decode(line)) is None:
-                report.skip("not UTF-8", where, bad=True)
-            elif text.strip() and (document := _parse_line(text, where, fields, report)):
-                yield document
-
-
-def _parse_line(line: str, where: str, fields: Fields, report: ReadReport) -> Document | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        report.skip("broken JSON", where, bad=True)
-        return None
-    if not isinstance(row, dict):
-        report.skip("a line that is not a JSON object", where, bad=True)
-        return None
-    return document_of(row, where, fields, report)
 
 
 def _plain(value: object) -> Value:

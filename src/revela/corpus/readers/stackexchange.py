@@ -12,27 +12,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
-from revela.corpus.readers import common
-from revela.corpus.readers.common import (
-    READ_ERRORS,
-    DamagedFile,
-    ReadReport,
-    UnsupportedFile,
-    open_binary,
-)
+from revela.corpus.readers.common import ReadReport, UnsupportedFile, open_binary
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
 from revela.types import Document
 
 QUESTION, ANSWER = "1", "2"  # PostTypeId
-MAX_DEPTH = 16  # a row is at the second level
 FIRST = -(2**63)  # the rank of a question among its answers
-MOST = 2**62  # of an Id or a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +37,14 @@ class Post:
 
 
 def read_posts(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Questions with their answers, as far as the file can be read."""
-    broken: list[Exception] = []
-
-    def readable_posts() -> Iterator[Post]:
-        try:
-            with open_binary(path) as handle:
-                yield from _posts(handle, name, report)
-        except READ_ERRORS as error:
-            broken.append(error)
-
-    posts = arrow_list(Post, readable_posts())
-    yield from _questions(posts, name, report)
-    if broken:
-        raise broken[0]
+    """Questions with their answers."""
+    with open_binary(path) as handle:
+        posts = arrow_list(Post, _posts(handle, name, report))
+    if posts:
+        yield from _questions(posts, name, report)
 
 
 def _questions(posts: ArrowList[Post], name: str, report: ReadReport) -> Iterator[Document]:
-    if not posts:
-        return
     order = np.lexsort((posts.column("rank"), posts.column("question")))
     for number, group in groupby(posts.chosen(order), key=lambda post: post.question):
         question, *answers = group
@@ -84,8 +64,8 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
             report.skip("neither question nor answer", where)
             continue
         try:
-            question = _number(row["Id"] if kind == QUESTION else row["ParentId"])
-            rank = FIRST if kind == QUESTION else -_number(row.get("Score", "0"))
+            question = int(row["Id"] if kind == QUESTION else row["ParentId"])
+            rank = FIRST if kind == QUESTION else -int(row.get("Score", "0"))
             body = row["Body"]
         except (KeyError, ValueError):
             report.skip("post without Id, ParentId or Body", where, bad=True)
@@ -93,55 +73,15 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
         yield Post(question, rank, " ".join(row.get("Title", "").split()), extract_fragment(body))
 
 
-def _number(text: str) -> int:
-    """An Id or a score.
-
-    Raises:
-        ValueError: it is none, or is too large for the 64 bits that it is kept in.
-    """
-    if abs(number := int(text)) > MOST:
-        raise ValueError(f"more than {MOST}")
-    return number
-
-
-def _elements(handle: BinaryIO) -> Iterator[tuple[str, ET.Element]]:
-    """("start" or "end", element), as they are read.
-
-    Raises:
-        DamagedFile: one is longer than ``MAX_BYTES``.
-    """
-    parser: Any = ET.XMLPullParser(("start", "end"))
-    size = 0
-    while part := handle.read(2**16):
-        parser.feed(part)
-        size += len(part)
-        for event in parser.read_events():
-            size = 0
-            yield event
-        if size > common.MAX_BYTES:
-            raise DamagedFile(f"XML element over {common.MAX_BYTES >> 20} MB, its rest lost")
-    parser.close()
-
-
 def _rows(handle: BinaryIO) -> Iterator[Mapping[str, str]]:
     """The attributes of each row; an element is freed once it is read."""
-    try:
-        root: ET.Element | None = None
-        depth = 0
-        for event, element in _elements(handle):
-            depth += 1 if event == "start" else -1
-            if root is None:
-                root = element
-                if root.tag != "posts":
-                    raise UnsupportedFile(
-                        "XML that is not a StackExchange Posts.xml", f"begins with <{root.tag}>"
-                    )
-            elif depth > MAX_DEPTH:
-                raise DamagedFile("elements within elements, no StackExchange Posts.xml")
-            elif event == "end":
-                if element.tag == "row":
-                    yield element.attrib
-                root.clear()
-    except ET.ParseError as error:
-        where = f"after line {error.position[0]:,}"
-        raise DamagedFile("broken XML, its rest lost", where) from error
+    events = ET.iterparse(handle, ("start", "end"))
+    _, root = next(events)
+    if root.tag != "posts":
+        message = "XML that is not a StackExchange Posts.xml"
+        raise UnsupportedFile(message, f"begins with <{root.tag}>")
+    for event, element in events:
+        if event == "end":
+            if element.tag == "row":
+                yield element.attrib
+            root.clear()
