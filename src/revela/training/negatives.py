@@ -2,9 +2,9 @@
 many steps (ANCE; Xiong et al., ICLR 2021; stage 3 of Dwell in the Beginning).
 
 Training goes by rounds of ``refresh_every`` steps. When the first batch of a round is read, the
-queries of all its groups are ranked against all passages: by BM25 before the first step (or
-``first_negatives``), afterwards by the retriever as it then is. Of the ``mined_from`` best passages
-that do not answer the query, ``negatives`` are drawn for each row, by seed, round and row.
+queries of all its groups are ranked against all passages: by BM25 before the first step, afterwards
+by the retriever as it then is. Of the ``mined_from`` best passages that do not answer the query,
+``negatives`` are drawn for each row, by seed, round and row.
 
 The optimiser goes on from round to round, with its moments and one learning-rate schedule. (The
 authors of Dwell start a fresh optimiser in each.) False negatives are left to the loss, which sees
@@ -135,12 +135,11 @@ class Negatives:
         asked = {row: str(self.rows.value(row, "query")) for row in members}
         asked = {row: query for row, query in asked.items() if query}
         queries = list(dict.fromkeys(asked.values()))
-        by_words = round_ == 0 and self.settings.first_negatives == "bm25"
-        rank = self._by_words(queries) if by_words else self._by_model(queries)
+        rank = self._by_model(queries) if round_ else self._by_words(queries)
         drawn = of_first(lambda: self._draw(round_, asked, queries, rank))
         tqdm.write(
             f"negatives for {len(queries):,} queries mined among {len(self.passages):,} passages "
-            f"by {'BM25' if by_words else 'the retriever'} in {time.monotonic() - began:.0f} s"
+            f"by {'the retriever' if round_ else 'BM25'} in {time.monotonic() - began:.0f} s"
         )
         return drawn
 
