@@ -35,14 +35,8 @@ MARGIN = 0.005  # nDCG@10: what checks of equally good states differ by (researc
 def save_checkpoint(
     folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, budget: Budget
 ) -> None:
-    """Write the checkpoint of a step, then delete older ones.
-
-    Args:
-        folder: of the run's checkpoints.
-        step: optimiser steps done so far.
-        module: whose trainable tensors are saved.
-        optimizer: over ``trainable_parameters(module)``, in that order.
-        budget: of the run.
+    """Write the checkpoint of a step, then delete older ones; the optimiser is over
+    ``trainable_parameters(module)``, in that order.
     """
     target = folder / f"checkpoint-{step}"
     with atomic_write(target) as temporary:

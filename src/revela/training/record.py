@@ -110,13 +110,8 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
 
 
 def refuse_another(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
-    """Check that the run in ``out`` has these settings and this corpus.
-
-    Args:
-        settings: as ``settings_of`` gives them.
-        digest: of the corpus.
-        out: folder of the run.
-        free: settings that may differ.
+    """Check that the run in ``out`` has these settings, but for ``free``, and a corpus of this
+    digest.
 
     Raises:
         RevelaError: the run has others, or there is no run.
