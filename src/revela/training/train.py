@@ -146,9 +146,9 @@ def train(
         torch.manual_seed(settings.seed)
         device = compute_device()
         bf16 = uses_bf16(settings.precision, device)
-        if not (first := processes.is_first()):
-            check = judge = None
-        bm25 = bm25 or {}
+        first, bm25 = processes.is_first(), bm25 or {}
+        check, judge = (check, judge) if first else (None, None)
+        _log_unused()
 
         # Data: a corpus or stored groups, the same for all processes.
         data = _training_set(recipe, source)
@@ -175,10 +175,8 @@ def train(
         _check_neighbours(recipe, data)
 
         # Record: run.json, metrics.jsonl, and a tracker if one is asked for.
-        untrained = check(encoder) if check else {}
+        untrained = _check_untrained(check, encoder)
         about = {"corpus": corpus, "command": command, "bm25": bm25, "untrained": untrained}
-        if check:
-            log.info(f"untrained: {describe(untrained, {})}")
         if first:
             write_record(record, {**about, **_described(recipe, data), **environment()}, out)
         tracker = start_tracker(recipe, out)
@@ -282,6 +280,10 @@ def _check_same_start(digest: str, settings: Any, out: Path) -> None:
         f"the processes were given different settings, or do not see the same {out}: "
         "start all by the same command, with an --out that all machines see",
     )
+
+
+def _log_unused() -> None:
+    """Say so if one process trains where several were asked for, or could."""
     if processes.count() > 1:
         return
     if processes.LAUNCHED & os.environ.keys():
@@ -341,6 +343,14 @@ def _check_neighbours(recipe: Recipe, data: TrainingSet) -> None:
             "--context-from neighbours needs groups of similar chunks, made of a corpus: give "
             "--groups cluster, or another --context-from"
         )
+
+
+def _check_untrained(check: Check | None, encoder: RetrieverEncoder) -> Scores:
+    if check is None:
+        return {}
+    scores = check(encoder)
+    log.info(f"untrained: {describe(scores, {})}")
+    return scores
 
 
 def _described(recipe: Recipe, data: TrainingSet) -> dict[str, Any]:
