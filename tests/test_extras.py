@@ -6,7 +6,6 @@ The extras code, pdf and serve are tested beside what they are for.
 from __future__ import annotations
 
 import importlib
-import logging
 import re
 import sys
 import tomllib
@@ -91,20 +90,6 @@ def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, u
     assert package in str(found.value) and "\n" not in str(found.value)
     assert not list(tmp_path.iterdir())
     assert any(package in requirement for requirement in EXTRAS[name])
-
-
-def test_training_without_matplotlib_draws_nothing_and_logs_it(tmp_path, monkeypatch, caplog):
-    from revela.training.progress import Metrics, plot
-
-    caplog.set_level(logging.INFO)
-    for module in [m for m in sys.modules if m.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    plot(Metrics(tmp_path / "metrics.jsonl"), {}, tmp_path / "training.png", "loss")
-    assert not list(tmp_path.iterdir())
-    assert caplog.messages == [
-        "training.png is not drawn without matplotlib: run pip install 'revela[report]'"
-    ]
 
 
 def test_all_is_every_extra_of_a_user_and_dev_has_the_site_too():

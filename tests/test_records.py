@@ -22,7 +22,7 @@ from revela.evaluation.beir import Collection, outcomes
 from revela.groups.order import order_of_groups
 from revela.groups.training_set import training_chunks, training_rows
 from revela.settings import Recipe, presets
-from revela.training.run import train
+from revela.training.train import train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="recorded on a CPU")
 Record = dict[str, list[float] | list[str]]

@@ -57,7 +57,7 @@ from revela.retriever.load import load_encoder
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe
 from revela.training.loop import sides
-from revela.training.run import build_objective
+from revela.training.train import build_objective
 from revela.types import Chunk, Vectors
 from revela.weights import find_weights, resolve
 

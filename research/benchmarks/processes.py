@@ -30,7 +30,7 @@ from revela import processes
 from revela.groups.corpora import build_groups
 from revela.groups.folder import GroupFolder
 from revela.settings import Recipe
-from revela.training.run import train
+from revela.training.train import train
 
 LOG_EVERY = 2  # steps
 

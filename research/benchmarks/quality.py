@@ -141,7 +141,6 @@ def trained_in(folder: Path, target: str, flags: list[str], path: Path) -> dict[
     last = json.loads(Path(target, "metrics.jsonl").read_text().splitlines()[-1])
     shutil.copy(Path(target, "metrics.jsonl"), path.with_suffix(".jsonl"))
     (OUT / folder.name).mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(target, "training.png"), OUT / folder.name / f"{path.stem}.png")
     return {
         "steps": last["step"],
         "minutes": last["minutes"],

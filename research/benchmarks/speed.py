@@ -28,7 +28,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -64,8 +63,8 @@ from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe, presets
 from revela.silence import silence_libraries
-from revela.training.loop import Loop, Rows
-from revela.training.progress import Clock, Metrics, Progress
+from revela.training.loop import BatchReader, Rows, make_optimizer, take_step
+from revela.training.metrics import Budget
 from revela.types import Chunk, Document
 from revela.weights import resolve
 
@@ -322,8 +321,8 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     groups = [list(range(i, i + size)) for i in range(0, len(chunks) - size + 1, size)]
     made: dict[str, torch.Tensor] = {}
     for form in (READY, "without reading ahead", "ours"):
-        clock, ends = Clock(recipe.training.max_steps, 0), list[float]()
-        parts = Parts(recipe, model, [], chunks, CPU, False, count=clock.count)
+        budget, ends = Budget(recipe.training.max_steps), list[float]()
+        parts = Parts(recipe, model, [], chunks, CPU, False, count=budget.count)
         collate = ChunkBatches(parts, load_tokenizer(folder), "first-half")
 
         def read(
@@ -334,11 +333,12 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
                 made.update(collate(some))
             return dict(made)
 
-        with tempfile.TemporaryDirectory() as out:
-            progress = Progress(clock, Metrics(Path(out, "metrics.jsonl")))
-            progress.advance = lambda ends=ends: ends.append(time.perf_counter())  # type: ignore
-            given = (recipe, Sleeping(step), lambda _: iter(groups), read, progress, None)
-            Loop(*given, Path(out), CPU, ahead=form == "ours").run()
+        objective, ahead = Sleeping(step), form == "ours"
+        optimizer = make_optimizer(objective, 0.0)
+        with BatchReader(recipe, lambda _: iter(groups), read, budget, ahead=ahead) as reader:
+            for _ in range(recipe.training.max_steps):
+                take_step(objective, optimizer, reader.next_step()[0], 0.0, 0)
+                ends.append(time.perf_counter())
         took = np.diff(ends)[1:]
         times[form] = float(np.median(took))
         row: Row = {"what": f"{len(took)} steps of 20 ms, 16 x 156 tokens", "form": form}

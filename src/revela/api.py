@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from revela.evaluation.choosing import Kind
     from revela.evaluation.label_free import HeldOutCheck
     from revela.groups.training_set import TrainingSet
-    from revela.training.run import Outcome
+    from revela.training.train import Outcome
 
 log = logging.getLogger(__name__)
 FITTED_BY = (
@@ -224,7 +224,7 @@ class TrainingResult:
     """What a run gave.
 
     Attributes:
-        outcome: of ``training.run.train``.
+        outcome: of ``training.train.train``.
         scores: nDCG@10 of the label-free check by system, then by task; empty if it has no task.
     """
 
@@ -246,8 +246,8 @@ def train(
     from revela.groups.training_set import TrainingSet
     from revela.processes import is_first, joined, of_first
     from revela.training.record import model_of_run
-    from revela.training.run import refuse_at_once
-    from revela.training.run import train as run
+    from revela.training.refusals import refuse_at_once
+    from revela.training.train import train as run
 
     with joined():
         refuse_at_once(recipe, out, resume)  # before a language model writes questions

@@ -1,8 +1,9 @@
 """Several processes that train one retriever together, each on its own GPU or cores.
 
-torchrun (or ``accelerate launch``) starts them. They add up their gradients and agree on everything
-else by torch.distributed: gloo for what is on the CPU, nccl for what is on a GPU. Every function
-here is called by all of them at the same place of the program, and does nothing in a run of one.
+torchrun (or ``accelerate launch``) starts them, and ends the others when one fails. They add up
+their gradients and agree on everything else by torch.distributed: gloo for what is on the CPU, nccl
+for what is on a GPU. All processes call a function of this module at the same place of the program;
+in a run of one process it does nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ import hashlib
 import itertools
 import logging
 import os
-import signal
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +24,14 @@ from torch import distributed as dist
 
 from revela.errors import RevelaError, first_line
 
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
-
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 LAUNCHED = {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}  # set by torchrun and accelerate
 # The others wait while the first checks the retriever, writes questions or saves.
-LONGEST_WAIT = timedelta(hours=4)
-TIMES = itertools.count()  # that these processes were joined, each with a store of its own
-AFTER_AN_ERROR = 20.0  # seconds in which the others notice that one has failed
+TIMEOUT = timedelta(hours=4)
+JOINED = itertools.count()  # groups of this process, each with its own keys in torchrun's store
 LOST = "closed by peer", "reset by peer", "Broken pipe"  # what gloo says of a connection
-KILLED = "another process was killed, or ran out of memory: continue with --resume"
 
 
 def started() -> int:
@@ -50,20 +44,20 @@ def count() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def index() -> int:
+def rank() -> int:
     """The number of this process, from 0."""
     return dist.get_rank() if count() > 1 else 0
 
 
 def is_first() -> bool:
     """Whether this process is the one that checks, writes and prints."""
-    return index() == 0
+    return rank() == 0
 
 
 def cores(threads: int) -> int:
     """Threads for this process: as many as given; 0: its share of the machine's cores."""
-    beside = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return threads or max(1, (os.cpu_count() or 1) // beside)
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return threads or max(1, (os.cpu_count() or 1) // local_world_size)
 
 
 def refuse_several() -> None:
@@ -83,11 +77,8 @@ def refuse_several() -> None:
 def joined() -> Iterator[None]:
     """While open, the processes that were started together can talk; only the first prints.
 
-    An error of one ends all of them: each raises the same sentence where it is (SystemExit, with
-    code 2, in all but one, which prints it).
-
     Raises:
-        RevelaError: a process has failed, or they cannot reach each other.
+        RevelaError: they cannot reach each other, or another process has ended.
     """
     if started() == 1 or count() > 1:
         yield
@@ -98,11 +89,10 @@ def joined() -> Iterator[None]:
     has_gpu = torch.cuda.is_available()
     try:
         store, rank, size = next(rendezvous("env://"))
-        # torchrun has one store for all its restarts, and what an ended process left there stays.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"revela-{attempt}-{next(TIMES)}", store)
+        store = PrefixStore(f"revela-{attempt}-{next(JOINED)}", store)
         backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
-        given: Any = dict(store=store, rank=rank, world_size=size, timeout=LONGEST_WAIT)
+        given: Any = dict(store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         dist.init_process_group(backend, **given)
     except (ValueError, RuntimeError) as error:
         raise RevelaError(
@@ -116,11 +106,25 @@ def joined() -> Iterator[None]:
                 if has_gpu:
                     _take_own_gpu()
                 yield
-        except Exception as error:
-            _end_together(error, store, rank, size)
+        except RuntimeError as error:
+            if not any(words in str(error) for words in LOST):
+                raise
+            raise RevelaError(
+                "another process has ended, was killed or ran out of memory: see what it said, and "
+                "continue with --resume"
+            ) from None
         finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            dist.destroy_process_group()
+
+
+def _take_own_gpu() -> None:
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if local_world_size > (gpus := torch.cuda.device_count()):
+        raise RevelaError(
+            f"{local_world_size} processes are on a machine with {gpus} GPUs: start no more of "
+            "them there (torchrun --nproc-per-node), or hide the GPUs by CUDA_VISIBLE_DEVICES="
+        )
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
 
 
 def of_first(make: Callable[[], Value]) -> Value:
@@ -133,7 +137,7 @@ def of_first(make: Callable[[], Value]) -> Value:
     return value
 
 
-def of_all(value: Value) -> list[Value]:
+def all_gather(value: Value) -> list[Value]:
     """The value of every process, in their order."""
     if count() == 1:
         return [value]
@@ -153,16 +157,16 @@ def gathered(value: Value) -> list[Value]:
 
 def my_share(length: int) -> slice:
     """This process's part of so many items, the parts in the order of the processes."""
-    return slice(index() * length // count(), (index() + 1) * length // count())
+    return slice(rank() * length // count(), (rank() + 1) * length // count())
 
 
-def refuse_different(value: Any, sentence: str) -> None:
+def check_same(value: Any, sentence: str) -> None:
     """Stop all processes with this sentence if they do not have the same value."""
-    if any(other != value for other in of_all(value)):
+    if any(other != value for other in all_gather(value)):
         raise RevelaError(sentence)
 
 
-def total(number: Tensor) -> Tensor:
+def all_reduce_sum(number: Tensor) -> Tensor:
     """The sum of a number over all processes."""
     if count() == 1:
         return number
@@ -180,16 +184,14 @@ def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
     exists = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
     dist.all_reduce(exists, dist.ReduceOp.MAX)  # on the CPU: a GPU is not waited for
     moved = [p for p, has in zip(parameters, exists.tolist(), strict=True) if has]
-    for p in moved:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    gradients = [p.grad for p in moved if p.grad is not None]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in moved]
     if not gradients:
         return
     together = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(together)
     parts = torch.split(together, [gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
+    for p, gradient, part in zip(moved, gradients, parts, strict=True):
+        p.grad = gradient.copy_(part.view_as(gradient))
 
 
 def copy_first(tensors: Iterable[Tensor]) -> None:
@@ -198,8 +200,7 @@ def copy_first(tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             sent = tensor.detach().contiguous()
             dist.broadcast(sent, 0)
-            if sent.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(sent)
+            tensor.detach().copy_(sent)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
@@ -208,56 +209,3 @@ def digest(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def _take_own_gpu() -> None:
-    beside, gpus = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), torch.cuda.device_count()
-    if beside > gpus:
-        raise RevelaError(
-            f"{beside} processes are on a machine with {gpus} GPUs: start no more of them there "
-            "(torchrun --nproc-per-node), or hide the GPUs by CUDA_VISIBLE_DEVICES="
-        )
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
-
-
-def _end_together(error: Exception, store: Store, rank: int, size: int) -> None:
-    """Tell the others, which notice when their connection to this process closes, and raise.
-
-    The launcher kills the rest as soon as one is gone: so each waits for the others to be told.
-    """
-    with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sentence = str(error) if isinstance(error, RevelaError) else ""
-    with suppress(RuntimeError):  # the store went with its process
-        if not sentence and any(words in str(error) for words in LOST):
-            sentence = _said(store, rank, size)
-        crashed = f"process {rank} ended by a {type(error).__name__}: see its traceback"
-        store.set(f"said-{rank}", sentence or crashed)
-        dist.destroy_process_group()
-        failed, deadline = store.add("failed", 1), time.monotonic() + AFTER_AN_ERROR
-        while sentence not in ("", KILLED) and failed < size and time.monotonic() < deadline:
-            time.sleep(0.05)
-            failed = store.add("failed", 0)
-        if sentence and store.add(f"printed {sentence}", 1) > 1:
-            raise SystemExit(2)
-    if not sentence:
-        raise error
-    raise RevelaError(sentence) from None
-
-
-def _said(store: Store, rank: int, size: int) -> str:
-    """The last words of another process, whose connection may close before they are here."""
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline:
-        for other in range(size):
-            if other != rank and store.check([f"said-{other}"]):
-                return str(store.get(f"said-{other}").decode())
-        time.sleep(0.05)
-    return KILLED
-
-
-def tensors_beside(module: nn.Module, frozen: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """All tensors of a module, without the untrained parameters of some of its parts."""
-    left_out = {id(p) for part in frozen for p in part.parameters() if not p.requires_grad}
-    tensors = (*module.parameters(), *module.buffers())
-    return (tensor for tensor in tensors if id(tensor) not in left_out)

@@ -1,4 +1,4 @@
-"""Train what tests/records.json records by ``training.run`` on a pretended GPU, with a stop and a
+"""Train what tests/records.json records by ``training.train`` on a pretended GPU, with a stop and a
 resume between; index, search and evaluate there and on the CPU. Prints losses and the host's waits
 of each step as JSON.
 
@@ -27,8 +27,9 @@ from revela.evaluation.label_free import HeldOutCheck, tasks
 from revela.lm.encoder_decoder import EncoderDecoder
 from revela.objectives import find_heads
 from revela.settings import Recipe
-from revela.training import run
-from revela.training.progress import Clock, Progress
+from revela.training import train as run
+from revela.training.loop import BatchReader
+from revela.training.metrics import Progress
 from tests import test_records
 from tests.research.pretend_gpu import DEVICE, waits
 from tests.test_records import DOCUMENTS, MORE
@@ -56,11 +57,11 @@ def computing_on(device: torch.device) -> Iterator[None]:
 @contextmanager
 def watched(counted: list[dict[str, int]]) -> Iterator[None]:
     """While open, Ctrl-C is pressed after some steps, and each step's waits are listed."""
-    start, advance, log = Clock.start, Progress.advance, Progress.log
+    next_step, advance, log = BatchReader.next_step, Progress.advance, Progress.log
 
-    def starting(self: Clock) -> None:
+    def starting(self: BatchReader) -> Any:
         waits.clear()
-        start(self)
+        return next_step(self)
 
     def advancing(self: Progress) -> None:
         if len(counted) + 1 in STOPS:
@@ -72,7 +73,7 @@ def watched(counted: list[dict[str, int]]) -> Iterator[None]:
         log(self, *numbers)
 
     with (
-        mock.patch.object(Clock, "start", starting),
+        mock.patch.object(BatchReader, "next_step", starting),
         mock.patch.object(Progress, "advance", advancing),
         mock.patch.object(Progress, "log", logging),
     ):

@@ -16,71 +16,65 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
+import revela.training.train as training
 from revela import processes
 from revela.cli.printing import print_log
 from revela.errors import RevelaError
 from revela.groups.folder import GroupFolder
 from revela.settings import Recipe
 from revela.training.checkpoint import trainable_state
-from revela.training.loop import Loop
-from revela.training.progress import Progress
-from revela.training.run import Run, train
+from revela.training.loop import BatchReader
+from revela.training.metrics import Progress
 
 FIRST = os.environ.get("RANK", "0") == "0"
 
 
-class Watched:
-    """What a process reads, how far it gets, and what it has trained at the end."""
+@contextmanager
+def watched(case: dict[str, Any], seen: dict[str, Any]) -> Iterator[None]:
+    """While open, ``seen`` gets what a process reads, how far it gets, and what it has trained."""
+    rows, advance, check = BatchReader.my_rows, Progress.advance, training.check_same_weights
+    failing = {"crash": ZeroDivisionError("division by zero")}
+    failing["error"] = RevelaError("a sentence of the second process")
 
-    def __init__(self, case: dict[str, Any]) -> None:
-        self.case, self.read, self.steps, self.sharded = case, [], 0, 0
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.my_batches, self.advance, self.finish = Loop._my_batches, Progress.advance, Run.finish
+    def my_rows(reader, step):
+        for number, some, share in rows(reader, step):
+            seen["read"].append([number, [row for _, row in some]])
+            yield number, some, share
 
-    def __enter__(self) -> Watched:
-        def my_batches(loop, step):
-            for number, rows, share in self.my_batches(loop, step):
-                self.read.append([number, [row for _, row in rows]])
-                yield number, rows, share
+    def advancing(progress):
+        seen["steps"] += 1
+        name, rank, step = case.get("signal") or (None, None, None)
+        if (processes.rank(), seen["steps"]) == (rank, step):
+            signal.raise_signal(getattr(signal, name))
+        if (processes.rank(), seen["steps"]) == (1, 2) and case.get("fails") in failing:
+            raise failing[case["fails"]]
+        advance(progress)
 
-        def advance(progress):
-            self.steps += 1
-            name, rank, step = self.case.get("signal") or (None, None, None)
-            if (processes.index(), self.steps) == (rank, step):
-                signal.raise_signal(getattr(signal, name))
-            if (processes.index(), self.steps) == (1, 2):
-                self.fail()
-            self.advance(progress)
+    def checking(objective, step):
+        seen["tensors"] = trainable_state(objective)
+        shards = [p for p in objective.parameters() if isinstance(p, DTensor)]
+        seen["sharded"] = sum(p.to_local().numel() for p in shards)
+        if case.get("fails") == "weights" and processes.rank() == 1 and step:
+            with torch.no_grad():
+                next(p for p in objective.parameters() if p.requires_grad).add_(1e-3)
+        check(objective, step)
 
-        def finish(run):
-            self.tensors = trainable_state(run.loop.objective)
-            parameters = run.loop.objective.parameters()
-            shards = [p.to_local().numel() for p in parameters if isinstance(p, DTensor)]
-            self.sharded = sum(shards)
-            if self.case.get("fails") == "weights" and processes.index() == 1:
-                with torch.no_grad():
-                    run.loop.parameters[0].flatten()[0] += 1e-3
-            return self.finish(run)
-
-        Loop._my_batches, Progress.advance, Run.finish = my_batches, advance, finish
-        return self
-
-    def fail(self) -> None:
-        """What befalls the second process after two steps."""
-        if self.case.get("fails") == "crash":
-            raise ZeroDivisionError("division by zero")
-        if self.case.get("fails") == "error":
-            raise RevelaError("a sentence of the second process")
-
-    def __exit__(self, *_: object) -> None:
-        Loop._my_batches, Progress.advance, Run.finish = self.my_batches, self.advance, self.finish
+    with (
+        mock.patch.object(BatchReader, "my_rows", my_rows),
+        mock.patch.object(Progress, "advance", advancing),
+        mock.patch.object(training, "check_same_weights", checking),
+    ):
+        yield
 
 
 def checked(case: dict[str, Any]) -> Any:
@@ -97,23 +91,22 @@ def checked(case: dict[str, Any]) -> Any:
 
 def run(case: dict[str, Any]) -> None:
     """Train, and write down how it went."""
-    rank, out, said = 0, Path(case["out"]), ""
+    rank, out = 0, Path(case["out"])
+    seen: dict[str, Any] = {"read": [], "steps": 0, "sharded": 0, "error": "", "tensors": {}}
     if "copy" in case and FIRST:  # the other waits until it has joined
         shutil.copytree(case["copy"], out)
-    with Watched(case) as watched:
+    with watched(case, seen):
         try:
             with processes.joined():
-                rank = processes.index()
+                rank = processes.rank()
                 groups = case["groups"]
                 source = GroupFolder(Path(groups[rank] if isinstance(groups, list) else groups))
                 recipe, resume = Recipe.of(**case["settings"]), case.get("resume", False)
-                given = source.documents if case.get("fails") == "corpus" else source
-                train(recipe, given, out, check=checked(case), resume=resume)
-        except (RevelaError, SystemExit, ZeroDivisionError) as error:
-            said = str(error)
-    seen = {"read": watched.read, "steps": watched.steps, "sharded": watched.sharded, "error": said}
+                training.train(recipe, source, out, check=checked(case), resume=resume)
+        except (RevelaError, ZeroDivisionError) as error:
+            seen["error"] = str(error)
+    save_file(seen.pop("tensors"), out.with_name(f"{out.name}-{rank}.safetensors"))
     out.with_name(f"{out.name}-{rank}.json").write_text(json.dumps(seen))
-    save_file(watched.tensors, out.with_name(f"{out.name}-{rank}.safetensors"))
 
 
 def main() -> None:

@@ -5,13 +5,13 @@ time, and always the same ones.
 from __future__ import annotations
 
 import json
-import signal
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_train import ctrl_c_after
 
 from conftest import make_rows
 from revela.corpus.written_queries import QueryFile
@@ -23,8 +23,8 @@ from revela.groups.training_set import TrainingSet
 from revela.lm import generate
 from revela.objectives.find_heads import rank_heads
 from revela.settings import Recipe, presets
-from revela.training.progress import Progress
-from revela.training.run import train
+from revela.training.metrics import Progress
+from revela.training.train import train
 from revela.types import Document
 
 DOCUMENTS = [Document(row["_id"], row["text"]) for row in make_rows(24)]
@@ -69,20 +69,6 @@ def train_into(recipe, tmp_path):
         return train(recipe.but(**changes), data, tmp_path / name, resume=resume)
 
     return run
-
-
-def ctrl_c_after(steps):
-    """In place of ``Progress.advance``: Ctrl-C is pressed when so many steps are done."""
-    original, done = Progress.advance, 0
-
-    def advance(self):
-        nonlocal done
-        done += 1
-        if done == steps:
-            signal.raise_signal(signal.SIGINT)
-        original(self)
-
-    return advance
 
 
 def of_run(folder):
@@ -132,13 +118,12 @@ def test_the_language_model_is_opened_once_for_all_blocks(asked, train_into, mon
     assert len(asked) > 2 * 8 and len(opened) == 1
 
 
-@pytest.mark.parametrize("clock", ["wall", "cpu"])
-def test_writing_is_training_time(asked, train_into, clock):
+def test_writing_is_training_time(asked, train_into):
     batches = query_lm.FIRST_BLOCK // query_lm.WRITING_BATCH
-    outcome = train_into("out", clock=clock, max_steps=1)
+    outcome = train_into("out", max_steps=1)
     assert outcome.minutes * 60 >= batches * 0.05
     # The first step is the last when its queries have taken all the time.
-    outcome = train_into("late", file="other.jsonl", clock=clock, max_steps=0, max_minutes=0.001)
+    outcome = train_into("late", file="other.jsonl", max_steps=0, max_minutes=0.001)
     assert outcome.steps == 1
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_run import ctrl_c_after, losses
+from test_train import ctrl_c_after, losses
 
 from conftest import Embed, make_rows
 from revela.corpus.arrow_list import arrow_list
@@ -18,14 +18,15 @@ from revela.corpus.text_queries import number_of_query
 from revela.errors import RevelaError
 from revela.groups.corpora import build_groups
 from revela.groups.folder import GroupFolder
+from revela.groups.order import order_of_groups
 from revela.groups.training_set import TrainingSet
 from revela.index.bm25 import BM25
 from revela.objectives.contrastive import ContrastiveLoss, InfoNCE, QueryBatches
 from revela.retriever.build import load_retriever
 from revela.settings import Recipe, presets
+from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
-from revela.training.progress import Progress
-from revela.training.run import Run, refuse_at_once, train
+from revela.training.train import train
 from revela.types import Chunk, Document
 from test_cli import run
 
@@ -99,8 +100,9 @@ def test_negatives_are_the_best_that_do_not_answer(tmp_path, by, make):
     """
     data = make()
     rows, encoder = list(data.rows), Hashed()
-    negatives = miner(data, tmp_path, encoder, first_negatives=by)
-    asked = batch(negatives)
+    negatives = miner(data, tmp_path, encoder, rounds=2)
+    for round_ in range(1 if by == "bm25" else 2):
+        asked = batch(negatives, round_)
     mined = negatives(asked)
     texts = [row.text for row in rows]
     for place, found in zip(asked, mined, strict=True):
@@ -122,15 +124,8 @@ def test_negatives_are_the_best_that_do_not_answer(tmp_path, by, make):
 
 def test_draws_follow_from_seed_round_and_row(tmp_path):
     drawn = {}
-    for name, seed, round_ in (("a", 0, 0), ("b", 0, 0), ("seed", 1, 0), ("round", 0, 1)):
-        one = miner(
-            free_rows(),
-            tmp_path / name,
-            seed=seed,
-            rounds=2,
-            mined_from=20,
-            first_negatives="model",
-        )
+    for name, seed, round_ in (("a", 0, 1), ("b", 0, 1), ("seed", 1, 1), ("round", 0, 2)):
+        one = miner(free_rows(), tmp_path / name, seed=seed, rounds=3, mined_from=20)
         for number in range(round_ + 1):
             rows = batch(one, number)
         drawn[name] = one(rows)
@@ -298,7 +293,7 @@ def test_a_resumed_run_reads_the_same_negatives(recipe, tmp_path, rounds):
 
 def test_a_refresh_sees_what_was_learned(recipe, tmp_path, rounds):
     """All that rank best are drawn: the sets change with the weights, and with nothing else."""
-    recipe = recipe.but(max_steps=3, mined_from=2, first_negatives="model")
+    recipe = recipe.but(max_steps=3, mined_from=2)
     mined = {}
     for rate in (0.0, 3e-2):
         rounds.clear()
@@ -338,13 +333,15 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     assert not any(c.query for c in chunks[17:])
     assert data.relevant[number_of_query("what is said of q0 here")] == {0, 5}
     assert data.relevant[number_of_query("what is said of q1 here")] == {1}
-    run = Run(recipe, tmp_path / "opened", None, {}, "", "", None)
-    run.open(data, resume=False)
-    assert run.model.max_seq_length == 40 and run.max_tokens == 64
-    for group in run.groups(0):
+    for group in order_of_groups(recipe, data.asked)(0):
         owners = [chunks[i].document for i in group]
         assert len(set(owners)) == 6 and max(group) < 17
-    train(recipe, DOCUMENTS, tmp_path / "out")
+
+    def check(encoder):
+        assert encoder.model.max_seq_length == 40
+        return {"task": 0.0}
+
+    train(recipe, DOCUMENTS, tmp_path / "out", check=check)
     assert len(losses(tmp_path / "out")) == 6
     mined = [(row, i) for _, drawn in rounds for row, *some in drawn.tolist() for i in some]
     assert any(chunks[i].document >= 12 for _, i in mined if i >= 0)
@@ -395,13 +392,6 @@ def test_judged_pairs_on_the_command_line(monkeypatch, capsys, corpus_file, tmp_
     for verb, sentence in said.items():
         code, _, errors = run(monkeypatch, capsys, verb, *given, "--model", "embedded:none")
         assert code == 2 and errors.strip().splitlines()[-1] == f"revela: {sentence}"
-
-
-def test_judged_pairs_take_one_process(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.processes.count", lambda: 2)
-    recipe = recipe.but(pairs="judged", groups_per_step=2)
-    with pytest.raises(RevelaError, match="--pairs takes one process: start revela without"):
-        refuse_at_once(recipe, tmp_path / "out", resume=False)
 
 
 def test_stored_groups_have_no_judged_pairs(recipe, corpus_file, tmp_path):

@@ -26,7 +26,7 @@ from revela.errors import RevelaError
 from revela.groups.corpora import build_groups
 from revela.retriever.build import load_retriever
 from revela.settings import Recipe, presets
-from revela.training.run import train
+from revela.training.refusals import refuse_at_once
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
 
@@ -35,38 +35,41 @@ TINY: dict[str, Any] = dict(
     lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=6, warmup_steps=2,
     log_every=1, check_every=0, seed=0, threads=1, precision="fp32",
 )  # fmt: skip
-TIMEOUT = 300.0  # seconds, on a loaded machine; the longest start takes 88 of the processor
-GATED = dict(gate_heads=4, gate_first_layer=0.3)
+TIMEOUT = 300.0  # seconds, on a loaded machine
 ASKED = dict(queries="telling-sentence")
-SAME_STEPS = ("paper-code", "dream-paper")  # as paper and dream, with other numbers
-PRESETS = {n: {**settings, **TINY} for n, settings in presets().items() if n not in SAME_STEPS}
-for name in ("gated", "paper", "gains", "cde-revela"):
-    PRESETS[name] |= GATED
-for name in ("dream", "attention", "infonce", "pairs", "cde"):
-    PRESETS[name] |= ASKED
-for name in ("dream", "attention"):
-    PRESETS[name] |= dict(query_heads=3)
-PRESETS["crop"] |= dict(groups_per_batch=2)
-PRESETS["spans"] |= dict(model="new:tiny", lora_rank=0)
-for name in ("cde", "cde-revela"):
-    PRESETS[name] |= dict(context=3, context_from="corpus", context_null=0.5, context_dropout=0.2)
-OPTIONS = {
-    "learn-tau-and-gates": PRESETS["gated"] | dict(learn_tau=True, learn_gates=True),
-    "lm-lora": PRESETS["gated"] | dict(lm_lora=True, lora_dropout=0.1),
-    "matryoshka": PRESETS["gated"] | dict(matryoshka=(4, 16)),
-    "matryoshka-of-crops": PRESETS["crop"] | dict(matryoshka=(16,)),
-    "retriever-batch": PRESETS["gated"] | dict(retriever_batch=3),
-    "several-batches": PRESETS["gated"] | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
-    "iterative": PRESETS["gated"] | dict(groups="iterative", regroup_every=2),
-    "negatives": PRESETS["infonce"] | dict(negatives=2, refresh_every=2, mined_from=20),
-    "shared-lm": PRESETS["gated"] | dict(shard_lm=True),
+PRESETS = {name: {**settings, **TINY} for name, settings in presets().items()}
+GATED = PRESETS["gated"] | dict(gate_heads=4, gate_first_layer=0.3)
+CONTEXT = dict(context=3, context_from="corpus", context_null=0.5, context_dropout=0.2)
+CASES = {
+    "gated": GATED,
+    "all that can be trained": GATED
+    | dict(learn_tau=True, learn_gates=True, lm_lora=True, lora_dropout=0.1),
+    "several batches": GATED | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
+    "iterative": GATED | dict(groups="iterative", regroup_every=2),
+    "shared lm": GATED | dict(shard_lm=True),
+    "gains": PRESETS["gains"] | dict(gate_heads=4, gate_first_layer=0.3),
+    "replug": PRESETS["replug"],
+    "attention": PRESETS["attention"] | ASKED | dict(query_heads=3),
+    "dream": PRESETS["dream"] | ASKED | dict(query_heads=3),
+    "negatives": PRESETS["infonce"] | ASKED | dict(negatives=2, refresh_every=2, mined_from=20),
+    "crop": PRESETS["crop"] | dict(groups_per_batch=2, matryoshka=(16,), retriever_batch=3),
+    "cde": PRESETS["cde"] | ASKED | CONTEXT,
+    "spans": PRESETS["spans"] | dict(model="new:tiny", lora_rank=0),
 }
-CASES = {**PRESETS, **OPTIONS}
-STOPS = PRESETS["gated"] | dict(learn_tau=True, learn_gates=True, lm_lora=True, lora_dropout=0.1)
-STOPS |= dict(save_every=2)
+STOPS = CASES["all that can be trained"] | dict(save_every=2)
 ENDLESS = {**STOPS, "max_steps": 0}
 TOKENS = {**ENDLESS, "max_tokens_read": 0.02}
 EXPLODING = {**STOPS, "learning_rate": 1e30, "save_every": 1}
+FAILURES = {  # what both say, then what only one does
+    "other groups": "the processes read different groups: give a folder that all machines see",
+    "in the way": "exists: choose another --out",
+    "trained lm": "--shard-lm is for a frozen LM",
+    "weights": "the processes have different weights after 6 steps",
+    "crash": "division by zero",
+    "error": "a sentence of the second process",
+    "check": "a sentence of the check",
+}
+OF_ONE = ("crash", "error", "check")
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +147,10 @@ def seen(out: Any, rank: int) -> dict[str, Any]:
     return found
 
 
+def of_both(out: Any, what: str) -> list[Any]:
+    return [seen(out, rank)[what] for rank in (0, 1)]
+
+
 def lines(out: Path) -> list[dict[str, Any]]:
     """Those of metrics.jsonl with a loss."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -166,36 +173,42 @@ def assert_same_run(two: Path, one: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def by_both(groups, case, cache, tmp_path_factory):
-    """The folder in which every case was run by two processes, in one start of torchrun, and what
-    these printed of each.
+def both(groups, case, cache, tmp_path_factory):
+    """The folder in which every case was run by two processes, in one start of torchrun, and by
+    one; and what the two printed of each.
     """
     folder = tmp_path_factory.mktemp("both")
-    one = {
-        "whole": case(folder / "whole", STOPS),
+    checked = {**STOPS, "check_every": 3}
+    one = {f"one-{name}": case(folder / f"one-{name}", CASES[name]) for name in CASES}
+    one["one-shared lm"]["settings"]["shard_lm"] = False
+    one |= {
         "tokens": case(folder / "one-tokens", TOKENS),
         "sigint": case(folder / "one-sigint", STOPS, signal=["SIGINT", 0, 3]),
-        "checked": case(folder / "one-checked", {**STOPS, "check_every": 3}, scores=[0, 9, 1, 1]),
+        "checked": case(folder / "one-checked", checked, scores=[0, 9, 1, 1]),
         "nan": case(folder / "one-nan", EXPLODING),
     }
     by_one(cache, one)
-    cases = {f"two-{name}": case(folder / f"two-{name}", CASES[name]) for name in CASES}
-    cases |= stopping(case, folder)
+    two = {f"two-{name}": case(folder / f"two-{name}", CASES[name]) for name in CASES}
+    two |= {
+        "sigint": case(folder / "sigint", STOPS, signal=["SIGINT", 1, 3]),
+        "sigterm": case(folder / "sigterm", STOPS, signal=["SIGTERM", 0, 3]),
+        "minutes": case(folder / "minutes", {**ENDLESS, "max_minutes": 0.02}),
+        "tokens": case(folder / "tokens", TOKENS),
+        "checked": case(folder / "checked", checked, scores=[0, 9, 1, 1]),
+        "nan": case(folder / "nan", EXPLODING),
+        "later": case(folder / "later", {**EXPLODING, "log_every": 9, "save_every": 4}),
+    }
     for name, begun in (("two-two", "sigterm"), ("one-two", "one-sigint")):
-        more = dict(resume=True, copy=str(folder / begun))
-        cases[name] = case(folder / name, STOPS, **more)
-    cases |= failing(case, folder, groups)
-    return folder, by_two(cache, folder, cases)
-
-
-@pytest.fixture(scope="module")
-def both(by_both, case, cache):
-    """Every case that ends well, by two processes, and by this one."""
-    folder, said = by_both
-    one = {name: case(folder / f"one-{name}", settings) for name, settings in CASES.items()}
-    one["shared-lm"]["settings"]["shard_lm"] = False
-    by_one(cache, one)
-    return folder, "".join(said[f"two-{name}"] for name in CASES)
+        two[name] = case(folder / name, STOPS, resume=True, copy=str(folder / begun))
+    for name in FAILURES:
+        settings = {**STOPS, "shard_lm": name == "trained lm"}
+        two[name] = case(folder / f"bad {name}", settings, fails=name)
+    two["other groups"]["groups"] = [str(groups / "chunks"), str(groups / "windows")]
+    two["in the way"]["copy"] = str(folder / "one-gated")
+    said = by_two(cache, folder, two)
+    shutil.copytree(folder / "sigint", folder / "two-one")
+    by_one(cache, {"two-one": case(folder / "two-one", STOPS, resume=True)})
+    return folder, said
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -211,15 +224,11 @@ def test_two_processes_are_one(both, name):
     files = [{path.relative_to(out) for path in out.rglob("*")} for out in (two, one)]
     assert files[0] == files[1] and Path("modules.json") in files[0]
 
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_group_is_read_once(both, name):
-    folder, _ = both
-    two, one = folder / f"two-{name}", folder / f"one-{name}"
-    dealt: dict[int, list[int]] = {}
-    for number, rows in seen(two, 0)["read"] + seen(two, 1)["read"]:
+    dealt: dict[int, list[int]] = {}  # every group is read once
+    first, second = of_both(two, "read")
+    for number, rows in first + second:
         dealt.setdefault(number, []).extend(rows)
-    assert dealt == dict(seen(one, 0)["read"]) and len(seen(two, 1)["read"]) > 0
+    assert dealt == dict(seen(one, 0)["read"]) and second
     all_rows = [row for rows in dealt.values() for row in rows]
     assert len(set(all_rows)) == len(all_rows) or name == "iterative"
 
@@ -228,142 +237,90 @@ def test_each_process_holds_half_of_a_shared_lm(both, tiny_lm_folder):
     folder, _ = both
     weights = load_file(tiny_lm_folder / "model.safetensors")
     in_layers = sum(tensor.numel() for name, tensor in weights.items() if ".layers." in name)
-    for rank in (0, 1):
-        assert seen(folder / "two-shared-lm", rank)["sharded"] == in_layers / 2
-        assert seen(folder / "two-gated", rank)["sharded"] == 0
+    assert of_both(folder / "two-shared lm", "sharded") == [in_layers / 2] * 2
+    assert of_both(folder / "two-gated", "sharded") == [0, 0]
 
 
 def test_the_first_process_alone_prints(both):
-    _, said = both
+    said = "".join(both[1][f"two-{name}"] for name in CASES)
     assert said.count("2 processes, on the CPU\n") == len(CASES)
-    assert said.count("token weights and whitening fitted") == len(CASES) - 2  # not paper, spans
-
-
-def stopping(case: Any, folder: Path) -> dict[str, Any]:
-    """Runs that end early."""
-    return {
-        "sigint": case(folder / "sigint", STOPS, signal=["SIGINT", 1, 3]),
-        "sigterm": case(folder / "sigterm", STOPS, signal=["SIGTERM", 0, 3]),
-        "minutes": case(folder / "minutes", {**ENDLESS, "max_minutes": 0.02}),
-        "tokens": case(folder / "tokens", TOKENS),
-        "checked": case(folder / "checked", {**STOPS, "check_every": 3}, scores=[0, 9, 1, 1]),
-        "nan": case(folder / "nan", EXPLODING),
-        "later": case(folder / "later", {**EXPLODING, "log_every": 9, "save_every": 4}),
-    }
-
-
-@pytest.fixture(scope="module")
-def stopped(by_both):
-    """Where runs that end early are, by two processes and by one; and the same run as a whole."""
-    return by_both[0]
+    assert said.count("token weights and whitening fitted") == len(CASES) - 1  # not spans
 
 
 @pytest.mark.parametrize("name", ["sigint", "sigterm"])
-def test_a_signal_to_one_stops_all_after_the_same_step(stopped, name):
-    assert [seen(stopped / name, rank)["steps"] for rank in (0, 1)] == [3, 3]
-    kept = (stopped / name / "checkpoints").glob("checkpoint-*")
-    assert [path.name for path in kept] == ["checkpoint-3"]
-    assert seen(stopped / name, 0)["error"] == "" and (stopped / name / "modules.json").is_file()
+def test_a_signal_to_one_stops_all_after_the_same_step(both, name):
+    out = both[0] / name
+    assert of_both(out, "steps") == [3, 3]
+    assert [path.name for path in (out / "checkpoints").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert seen(out, 0)["error"] == "" and (out / "modules.json").is_file()
 
 
-def test_limits_stop_all_after_the_same_step(stopped):
+def test_limits_stop_all_after_the_same_step(both):
+    folder, _ = both
     for name in ("minutes", "tokens"):
-        steps = [seen(stopped / name, rank)["steps"] for rank in (0, 1)]
-        assert steps[0] == steps[1] > 1 and seen(stopped / name, 0)["error"] == ""
-    assert_same_run(stopped / "tokens", stopped / "one-tokens")
+        steps = of_both(folder / name, "steps")
+        assert steps[0] == steps[1] > 1 and seen(folder / name, 0)["error"] == ""
+    assert_same_run(folder / "tokens", folder / "one-tokens")
 
 
-def test_a_loss_that_is_not_finite_stops_all(stopped):
-    for name in ("nan", "later"):
-        errors = sorted(seen(stopped / name, rank)["error"] for rank in (0, 1))
-        assert errors[0] == "2" and "was not finite at step" in errors[1]
-        assert seen(stopped / name, 0)["steps"] == seen(stopped / name, 1)["steps"]
-    assert seen(stopped / "one-nan", 0)["error"] in [
-        seen(stopped / "nan", rank)["error"] for rank in (0, 1)
-    ]
-    assert not list((stopped / "later").glob("checkpoints/checkpoint-*"))
+def test_a_loss_that_is_not_finite_stops_all(both):
+    folder, _ = both
+    alone = seen(folder / "one-nan", 0)["error"]
+    assert "was not finite at step" in alone and of_both(folder / "nan", "error") == [alone] * 2
+    assert "was not finite at step 4" in seen(folder / "later", 0)["error"]
+    assert not list((folder / "later").glob("checkpoints/checkpoint-*"))
 
 
-def test_the_first_checks_and_the_best_state_is_kept(stopped):
-    for name in ("checked", "one-checked"):
-        metrics = (stopped / name / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in metrics]
+def test_the_first_checks_and_the_best_state_is_kept(both):
+    folders = [both[0] / name for name in ("checked", "one-checked")]
+    for folder in folders:
+        rows = list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
         assert [row["check"]["task"] for row in rows if "check" in row] == [9, 1, 1]
         assert rows[-1]["kept"] == 0
-    saved, alone = (
-        load_file(stopped / name / "model.safetensors") for name in ("checked", "one-checked")
-    )
+    saved, alone = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(torch.equal(saved[tensor], alone[tensor]) for tensor in saved)
 
 
-@pytest.fixture(scope="module")
-def resumed(stopped, case, cache):
-    """2 -> 2, 1 -> 2 and 2 -> 1 processes."""
-    shutil.copytree(stopped / "sigint", stopped / "two-one")
-    by_one(cache, {"two-one": case(stopped / "two-one", STOPS, resume=True)})
-    return stopped
-
-
 @pytest.mark.parametrize("name", ["two-two", "one-two", "two-one"])
-def test_a_run_is_resumed_by_another_number_of_processes(resumed, name):
-    assert_same_run(resumed / name, resumed / "whole")
-    assert not (resumed / name / "checkpoints").exists()
-
-
-FAILURES = {
-    "other groups": "the processes read different groups: give a folder that all machines see",
-    "indivisible": "--groups-per-step 3 cannot be dealt out to 2 processes, 1 at a time: give a",
-    "batches": "--groups-per-step 2 cannot be dealt out to 2 processes, 2 at a time: give a mult",
-    "crops": "--groups-per-batch 1 cannot be dealt out to 2 processes, which compare the texts",
-    "context": "--context with --objective crop takes one process",
-    "in the way": "exists: choose another --out",
-    "trained lm": "--shard-lm is for a frozen LM",
-    "corpus": "several processes train on stored groups: make them once with revela groups CORPUS",
-    "crash": "process 1 ended by a ZeroDivisionError: see its traceback",
-    "error": "a sentence of the second process",
-    "check": "a sentence of the check",
-    "weights": "the processes have different weights after 6 steps",
-}
-
-
-def failing(case: Any, folder: Path, groups: Path) -> dict[str, Any]:
-    settings = {
-        "indivisible": {**STOPS, "groups_per_step": 3},
-        "batches": {**STOPS, "groups_per_batch": 2},
-        "crops": PRESETS["crop"] | dict(groups_per_batch=1),
-        "context": PRESETS["crop"] | dict(context=3),
-        "trained lm": {**STOPS, "shard_lm": True},
-    }
-    cases = {
-        name: case(folder / f"bad-{i}", settings.get(name, STOPS), fails=name)
-        for i, name in enumerate(FAILURES)
-    }
-    cases["other groups"]["groups"] = [str(groups / "chunks"), str(groups / "windows")]
-    cases["in the way"]["copy"] = str(folder / "whole")
-    return cases
-
-
-@pytest.fixture(scope="module")
-def failed(by_both, case, groups):
-    folder, said = by_both
-    outs = {name: folder / f"bad-{i}" for i, name in enumerate(FAILURES)}
-    return outs, "".join(said[name] for name in FAILURES)
+def test_a_run_is_resumed_by_another_number_of_processes(both, name):
+    folder, _ = both
+    assert_same_run(folder / name, folder / "one-all that can be trained")
+    assert not (folder / name / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_an_error_ends_all_by_one_sentence(failed, name):
-    """In the other process it is SystemExit(2); a crash keeps its traceback."""
-    outs, _ = failed
-    errors = [seen(outs[name], rank)["error"] for rank in (0, 1)]
-    assert sum(FAILURES[name] in error for error in errors) == 1, errors
-    assert ("division by zero" if name == "crash" else "2") in errors
+def test_an_error_ends_all_by_a_sentence(both, name):
+    """Each case is a run of the same processes; nothing of the one before is left behind."""
+    folder, said = both
+    errors = of_both(folder / f"bad {name}", "error")
+    told = [FAILURES[name] in error for error in errors]
+    ended = ["another process has ended" in error for error in errors]
+    assert told == [not other for other in ended] and sum(ended) == (name in OF_ONE), errors
+    assert said[name].count("2 processes, on the CPU\n") == 1
 
 
-def test_the_same_processes_may_join_again(failed):
-    """Each case above is a run of its own; nothing of it is left behind."""
-    outs, said = failed
-    assert said.count("2 processes, on the CPU\n") == len(FAILURES)
-    assert not outs["indivisible"].exists()
+REFUSALS: dict[str, dict[str, Any]] = {
+    "--groups-per-step 3 cannot be dealt out to 2 processes, 1 at a time": dict(groups_per_step=3),
+    "--groups-per-step 2 cannot be dealt out to 2 processes, 2 at a time": dict(groups_per_batch=2),
+    "--groups-per-batch 1 cannot be dealt out to 2 processes, which comp": dict(objective="crop"),
+    "--context with --objective crop takes one process": dict(
+        objective="crop", groups_per_batch=2, context=3
+    ),
+    "--pairs takes one process: start revela without": dict(objective="infonce", pairs="judged"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSALS)
+def test_settings_that_two_processes_cannot_have(tmp_path, monkeypatch, message):
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    recipe = Recipe.of(**{"groups_per_step": 2, **REFUSALS[message]})
+    with pytest.raises(RevelaError, match=message):
+        refuse_at_once(recipe, tmp_path / "out", resume=False)
+
+
+def test_one_process_has_no_lm_to_share(tmp_path):
+    with pytest.raises(RevelaError, match="--shard-lm deals the LM out to several processes"):
+        refuse_at_once(Recipe.of(shard_lm=True), tmp_path / "out", resume=False)
 
 
 def test_torchrun_lets_every_flag_through():
@@ -374,11 +331,6 @@ def test_torchrun_lets_every_flag_through():
     assert parsed.training_script_args[-len(flags) :] == flags
 
 
-def test_one_process_has_no_lm_to_share(tmp_path):
-    with pytest.raises(RevelaError, match="--shard-lm deals the LM out to several processes"):
-        train(Recipe.of(shard_lm=True), [], tmp_path / "out")
-
-
 def test_each_process_takes_its_share_of_the_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert (processes.cores(0), processes.cores(3)) == (8, 3)
@@ -386,17 +338,13 @@ def test_each_process_takes_its_share_of_the_cores(monkeypatch):
     assert (processes.cores(0), processes.cores(3)) == (2, 3)
 
 
-def flags_of(settings: dict[str, Any]) -> list[str]:
+def command(case: dict[str, Any], **changes: Any) -> list[str]:
     """On the command line."""
-    return [
+    flags = [
         part
-        for name, value in settings.items()
+        for name, value in {**case["settings"], **changes}.items()
         for part in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
     ]
-
-
-def command(case: dict[str, Any], **changes: Any) -> list[str]:
-    flags = flags_of({**case["settings"], **changes})
     return ["-m", "revela", "train", case["groups"], "--out", case["out"], *flags]
 
 
@@ -426,22 +374,19 @@ def children_of(launcher: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
 def test_on_the_command_line(case, cache, tmp_path):
-    """Stopped by signals to torchrun, killed, and begun again by it; then whole."""
+    """Stopped by a signal to torchrun; continued, killed, and begun again by it; then whole."""
     out = tmp_path / "out"
     given = case(out, STOPS)
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        begun = last_checkpoint(out)
-        resume = ["--resume"] if begun else []
-        process = torchrun(cache, *command(given, max_steps=3000, save_every=1), *resume)
-        until(lambda before=begun: last_checkpoint(out) > before + 2, process)
-        process.send_signal(signal_number)
-        _, said, errors = ended(process)
-        assert said.splitlines()[0] == "2 processes, on the CPU", said
-        assert said.count("stopping after this step and saving") == 1, said + errors
-        assert said.count(f"saved to {out}, continue with --resume") == 1, said + errors
-        assert (out / "modules.json").is_file() and last_checkpoint(out) > begun
+    process = torchrun(cache, *command(given, max_steps=3000, save_every=1))
+    until(lambda: last_checkpoint(out) > 2, process)
+    process.send_signal(signal.SIGINT)
+    _, said, errors = ended(process)
+    assert said.splitlines()[0] == "2 processes, on the CPU", said
+    assert said.count("stopping after this step and saving") == 1, said + errors
+    assert said.count(f"saved to {out}, continue with --resume") == 1, said + errors
+    assert (out / "modules.json").is_file()
     begun = last_checkpoint(out)
-    steps = begun + 60
+    steps = begun + 40
     again = command(given, max_steps=steps, save_every=1)
     process = torchrun(cache, *again, "--resume", flags=["--max-restarts", 1])
     until(lambda: last_checkpoint(out) > begun + 2, process)
@@ -457,9 +402,6 @@ def test_raw_text_on_the_command_line(case, cache, corpus_file, tmp_path):
     given = {**case(tmp_path / "out", STOPS), "groups": str(corpus_file)}
     code, said, errors = ended(torchrun(cache, *command(given)))
     assert code != 0 and said.strip() == "2 processes, on the CPU"
-    assert errors.count("revela: several processes train on stored groups") == 1, errors
-    assert (
-        errors.count("exitcode  : 2 ") == 2
-        and "Traceback (most recent" not in (errors.split("torch/distributed")[0])
-    )
+    assert "revela: several processes train on stored groups: make them once with" in errors
+    assert "exitcode  : 2 " in errors and "Traceback" not in errors.split("torch/distributed")[0]
     assert not (tmp_path / "out").exists()

@@ -58,12 +58,6 @@ def test_something_else_is_refused(begun, recipe, digest, message):
         checkpoint_to_resume(settings_of(recipe), digest, begun)
 
 
-def test_a_record_of_an_earlier_version_says_nothing_of_its_corpus(begun):
-    written = json.loads((begun / RUN_FILE).read_text())
-    (begun / RUN_FILE).write_text(json.dumps({k: v for k, v in written.items() if k != "about"}))
-    assert checkpoint_to_resume(settings_of(Recipe.of(matryoshka=(8,))), "any", begun)
-
-
 def test_a_finished_run_is_done_with_its_own_limits_only(begun):
     done = settings_of(Recipe.of(matryoshka=(8,), save_every=1))
     refuse_another(done, "one", begun, FREE_WHEN_DONE)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_run import ctrl_c_after, losses
+from test_train import ctrl_c_after, losses
 
 from conftest import make_rows
 from revela.corpus.read import read_corpus
@@ -19,8 +19,8 @@ from revela.lm.encoder_decoder import FOLDER, load_encoder_decoder
 from revela.retriever.build import load_retriever
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe, presets
-from revela.training.progress import Progress
-from revela.training.run import train
+from revela.training.metrics import Progress
+from revela.training.train import train
 from test_cli import run
 
 TINY = dict(

@@ -97,7 +97,7 @@ def import_all() -> None:
     import revela.groups.corpora
     import revela.index.store
     import revela.retriever.encode
-    import revela.training.run  # noqa: F401
+    import revela.training.train  # noqa: F401
 
     torch.set_num_threads(1)
 

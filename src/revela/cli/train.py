@@ -38,7 +38,7 @@ def train(
         Posts.xml and others; .gz or .zst of each), hub:owner/name; or one folder of groups, made by
         revela groups.
     out:
-        Folder for the retriever: a Sentence-Transformers model with metrics.jsonl and training.png.
+        Folder for the retriever: a Sentence-Transformers model, with run.json and metrics.jsonl.
     preset:
         Settings to start from: gated (default), paper (Revela as published), gains, dream,
         attention, replug, infonce, pairs (for code), crop, spans (an encoder from nothing), cde or

@@ -22,7 +22,7 @@ from revela.training.record import (
     remove_begun,
     settings_of,
 )
-from revela.training.run import train
+from revela.training.train import train
 from revela.types import Encoder
 
 log = logging.getLogger(__name__)

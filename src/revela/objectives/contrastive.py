@@ -108,8 +108,6 @@ class InfoNCE(Contrast):
     "Steps between two minings of negatives, by the retriever as it then is."
     mined_from: int = setting(200, least=1, rare=True)
     "Draw them from this many passages, the best ranked that do not answer the query."
-    first_negatives: Literal["bm25", "model"] = setting("bm25", rare=True)
-    "What mines them before the first step."
 
     def __post_init__(self) -> None:
         super().__post_init__()

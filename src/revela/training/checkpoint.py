@@ -1,8 +1,8 @@
 """Checkpoints: what a run needs to go on as if it had not been stopped, as safetensors and JSON.
 
 A checkpoint is a folder ``checkpoint-STEP`` with every trainable tensor of retriever and objective
-(LoRA of both models, gates, temperature), the optimiser's moments, and the clock, from which the
-learning rate follows. Random numbers follow from the number of a batch. It is written under a
+(LoRA of both models, gates, temperature), the optimiser's moments, and the budget spent, from which
+the learning rate follows. Random numbers follow from the number of a batch. It is written under a
 temporary name and renamed when complete; older ones are deleted after that. What was fitted to the
 corpus before the first step stands beside them, since on other hardware it would be another fit.
 """
@@ -10,6 +10,7 @@ corpus before the first step stands beside them, since on other hardware it woul
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,50 +23,41 @@ from torch import Tensor, nn
 
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, remove_whole
-from revela.training.progress import Clock
+from revela.training.metrics import Budget
+
+log = logging.getLogger(__name__)
 
 TRAINABLE, OPTIMIZER = "trainable.safetensors", "optimizer.safetensors"
-CLOCK, FIT = "clock.json", "fit.safetensors"
+SPENT, FIT = "clock.json", "fit.safetensors"
 MARGIN = 0.005  # nDCG@10: what checks of equally good states differ by (research/notebook.md)
 
 
 def save_checkpoint(
-    folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, clock: Clock
+    folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, budget: Budget
 ) -> None:
-    """Write the checkpoint of a step, then delete older ones.
-
-    Args:
-        folder: of the run's checkpoints.
-        step: optimiser steps done so far.
-        module: whose trainable tensors are saved.
-        optimizer: over ``trainable_parameters(module)``, in that order.
-        clock: of the run.
+    """Write the checkpoint of a step, then delete older ones; the optimiser is over
+    ``trainable_parameters(module)``, in that order.
     """
     target = folder / f"checkpoint-{step}"
     with atomic_write(target) as temporary:
         temporary.mkdir()
         save_file(trainable_state(module), temporary / TRAINABLE)
         save_file(_moments(module, optimizer), temporary / OPTIMIZER)
-        saved = {"seconds": clock.seconds, "tokens": clock.tokens}
-        (temporary / CLOCK).write_text(json.dumps(saved))
+        spent = {"seconds": budget.seconds, "tokens": budget.tokens}
+        (temporary / SPENT).write_text(json.dumps(spent))
         remove_whole(target)
     for old in saved_checkpoints(folder)[:-1]:
         remove_whole(old)
 
 
 def load_checkpoint(
-    checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, clock: Clock
+    checkpoint: Path, module: nn.Module, optimizer: torch.optim.Optimizer, budget: Budget
 ) -> None:
-    """Put module, optimiser and clock into the state of a checkpoint.
+    """Put module, optimiser and budget into the state of a checkpoint.
 
     Raises:
-        RevelaError: another recipe or an earlier version of revela wrote it, or it is damaged.
+        RevelaError: another recipe wrote it, or it is damaged.
     """
-    if not (checkpoint / OPTIMIZER).is_file():
-        raise RevelaError(
-            f"{checkpoint} was written by an earlier version of revela: start again with another "
-            "--out"
-        )
     load_trainable(module, checkpoint / TRAINABLE)
     index = {name: i for i, name in enumerate(trainable_parameters(module))}
     state: dict[int, dict[str, Tensor]] = {}
@@ -74,9 +66,9 @@ def load_checkpoint(
             name, _, moment = key.rpartition("/")
             state.setdefault(index[name], {})[moment] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    with _reading(checkpoint / CLOCK) as file:
-        saved = json.loads(file.read_text())
-        clock.seconds, clock.tokens = float(saved["seconds"]), int(saved["tokens"])
+    with _reading(checkpoint / SPENT) as file:
+        spent = json.loads(file.read_text())
+        budget.seconds, budget.tokens = float(spent["seconds"]), int(spent["tokens"])
 
 
 def save_fit(folder: Path, fitted: dict[str, Tensor]) -> None:
@@ -139,9 +131,11 @@ class BestState:
             save_file(trainable_state(self.module), temporary)
         self.step, self.scores = step, scores
 
-    def restore(self) -> None:
-        """Put the best state back into the module."""
+    def restore(self) -> tuple[int, dict[str, float]]:
+        """Put the best state back into the module; its step and scores."""
         load_trainable(self.module, self._file(self.step))
+        log.info(f"the state after {self.step} steps had the best label-free check: it is saved")
+        return self.step, self.scores
 
     def _beats(self, scores: dict[str, float]) -> bool:
         return self.step < 0 or fmean(scores.values()) > fmean(self.scores.values()) + MARGIN

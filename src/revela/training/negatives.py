@@ -2,9 +2,9 @@
 many steps (ANCE; Xiong et al., ICLR 2021; stage 3 of Dwell in the Beginning).
 
 Training goes by rounds of ``refresh_every`` steps. When the first batch of a round is read, the
-queries of all its groups are ranked against all passages: by BM25 before the first step (or
-``first_negatives``), afterwards by the retriever as it then is. Of the ``mined_from`` best passages
-that do not answer the query, ``negatives`` are drawn for each row, by seed, round and row.
+queries of all its groups are ranked against all passages: by BM25 before the first step, afterwards
+by the retriever as it then is. Of the ``mined_from`` best passages that do not answer the query,
+``negatives`` are drawn for each row, by seed, round and row.
 
 The optimiser goes on from round to round, with its moments and one learning-rate schedule. (The
 authors of Dwell start a fresh optimiser in each.) False negatives are left to the loss, which sees
@@ -18,7 +18,7 @@ Shapes: U queries, N passages, K places of a ranking, R rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import count, islice
 from pathlib import Path
@@ -39,10 +39,7 @@ from revela.objectives.base import Row
 from revela.objectives.contrastive import InfoNCE
 from revela.processes import of_first
 from revela.settings import Recipe
-from revela.types import Encoder
-
-Rank = Callable[[int], NDArray[np.int64]]
-"""K -> the K best passages of each query, best first, (U, K); -1 for none."""
+from revela.types import Encoder, Vectors
 
 
 def mined_negatives(
@@ -66,10 +63,10 @@ def mined_negatives(
 
 
 class Negatives:
-    """Mines negatives for the rows of a batch; and deals out the groups of its rounds.
+    """Mines negatives for the rows of a batch, and gives the groups of each round.
 
-    What was drawn is kept, so that a run that is resumed reads the same. A run that skips the
-    batches of a round mines nothing for it.
+    What was drawn is kept, so that a resumed run reads the same. A run that skips the batches of a
+    round mines nothing for it.
 
     Args:
         settings: how many, and from where.
@@ -135,45 +132,38 @@ class Negatives:
         asked = {row: str(self.rows.value(row, "query")) for row in members}
         asked = {row: query for row, query in asked.items() if query}
         queries = list(dict.fromkeys(asked.values()))
-        by_words = round_ == 0 and self.settings.first_negatives == "bm25"
-        rank = self._by_words(queries) if by_words else self._by_model(queries)
-        drawn = of_first(lambda: self._draw(round_, asked, queries, rank))
+        texts = Texts(self.rows.chosen(self.passages), lambda row: row.text)
+        vectors = self._encode(queries, texts) if round_ else None
+
+        def draw() -> NDArray[np.int64]:
+            answers = self._answers(queries)
+            k = self.settings.mined_from + max(map(len, answers))
+            ranking_UK = top_k(*vectors, k)[0] if vectors else _by_words(queries, texts, k)
+            best = {
+                query: [place for place in ranking if place >= 0 and place not in own]
+                for query, own, ranking in zip(queries, answers, ranking_UK.tolist(), strict=True)
+            }
+            return self._draw(round_, {row: best[query] for row, query in asked.items()})
+
+        drawn = of_first(draw)
         tqdm.write(
             f"negatives for {len(queries):,} queries mined among {len(self.passages):,} passages "
-            f"by {'BM25' if by_words else 'the retriever'} in {time.monotonic() - began:.0f} s"
+            f"by {'the retriever' if round_ else 'BM25'} in {time.monotonic() - began:.0f} s"
         )
         return drawn
 
-    def _by_words(self, queries: Sequence[str]) -> Rank:
-        def rank(k: int) -> NDArray[np.int64]:
-            indices, scores = BM25(self._texts).top_k(queries, k)
-            return np.where(scores > 0, indices, -1)
+    def _encode(self, queries: Sequence[str], texts: Texts) -> tuple[Vectors, Vectors]:
+        """Vectors of queries and passages: every process encodes its share, the first has all."""
+        passages_ND = by_all(in_parts(self.encoder.encode_passages))(texts)
+        return by_all(in_parts(self.encoder.encode_queries))(queries), passages_ND
 
-        return rank
-
-    def _by_model(self, queries: Sequence[str]) -> Rank:
-        """Every process encodes its share; the first has all vectors."""
-        passages_ND = by_all(in_parts(self.encoder.encode_passages))(self._texts)
-        queries_UD = by_all(in_parts(self.encoder.encode_queries))(queries)
-        return lambda k: top_k(queries_UD, passages_ND, k)[0]
-
-    @property
-    def _texts(self) -> Texts:
-        return Texts(self.rows.chosen(self.passages), lambda row: row.text)
-
-    def _draw(
-        self, round_: int, asked: dict[int, str], queries: Sequence[str], rank: Rank
-    ) -> NDArray[np.int64]:
-        settings, answers = self.settings, self._answers(queries)
-        deepest = settings.mined_from + max(map(len, answers))
-        best = {
-            query: [place for place in ranking if place >= 0 and place not in own]
-            for query, own, ranking in zip(queries, answers, rank(deepest).tolist(), strict=True)
-        }
-        drawn = np.full((len(asked), 1 + settings.negatives), -1, dtype=np.int64)
-        for line, (row, query) in zip(drawn, asked.items(), strict=True):
+    def _draw(self, round_: int, best: dict[int, list[int]]) -> NDArray[np.int64]:
+        """What is drawn for each row from the places of its best passages."""
+        settings = self.settings
+        drawn = np.full((len(best), 1 + settings.negatives), -1, dtype=np.int64)
+        for line, (row, ranked) in zip(drawn, best.items(), strict=True):
             rng = np.random.default_rng([self.seed, round_, row])
-            places = np.array(best[query][: settings.mined_from], dtype=np.int64)
+            places = np.array(ranked[: settings.mined_from], dtype=np.int64)
             found = self.passages[rng.permutation(places)[: settings.negatives]]
             line[0], line[1 : 1 + len(found)] = row, found
         return drawn
@@ -196,6 +186,12 @@ class Negatives:
     def _numbers(self) -> NDArray[np.int64]:
         """The number of each row's query."""
         return np.array([number_of_query(query) for query in self.rows.column("query")], np.int64)
+
+
+def _by_words(queries: Sequence[str], texts: Texts, k: int) -> NDArray[np.int64]:
+    """The K best passages of each query by BM25, best first, (U, K); -1 for none."""
+    indices_UK, scores_UK = BM25(texts).top_k(queries, k)
+    return np.where(scores_UK > 0, indices_UK, -1)
 
 
 def _rounds(groups: Groups, size: int) -> Iterator[list[list[int]]]:

@@ -1,5 +1,5 @@
-"""run.json: the settings, corpus and environment of a run, so that it is resumed, or taken for
-finished, with the same only.
+"""The output folder of a run, and run.json in it: the settings, corpus and environment of the run,
+so that it is resumed, or taken for finished, with the same only.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ import torch
 
 from revela import processes
 from revela.errors import RevelaError
-from revela.files import LOCK, atomic_write, hidden_prefix, remove_unfinished
+from revela.files import LOCK, atomic_write, hidden_prefix, remove_unfinished, writing
 from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints
+from revela.training.metrics import TRACKER_FOLDER
 from revela.weights import commits
 
-RUN_FILE, TRACKER_FOLDER = "run.json", "tracker"
+RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
 # All that a run may have written before its first checkpoint.
-BEFORE_A_CHECKPOINT = frozenset({LOCK, RUN_FILE, "metrics.jsonl", "checkpoints", TRACKER_FOLDER})
+BEFORE_A_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_FOLDER})
 # Settings that may differ when a finished run is not repeated, and when a run is resumed.
 FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track"})
 FREE = FREE_WHEN_DONE | {
@@ -34,6 +36,59 @@ LIBRARIES = (
     *("revela", "torch", "transformers", "sentence-transformers"),
     *("peft", "accelerate", "datasets", "numpy"),
 )
+
+
+@contextmanager
+def output_folder(out: Path, resume: bool) -> Iterator[None]:
+    """While open, the first process holds the lock of the output folder. A run that is refused
+    before its first step leaves nothing behind.
+
+    Raises:
+        RevelaError: the folder is in the way, or another process writes to it.
+    """
+    if not processes.is_first():
+        yield
+        return
+    if resume:
+        _record(out)
+    else:
+        check_free(out)
+    with writing(out):
+        try:
+            if not resume:
+                check_free(out)  # another run may have been faster
+            remove_unfinished(out, [*BEFORE_A_CHECKPOINT, "model"])
+            names = "checkpoint", "best", "fit", "groups", "negatives"
+            remove_unfinished(out / CHECKPOINTS, names)
+            try:
+                yield
+            except RevelaError:
+                if not resume and not _has_steps(out):
+                    shutil.rmtree(out)
+                raise
+        finally:
+            (out / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):
+                out.rmdir()  # if it is empty
+
+
+def _has_steps(out: Path) -> bool:
+    metrics = out / METRICS
+    has_losses = metrics.is_file() and '"loss"' in metrics.read_text()
+    return has_losses or bool(saved_checkpoints(out / CHECKPOINTS))
+
+
+def check_free(out: Path) -> None:
+    """Check that ``out`` holds no more than a run leaves that is killed when it begins.
+
+    Raises:
+        RevelaError: there is something else.
+    """
+    early = hidden_prefix(RUN_FILE), LOCK
+    if out.exists() and (
+        not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
+    ):
+        raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
@@ -55,25 +110,17 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
 
 
 def refuse_another(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
-    """Check that the run in ``out`` has these settings and this corpus.
-
-    Args:
-        settings: as ``settings_of`` gives them.
-        digest: of the corpus.
-        out: folder of the run.
-        free: settings that may differ.
+    """Check that the run in ``out`` has these settings, but for ``free``, and a corpus of this
+    digest.
 
     Raises:
         RevelaError: the run has others, or there is no run.
     """
     begun = _record(out)
-    # Runs of earlier versions have no digest.
-    if begun.get("about", {}).get("corpus_digest", digest) != digest:
+    if begun["about"]["corpus_digest"] != digest:
         raise RevelaError(
             f"{out} was begun on another corpus: give that one, as it was, or another --out"
         )
-    # A setting that the record does not have is newer than the run.
-    begun = {**settings_of(Recipe()), **begun}
     changed = sorted(k for k in settings if k not in free and begun.get(k) != settings[k])
     if changed:
         raise RevelaError(
@@ -99,23 +146,15 @@ def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Pa
         RevelaError: the run is finished, or has other settings or another corpus.
     """
     refuse_another(settings, digest, out, FREE)
-    commits.update(_record(out).get("about", {}).get("revisions", {}))
-    checkpoints = saved_checkpoints(out / "checkpoints")
+    commits.update(_record(out)["about"].get("revisions", {}))
+    checkpoints = saved_checkpoints(out / CHECKPOINTS)
     if not checkpoints and (out / "modules.json").exists():
-        remove_unfinished(out, ["checkpoints"])
+        remove_unfinished(out, [CHECKPOINTS])
         raise RevelaError(
             f"{out} has no checkpoint to resume from, for its run is finished: start again with "
             "another --out"
         )
     return checkpoints[-1] if checkpoints else None
-
-
-def is_taken(out: Path) -> bool:
-    """Whether there is more in ``out`` than a run leaves that is killed when it begins."""
-    early = hidden_prefix(RUN_FILE), LOCK
-    return out.exists() and (
-        not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
-    )
 
 
 def remove_begun(out: Path) -> None:
@@ -141,10 +180,8 @@ def environment() -> dict[str, Any]:
     """{"versions": {name: version}, "hardware": {...}}, with torch's present number of threads."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):  # revela, run from a checkout
             versions[name] = version(name)
-        except PackageNotFoundError:  # revela, run from a checkout
-            continue
     system = f"{platform.system()} {platform.machine()}"
     hardware: dict[str, Any] = {"system": system, "cpu": _cpu()}
     hardware["threads"] = torch.get_num_threads()
@@ -161,9 +198,9 @@ def environment() -> dict[str, Any]:
 def _record(out: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads((out / RUN_FILE).read_text())
-        if "objective" in record:
+        if "objective" in record and "corpus_digest" in record["about"]:
             return record
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         pass
     raise RevelaError(f"{out} holds no run of revela (no {RUN_FILE}): give another --out")
 

@@ -71,14 +71,8 @@ def tables(
     steps: int | None = None,
     seed: int = 0,
 ) -> tuple[WordTable, WordTable]:
-    """The table of the words of all documents, and the same trained on those that are not held out.
-
-    Args:
-        lm: folder of a language model.
-        documents: to learn from.
-        held_out: others, whose words get rows.
-        language: of the words, as ``Analyzer`` takes it; "auto" finds it.
-        steps, seed: as for ``train_table``.
+    """The table of the words of all documents, and the same trained on those that are not held out;
+    ``lm`` is the folder of a language model.
     """
     texts = texts_of(documents)
     terms = Analyzer(detect(texts) if language == "auto" else language)
@@ -130,12 +124,8 @@ def row_trainer(
     steps: int | None = None,
     seed: int = 0,
 ) -> TrainRows:
-    """What trains the lexical half of a fit (retriever/fit.py) on documents.
-
-    Args:
-        model: whose tokens the rows are of.
-        documents: to learn from.
-        steps, seed: as for ``train_table``.
+    """What trains the lexical half of a fit (retriever/fit.py) on documents; the rows are of the
+    model's tokens.
     """
     texts, tokenizer = texts_of(documents), model.tokenizer.backend_tokenizer
     return partial(train_pieces, tokenizer, texts=texts, steps=steps, seed=seed)

@@ -1,33 +1,31 @@
-"""The clock, the learning rate, and the metrics file."""
+"""The budget, the learning rate, and the metrics file."""
 
 from __future__ import annotations
 
 import json
-import time
 from itertools import islice, pairwise
 
 import pytest
-from matplotlib.figure import Figure
 
 from revela.errors import RevelaError
 from revela.retriever.tokens import halves
 from revela.training.loop import row_batches, sides
-from revela.training.progress import Clock, Metrics, plot
+from revela.training.metrics import Budget, Metrics
 
 
 def test_progress_follows_the_nearer_limit():
-    clock = Clock(max_steps=100, max_minutes=1)
-    clock.seconds = 30
-    assert clock.progress(10) == 0.5 and clock.progress(80) == 0.8 and clock.progress(200) == 1.0
-    assert Clock(0, 0).progress(10**6) == 0.0
-    by_tokens = Clock(0, 0, max_million_tokens=2.0)
-    by_tokens.tokens = 500_000
-    assert by_tokens.progress(10**6) == 0.25
+    budget = Budget(max_steps=100, max_minutes=1)
+    budget.spend([20, 30], [5, 5])  # two processes
+    assert budget.done(10) == 0.5 and budget.done(80) == 0.8 and budget.done(200) == 1.0
+    assert Budget(0).done(10**6) == 0.0
+    by_tokens = Budget(0, max_million_tokens=2.0)
+    by_tokens.spend([1, 1], [300_000, 200_000])
+    assert by_tokens.done(10**6) == 0.25
 
 
 def test_learning_rate_warms_up_and_falls_to_zero():
-    clock = Clock(max_steps=100, max_minutes=0)
-    factors = [clock.learning_rate_factor(step, 10) for step in range(101)]
+    budget = Budget(max_steps=100)
+    factors = [budget.learning_rate_factor(step, 10) for step in range(101)]
     assert factors[0] == pytest.approx(0.1) and max(factors) <= 1 and factors[100] == 0
     assert all(a > b for a, b in pairwise(factors[10:]))
 
@@ -62,24 +60,6 @@ def test_a_damaged_line_among_others_is_one_sentence(tmp_path, bad):
         Metrics(path, keep_until=9)
 
 
-def test_plot_is_a_png_that_names_the_loss(tmp_path, monkeypatch):
-    drawn, save = [], Figure.savefig
-    monkeypatch.setattr(
-        Figure,
-        "savefig",
-        lambda self, *args, **kwargs: (drawn.append(self), save(self, *args, **kwargs)),
-    )
-    metrics = Metrics(tmp_path / "m.jsonl")
-    for step in range(20):
-        metrics.write(step=step, minutes=0.1 * step, loss=5.0 - step / 20)
-    metrics.write(step=19, minutes=2.0, check={"title": 0.4})
-    plot(metrics, {"title": 0.5}, tmp_path / "t.png", "contrastive loss (nats)")
-    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG") and len(
-        list(tmp_path.iterdir())
-    ) == 2
-    assert drawn[0].axes[0].get_ylabel() == "contrastive loss (nats)"
-
-
 def test_batches_go_on_into_the_next_epoch():
     def groups(epoch):
         return iter([[0, 5], [1, 6], [2, 7]])
@@ -102,16 +82,3 @@ def test_first_half_is_half_of_the_tokens(tiny_tokenizer):
     whole, part = (len(tiny_tokenizer(t)["input_ids"]) for t in (text, half))
     assert part == whole // 2
     assert halves(["x", text], tiny_tokenizer, 64) == ["x", half]
-
-
-def test_a_clock_of_processor_time_does_not_count_waiting():
-    waited, worked = (Clock(0, 1.0, cpu=True) for _ in range(2))
-    waited.start()
-    time.sleep(0.2)
-    idle = waited.stop()
-    worked.start()
-    began = time.process_time()
-    while time.process_time() - began < 0.1:
-        pass
-    busy = worked.stop()
-    assert idle < 0.1 <= busy

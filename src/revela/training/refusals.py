@@ -1,0 +1,115 @@
+"""Settings that cannot work together, refused before a corpus is read or a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from revela import processes
+from revela.corpus.judgements import judged, read_judgements
+from revela.errors import RevelaError
+from revela.index.language import check_language
+from revela.lm.encoder_decoder import size_of
+from revela.settings import Recipe
+from revela.training.record import check_free
+from revela.weights import NEW
+
+
+def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
+    """Refuse a run that cannot start.
+
+    Args:
+        recipe, out, resume: as for ``train``.
+
+    Raises:
+        RevelaError: the output folder is in the way, the run would have no end, a tracker is not
+            installed, judgements cannot be read, the groups of a step cannot be dealt out to the
+            processes.
+    """
+    training = recipe.training
+    _check_tracker(training.track)
+    check_language(recipe.corpus.language)
+    recipe.objective.refuse(recipe)
+    _check_trained_weights(recipe)
+    if training.groups_per_step % training.groups_per_batch:
+        raise RevelaError(
+            f"--groups-per-step {training.groups_per_step} is no multiple of "
+            f"--groups-per-batch {training.groups_per_batch}"
+        )
+    _check_processes(recipe)
+    if not (training.max_steps or training.max_minutes or training.max_tokens_read):
+        raise RevelaError(
+            "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
+        )
+    if folder := judged(recipe):
+        read_judgements(Path(folder), "train")
+    if not resume:
+        check_free(out)
+
+
+def _check_tracker(track: str) -> None:
+    from accelerate.tracking import LoggerType, get_available_trackers
+
+    if track and LoggerType(track) not in get_available_trackers():
+        raise RevelaError(f"--track {track} needs its package: install it by pip install {track}")
+
+
+def _check_trained_weights(recipe: Recipe) -> None:
+    """Refuse what does not go with training all weights, or with a model that is new."""
+    name, rank = recipe.retriever.model, recipe.retriever.lora_rank
+    if name.startswith(NEW):
+        size_of(name)
+        if rank:
+            raise RevelaError(
+                f"--model {name} has weights without training, which LoRA would leave as they "
+                "are: give --lora-rank 0"
+            )
+    if recipe.context.slots and not rank:
+        raise RevelaError(
+            "--context trains its slots beside LoRA, not with all weights: give --lora-rank 1 or "
+            "more"
+        )
+
+
+def _check_processes(recipe: Recipe) -> None:
+    """Refuse a number of processes for which the result would be another."""
+    n, training = processes.count(), recipe.training
+    if n == 1:
+        if recipe.lm.shard_lm:
+            raise RevelaError(
+                "--shard-lm deals the LM out to several processes: start them by torchrun, or "
+                "leave it out"
+            )
+        return
+    if judged(recipe):
+        raise RevelaError("--pairs takes one process: start revela without torchrun")
+    if recipe.objective.across_groups:
+        if training.groups_per_batch % n:
+            raise RevelaError(
+                f"--groups-per-batch {training.groups_per_batch} cannot be dealt out to {n} "
+                f"processes, which compare the texts of a batch: give a multiple of {n}"
+            )
+        if recipe.context.slots:
+            raise RevelaError(
+                f"--context with --objective {recipe.objective.name} takes one process, for a "
+                "batch has one context: leave it out, or start revela without torchrun"
+            )
+    elif training.groups_per_step % (whole := n * training.groups_per_batch):
+        raise RevelaError(
+            f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} processes, "
+            f"{training.groups_per_batch} at a time: give a multiple of {whole}"
+        )
+
+
+def check_matryoshka(widths: Sequence[int], width: int, is_table: bool) -> None:
+    """Check that vectors of so many numbers can be truncated to these widths."""
+    if widths and is_table:
+        raise RevelaError(
+            "--matryoshka has no use for a static retriever, whose vectors begin with the rows "
+            "that are not trained: leave it out"
+        )
+    if bad := [narrow for narrow in widths if not 0 < narrow < width]:
+        raise RevelaError(
+            f"--matryoshka {bad[0]}: the vectors of this retriever have {width} numbers, "
+            f"give widths from 1 to {width - 1}"
+        )
