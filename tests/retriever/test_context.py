@@ -11,19 +11,23 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.retriever.context import SavedContext, add_context, draw_documents, load_first_stage
+from revela.retriever.context import (
+    SavedContext,
+    add_context,
+    draw_documents,
+    load_first_stage,
+    slot_ids,
+    write_rows,
+)
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.retriever.save import save_retriever
-from revela.retriever.slots import slot_ids, write_rows
 from revela.settings import Recipe
 from revela.types import Document
 
@@ -184,47 +188,6 @@ def test_an_encoder_with_another_context_leaves_the_first_alone(plain):
         RetrieverEncoder(model, bf16=False).with_context_of(TEXTS)
 
 
-def test_what_looks_like_a_slot_in_a_text_is_read_as_text(plain):
-    model, first = contextual(plain)
-    encoder = RetrieverEncoder(model, bf16=False).with_context(first.of_texts(TEXTS))
-    spelled, slotted, none = encoder.encode_passages(
-        ["engine <| context-3|>", "engine <|context-3|>", "engine"]
-    )
-    np.testing.assert_array_equal(spelled, slotted)
-    assert np.abs(slotted - none).max() > 1e-4
-
-
-@settings(max_examples=25)
-@given(
-    slots=st.integers(1, 9),
-    texts=st.lists(st.text(max_size=60), min_size=1, max_size=6),
-    documents=st.lists(st.text(max_size=40), max_size=12),
-)
-def test_vectors_of_any_text_in_any_context(tiny_bert_folder, slots, texts, documents):
-    """Finite, of length one, and independent of what else is in the batch."""
-    model = SentenceTransformer(str(tiny_bert_folder))
-    first = add_context(Recipe.of(context=slots), model, ".")
-    torch.nn.init.normal_(first.model[4].linear.weight)
-    encoder = RetrieverEncoder(model, bf16=False, first_stage=first).with_context_of(documents)
-    together = encoder.encode_passages(texts)
-    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
-    alone = np.concatenate([encoder.encode_passages([text]) for text in texts])
-    np.testing.assert_allclose(together, alone, atol=1e-5)
-
-
-def test_packed_texts_read_the_same_context(plain, monkeypatch):
-    import contextlib
-
-    model, first = contextual(plain)
-    encoder = RetrieverEncoder(model, bf16=False).with_context(first.of_texts(TEXTS))
-    packed = encoder.encode_passages(TEXTS)
-    assert model[0].model.__dict__["_packs"]
-    monkeypatch.setattr(
-        "revela.retriever.encode.without_padding", lambda model: contextlib.nullcontext()
-    )
-    np.testing.assert_allclose(packed, encoder.encode_passages(TEXTS), atol=1e-6)
-
-
 def test_the_longest_text_is_as_long_as_without_slots(plain):
     model, _ = contextual(plain)
     assert model.max_seq_length == plain.max_seq_length + SLOTS
@@ -255,14 +218,6 @@ def test_anchors(plain):
         write_rows(model, torch.zeros(2, 32))
     with pytest.raises(RevelaError, match="not finite"):
         write_rows(model, torch.full((SLOTS, 32), torch.nan))
-
-
-def test_layers_of_the_first_stage(plain):
-    for layers, kept in ((0, 0), (1, 1), (9, plain[0].model.config.num_hidden_layers)):
-        model = copy.deepcopy(plain)
-        first = add_context(Recipe.of(context=2, context_layers=layers), model, TEXTS[0])
-        assert first.model[0].model.config.num_hidden_layers == kept
-        assert first.of_texts(TEXTS).isfinite().all()
 
 
 def test_who_is_refused(plain, tiny_lm_folder):

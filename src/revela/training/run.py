@@ -21,6 +21,7 @@ from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 
 from revela import processes
+from revela.corpus.arrow_list import Texts
 from revela.corpus.judgements import judged, read_judgements
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
@@ -34,11 +35,12 @@ from revela.objectives.base import Collate, Parts
 from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
 from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.build import untrained_retriever
+from revela.retriever.card import Card, without_folders
 from revela.retriever.context import SavedContext, add_context, train_first_stage
 from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
-from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks, insert_fit
+from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
-from revela.retriever.save import model_card, save_retriever
+from revela.retriever.save import save_retriever
 from revela.retriever.trained_table import TrainedTable
 from revela.settings import Recipe
 from revela.silence import silence_libraries
@@ -199,12 +201,6 @@ class Run:
         self.negatives = mined_negatives(recipe, data, self.groups, self.encoder, self._checkpoints)
         if self.negatives is not None:
             self.groups = self.negatives.groups
-        neighbours = recipe.context.context_from == "neighbours" and recipe.context.slots
-        if neighbours and data.by_similarity is None:
-            raise RevelaError(
-                "--context-from neighbours needs groups of similar chunks, made of a corpus: give "
-                "--groups cluster, or another --context-from"
-            )
 
     def _tokens_in_training(self) -> int:
         """Where texts are truncated while the retriever trains, slots included."""
@@ -330,7 +326,8 @@ class Run:
         if self.resume and (begun := load_fit(self._checkpoints)):
             insert_fit(self.model, begun)
             return {}
-        return fit_to_chunks(self.recipe, self.model, self.data.chunks, self.bf16)
+        texts, seed = Texts(self.data.chunks, lambda chunk: chunk.text), self.recipe.training.seed
+        return fit_to_corpus(self.model, texts, fit, seed=seed, bf16=self.bf16)
 
     def _add_lora(self) -> None:
         """Add LoRA to the retriever and to its first stage; a table is trained without."""
@@ -354,7 +351,6 @@ class Run:
             self.bf16,
             count=clock.count,
             first_stage=self.first_stage,
-            by_similarity=data.by_similarity,
             corpora=data.corpora,
             relevant=data.relevant,
             mined=self.negatives,
@@ -429,7 +425,7 @@ class Run:
         card = self._card({**table, label: after} if self.check else {})
         context = None
         if self.first_stage is not None:
-            drawn = f"{len(self.context_texts)} chunks of {self.corpus}"
+            drawn = f"{len(self.context_texts)} chunks of {without_folders(self.corpus)}"
             context = SavedContext(self.first_stage, self._context(), {"drawn from": drawn})
         least = self.encoder.words_to_vectors
         save_retriever(self.model, out, card, recipe.retriever.matryoshka, context, least)
@@ -479,20 +475,22 @@ class Run:
 
     def _card(self, scores: dict[str, Scores]) -> str:
         settings, pairs = self.recipe.flat(), judged(self.recipe)
-        about = {**settings, "queries": f"judged, of {pairs}"} if pairs else settings
-        return model_card(
-            self.out.name,
-            self.recipe.objective.learned_from.format(**about),
-            f"{self.corpus} ({self.data.n_documents:,} documents)",
-            self.command,
-            "\n".join(f"{k} = {v!r}" for k, v in settings.items()),
-            scores,
-            self.loop.clock.minutes,
-            self.loop.step,
-            self.recipe.retriever.matryoshka,
-            self.recipe.context.slots,
+        if pairs:
+            settings["queries"] = f"judged, of {without_folders(str(pairs))}"
+        return Card(
+            name=self.out.name,
+            learned_from=self.recipe.objective.learned_from,
+            corpus=self.corpus,
+            documents=self.data.n_documents,
+            command=self.command,
+            settings=settings,
+            scores=scores,
+            minutes=self.loop.clock.minutes,
+            steps=self.loop.step,
+            matryoshka=self.recipe.retriever.matryoshka,
+            slots=self.recipe.context.slots,
             labelled=bool(pairs),
-        )
+        ).text()
 
 
 def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
