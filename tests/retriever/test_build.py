@@ -34,39 +34,38 @@ STOCK = """
 import json, sys
 from sentence_transformers import SentenceTransformer
 assert not any(m.startswith("revela") for m in sys.modules)
-model = SentenceTransformer(sys.argv[1], device="cpu")
-texts = json.loads(sys.argv[2])
-print(json.dumps([model.encode_query(texts).tolist(), model.encode_document(texts).tolist()]))
+texts, found = json.loads(sys.argv[1]), []
+for folder in sys.argv[2:]:
+    model = SentenceTransformer(folder, device="cpu")
+    found.append([model.encode_query(texts).tolist(), model.encode_document(texts).tolist()])
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("pooling", ["mean", "eos", "weighted-mean"])
-def test_saved_folder_gives_the_same_vectors_in_stock_sentence_transformers(
-    tiny_lm_folder, tmp_path, pooling
+def test_saved_folders_give_the_same_vectors_in_stock_sentence_transformers(
+    tiny_lm_folder, tmp_path
 ):
-    model = build(tiny_lm_folder, pooling)
-    encoder = RetrieverEncoder(model, bf16=False)
-    if pooling == "mean":
-        fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
-    add_lora(model, 4, 8, 0.0)
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
-    save_retriever(model, tmp_path / "out", "card")
-    result = subprocess.run(
-        [sys.executable, "-c", STOCK, str(tmp_path / "out"), json.dumps(TEXTS)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    queries, passages = json.loads(result.stdout)
-    np.testing.assert_allclose(queries, encoder.encode_queries(TEXTS), atol=1e-5)
-    np.testing.assert_allclose(passages, encoder.encode_passages(TEXTS), atol=1e-5)
-    assert not np.allclose(queries, passages, atol=1e-3)  # the prompts differ
-    assert not list((tmp_path / "out").rglob("*.bin")) and not list(
-        (tmp_path / "out").rglob("*.pt")
-    )
+    encoders = {}
+    for pooling in ("mean", "eos", "weighted-mean"):
+        model = build(tiny_lm_folder, pooling)
+        if pooling == "mean":
+            fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
+        add_lora(model, 4, 8, 0.0)
+        torch.manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        save_retriever(model, tmp_path / pooling, "card")
+        encoders[str(tmp_path / pooling)] = RetrieverEncoder(model, bf16=False)
+    command = [sys.executable, "-c", STOCK, json.dumps(TEXTS), *encoders]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for (queries, passages), encoder in zip(
+        json.loads(done.stdout), encoders.values(), strict=True
+    ):
+        np.testing.assert_allclose(queries, encoder.encode_queries(TEXTS), atol=1e-5)
+        np.testing.assert_allclose(passages, encoder.encode_passages(TEXTS), atol=1e-5)
+        assert not np.allclose(queries, passages, atol=1e-3)  # the prompts differ
+    assert not [*tmp_path.rglob("*.bin"), *tmp_path.rglob("*.pt")]
 
 
 def test_lora_changes_the_vectors_and_alone_is_trained(tiny_lm_folder):

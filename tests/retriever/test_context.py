@@ -5,12 +5,11 @@ sentence-transformers, order, null contexts, and who is refused.
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build
@@ -134,45 +133,30 @@ def test_the_order_of_documents(plain):
 
 
 def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_path):
-    """And so is the recipe of its card for another corpus; in a process that has no revela."""
+    """And so is what docs/contexts.md says of another corpus."""
     model, first = contextual(plain)
-    rows_JD = first.of_texts(TEXTS[4:])
-    context = SavedContext(first, rows_JD, {"drawn from": "a test"})
-    save_retriever(model, tmp_path / "saved", "", context=context)
+    rows_JD, folder = first.of_texts(TEXTS[4:]), tmp_path / "saved"
+    save_retriever(model, folder, "", context=SavedContext(first, rows_JD, {"drawn from": "us"}))
     encoder = RetrieverEncoder(model, bf16=False, first_stage=first)
-    script = f"""
-import sys
-sys.modules["revela"] = None
-import numpy as np, torch
-from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
-model, first = SentenceTransformer("saved"), SentenceTransformer("saved/context")
-texts = {TEXTS!r}
-saved = model.encode_document(texts), model.encode_query(texts)
-vectors = first.encode_document(texts[:{SLOTS}], convert_to_tensor=True).cpu()
-rows = load_file("saved/context/rows.safetensors")["anchors_JD"] + vectors
-ids = model.tokenizer.convert_tokens_to_ids([f"<|context-{{j}}|>" for j in range({SLOTS})])
-with torch.no_grad():
-    model[0].model.get_input_embeddings().weight[ids] = rows
-np.savez("found.npz", passages=saved[0], queries=saved[1], other=model.encode_document(texts))
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    found = np.load(tmp_path / "found.npz")
     own, other = encoder.with_context(rows_JD), encoder.with_context_of(TEXTS)
-    for name, expected in (
-        ("passages", own.encode_passages(TEXTS)),
-        ("queries", own.encode_queries(TEXTS)),
-        ("other", other.encode_passages(TEXTS)),
-    ):
-        np.testing.assert_allclose(found[name], expected, atol=2e-7)
-    assert np.abs(found["passages"] - found["other"]).max() > 1e-4
-    again = load_encoder(tmp_path / "saved", "fp32")
-    np.testing.assert_array_equal(
-        again.with_context_of(TEXTS).encode_passages(TEXTS), other.encode_passages(TEXTS)
-    )
-    (tmp_path / "saved" / "context" / "rows.safetensors").write_bytes(b"")
+    stock, reader = (SentenceTransformer(str(path)) for path in (folder, folder / "context"))
+    close = dict(atol=2e-7)
+    passages = stock.encode_document(TEXTS)
+    np.testing.assert_allclose(passages, own.encode_passages(TEXTS), **close)
+    np.testing.assert_allclose(stock.encode_query(TEXTS), own.encode_queries(TEXTS), **close)
+    vectors = reader.encode_document(TEXTS[:SLOTS], convert_to_tensor=True).cpu()
+    rows = load_file(folder / "context" / "rows.safetensors")["anchors_JD"] + vectors
+    ids = stock.tokenizer.convert_tokens_to_ids([f"<|context-{j}|>" for j in range(SLOTS)])
+    with torch.no_grad():
+        stock[0].model.get_input_embeddings().weight[ids] = rows
+    found = stock.encode_document(TEXTS)
+    np.testing.assert_allclose(found, other.encode_passages(TEXTS), **close)
+    assert np.abs(found - passages).max() > 1e-4
+    again = load_encoder(folder, "fp32").with_context_of(TEXTS)
+    np.testing.assert_array_equal(again.encode_passages(TEXTS), other.encode_passages(TEXTS))
+    (folder / "context" / "rows.safetensors").write_bytes(b"")
     with pytest.raises(RevelaError, match="context is damaged"):
-        load_first_stage(tmp_path / "saved")
+        load_first_stage(folder)
 
 
 def test_an_encoder_with_another_context_leaves_the_first_alone(plain):
