@@ -224,6 +224,7 @@ def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Pa
     from revela.retriever.build import build_retriever
     from revela.retriever.fit import fit_to_corpus
     from revela.retriever.save import save_retriever
+    from revela.settings import Fit
 
     folder = tmp_path_factory.mktemp("saved-retriever")
     model = build_retriever(
@@ -235,14 +236,7 @@ def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Pa
         query_prompt="query: ",
         passage_prompt="passage: ",
     )
-    fit_to_corpus(
-        model,
-        [row["text"] for row in make_rows(30)],
-        token_weighting=3e-3,
-        whitening=0.4,
-        lexical=1.0,
-        bf16=False,
-    )
+    fit_to_corpus(model, [row["text"] for row in make_rows(30)], Fit())
     save_retriever(model, folder, "")
     return folder
 

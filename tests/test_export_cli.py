@@ -47,10 +47,10 @@ def test_export_says_how_well_it_agrees(monkeypatch, capsys, tmp_path, saved_ret
     [
         (["{model}", "--out", "{model}"], "exists: choose another --out"),
         (
-            ["{lm}", "--out", "{new}", "--onnx"],
+            ["{lm}", "--out", "{new}"],
             "is not a Sentence-Transformers folder: it has no modules.json",
         ),
-        (["{new}", "--out", "{new}", "--onnx"], "is neither a folder nor a hub id"),
+        (["{new}", "--out", "{new}"], "is neither a folder nor a hub id"),
     ],
 )
 def test_mistakes(

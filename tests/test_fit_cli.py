@@ -41,8 +41,11 @@ def test_text_and_a_language_model_become_a_retriever(doing, corpus_file, tiny_l
     kinds = [type(part).__name__ for part in SentenceTransformer(str(out))]
     assert kinds[:4] == ["Transformer", "WordWeights", "Pooling", "WordEmbeddings"]
     card = (out / "README.md").read_text()
-    assert "A dense retriever fitted without labels" in card and f"revela fit {corpus_file}" in card
-    assert f"Fitted to {corpus_file} (76 documents) in " in card and "layers = 2" in card
+    assert (
+        "A dense retriever fitted without labels" in card
+        and f"revela fit {corpus_file.name}" in card
+    )
+    assert f"Fitted to {corpus_file.name} (76 documents) in " in card and "layers = 2" in card
     assert "a half of the vector for words, trained to find the rest of a text" in card
     assert re.search(r" in \d+\.\d seconds:$", card, re.MULTILINE)
     assert not re.search("steps|learning_rate|nDCG", card)

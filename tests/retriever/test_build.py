@@ -5,6 +5,7 @@ corpus fit does what it says.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -33,39 +34,38 @@ STOCK = """
 import json, sys
 from sentence_transformers import SentenceTransformer
 assert not any(m.startswith("revela") for m in sys.modules)
-model = SentenceTransformer(sys.argv[1], device="cpu")
-texts = json.loads(sys.argv[2])
-print(json.dumps([model.encode_query(texts).tolist(), model.encode_document(texts).tolist()]))
+texts, found = json.loads(sys.argv[1]), []
+for folder in sys.argv[2:]:
+    model = SentenceTransformer(folder, device="cpu")
+    found.append([model.encode_query(texts).tolist(), model.encode_document(texts).tolist()])
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("pooling", ["mean", "eos", "weighted-mean"])
-def test_saved_folder_gives_the_same_vectors_in_stock_sentence_transformers(
-    tiny_lm_folder, tmp_path, pooling
+def test_saved_folders_give_the_same_vectors_in_stock_sentence_transformers(
+    tiny_lm_folder, tmp_path
 ):
-    model = build(tiny_lm_folder, pooling)
-    encoder = RetrieverEncoder(model, bf16=False)
-    if pooling == "mean":
-        fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
-    add_lora(model, 4, 8, 0.0)
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
-    save_retriever(model, tmp_path / "out", "card")
-    result = subprocess.run(
-        [sys.executable, "-c", STOCK, str(tmp_path / "out"), json.dumps(TEXTS)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    queries, passages = json.loads(result.stdout)
-    np.testing.assert_allclose(queries, encoder.encode_queries(TEXTS), atol=1e-5)
-    np.testing.assert_allclose(passages, encoder.encode_passages(TEXTS), atol=1e-5)
-    assert not np.allclose(queries, passages, atol=1e-3)  # the prompts differ
-    assert not list((tmp_path / "out").rglob("*.bin")) and not list(
-        (tmp_path / "out").rglob("*.pt")
-    )
+    encoders = {}
+    for pooling in ("mean", "eos", "weighted-mean"):
+        model = build(tiny_lm_folder, pooling)
+        if pooling == "mean":
+            fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
+        add_lora(model, 4, 8, 0.0)
+        torch.manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        save_retriever(model, tmp_path / pooling, "card")
+        encoders[str(tmp_path / pooling)] = RetrieverEncoder(model, bf16=False)
+    command = [sys.executable, "-c", STOCK, json.dumps(TEXTS), *encoders]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for (queries, passages), encoder in zip(
+        json.loads(done.stdout), encoders.values(), strict=True
+    ):
+        np.testing.assert_allclose(queries, encoder.encode_queries(TEXTS), atol=1e-5)
+        np.testing.assert_allclose(passages, encoder.encode_passages(TEXTS), atol=1e-5)
+        assert not np.allclose(queries, passages, atol=1e-3)  # the prompts differ
+    assert not [*tmp_path.rglob("*.bin"), *tmp_path.rglob("*.pt")]
 
 
 def test_lora_changes_the_vectors_and_alone_is_trained(tiny_lm_folder):
@@ -84,8 +84,6 @@ def test_lora_changes_the_vectors_and_alone_is_trained(tiny_lm_folder):
 
 
 def test_a_chat_template_is_not_applied(tiny_lm_folder, tmp_path):
-    import shutil
-
     folder = shutil.copytree(tiny_lm_folder, tmp_path / "instruct")
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<s>garden5 engine4 {{ m['content'] }}</s>{% endfor %}"
@@ -163,39 +161,16 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_a_gpu_gets_larger_batches(tiny_lm_folder, monkeypatch):
-    monkeypatch.setattr(encode, "TOKENS_PER_BATCH", 40)
-    monkeypatch.setattr(encode, "TOKENS_ON_A_GPU", 80)
-    model, sizes = build(tiny_lm_folder), {}
-    for device in ("cpu", "meta"):
-        batches = encode.token_batches(model.to(device), TEXTS * 9, "")
-        sizes[device] = [features["input_ids"].numel() for _, features in batches]
-    assert max(sizes["cpu"]) <= 40 < max(sizes["meta"]) <= 80
-
-
-def test_a_merged_copy_is_made_on_the_cpu_alone(tiny_lm_folder, monkeypatch):
-    """On a GPU a copy beside the model would take its memory twice."""
+def test_a_merged_copy_leaves_the_model_as_it_is(tiny_lm_folder):
     model = build(tiny_lm_folder)
     fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
     add_lora(model, 4, 8, 0.0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for kind in (torch.Tensor, torch.nn.Parameter):  # a copy of one lies where it does
-        monkeypatch.setattr(kind, "__deepcopy__", lambda *_: pytest.fail("copied in place"))
     final = merged(model)
     assert {tensor.device.type for tensor in final.state_dict().values()} == {"cpu"}
     for parameter in final.parameters():
         parameter.zero_()
     assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
-
-
-def test_a_model_without_lora_is_saved_without_a_copy(tiny_lm_folder, tmp_path, monkeypatch):
-    """Which would take its memory twice."""
-    model = build(tiny_lm_folder)
-    fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
-    monkeypatch.setattr("revela.retriever.save.merged", lambda _: pytest.fail("copied"))
-    save_retriever(model, tmp_path / "out", "card")
-    stock = SentenceTransformer(str(tmp_path / "out"))
-    np.testing.assert_allclose(stock.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
 
 
 def test_frozen_weights_are_half_as_large_while_it_is_open(tiny_lm_folder):
@@ -306,23 +281,16 @@ def test_a_model_without_a_transformer_has_no_token_vectors(tiny_tokenizer):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *(("modules.json", text) for text in ("{}", "[1]", "3", '[{"idx": 0}]', "[")),
-        ("config_sentence_transformers.json", "[]"),
-        ("model.safetensors", "no weights"),
+        ("modules.json", b"{}"),
+        ("modules.json", b"["),
+        ("config_sentence_transformers.json", b"[]"),
+        ("tokenizer.json", b'{"a": "\xff\xfe"}'),
+        ("model.safetensors", b"no weights"),
     ],
 )
-def test_json_of_another_kind_is_one_sentence(tiny_lm_folder, tmp_path, name, content):
+def test_a_damaged_folder_is_one_sentence(tiny_lm_folder, tmp_path, name, content):
     build(tiny_lm_folder, "mean").save_pretrained(str(tmp_path), create_model_card=False)
-    (tmp_path / name).write_text(content)
-    with pytest.raises(RevelaError, match="cannot be opened as a Sentence-Transformers model"):
-        load_retriever(tmp_path)
-
-
-def test_a_tokenizer_that_is_not_utf8_is_one_sentence(tiny_tokenizer, tmp_path):
-    static = modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)
-    SentenceTransformer(modules=[static]).save_pretrained(str(tmp_path))
-    (tokenizer,) = tmp_path.rglob("tokenizer.json")
-    tokenizer.write_bytes(b'{"a": "\xff\xfe"}')
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(RevelaError, match="cannot be opened as a Sentence-Transformers model"):
         load_retriever(tmp_path)
 

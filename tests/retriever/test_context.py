@@ -5,25 +5,28 @@ sentence-transformers, order, null contexts, and who is refused.
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.retriever.context import SavedContext, add_context, draw_documents, load_first_stage
+from revela.retriever.context import (
+    SavedContext,
+    add_context,
+    draw_documents,
+    load_first_stage,
+    slot_ids,
+    write_rows,
+)
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.retriever.save import save_retriever
-from revela.retriever.slots import slot_ids, write_rows
 from revela.settings import Recipe
 from revela.types import Document
 
@@ -130,45 +133,30 @@ def test_the_order_of_documents(plain):
 
 
 def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_path):
-    """And so is the recipe of its card for another corpus; in a process that has no revela."""
+    """And so is what docs/contexts.md says of another corpus."""
     model, first = contextual(plain)
-    rows_JD = first.of_texts(TEXTS[4:])
-    context = SavedContext(first, rows_JD, {"drawn from": "a test"})
-    save_retriever(model, tmp_path / "saved", "", context=context)
+    rows_JD, folder = first.of_texts(TEXTS[4:]), tmp_path / "saved"
+    save_retriever(model, folder, "", context=SavedContext(first, rows_JD, {"drawn from": "us"}))
     encoder = RetrieverEncoder(model, bf16=False, first_stage=first)
-    script = f"""
-import sys
-sys.modules["revela"] = None
-import numpy as np, torch
-from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
-model, first = SentenceTransformer("saved"), SentenceTransformer("saved/context")
-texts = {TEXTS!r}
-saved = model.encode_document(texts), model.encode_query(texts)
-vectors = first.encode_document(texts[:{SLOTS}], convert_to_tensor=True).cpu()
-rows = load_file("saved/context/rows.safetensors")["anchors_JD"] + vectors
-ids = model.tokenizer.convert_tokens_to_ids([f"<|context-{{j}}|>" for j in range({SLOTS})])
-with torch.no_grad():
-    model[0].model.get_input_embeddings().weight[ids] = rows
-np.savez("found.npz", passages=saved[0], queries=saved[1], other=model.encode_document(texts))
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    found = np.load(tmp_path / "found.npz")
     own, other = encoder.with_context(rows_JD), encoder.with_context_of(TEXTS)
-    for name, expected in (
-        ("passages", own.encode_passages(TEXTS)),
-        ("queries", own.encode_queries(TEXTS)),
-        ("other", other.encode_passages(TEXTS)),
-    ):
-        np.testing.assert_allclose(found[name], expected, atol=2e-7)
-    assert np.abs(found["passages"] - found["other"]).max() > 1e-4
-    again = load_encoder(tmp_path / "saved", "fp32")
-    np.testing.assert_array_equal(
-        again.with_context_of(TEXTS).encode_passages(TEXTS), other.encode_passages(TEXTS)
-    )
-    (tmp_path / "saved" / "context" / "rows.safetensors").write_bytes(b"")
+    stock, reader = (SentenceTransformer(str(path)) for path in (folder, folder / "context"))
+    close = dict(atol=2e-7)
+    passages = stock.encode_document(TEXTS)
+    np.testing.assert_allclose(passages, own.encode_passages(TEXTS), **close)
+    np.testing.assert_allclose(stock.encode_query(TEXTS), own.encode_queries(TEXTS), **close)
+    vectors = reader.encode_document(TEXTS[:SLOTS], convert_to_tensor=True).cpu()
+    rows = load_file(folder / "context" / "rows.safetensors")["anchors_JD"] + vectors
+    ids = stock.tokenizer.convert_tokens_to_ids([f"<|context-{j}|>" for j in range(SLOTS)])
+    with torch.no_grad():
+        stock[0].model.get_input_embeddings().weight[ids] = rows
+    found = stock.encode_document(TEXTS)
+    np.testing.assert_allclose(found, other.encode_passages(TEXTS), **close)
+    assert np.abs(found - passages).max() > 1e-4
+    again = load_encoder(folder, "fp32").with_context_of(TEXTS)
+    np.testing.assert_array_equal(again.encode_passages(TEXTS), other.encode_passages(TEXTS))
+    (folder / "context" / "rows.safetensors").write_bytes(b"")
     with pytest.raises(RevelaError, match="context is damaged"):
-        load_first_stage(tmp_path / "saved")
+        load_first_stage(folder)
 
 
 def test_an_encoder_with_another_context_leaves_the_first_alone(plain):
@@ -182,47 +170,6 @@ def test_an_encoder_with_another_context_leaves_the_first_alone(plain):
     assert without.slots == 0 and without.with_context_of(TEXTS) is without
     with pytest.raises(RevelaError, match="no first stage"):
         RetrieverEncoder(model, bf16=False).with_context_of(TEXTS)
-
-
-def test_what_looks_like_a_slot_in_a_text_is_read_as_text(plain):
-    model, first = contextual(plain)
-    encoder = RetrieverEncoder(model, bf16=False).with_context(first.of_texts(TEXTS))
-    spelled, slotted, none = encoder.encode_passages(
-        ["engine <| context-3|>", "engine <|context-3|>", "engine"]
-    )
-    np.testing.assert_array_equal(spelled, slotted)
-    assert np.abs(slotted - none).max() > 1e-4
-
-
-@settings(max_examples=25)
-@given(
-    slots=st.integers(1, 9),
-    texts=st.lists(st.text(max_size=60), min_size=1, max_size=6),
-    documents=st.lists(st.text(max_size=40), max_size=12),
-)
-def test_vectors_of_any_text_in_any_context(tiny_bert_folder, slots, texts, documents):
-    """Finite, of length one, and independent of what else is in the batch."""
-    model = SentenceTransformer(str(tiny_bert_folder))
-    first = add_context(Recipe.of(context=slots), model, ".")
-    torch.nn.init.normal_(first.model[4].linear.weight)
-    encoder = RetrieverEncoder(model, bf16=False, first_stage=first).with_context_of(documents)
-    together = encoder.encode_passages(texts)
-    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
-    alone = np.concatenate([encoder.encode_passages([text]) for text in texts])
-    np.testing.assert_allclose(together, alone, atol=1e-5)
-
-
-def test_packed_texts_read_the_same_context(plain, monkeypatch):
-    import contextlib
-
-    model, first = contextual(plain)
-    encoder = RetrieverEncoder(model, bf16=False).with_context(first.of_texts(TEXTS))
-    packed = encoder.encode_passages(TEXTS)
-    assert model[0].model.__dict__["_packs"]
-    monkeypatch.setattr(
-        "revela.retriever.encode.without_padding", lambda model: contextlib.nullcontext()
-    )
-    np.testing.assert_allclose(packed, encoder.encode_passages(TEXTS), atol=1e-6)
 
 
 def test_the_longest_text_is_as_long_as_without_slots(plain):
@@ -255,14 +202,6 @@ def test_anchors(plain):
         write_rows(model, torch.zeros(2, 32))
     with pytest.raises(RevelaError, match="not finite"):
         write_rows(model, torch.full((SLOTS, 32), torch.nan))
-
-
-def test_layers_of_the_first_stage(plain):
-    for layers, kept in ((0, 0), (1, 1), (9, plain[0].model.config.num_hidden_layers)):
-        model = copy.deepcopy(plain)
-        first = add_context(Recipe.of(context=2, context_layers=layers), model, TEXTS[0])
-        assert first.model[0].model.config.num_hidden_layers == kept
-        assert first.of_texts(TEXTS).isfinite().all()
 
 
 def test_who_is_refused(plain, tiny_lm_folder):

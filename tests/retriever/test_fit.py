@@ -8,7 +8,6 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from small import build, fit
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import revela
 from conftest import make_rows
@@ -86,34 +85,6 @@ def test_the_lexical_weight_is_a_ratio_of_what_the_halves_add_to_dot_products(ti
         (part @ part.T)[different].std() for part in (vectors[:, :half], vectors[:, half:])
     )
     assert lexical / contextual == pytest.approx(4.0, rel=0.05)
-
-
-def test_a_large_vocabulary_is_whitened_a_few_rows_at_a_time(tiny_lm_folder, monkeypatch):
-    """In fp64 all of it would take gigabytes."""
-    monkeypatch.setattr(corpus_fit, "ROWS", 64)
-    texts, model, found = some_texts(), build(tiny_lm_folder), []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, given=(), named=None):
-            made = operation(*given, **(named or {}))
-            if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
-                found.append(made.shape[:1].numel())
-            return made
-
-    counts = corpus_fit._token_counts(model.tokenizer, texts)
-    with Watch():
-        table = corpus_fit._lexical_table(model, counts, torch.ones(len(counts)))
-    assert max(found) <= max(64, counts.count_nonzero()) < len(table) == len(model.tokenizer)
-
-
-def test_what_batches_have_freed_is_returned_before_the_table_is_made(tiny_lm_folder, monkeypatch):
-    order, table = [], corpus_fit._lexical_table
-    monkeypatch.setattr(corpus_fit, "return_freed", lambda _: order.append("returned"))
-    monkeypatch.setattr(
-        corpus_fit, "_lexical_table", lambda *given: order.append("table") or table(*given)
-    )
-    fit(build(tiny_lm_folder), some_texts(), lexical=1.0)
-    assert order == ["returned", "table"]
 
 
 def test_lexical_vectors_know_which_texts_share_words(tiny_lm_folder):

@@ -19,11 +19,11 @@ from revela.errors import RevelaError
 from revela.retriever.fit import fit_to_corpus
 from revela.retriever.prune import prune
 from revela.retriever.save import save_retriever
+from revela.settings import Fit
 
 EVERYTHING = [f"{row['title']}\n\n{row['text']}" for row in make_rows(120)]
 CORPUS = [text for text in EVERYTHING if "ocean" in text or "garden" in text]
 OTHER = ["violin3 castle2 glacier5", "the engine", "中文 and 🙂", "\x01", "q"]
-FIT = dict(token_weighting=3e-3, whitening=0.4, lexical=1.0, bf16=False)
 
 
 def of_characters(kind):
@@ -89,7 +89,7 @@ def test_a_corpus_has_the_same_tokens_and_vectors(folder, tmp_path):
     assert rows == len(pruned.tokenizer) == pruned[0].model.config.vocab_size
     assert rows < len(whole.tokenizer)
     for model in (whole, pruned):
-        fit_to_corpus(model, CORPUS, **FIT)
+        fit_to_corpus(model, CORPUS, Fit())
     save_retriever(pruned, tmp_path / "saved", "")
     stock = SentenceTransformer(str(tmp_path / "saved"))
     assert tokens_of(stock, CORPUS) == tokens_of(whole, CORPUS)

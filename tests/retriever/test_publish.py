@@ -18,8 +18,8 @@ from sentence_transformers import SentenceTransformer
 
 from revela import Retriever, RevelaError
 from revela.cli import app
-from revela.retriever.publish import published, push, without_paths
-from revela.retriever.save import model_card
+from revela.retriever.card import Card, without_folders
+from revela.retriever.publish import published, push
 from revela.weights import commits
 
 # The client that the library uses: httpx, or httpx2 from version 2 on.
@@ -35,11 +35,19 @@ def trained(saved_retriever, tmp_path):
     shutil.copytree(saved_retriever, folder)
     corpus = "/home/bob/my docs/invoices, /mnt/secret/wiki"
     command = f"revela train '/home/bob/my docs/invoices' --out {HOME}/runs/my-retriever"
-    settings = "model = '/mnt/secret/models/smollm2'\nlm = 'owner/name'\nqueries_file = ''"
-    scores = {"BM25": {"title": 0.9}, "after 3 steps": {"title": 0.81234, "title + BM25": 0.95}}
-    card = model_card(
-        "my-retriever", "It learned.", corpus, command, settings, scores, 1.0, 3, slots=2
-    )
+    settings = {"model": "/mnt/secret/models/smollm2", "lm": "owner/name", "queries_file": ""}
+    card = Card(
+        name="my-retriever",
+        learned_from="{model} learned.",
+        corpus=corpus,
+        documents=3,
+        command=command,
+        settings=settings,
+        scores={"BM25": {"title": 0.9}, "after": {"title": 0.81234, "title + BM25": 0.95}},
+        minutes=1.0,
+        steps=3,
+        slots=2,
+    ).text()
     (folder / "README.md").write_text(card)
     (folder / "run.json").write_text(json.dumps({"about": {"corpus": corpus, "command": command}}))
     (folder / "metrics.jsonl").write_text("{}\n")
@@ -129,22 +137,18 @@ def test_exactly_what_loads_it_and_its_card_are_sent(trained, monkeypatch, capsy
         assert not [word for word in PRIVATE if word in text], name
 
 
-def test_the_card_has_the_name_and_the_metrics_of_the_hub(trained, monkeypatch):
+def test_the_card_has_the_name_of_the_hub_and_no_paths(trained, monkeypatch):
     hub = Hub(monkeypatch)
     push(trained, "owner/name", public=True)
     assert json.loads(hub.asked[0][2])["visibility"] == "public"
     text = hub.sent["README.md"].decode()
     card = ModelCard(text)
-    metrics = {r.dataset_name: (r.metric_type, r.metric_value) for r in card.data.eval_results}
-    assert metrics == {
-        "label-free check: title": ("ndcg_at_10", 0.8123),
-        "label-free check: title + BM25": ("ndcg_at_10", 0.95),
-    }
-    assert card.data.model_name == "name" and card.data.pipeline_tag == "sentence-similarity"
+    assert card.data.library_name == "sentence-transformers" and "revela" in card.data.tags
     assert "# owner/name\n" in text and 'SentenceTransformer("owner/name")' in text
-    assert 'folder = snapshot_download("owner/name")' in text and "my-retriever" in text
-    assert "revela train invoices --out my-retriever" in text.replace("'", "")
-    assert "model = 'smollm2'\nlm = 'owner/name'" in text and "Trained on invoices, wiki, 3" in text
+    assert "| after | 0.812 | 0.950 |" in text and "2 documents of a corpus" in text
+    assert "revela train invoices --out my-retriever" in text and "\nsmollm2 learned." in text
+    assert "model = 'smollm2'\nlm = 'owner/name'" in text
+    assert "Trained on invoices, wiki (3 documents), 3 steps in 60.0 seconds:" in text
     assert "https://arxiv.org/abs/2506.16552" in text
 
 
@@ -231,17 +235,19 @@ def test_offline_is_one_sentence(trained, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "left"),
     [
-        ("at /a/b/c.txt, /a/b/", "at c.txt, b"),
-        ("'/a b/c d' and and/or 1/2", "'c d' and and/or 1/2"),
-        ("--out=/tmp/x --on ../../bob/y ./z/w", "--out=x --on y w"),
-        ("https://host/a/b hub:owner/name owner/name", None),
-        (r"C:\Users\bob\docs", "docs"),
+        ("/a/b c/d.txt, /a/b/", "d.txt, b"),
+        ("--out=/tmp/x", "--out=x"),
+        ("../../bob/y", "y"),
         (f"{HOME}/runs/a", "a"),
-        ("runs/bob/wiki.jsonl", "wiki.jsonl"),
+        (__file__, "test_publish.py"),
+        ("https://host/a/b", None),
+        ("hub:owner/name, owner/name@v1", None),
+        ("and/or 1/2", None),
+        ("a long text " * 99, None),
     ],
 )
 def test_paths_are_shortened(text, left):
-    assert without_paths(text, ["runs/bob/wiki.jsonl"]) == (text if left is None else left)
+    assert without_folders(text) == (text if left is None else left)
 
 
 def test_the_first_stage_of_a_contextual_retriever_is_published(trained):

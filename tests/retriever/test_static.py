@@ -26,7 +26,7 @@ from revela.types import Document
 
 WORDS = ["[UNK]", "[CLS]", "query", "passage", *(f"word{i}" for i in range(30))]
 PROMPTS = {"query": "query: ", "passage": "passage: "}
-TEXTS = ["word1 word2 word2", "", "   ", "nothing known", "Word3 nothing WORD4", "word5 " * 3000]
+TEXTS = ["word1 word2 word2", "", "   ", "nothing known", "Word3 nothing WORD4", "word5 " * 200]
 
 
 def tokenizer() -> Tokenizer:

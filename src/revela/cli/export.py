@@ -1,4 +1,4 @@
-"""``revela export``: another form of a retriever."""
+"""``revela export``: a retriever as ONNX."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def export(
     model: str,
     *,
     out: Out,
-    onnx: Annotated[bool, Parameter(negative=())] = True,
     int8: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Export a retriever to a form that other runtimes load, and check it against torch.
+    """Export a retriever to ONNX: a graph from token ids to unit vectors, checked against torch,
+    with its tokenizer.json.
 
     Parameters
     ----------
@@ -27,9 +27,6 @@ def export(
         The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
     out:
         Folder for the export.
-    onnx:
-        The form, so far the only one: an ONNX graph from token ids to unit vectors, with its
-        tokenizer.json.
     int8:
         Quantise it to 8 bits: a third of the size, faster, and slightly different vectors.
     """

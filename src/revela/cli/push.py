@@ -20,7 +20,7 @@ def push(
 ) -> None:
     """Upload a retriever to the Hugging Face hub, private unless --public.
 
-    What loads it is sent, and its card, without the paths of this machine; no checkpoints, metrics
+    What loads it is sent, and its card, which names no folder; no checkpoints, metrics
     or text. OWNER/NAME is then a model for every verb.
 
     Parameters

@@ -199,10 +199,11 @@ def candidates_of(names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[C
 
 def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     """Make a candidate of the documents that are not held out, as the verbs do."""
+    from revela.corpus.arrow_list import Texts
     from revela.device import compute_device, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
-    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks
+    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.retriever.load import load_encoder
     from revela.training.train_table import row_trainer, tables
 
@@ -215,7 +216,8 @@ def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
     trainer = row_trainer(model, data.documents, seed=recipe.training.seed)
-    fit_to_chunks(recipe, model, data.chunks, encoder.bf16, trainer)
+    how = dict(seed=recipe.training.seed, bf16=encoder.bf16, train_rows=trainer)
+    fit_to_corpus(model, Texts(data.chunks, lambda chunk: chunk.text), recipe.fit, **how)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     return encoder
 

@@ -19,10 +19,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.corpus.arrow_list import ArrowList
@@ -58,8 +56,6 @@ class Parts:
     "Called with the number of tokens that the retriever reads, per side of a batch."
     first_stage: FirstStage | None = None
     "Of a retriever with slots for a context."
-    by_similarity: NDArray[np.int64] | None = None
-    "The rows, similar ones next to each other, where groups are clusters."
     corpora: Sequence[int] = ()
     "Where corpora but the first begin: numbers of documents; a row's document counts on."
     relevant: Mapping[int, Collection[int]] = field(default_factory=dict)

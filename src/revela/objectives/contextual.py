@@ -8,9 +8,9 @@ passages, and goes on to M1. Where ``embed`` computes texts in parts (GradCache)
 the parts before it comes to M1, so the two stages need no cache of their own; the context documents
 are embedded in parts as well.
 
-``--context-from`` says which documents a batch reads: texts of the batch itself (the paper),
-neighbours of the batch in the order of similar chunks, any of its corpus, or none (constant: the
-anchors alone are learned, the control for what more tokens of computation give).
+``--context-from`` says which documents a batch reads: texts of the batch itself (the paper), any of
+its corpus, or none (constant: the anchors alone are learned, the control for what more tokens of
+computation give).
 
 Objectives that compare with the retriever before training (gains, attention) turn its LoRA off; it
 reads the batch's context then, too.
@@ -35,29 +35,32 @@ from torch import Tensor, nn
 from revela.device import autocast
 from revela.objectives.base import Batch, Collate, Parts, Row, Side, row_random
 from revela.objectives.gradcache import embed
-from revela.retriever.context import FirstStage
-from revela.retriever.slots import filled
+from revela.retriever.context import FirstStage, filled
 
 
 class Conditioned(nn.Module):
-    """A retriever that reads the context which ``Contextual`` puts into it.
+    """A retriever that reads the context it was given last.
 
     Args:
         model: with slots.
         dropout: chance of each slot of a text to be null while it trains.
     """
 
-    rows_JD: Tensor
-    null_JD: Tensor
-
     def __init__(self, model: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         self.model, self.dropout = model, dropout
+        self._rows: tuple[Tensor, Tensor] | None = None
+
+    def read_context(self, rows_JD: Tensor, null_JD: Tensor) -> None:
+        """Read these rows before every text until the next call, as a backward pass may compute
+        the texts again. A slot that is dropped reads its row of ``null_JD``.
+        """
+        self._rows = rows_JD, null_JD
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        # Opened here, where a backward pass that computes the texts again comes by as well.
+        assert self._rows is not None
         model: Any = self.model
-        with filled(model, self.rows_JD, self.null_JD, self.dropout if self.training else 0.0):
+        with filled(model, *self._rows, self.dropout if self.training else 0.0):
             out: dict[str, Any] = model(features)
         return out
 
@@ -88,24 +91,23 @@ class Contextual(nn.Module):
         self.objective, self.first_stage = objective, first_stage
         self.null, self.bf16 = null, bf16
         self.retriever_batch = retriever_batch
-        self._retriever = [retriever]  # a part of the objective: its parameters count once
+        # A part of the objective already, so its parameters must not be registered again.
+        self._read_context = retriever.read_context
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """The objective's loss with the context of this batch."""
-        sides, first, retriever = list(features), self.first_stage, self._retriever[0]
+        sides, first = list(features), self.first_stage
         if first.constant:
             rows_JD = first.anchors_JD
         else:
-            vectors_ND = self._read(sides.pop())
-            rows_JD = first.of_vectors(vectors_ND)
+            rows_JD = first.of_vectors(self._embed(sides.pop()))
             if self.training and self.null and torch.rand(()) < self.null:
                 rows_JD = first.null_JD
-        # Until the next batch: a backward pass may read them again.
-        retriever.rows_JD, retriever.null_JD = rows_JD, first.null_JD
+        self._read_context(rows_JD, first.null_JD)
         loss: Tensor = self.objective(sides)
         return loss
 
-    def _read(self, documents: Side) -> Tensor:
+    def _embed(self, documents: Side) -> Tensor:
         with autocast(documents["input_ids"].device, self.bf16):
             return embed(self.first_stage.model, documents, self.retriever_batch)
 
@@ -132,29 +134,10 @@ class ContextBatches:
         draw = row_random(rows[0], recipe.training.seed)
         if recipe.context.context_from == "batch":
             return draw.sample(own, min(slots, len(own)))
-        if recipe.context.context_from == "neighbours":
-            return self._neighbours(own)[:slots]
         corpus = self._rows_by_corpus[self._corpus_of(int(rows[0]["document"]))]
         drawn = draw.sample(range(len(corpus)), min(slots + len(own), len(corpus)))
         others = [row for row in corpus[drawn].tolist() if row not in set(own)]
         return (others or own)[:slots]
-
-    def _neighbours(self, own: Sequence[int]) -> list[int]:
-        """Rows that are not of the batch, the most similar to its first row first."""
-        order_N, place_N = self._order
-        size, start, taken = len(order_N), int(place_N[own[0]]), set(own)
-        wanted = self.first_stage.slots + len(own)
-        steps = (sign * step for step in range(1, min(wanted, size // 2) + 1) for sign in (1, -1))
-        near = [int(order_N[(start + step) % size]) for step in steps]
-        return [row for row in dict.fromkeys(near) if row not in taken]
-
-    @cached_property
-    def _order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        order_N = self.parts.by_similarity
-        assert order_N is not None
-        place_N = np.empty(len(self.parts.rows), dtype=np.int64)
-        place_N[order_N] = np.arange(len(order_N))
-        return order_N, place_N
 
     def _corpus_of(self, document: int) -> int:
         return int(np.searchsorted(self.parts.corpora, document, side="right"))

@@ -5,9 +5,11 @@ so that a text's vector says what is special in that corpus (CDE; Morris & Rush,
     c_j       = a_j + head(M1(y_j))                       y_j: documents of the corpus
 
 The second stage M2 is the retriever. It reads c_j through a *slot*: an added token
-``<|context-j|>`` whose row in M2's own embedding table is c_j (slots.py).
+``<|context-j|>`` whose row in M2's own embedding table is c_j. The prompts of both roles hold all
+slots, and slots do not count in the pooling, so a retriever with rows in them is a stock
+Sentence-Transformers folder.
 
-The first stage M1 is a copy of the lower layers, with a mean over tokens and a small head, in the
+The first stage M1 is a copy of the lowest layer, with a mean over tokens and a small head, in the
 folder ``context/`` of the retriever, a stock one as well. What differs from the paper: a_j, learned
 *anchors*, and a head that gives 0 at first, because a decoder whose slots hold vectors of documents
 before it is trained loses most of what it can do; no residual MLP after M2.
@@ -20,7 +22,8 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,19 +37,15 @@ from torch import Tensor, nn
 
 from revela.corpus.chunk import chunk
 from revela.errors import RevelaError, first_line
-from revela.retriever.build import keep_lower_layers, load_retriever
+from revela.retriever.build import keep_lower_layers, load_retriever, set_parts
 from revela.retriever.lora import add_lora, merged
-from revela.retriever.slots import (
-    add_slots,
-    position_table,
-    refuse_slots,
-    slot_ids,
-    write_rows,
-)
 from revela.settings import Recipe
 from revela.types import Document
 
+SLOT = "<|context-{}|>"
+STEM = SLOT.partition("{}")[0]
 FOLDER, ROWS, ABOUT = "context", "rows.safetensors", "context.json"
+LAYERS = 1  # of the first stage
 SMALL = 0.1  # of the embedding table's root mean square
 
 
@@ -96,10 +95,8 @@ class FirstStage(nn.Module):
         some = [text if text.strip() else "." for text in texts[: self.slots]]
         found = self.anchors_JD.new_zeros(0, self.anchors_AD.shape[1])
         if some:
-            features = self.preprocess(some)
-            found = self.model({k: v.to(self.model.device) for k, v in features.items()})[
-                "sentence_embedding"
-            ]
+            features = {k: v.to(self.model.device) for k, v in self.preprocess(some).items()}
+            found = self.model(features)["sentence_embedding"]
         self.model.train(training)
         return self.of_vectors(found.float())
 
@@ -107,6 +104,246 @@ class FirstStage(nn.Module):
         """Texts as ``model`` reads them, with the prompt of passages."""
         features = self.model.preprocess(list(texts), prompt=self.model.prompts["document"] or None)
         return {k: v for k, v in features.items() if isinstance(v, Tensor)}
+
+
+def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> FirstStage | None:
+    """Give a retriever the slots that the recipe asks for, in place, and build its first stage;
+    None without ``--context``. The slots hold the anchors.
+
+    Args:
+        recipe: its section ``context``.
+        model: the retriever, not fitted or trained yet.
+        example: a text of the corpus, whose first tokens a decoder's anchors start as.
+
+    Raises:
+        RevelaError: the model has a context already, or cannot have one.
+    """
+    settings = recipe.context
+    if slot_ids(model):
+        raise RevelaError(
+            f"{recipe.retriever.model} reads a context already: train the model that it was made of"
+        )
+    if not settings.slots:
+        return None
+    _check_slots(model, settings.slots)
+    constant = settings.context_from == "constant"
+    if position_table(model[0].model) is None:
+        anchors_AD = _anchors_of_tokens(model, settings.slots, example)
+    else:
+        anchors_AD = _anchors_of_mask(model, settings.slots, constant, recipe.training.seed)
+    reader = _documents_reader(model, settings.context_tokens)
+    first = FirstStage(reader, anchors_AD, settings.slots, constant).to(model.device)
+    add_slots(model, settings.slots)
+    write_rows(model, first.null_JD)
+    return first
+
+
+def _token_table(model: SentenceTransformer) -> Tensor:
+    table_VD: Tensor = model[0].model.get_input_embeddings().weight.detach().float().cpu()
+    return table_VD
+
+
+def _anchors_of_tokens(model: SentenceTransformer, slots: int, example: str) -> Tensor:
+    """The embeddings of the example's first tokens, one for each slot."""
+    ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
+    return _token_table(model)[(ids * slots)[:slots]]
+
+
+def _anchors_of_mask(model: SentenceTransformer, slots: int, constant: bool, seed: int) -> Tensor:
+    """The embedding of the mask token, for all slots, as they have no positions. MiniLM finds as
+    much with 16 mask tokens before a text as without (research/notebook.md).
+
+    A constant context has one anchor each, near it: rows that begin equal would stay equal.
+    """
+    table_VD, mask = _token_table(model), model.tokenizer.mask_token_id
+    anchor_1D = torch.zeros_like(table_VD[:1]) if mask is None else table_VD[mask][None]
+    if not constant:
+        return anchor_1D
+    noise_JD = torch.randn(slots, len(anchor_1D[0]), generator=torch.Generator().manual_seed(seed))
+    return anchor_1D + SMALL * table_VD.square().mean().sqrt() * noise_JD
+
+
+def _documents_reader(model: SentenceTransformer, tokens: int) -> SentenceTransformer:
+    """head(M1(y)): a copy of a retriever's lowest layer, a mean, and a head that gives 0."""
+    transformer = copy.deepcopy(model[0])
+    keep_lower_layers(transformer.model, LAYERS)
+    width = transformer.get_embedding_dimension()
+    table = transformer.model.get_input_embeddings()
+    last = modules.Dense(width, table.embedding_dim, activation_function=nn.Identity())
+    nn.init.zeros_(last.linear.weight)
+    nn.init.zeros_(last.linear.bias)
+    parts = [
+        transformer,
+        modules.Pooling(width, pooling_mode="mean"),
+        modules.LayerNorm(width),
+        modules.Dense(width, width, activation_function=nn.GELU()),
+        last,
+    ]
+    passages = model.prompts.get("document") or model.prompts.get("passage") or ""
+    prompts = {"query": "", "document": passages}
+    reader = SentenceTransformer(modules=parts, prompts=prompts, device=str(model.device))
+    reader.max_seq_length = tokens
+    return reader
+
+
+def train_first_stage(first: FirstStage, rank: int, alpha: int, dropout: float) -> None:
+    """Freeze all but LoRA of its transformer, its head, anchors and null row, in place."""
+    add_lora(first.model, rank, alpha, dropout)
+    for part in list(first.model)[2:]:
+        part.requires_grad_(True)
+
+
+def slot_ids(model: SentenceTransformer) -> range:
+    """The ids of a model's slots, in order; empty if it has none."""
+    tokenizer = model.tokenizer
+    added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
+    count = 0
+    while SLOT.format(count) in added:
+        count += 1
+    first = added[SLOT.format(0)] if count else 0
+    return range(first, first + count)
+
+
+def _check_slots(model: SentenceTransformer, count: int) -> None:
+    """Refuse a model that cannot read so many slots."""
+    if not isinstance(model[0], modules.Transformer):
+        raise RevelaError(
+            f"--context {count} needs a transformer, and this model reads each token by itself: "
+            "leave it out, or give another --model"
+        )
+    transformer, tokens = model[0].model, model.max_seq_length or 0
+    limit = getattr(transformer.config, "max_position_embeddings", None)
+    if position_table(transformer) is None and limit and count + tokens > limit:
+        raise RevelaError(
+            f"--context {count}: the model reads {limit:,} tokens, of which --max-tokens {tokens} "
+            f"leaves {max(0, limit - tokens)}: lower one of them"
+        )
+
+
+def add_slots(model: SentenceTransformer, count: int) -> None:
+    """Add slots to a model's vocabulary and prompts, in place; their rows are 0.
+
+    Slots of a model with learned positions (BERT) get none, as in the paper: their order is of no
+    effect, and the text keeps the positions it was trained with. Other models read them as a prefix
+    after the prompt's words, for a decoder turns its first tokens into attention sinks.
+    """
+    from tokenizers import AddedToken
+
+    transformer, tokenizer = model[0].model, model.tokenizer
+    positions = position_table(transformer)
+    names = [AddedToken(SLOT.format(j), special=True, normalized=False) for j in range(count)]
+    tokenizer.add_tokens(names, special_tokens=False)
+    if len(tokenizer) > transformer.get_input_embeddings().num_embeddings:
+        transformer.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    table, ids = transformer.get_input_embeddings(), slot_ids(model)
+    table.weight.data[ids.start : ids.stop] = 0
+    if positions is not None:
+        _insert_positions(transformer, positions, count)
+    slots = "".join(SLOT.format(j) for j in range(count))
+    for role in sorted({"query", "document", "passage"} | set(model.prompts)):
+        prompt = model.prompts.get(role) or ""
+        words = "" if positions is not None else prompt.rstrip()
+        model.prompts[role] = f"{words}{slots}{prompt[len(words) :]}"
+    model.max_seq_length = (model.max_seq_length or 512) + count
+    _leave_slots_out(model)
+
+
+def position_table(transformer: Any) -> nn.Embedding | None:
+    """The table of learned positions; None if positions are computed in attention."""
+    table = getattr(getattr(transformer, "embeddings", None), "position_embeddings", None)
+    return table if isinstance(table, nn.Embedding) else None
+
+
+def _insert_positions(transformer: Any, table: nn.Embedding, count: int) -> None:
+    """Rows of 0 after the first position, so that what follows the slots keeps its positions."""
+    first = 1 if table.padding_idx is None else table.padding_idx + 2
+    old = table.weight.data
+    rows = torch.cat([old[:first], old.new_zeros(count, old.shape[1]), old[first:]])
+    embeddings = transformer.embeddings
+    longer = nn.Embedding(len(rows), rows.shape[1], table.padding_idx, _weight=rows)
+    embeddings.position_embeddings = longer
+    transformer.config.max_position_embeddings = len(rows)
+    for name, fill in (("position_ids", torch.arange), ("token_type_ids", torch.zeros)):
+        if isinstance(getattr(embeddings, name, None), Tensor):
+            values = fill(len(rows), dtype=torch.long, device=rows.device)[None]
+            embeddings.register_buffer(name, values, persistent=False)
+
+
+def _leave_slots_out(model: SentenceTransformer) -> None:
+    """Give slots no weight in a mean over tokens, and rows of 0 in a lexical half, as fit.py does
+    in the retrievers that it fits later.
+    """
+    vocabulary = model.tokenizer.convert_ids_to_tokens(range(len(model.tokenizer)))
+    slots = {SLOT.format(j): 0.0 for j in range(len(slot_ids(model)))}
+    parts: list[nn.Module] = []
+    weights: dict[str, float] = {}
+    for part in model:
+        if isinstance(part, modules.WordWeights):
+            weights = part.word_weights
+        elif isinstance(part, modules.WordEmbeddings):
+            old = part.emb_layer.weight
+            new = old.new_zeros(len(vocabulary) - len(old), old.shape[1])
+            parts.append(modules.WordEmbeddings(model.tokenizer, torch.cat([old, new]).detach()))
+        else:
+            parts.append(part)
+    weighed = {word: weights.get(word, 1.0) for word in vocabulary} | slots
+    set_parts(model, [parts[0], modules.WordWeights(vocabulary, weighed), *parts[1:]])
+
+
+def write_rows(model: SentenceTransformer, rows_JD: Tensor) -> None:
+    """Put a context into a model's slots for good.
+
+    Raises:
+        RevelaError: it has another shape than the slots, or is not finite.
+    """
+    table, ids = model[0].model.get_input_embeddings().weight, slot_ids(model)
+    if rows_JD.shape != (len(ids), table.shape[1]) or not rows_JD.isfinite().all():
+        raise RevelaError(
+            f"a context of shape {tuple(rows_JD.shape)} does not fit {len(ids)} slots of "
+            f"{table.shape[1]} numbers, or is not finite: draw it again with this model"
+        )
+    with torch.no_grad():
+        table[ids.start : ids.stop] = rows_JD.to(table)
+
+
+@contextmanager
+def filled(
+    model: SentenceTransformer,
+    rows_JD: Tensor,
+    null_JD: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Iterator[None]:
+    """While open, a model's slots hold these rows, which may need a gradient.
+
+    Args:
+        model: with J slots.
+        rows_JD: the context.
+        null_JD: what a slot holds instead with probability ``dropout``, drawn per text and slot.
+        dropout: see there.
+    """
+    ids, table = slot_ids(model), model[0].model.get_input_embeddings()
+
+    def fill(_module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        place = inputs[0] - ids.start
+        is_slot = (place >= 0) & (place < len(ids))
+        place = place.clamp(0, len(ids) - 1)
+        rows = rows_JD[place]
+        if null_JD is not None and dropout:
+            is_null = torch.rand(place.shape, device=place.device) < dropout
+            rows = torch.where(is_null[..., None], null_JD[place], rows)
+        rows = (rows * getattr(table, "embed_scale", 1.0)).to(out.dtype)
+        return torch.where(is_slot[..., None], rows, out)
+
+    handle = table.register_forward_hook(fill)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def read_as_text(texts: Sequence[str]) -> list[str]:
+    """The texts, with whatever looks like a slot in them taken apart."""
+    return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]
 
 
 @dataclass(frozen=True)
@@ -132,82 +369,6 @@ class SavedContext:
         save_file(plain, folder / ROWS)
         known = {"format": 1, "slots": first.slots, "constant": first.constant}
         (folder / ABOUT).write_text(json.dumps({**known, **self.about}, indent=1))
-
-
-def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> FirstStage | None:
-    """Give a retriever the slots that the recipe asks for, in place, and build its first stage;
-    None without ``--context``. The slots hold the anchors.
-
-    Args:
-        recipe: its section ``context``.
-        model: the retriever, not fitted or trained yet.
-        example: a text of the corpus; the anchors of a decoder start as the embeddings of its
-            first tokens. Slots without positions have one anchor, which starts as the embedding
-            of the mask token; a constant context has one each, which start near that.
-
-    Raises:
-        RevelaError: the model has a context already, or cannot have one.
-    """
-    settings = recipe.context
-    if slot_ids(model):
-        raise RevelaError(
-            f"{recipe.retriever.model} reads a context already: train the model that it was made of"
-        )
-    if not settings.slots:
-        return None
-    refuse_slots(model, settings.slots)
-    constant = settings.context_from == "constant"
-    table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
-    if position_table(model[0].model) is None:
-        ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
-        anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
-    else:
-        # MiniLM finds as much with 16 mask tokens before a text as without (research/notebook.md).
-        mask = model.tokenizer.mask_token_id
-        anchors_AD = torch.zeros_like(table_VD[:1]) if mask is None else table_VD[mask][None]
-        if constant:  # rows that begin equal would stay equal
-            generator = torch.Generator().manual_seed(recipe.training.seed)
-            noise_JD = torch.randn(settings.slots, table_VD.shape[1], generator=generator)
-            anchors_AD = anchors_AD + SMALL * table_VD.square().mean().sqrt() * noise_JD
-    reader = _documents_reader(model, settings.context_layers, settings.context_tokens)
-    first = FirstStage(reader, anchors_AD, settings.slots, constant).to(model.device)
-    add_slots(model, settings.slots)
-    write_rows(model, first.null_JD)
-    return first
-
-
-def _documents_reader(model: SentenceTransformer, layers: int, tokens: int) -> SentenceTransformer:
-    """head(M1(y)): a copy of a retriever's lower layers, a mean, and a head that gives 0."""
-    transformer = copy.deepcopy(model[0])
-    keep_lower_layers(transformer.model, layers)
-    width = transformer.get_embedding_dimension()
-    table = transformer.model.get_input_embeddings()
-    last = modules.Dense(width, table.embedding_dim, activation_function=nn.Identity())
-    nn.init.zeros_(last.linear.weight)
-    nn.init.zeros_(last.linear.bias)
-    parts = [
-        transformer,
-        modules.Pooling(width, pooling_mode="mean"),
-        modules.LayerNorm(width),
-        modules.Dense(width, width, activation_function=nn.GELU()),
-        last,
-    ]
-    passages = model.prompts.get("document") or model.prompts.get("passage") or ""
-    prompts = {"query": "", "document": passages}
-    reader = SentenceTransformer(modules=parts, prompts=prompts, device=str(model.device))
-    reader.max_seq_length = tokens
-    return reader
-
-
-def train_first_stage(first: FirstStage, rank: int, alpha: int, dropout: float) -> None:
-    """Freeze all but LoRA of its transformer, its head, anchors and null row, in place."""
-    layers = int(first.model[0].model.config.num_hidden_layers)
-    if layers:
-        add_lora(first.model, rank, alpha, dropout)
-    else:
-        first.model.requires_grad_(False)
-    for part in list(first.model)[2:]:
-        part.requires_grad_(True)
 
 
 def load_first_stage(folder: Path) -> FirstStage | None:

@@ -12,6 +12,7 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,13 @@ from revela.device import after_a_batch, autocast, on_cpu, sent, uses_bf16
 from revela.errors import RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
-from revela.retriever.context import FirstStage, load_first_stage
-from revela.retriever.slots import filled, read_as_text, slot_ids
+from revela.retriever.context import (
+    FirstStage,
+    filled,
+    load_first_stage,
+    read_as_text,
+    slot_ids,
+)
 from revela.retriever.static import refuse_broken, refuse_tokens
 from revela.retriever.tokens import TokenCounter
 from revela.retriever.trained_table import TrainedTable
@@ -138,11 +144,7 @@ class RetrieverEncoder:
         return self.with_context(self.context_of(texts)) if self.slots else self
 
     def context_of(self, texts: Sequence[str]) -> Tensor:
-        """The context (J, D) of the first J of these texts, of a model with slots.
-
-        Raises:
-            RevelaError: it has no first stage to fill them.
-        """
+        """The context (J, D) of the first J of these texts; raises as above."""
         if self.first_stage is None:
             raise RevelaError(
                 f"{self.name} has slots for a context, but no first stage (context/): copy the "
@@ -165,26 +167,20 @@ class RetrieverEncoder:
         return self._encode(texts, query_prompt_of(self.model), progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode texts as passages: (N, D) float32.
-
-        Raises:
-            RevelaError: a vector is not finite.
-        """
+        """``encode_queries``, but as passages."""
         return self._encode(texts, passage_prompt_of(self.model), progress)
 
     def encode_with_tokens(
         self, texts: Sequence[str], progress: bool = False
     ) -> tuple[Vectors, list[Vectors]]:
         """``encode_passages``, and each passage's token vectors, (T, W) float32 of length one, from
-        the same forward pass.
+        the same forward pass, without prompts and special tokens.
 
-        Token vectors are those of the transformer's last layer, put through the linear layer after
-        the pooling where the model has one (the mean of a text's tokens goes through it too).
-        Prompts and special tokens are left out.
+        They are those of the transformer's last layer, put through the linear layer after the
+        pooling where the model has one (the mean of a text's tokens goes through it too).
 
         Raises:
-            RevelaError: the model has no transformer, so its tokens have no context; or a vector is
-                not finite.
+            RevelaError: the model has no transformer, or a vector is not finite.
         """
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
         return self._encode(texts, passage_prompt_of(self.model), progress, tokens), tokens
@@ -192,16 +188,18 @@ class RetrieverEncoder:
     def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
         """``encode_queries``, and the queries' token vectors as above, from the same pass."""
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(queries)
-        prompt, found = query_prompt_of(self.model), []
+        tokenizer, prompt = self.model.tokenizer, query_prompt_of(self.model)
         vectors_ND = self._encode(queries, prompt, False, tokens)
-        prompted = [prompt + query for query in queries]
-        read = self.model.tokenizer(prompted, return_offsets_mapping=True)
-        special, before = set(self.model.tokenizer.all_special_ids), len(prompt)
-        begin = _prompt_length(self.model, prompt)
-        places = zip(read["input_ids"], read["offset_mapping"], strict=True)
-        for vector_D, tokens_TW, (ids, offsets) in zip(vectors_ND, tokens, places, strict=True):
-            pairs = zip(ids, offsets, strict=True)
-            spans = [(max(0, a - before), b - before) for i, (a, b) in pairs if i not in special]
+        read = tokenizer([prompt + query for query in queries], return_offsets_mapping=True)
+        special, begin = set(tokenizer.all_special_ids), _prompt_length(self.model, prompt)
+        found = []
+        for i, (vector_D, tokens_TW) in enumerate(zip(vectors_ND, tokens, strict=True)):
+            places = zip(read["input_ids"][i], read["offset_mapping"][i], strict=True)
+            spans = [
+                (max(0, start - len(prompt)), end - len(prompt))
+                for token, (start, end) in places
+                if token not in special
+            ]
             found.append(QueryTokens(vector_D, tokens_TW, spans[begin:][: len(tokens_TW)]))
         return found
 
@@ -226,55 +224,59 @@ class RetrieverEncoder:
         """Counts tokens as this reads them, but for ``max_tokens``."""
         return TokenCounter.of(self.model)
 
+    @torch.inference_mode()
     def _encode(
         self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None = None
     ) -> Vectors:
-        vectors_ND = self._run(texts, prompt, progress, tokens)
-        refuse_broken(vectors_ND, self.name)
-        return vectors_ND
-
-    @torch.inference_mode()
-    def _run(
-        self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None
-    ) -> Vectors:
         """The model's vectors (N, D); token vectors are written into ``tokens`` if it is given."""
-        model = self.model
+        is_transformer = isinstance(self.model[0], modules.Transformer)
+        if tokens is not None and not is_transformer:
+            refuse_tokens()
         with (
             self._lock,
             self._settings(),
-            without_padding(model),
-            transformer_in_bf16(model, self.bf16),
-            filled(model, self._rows()) if self._rows else contextlib.nullcontext(),
+            without_padding(self.model),
+            transformer_in_bf16(self.model, self.bf16),
+            filled(self.model, self._rows()) if self._rows else contextlib.nullcontext(),
         ):
-            if not isinstance(model[0], modules.Transformer):  # static embeddings, for one
+            if is_transformer:
+                vectors_ND = self._in_batches(texts, prompt, progress, tokens)
+            else:
+                vectors_ND = self._at_once(texts, prompt, progress)
+        refuse_broken(vectors_ND, self.name)
+        return vectors_ND
+
+    def _at_once(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
+        vectors = self.model.encode(
+            list(texts),
+            prompt=prompt,
+            show_progress_bar=progress and not isinstance(self.model[0], TrainedTable),
+            normalize_embeddings=True,
+        )
+        return np.asarray(vectors, dtype=np.float32)
+
+    def _in_batches(
+        self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None
+    ) -> Vectors:
+        model, width = self.model, self.model.get_embedding_dimension()
+        transformer, *rest = model
+        vectors_ND = np.empty((len(texts), width), dtype=np.float32)
+        read = read_as_text(texts) if self.slots else texts
+        how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
+        with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
+            for indices, features in token_batches(model, read, prompt):
+                features = transformer(features)
                 if tokens is not None:
-                    refuse_tokens()
-                vectors = model.encode(
-                    list(texts),
-                    prompt=prompt,
-                    show_progress_bar=progress and not isinstance(model[0], TrainedTable),
-                    normalize_embeddings=True,
-                )
-                return np.asarray(vectors, dtype=np.float32)
-            width = model.get_embedding_dimension()
-            vectors_ND = np.empty((len(texts), width), dtype=np.float32)
-            how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
-            with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
-                read = read_as_text(texts) if self.slots else texts
-                for indices, features in token_batches(model, read, prompt):
-                    transformer, *rest = model
-                    features = transformer(features)
-                    if tokens is not None:
-                        found = _token_vectors(model, features, prompt)
-                        for i, vectors_TW in zip(indices, found, strict=True):
-                            tokens[i] = vectors_TW
-                    for module in rest:
-                        features = module(features)
-                    vectors_BD = features["sentence_embedding"][:, :width].float().cpu().numpy()
-                    vectors_ND[indices] = vectors_BD
-                    bar.update(len(indices))
-                    after_a_batch(model.device)
-            return vectors_ND
+                    found = _token_vectors(model, features, prompt)
+                    for i, vectors_TW in zip(indices, found, strict=True):
+                        tokens[i] = vectors_TW
+                for module in rest:
+                    features = module(features)
+                vectors_BD = features["sentence_embedding"][:, :width].float().cpu().numpy()
+                vectors_ND[indices] = vectors_BD
+                bar.update(len(indices))
+                after_a_batch(model.device)
+        return vectors_ND
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
@@ -302,11 +304,8 @@ def _token_vectors(
     kept_BT &= kept_BT.cumsum(dim=1) > _prompt_length(model, prompt)
     places = sent(kept_BT.flatten().nonzero().squeeze(1), vectors_BTW.device)
     found = vectors_BTW.flatten(0, 1)[places]  # of all texts, one after another
-    parts = list(model)
-    pooling = next(
-        (i for i, part in enumerate(parts) if isinstance(part, modules.Pooling)), len(parts)
-    )
-    linear = next((m.linear for m in parts[pooling:] if isinstance(m, modules.Dense)), None)
+    after_pooling = dropwhile(lambda part: not isinstance(part, modules.Pooling), model)
+    linear = next((part.linear for part in after_pooling if isinstance(part, modules.Dense)), None)
     if linear is not None and linear.in_features == found.shape[1]:
         found = linear(found)
     unit = torch.nn.functional.normalize(found.float(), dim=1).cpu()
@@ -358,23 +357,31 @@ def transformer_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None
     """While open, the model's transformer runs under bf16 autocast, if ``bf16``, and gives fp32;
     pooling, whitening and rotation, which would lose more by it than they cost, stay in fp32.
     """
-    transformer = model[0]
-    if not bf16 or "forward" in transformer.__dict__:
+    if not bf16:
         yield
         return
-    forward = transformer.forward
+    opened: list[torch.autocast] = []
 
-    def under_autocast(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        with autocast(features["input_ids"].device, True):
-            found = forward(features, **kwargs)
-        half = {k: v for k, v in found.items() if getattr(v, "dtype", None) == torch.bfloat16}
-        return {**found, **{name: tensor.float() for name, tensor in half.items()}}
+    def begin(_module: Any, inputs: tuple[dict[str, Any]]) -> None:
+        opened.append(autocast(inputs[0]["input_ids"].device, True))
+        opened[-1].__enter__()  # type: ignore[no-untyped-call]
 
-    transformer.forward = under_autocast
+    def end(_module: Any, _inputs: Any, found: dict[str, Any] | None) -> dict[str, Any]:
+        opened.pop().__exit__(None, None, None)
+        return {
+            name: value.float() if getattr(value, "dtype", None) == torch.bfloat16 else value
+            for name, value in (found or {}).items()
+        }
+
+    hooks = [
+        model[0].register_forward_pre_hook(begin),
+        model[0].register_forward_hook(end, prepend=True, always_call=True),
+    ]
     try:
         yield
     finally:
-        del transformer.forward  # the class's own is seen again
+        for hook in hooks:
+            hook.remove()
 
 
 def without_padding(model: SentenceTransformer) -> contextlib.AbstractContextManager[None]:

@@ -1,5 +1,5 @@
-"""Fit a model's pooling to raw text without labels, as stock modules: ``fit`` on any
-Sentence-Transformers model, and ``fit_to_chunks`` on a decoder before the first step of training.
+"""Fit a model's pooling to raw text without labels, as stock modules: by ``fit``, and before the
+first step of training.
 
 - token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent
   tokens count less. Tokens without a letter or digit get 0, as in BM25, which has no words for
@@ -39,22 +39,23 @@ from revela.corpus.arrow_list import vectors_on_disk
 from revela.device import after_a_batch, on_cpu, return_freed, sent
 from revela.errors import RevelaError
 from revela.retriever.build import build_retriever, set_parts
+from revela.retriever.context import slot_ids
 from revela.retriever.encode import (
     passage_prompt_of,
     token_batches,
     transformer_in_bf16,
     without_padding,
 )
-from revela.retriever.slots import slot_ids
 from revela.retriever.trained_table import TrainedTable
-from revela.settings import Fit, Recipe, Retriever
+from revela.settings import Fit, Retriever
 from revela.silence import waiting
-from revela.types import Chunk, Vectors
+from revela.types import Vectors
 from revela.weights import resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+log = logging.getLogger(__name__)
 TEXTS = 1024  # texts that are tokenized at once
 ROWS = 8192  # of an embedding table that are whitened at once
 COUNTED = 20_000  # texts, of many more, that token frequencies are counted on
@@ -102,30 +103,28 @@ def fit(
             fewer than two texts with words.
     """
     if not isinstance(model, SentenceTransformer):
-        model = build_retriever(
-            resolve(str(model)),
-            layers=Retriever.layers,
-            pooling=Retriever.pooling,
-            max_tokens=Retriever.max_tokens,
-            lower_case=False,
-            query_prompt=Retriever.query_prompt,
-            passage_prompt=Retriever.passage_prompt,
-        )
+        model = _lower_layers(resolve(str(model)))
     _refuse_unknown_parts(model)
     known = [text for text in texts if any(map(str.isalnum, text))]
     if len(known) < 2:
         raise RevelaError(f"{len(known)} of {len(texts)} texts have words: give two at least")
-    known = random.Random(seed).sample(known, min(len(known), FITTING_SAMPLE))
-    fit_to_corpus(
-        model.float(),
-        known,
-        token_weighting=token_weighting,
-        whitening=whitening,
-        lexical=lexical,
-        bf16=False,
-    )
+    settings = Fit(token_weighting=token_weighting, whitening=whitening, lexical=lexical)
+    fit_to_corpus(model.float(), known, settings, seed=seed)
     model.similarity_fn_name = "cosine"
     return model
+
+
+def _lower_layers(folder: Path) -> SentenceTransformer:
+    """A language model's, as ``revela train`` takes them."""
+    return build_retriever(
+        folder,
+        layers=Retriever.layers,
+        pooling=Retriever.pooling,
+        max_tokens=Retriever.max_tokens,
+        lower_case=False,
+        query_prompt=Retriever.query_prompt,
+        passage_prompt=Retriever.passage_prompt,
+    )
 
 
 def _refuse_unknown_parts(model: SentenceTransformer) -> None:
@@ -146,52 +145,52 @@ def _refuse_unknown_parts(model: SentenceTransformer) -> None:
 def fit_to_corpus(
     model: SentenceTransformer,
     texts: Sequence[str],
+    settings: Fit,
     *,
-    token_weighting: float,
-    whitening: float,
-    lexical: float,
-    bf16: bool,
+    seed: int = 0,
+    bf16: bool = False,
     train_rows: TrainRows | None = None,
 ) -> dict[str, Tensor]:
-    """Fit token weights, whitening, lexical half and rotation to texts, and insert them, in place.
+    """Fit token weights, whitening, lexical half and rotation to a sample of texts, and insert
+    them, in place.
 
     Args:
         model: of transformer and pooling, and normalisation and weights of slots if it has some.
-        texts: a sample of the corpus's chunks.
-        token_weighting: a of a / (a + p); 0: none.
-        whitening: power p of C^-p; 0.5 whitens fully, 0.25 halves every log-variance, 0: none.
-        lexical: weight of the lexical half against the contextual vector, in what they add to the
-            dot products; 0: none.
+        texts: the corpus's chunks.
+        settings: which of them, and how much.
+        seed: of the sample.
         bf16: run the transformer under bf16 autocast.
         train_rows: of the lexical half; None: it is not trained.
 
     Returns:
         What was found, for ``insert_fit``.
     """
+    texts = random.Random(seed).sample(texts, min(len(texts), FITTING_SAMPLE))
     tokenizer, fitted = model[0].tokenizer, dict[str, Tensor]()
     counts_V = _token_counts(tokenizer, texts)
-    weight_V = _token_weights(tokenizer, counts_V, token_weighting)
+    weight_V = _token_weights(tokenizer, counts_V, settings.token_weighting)
     weight_V[[*_prompt_ids(model), *tokenizer.all_special_ids]] = 0.0
-    if token_weighting or slot_ids(model):
+    if settings.token_weighting or slot_ids(model):
         fitted["weight_V"] = weight_V
     _insert_token_weights(model, fitted)
-    if whitening or lexical:
+    if settings.whitening or settings.lexical:
         pooled_ND, token_moments = _read_sample(model, texts, bf16)
-        weight_DD, bias_D = _whitening(model, pooled_ND, token_moments, whitening)
+        weight_DD, bias_D = _whitening(model, pooled_ND, token_moments, settings.whitening)
         fitted |= {"weight_DD": weight_DD, "bias_D": bias_D}
-        parts_of_vector = [pooled_ND @ weight_DD.double().T + bias_D]
-        if lexical:
+        halves = [pooled_ND @ weight_DD.double().T + bias_D]
+        if settings.lexical:
             table_VD = _lexical_table(model, counts_V, weight_V)
             if train_rows is not None:
                 table_VD = train_rows(table_VD)
             sums_ND, weights_N = _sums_of_rows(tokenizer, texts, table_VD, weight_V)
             means_ND = sums_ND / weights_N.clamp(min=1e-9)[:, None]
-            scale = lexical**0.5 * _to_unit_spread(means_ND)
-            parts_of_vector.append(scale * means_ND.double())
+            scale = settings.lexical**0.5 * _to_unit_spread(means_ND)
+            halves.append(scale * means_ND.double())
             fitted["table_VD"] = table_VD.mul_(scale)
-        whole_NW = F.normalize(torch.cat(parts_of_vector, dim=1), dim=1)
+        whole_NW = F.normalize(torch.cat(halves, dim=1), dim=1)
         fitted["axes_WW"] = _principal_axes(whole_NW).float()
     _insert_layers(model, fitted)
+    log.info(f"token weights and whitening fitted to {len(texts):,} texts")
     return fitted
 
 
@@ -243,13 +242,12 @@ def _insert_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> Non
 def lexical_vectors(
     model: SentenceTransformer, texts: Sequence[str], token_weighting: float
 ) -> Vectors:
-    """(N, D) unit vectors of the texts' words without running the model: the weighted mean of its
-    whitened input embeddings; of a table's rows as they are.
+    """(N, D) unit vectors of the texts' words, on disk: the weighted mean of the model's whitened
+    input embeddings, no layer is run; of a table's rows as they are.
 
     Args:
         model: gives tokenizer and input embeddings.
-        texts: documents, or the beginnings of long ones; read twice, a few at a time. The vectors
-            are on disk.
+        texts: documents, or the beginnings of long ones; read twice, a few at a time.
         token_weighting: a of a / (a + p); 0: all tokens weigh the same.
     """
     if isinstance(model[0], TrainedTable):
@@ -382,8 +380,8 @@ def _read_sample(
     width = transformer.get_embedding_dimension()
     pooled_ND, moments = torch.empty(len(texts), width).double(), _Moments(width)
     shown = waiting("fitting", "chunk", total=len(texts))
-    for indices, features in token_batches(model, texts, passage_prompt_of(model)):
-        with without_padding(model), transformer_in_bf16(model, bf16):
+    with without_padding(model), transformer_in_bf16(model, bf16):
+        for indices, features in token_batches(model, texts, passage_prompt_of(model)):
             in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
             kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
             places = sent(kept_NT.flatten().nonzero().squeeze(1), model.device)
@@ -391,9 +389,9 @@ def _read_sample(
             moments.add(features["token_embeddings"].flatten(0, 1)[places].cpu())
             for module in rest:
                 features = module(features)
-        pooled_ND[indices] = features["sentence_embedding"].cpu().double()
-        shown.update(len(indices))
-        after_a_batch(model.device)
+            pooled_ND[indices] = features["sentence_embedding"].cpu().double()
+            shown.update(len(indices))
+            after_a_batch(model.device)
     return_freed(model.device)
     shown.close()
     model.train(training)
@@ -443,27 +441,3 @@ def whitening_of(rows_VD: Tensor, counts_V: Tensor) -> Callable[[Tensor], Tensor
         return F.normalize((unit_RD - mean_D) @ whitening_DD, dim=1)
 
     return whiten
-
-
-def fit_to_chunks(
-    recipe: Recipe,
-    model: SentenceTransformer,
-    chunks: Sequence[Chunk],
-    bf16: bool,
-    train_rows: TrainRows | None = None,
-) -> dict[str, Tensor]:
-    """``fit_to_corpus`` with a sample of the corpus's own chunks."""
-    sample = random.Random(recipe.training.seed).sample(chunks, min(len(chunks), FITTING_SAMPLE))
-    fitted = fit_to_corpus(
-        model,
-        [c.text for c in sample],
-        token_weighting=recipe.fit.token_weighting,
-        whitening=recipe.fit.whitening,
-        lexical=recipe.fit.lexical,
-        bf16=bf16,
-        train_rows=train_rows,
-    )
-    logging.getLogger(__name__).info(
-        f"token weights and whitening fitted to {len(sample):,} chunks"
-    )
-    return fitted

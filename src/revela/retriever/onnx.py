@@ -35,8 +35,8 @@ from tqdm import tqdm
 
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write
+from revela.retriever.context import STEM, read_as_text
 from revela.retriever.encode import passage_prompt_of, query_prompt_of
-from revela.retriever.slots import STEM, read_as_text
 from revela.silence import silence_warnings, waiting
 from revela.types import Vectors
 
@@ -82,12 +82,6 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
     Raises:
         RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
             its vectors are others in ONNX.
-
-    Example:
-        >>> from revela.retriever.build import load_retriever
-        >>> model = load_retriever("my-retriever")
-        >>> export_onnx(model, Path("my-onnx")).difference < 1e-5  # doctest: +SKIP
-        True
     """
     needed = ("onnx", "onnxscript", "onnxruntime")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
@@ -103,15 +97,7 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
         _write_graph(model, temporary / MODEL)
         shown.update()
         _write_tokenizer(model, temporary / TOKENIZER)
-        config = {
-            "prompts": {"query": query_prompt_of(model), "passage": passage_prompt_of(model)},
-            "max_tokens": model.max_seq_length,
-            "dimension": model.get_embedding_dimension(),
-            "similarity": "cosine",
-            "inputs": INPUTS,
-            "output": OUTPUT,
-        }
-        (temporary / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+        _write_config(model, temporary / CONFIG)
         check = _check(model, temporary)
         shown.update()
         if check.difference > TOLERANCE:
@@ -220,6 +206,18 @@ def _write_graph(model: SentenceTransformer, file: Path) -> None:
     program.save(file)
 
 
+def _write_config(model: SentenceTransformer, file: Path) -> None:
+    config = {
+        "prompts": {"query": query_prompt_of(model), "passage": passage_prompt_of(model)},
+        "max_tokens": model.max_seq_length,
+        "dimension": model.get_embedding_dimension(),
+        "similarity": "cosine",
+        "inputs": INPUTS,
+        "output": OUTPUT,
+    }
+    file.write_text(json.dumps(config, indent=1) + "\n")
+
+
 def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -264,14 +262,14 @@ def _quantise(file: Path, width: int) -> None:
 def _check(model: SentenceTransformer, folder: Path) -> Check:
     """Compare the vectors of ``SAMPLE`` by onnxruntime and by torch, tokenizers included."""
     encoder = OnnxEncoder(folder, threads=1)
+    how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
     got, wanted = [], []
     for encode, prompt in (
         (encoder.encode_queries, query_prompt_of(model)),
         (encoder.encode_passages, passage_prompt_of(model)),
     ):
-        got += [encode(SAMPLE), encode(SAMPLE[:1])]
-        how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
         for texts in (SAMPLE, SAMPLE[:1]):
+            got.append(encode(texts))
             wanted.append(model.encode(list(texts), prompt=prompt, **how))
     got_ND, wanted_ND = np.concatenate(got), np.concatenate(wanted)
     cosines_N = (got_ND * wanted_ND).sum(axis=1)

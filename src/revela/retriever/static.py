@@ -22,7 +22,7 @@ from tqdm import tqdm
 from revela.errors import RevelaError, first_line
 from revela.retriever.tokens import TokenCounter
 from revela.silence import SHOWN_AFTER
-from revela.types import QueryTokens, Vectors
+from revela.types import Vectors
 from revela.weights import words_to_vectors_of
 
 READ_AHEAD = 1024  # texts that are tokenized at once
@@ -126,20 +126,14 @@ class StaticEncoder:
         return self._encode(texts, self.query_prompt, progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode texts as passages: (N, D) float32; 0 for a text without tokens.
-
-        Raises:
-            RevelaError: a vector is not finite.
-        """
+        """``encode_queries``, but as passages."""
         return self._encode(texts, self.passage_prompt, progress)
 
-    def encode_with_tokens(
-        self, texts: Sequence[str], progress: bool = False
-    ) -> tuple[Vectors, list[Vectors]]:
+    def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> NoReturn:
         """Refused: without a context, tokens say no more than their words."""
         refuse_tokens()
 
-    def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
+    def query_tokens(self, queries: Sequence[str]) -> NoReturn:
         """Refused, as above."""
         refuse_tokens()
 

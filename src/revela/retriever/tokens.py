@@ -46,8 +46,8 @@ def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> Toke
     Raises:
         RevelaError: its tokenizer does not give character offsets.
     """
+    from revela.retriever.context import slot_ids
     from revela.retriever.encode import passage_prompt_of, query_prompt_of
-    from revela.retriever.slots import slot_ids
 
     tokenizer: Any = getattr(model, "tokenizer", None)
     if not getattr(tokenizer, "is_fast", False):
@@ -94,8 +94,8 @@ class TokenCounter:
     @classmethod
     def of(cls, model: SentenceTransformer) -> TokenCounter:
         """The counter of a Sentence-Transformers model."""
+        from revela.retriever.context import read_as_text, slot_ids
         from revela.retriever.encode import passage_prompt_of, query_prompt_of, token_limit
-        from revela.retriever.slots import read_as_text, slot_ids
 
         tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
         prompts = query_prompt_of(model), passage_prompt_of(model)

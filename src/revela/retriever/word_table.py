@@ -1,16 +1,12 @@
 """A static retriever from a language model and raw text: a row per word, no layer is run.
 
 The words of the corpus become the tokens of a tokenizer of their own. A word's row begins as the
-mean of the LM's input embeddings of the pieces that the LM splits it into; forms of one stem share
-a row. Rows are whitened over the corpus (fit.py), so that unlike words are nearly orthogonal, and
-weighed by sqrt(idf), so that a word that a query shares with a passage adds its idf to their dot
-product, as in BM25.
+mean of the LM's input embeddings of its pieces; forms of one stem share a row. Rows are whitened
+over the corpus (fit.py), so that unlike words are nearly orthogonal, and weighed by sqrt(idf), so
+that a word that a query shares with a passage adds its idf to their dot product, as in BM25.
 
 Where words are not spaced, and in Hangul, the pieces of the LM themselves are the words; they also
-stand in for words that the corpus does not have.
-
-The result is a stock ``StaticEmbedding`` that sentence-transformers and static.py load.
-training/train_table.py goes on from it.
+stand in for words that the corpus does not have. training/train_table.py trains the rows.
 
 Shapes: N texts, T tokens of a text, V tokens, S stems, P pieces of the LM, D numbers of a row.
 """
@@ -20,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +42,7 @@ Terms = Callable[[str], list[str]]
 """Finds the stems of a text."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class WordTable:
     """A tokenizer of words, and a row for each stem.
 
@@ -64,15 +60,13 @@ class WordTable:
 
     def stems(self, texts: Sequence[str]) -> Iterator[NDArray[np.int64]]:
         """The stems of each text, (T,), in order."""
-        for start in range(0, len(texts), READ_AHEAD):
-            part = list(texts[start : start + READ_AHEAD])
-            for read in self.tokenizer.encode_batch_fast(part, add_special_tokens=False):
-                found_T = self.stem_V[np.array(read.ids, np.int64)]
-                yield found_T[found_T >= 0]
+        for ids in _token_ids(self.tokenizer, texts):
+            found_T = self.stem_V[np.array(ids, np.int64)]
+            yield found_T[found_T >= 0]
 
     def rows_VD(self) -> Tensor:
         """A row for each token, in fp16: that of its stem, times the stem's weight."""
-        rows_SD = torch.cat([self.rows_SD * self.weight_S[:, None], torch.zeros(1, self.width)])
+        rows_SD = F.pad(self.rows_SD * self.weight_S[:, None], (0, 0, 0, 1))
         return rows_SD[torch.from_numpy(self.stem_V)].half()  # -1 is the last: 0
 
     def encoder(self) -> StaticEncoder:
@@ -88,14 +82,9 @@ class WordTable:
         static = modules.StaticEmbedding(self.tokenizer, embedding_weights=self.rows_VD())
         return SentenceTransformer(modules=[static], similarity_fn_name="cosine")
 
-    @property
-    def width(self) -> int:
-        """D."""
-        return self.rows_SD.shape[1]
-
 
 def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
-    """Make a table of the words of a corpus.
+    """Make a table of the words of texts.
 
     Args:
         lm: folder of a language model, of which tokenizer and input embeddings are read.
@@ -107,43 +96,43 @@ def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
         RevelaError: the model has no fast tokenizer or no weights in safetensors, or the texts have
             fewer than two words.
     """
-    splits = _lm_tokenizer(lm)
-    tokenizer = _words_of(texts)
+    splits, tokenizer = _lm_tokenizer(lm), _words_of(texts)
     counts = _counts(tokenizer, texts)
-    spaced, pieces, of_piece = dict[str, str](), Counter[str](), dict[str, list[int]]()
+    spaced, pieces, ids_of_piece = dict[str, str](), Counter[str](), dict[str, list[int]]()
     for word, count in counts.most_common():
         found = terms(word)
         if len(found) <= 1 and len(spaced) < MOST_WORDS:
             spaced[word] = found[0] if found else f" {word}"  # no stem begins with a space
         for piece, ids in _pieces(splits, word):
             pieces[piece] += count
-            of_piece.setdefault(piece, ids)
+            ids_of_piece.setdefault(piece, ids)
     if len(spaced) + len(pieces) < 2:
         raise RevelaError("the texts have fewer than two words: give text to fit a table to")
     # A piece that is a word of the corpus is that word.
     stem_of = {**{piece: f"  {piece}" for piece in pieces}, **spaced}
-    names = list(dict.fromkeys(stem_of.values()))
-    number = {name: i for i, name in enumerate(names)}
-    stem_V = np.array([-1, *(number[name] for name in stem_of.values())], np.int64)
+    number = {stem: i for i, stem in enumerate(dict.fromkeys(stem_of.values()))}
+    stem_V = np.array([-1, *(number[stem] for stem in stem_of.values())], np.int64)
     tokenizer.model = _fewest_pieces(list(stem_of))
     pieces_of = [
         splits.encode(f" {token}", add_special_tokens=False).ids
         if token in spaced
-        else of_piece[token]
+        else ids_of_piece[token]
         for token in stem_of
     ]
     counts_V = [max(counts[token], 0 if token in spaced else pieces[token]) for token in stem_of]
     rows_SD = _mean_rows(
-        _input_embeddings(lm), pieces_of, stem_V[1:], np.array(counts_V), len(names)
+        _input_embeddings(lm), pieces_of, stem_V[1:], np.array(counts_V), len(number)
     )
-    table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(names)))
+    table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(number)))
     count_S, texts_S = frequencies(table, texts)
     # Pieces of words are tokens of no text, and weigh by the words.
-    of_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(names))
+    of_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(number))
     texts_S = np.where(texts_S > 0, texts_S, np.minimum(of_words_S, len(texts)))
-    table.weight_S = idf_weights(texts_S, len(texts))
-    table.rows_SD = whitening_of(rows_SD, torch.from_numpy(count_S))(rows_SD).float()
-    return table
+    return replace(
+        table,
+        weight_S=idf_weights(texts_S, len(texts)),
+        rows_SD=whitening_of(rows_SD, torch.from_numpy(count_S))(rows_SD).float(),
+    )
 
 
 def _words_of(texts: Sequence[str]) -> Any:
@@ -151,12 +140,8 @@ def _words_of(texts: Sequence[str]) -> Any:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordLevel({UNKNOWN: 0}, UNKNOWN))
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.NFKC(),
-            normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False),
-        ]
-    )
+    lower = normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), lower])
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordLevelTrainer(
         vocab_size=10 * MOST_WORDS, special_tokens=[UNKNOWN], show_progress=False
@@ -178,12 +163,18 @@ def _fewest_pieces(tokens: Sequence[str]) -> Any:
 def _counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
     """How often each word of letters or digits occurs."""
     counts_V = np.zeros(tokenizer.get_vocab_size(), np.int64)
+    for ids in _token_ids(tokenizer, texts):
+        np.add.at(counts_V, ids, 1)
+    words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return Counter({w: int(counts_V[i]) for w, i in words if i and any(map(str.isalnum, w))})
+
+
+def _token_ids(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
+    """The tokens of each text, without special ones."""
     for start in range(0, len(texts), READ_AHEAD):
         part = list(texts[start : start + READ_AHEAD])
         for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
-            np.add.at(counts_V, read.ids, 1)
-    words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    return Counter({w: int(counts_V[i]) for w, i in words if i and any(map(str.isalnum, w))})
+            yield read.ids
 
 
 def frequencies(

@@ -22,6 +22,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from revela import processes
+from revela.corpus.arrow_list import Texts
 from revela.corpus.judgements import judged
 from revela.device import after_a_batch, compute_device, uses_bf16
 from revela.errors import RevelaError
@@ -34,11 +35,12 @@ from revela.objectives.base import Collate, Parts
 from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
 from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.build import untrained_retriever
+from revela.retriever.card import Card, without_folders
 from revela.retriever.context import FirstStage, SavedContext, add_context, train_first_stage
 from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
-from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_chunks, insert_fit
+from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
-from revela.retriever.save import model_card, save_retriever
+from revela.retriever.save import save_retriever
 from revela.retriever.trained_table import TrainedTable
 from revela.settings import Recipe, Training
 from revela.silence import silence_libraries
@@ -172,7 +174,6 @@ def train(
         groups = data.groups(model, encoder, checkpoints)
         negatives = mined_negatives(recipe, data, groups, encoder, checkpoints)
         groups = negatives.groups if negatives else groups
-        _check_neighbours(recipe, data)
 
         # Record: run.json, metrics.jsonl, and a tracker if one is asked for.
         untrained = _check_untrained(check, encoder)
@@ -336,15 +337,6 @@ def _truncate_for_training(recipe: Recipe, model: SentenceTransformer) -> int:
     return limit
 
 
-def _check_neighbours(recipe: Recipe, data: TrainingSet) -> None:
-    neighbours = recipe.context.context_from == "neighbours" and recipe.context.slots
-    if neighbours and data.by_similarity is None:
-        raise RevelaError(
-            "--context-from neighbours needs groups of similar chunks, made of a corpus: give "
-            "--groups cluster, or another --context-from"
-        )
-
-
 def _check_untrained(check: Check | None, encoder: RetrieverEncoder) -> Scores:
     if check is None:
         return {}
@@ -378,7 +370,8 @@ def _fit(recipe: Recipe, data: TrainingSet, encoder: RetrieverEncoder, checkpoin
     if begun := load_fit(checkpoints):
         insert_fit(encoder.model, begun)
         return
-    fitted = fit_to_chunks(recipe, encoder.model, data.chunks, encoder.bf16)
+    texts, seed = Texts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
+    fitted = fit_to_corpus(encoder.model, texts, recipe.fit, seed=seed, bf16=encoder.bf16)
     if fitted and processes.is_first():
         save_fit(checkpoints, fitted)
 
@@ -412,7 +405,6 @@ def _parts(
         encoder.bf16,
         count=budget.count,
         first_stage=encoder.first_stage,
-        by_similarity=data.by_similarity,
         corpora=data.corpora,
         relevant=data.relevant,
         mined=negatives,
@@ -528,23 +520,25 @@ def _save(
         f"after {of_all}{steps} steps": outcome.after,
     }
     settings, pairs = recipe.flat(), judged(recipe)
-    queries = {"queries": f"judged, of {pairs}"} if pairs else {}
-    card = model_card(
-        out.name,
-        recipe.objective.learned_from.format(**settings | queries),
-        f"{about['corpus']} ({data.n_documents:,} documents)",
-        about["command"],
-        "\n".join(f"{k} = {v!r}" for k, v in settings.items()),
-        scores if outcome.after else {},
-        outcome.minutes,
-        steps,
-        retriever.matryoshka,
-        slots,
+    if pairs:
+        settings["queries"] = f"judged, of {without_folders(str(pairs))}"
+    card = Card(
+        name=out.name,
+        learned_from=recipe.objective.learned_from,
+        corpus=about["corpus"],
+        documents=data.n_documents,
+        command=about["command"],
+        settings=settings,
+        scores=scores if outcome.after else {},
+        minutes=outcome.minutes,
+        steps=steps,
+        matryoshka=retriever.matryoshka,
+        slots=slots,
         labelled=bool(pairs),
-    )
+    ).text()
     context, first_stage = None, encoder.first_stage
     if first_stage is not None:
-        drawn = {"drawn from": f"{len(context_texts)} chunks of {about['corpus']}"}
+        drawn = {"drawn from": f"{len(context_texts)} chunks of {without_folders(about['corpus'])}"}
         context = SavedContext(first_stage, first_stage.of_texts(context_texts), drawn)
     least = encoder.words_to_vectors
     save_retriever(encoder.model, out, card, retriever.matryoshka, context, least)

@@ -1,0 +1,162 @@
+"""The model card of a retriever. Of paths it names the last part only, so that it can be published
+as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from revela.silence import duration
+
+TEMPLATE = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, dense-retrieval, revela]
+---
+# {name}
+
+A dense retriever {made} {how} by [revela](https://arxiv.org/abs/2506.16552).
+{learned_from}
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+passages = model.encode_document(["a passage", "another passage"])
+queries = model.encode_query(["a question"])
+scores = model.similarity(queries, passages)
+```
+{more}
+{text}:
+
+    {command}
+
+{check}Settings:
+
+```
+{settings}
+```
+"""
+
+TRUNCATION = """
+Its vectors may be cut to their first numbers (`truncate_dim`): {widths}.
+"""
+
+CONTEXT = """
+It reads a context before every text: {slots} documents of a corpus, a vector each. It is saved with
+documents of the corpus it was trained on. `revela index` and `revela eval` give it documents of the
+corpus that is searched; docs/contexts.md of revela shows how stock sentence-transformers does.
+"""
+
+CHECK = """\
+Label-free check on documents held out of it (first half of a chunk finds the rest of its document;
+title finds its document; docstring finds its function; question, written by a language model, finds
+its chunk), by the vectors alone and by their fusion with BM25:
+
+{table}
+
+"""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a retriever's README.md says.
+
+    Attributes:
+        name: of the retriever.
+        learned_from: a sentence: what was trained, and by which objective; or what was fitted. May
+            name settings: {model}.
+        corpus: what it was trained on or fitted to, joined by ", ".
+        documents: of the corpus.
+        command: that made it.
+        settings: of the run.
+        scores: nDCG@10 by system, then by task.
+        minutes: that training, or the fit, took.
+        steps: of training; None: it was fitted only.
+        matryoshka: widths that its vectors were trained to be truncated to.
+        slots: how many documents it reads as its context; 0: none.
+        labelled: whether it learned from judged queries.
+    """
+
+    name: str
+    learned_from: str
+    corpus: str
+    documents: int
+    command: str
+    settings: Mapping[str, object]
+    scores: Mapping[str, Mapping[str, float]]
+    minutes: float
+    steps: int | None = None
+    matryoshka: Sequence[int] = ()
+    slots: int = 0
+    labelled: bool = False
+
+    def text(self) -> str:
+        """The file."""
+        settings = {
+            name: without_folders(value) if isinstance(value, str) else value
+            for name, value in self.settings.items()
+        }
+        widths = ", ".join(map(str, self.matryoshka))
+        more = TRUNCATION.format(widths=widths) if widths else ""
+        more += CONTEXT.format(slots=self.slots) if self.slots else ""
+        return TEMPLATE.format(
+            name=self.name,
+            made="fitted" if self.steps is None else "trained",
+            how="on judged queries" if self.labelled else "without labels",
+            learned_from=self.learned_from.format(**settings),
+            more=more,
+            text=self._made_of(),
+            command=shlex.join(map(without_folders, shlex.split(self.command))),
+            check=CHECK.format(table=_table(self.scores)) if self.scores else "",
+            settings="\n".join(f"{name} = {value!r}" for name, value in settings.items()),
+        )
+
+    def _made_of(self) -> str:
+        corpus = f"{without_folders(self.corpus)} ({self.documents:,} documents)"
+        time = duration(self.minutes)
+        if self.steps is None:
+            return f"Fitted to {corpus} in {time}"
+        return f"Trained on {corpus}, {self.steps:,} steps in {time}"
+
+
+def without_folders(paths: str) -> str:
+    """The last part of each of these paths, joined by ", "; of a flag's value, --flag=path, too.
+    What is no path, such as the name of a model on the hub, stays.
+
+    >>> without_folders("/home/bob/docs, ../wiki"), without_folders("owner/name")
+    ('docs, wiki', 'owner/name')
+    """
+    return ", ".join(map(_last_part, paths.split(", ")))
+
+
+def _last_part(path: str) -> str:
+    flag, equals, value = path.rpartition("=") if path.startswith("--") else ("", "", path)
+    is_path = PurePath(value).is_absolute() or value.startswith(("~/", "./", "../"))
+    # Path's own method raises an error for a text that is too long for a name.
+    if is_path or os.path.exists(value):  # noqa: PTH110
+        return flag + equals + PurePath(value).name
+    return path
+
+
+def renamed(card: str, name: str) -> str:
+    """A card by ``Card.text`` for the retriever under its name on the hub; others stay."""
+    title = re.search(r"^# (.+)$", card, re.M)
+    if title is None or "revela" not in card:
+        return card
+    return card.replace(f'"{title[1]}"', f'"{name}"').replace(title[0], f"# {name}", 1)
+
+
+def _table(scores: Mapping[str, Mapping[str, float]]) -> str:
+    tasks = list(dict.fromkeys(task for row in scores.values() for task in row))
+    header = "| nDCG@10 | " + " | ".join(tasks) + " |\n|---|" + "---|" * len(tasks)
+    rows = [
+        f"| {system} | " + " | ".join(f"{row[t]:.3f}" if t in row else "" for t in tasks) + " |"
+        for system, row in scores.items()
+    ]
+    return "\n".join([header, *rows])
