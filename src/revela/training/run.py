@@ -195,12 +195,13 @@ class Run:
         self.encoder.words_to_vectors = words_to_vectors_of(folder)
         if self.first_stage is not None:
             self.encoder = self.encoder.with_context(self._context)
-        self.groups = data.groups(self.model, self.encoder, self._checkpoints)
+        self.made_groups = data.groups(self.model, self.encoder, self._checkpoints)
+        self.groups = self.made_groups.of_epoch
         self.negatives = mined_negatives(recipe, data, self.groups, self.encoder, self._checkpoints)
         if self.negatives is not None:
             self.groups = self.negatives.groups
         neighbours = recipe.context.context_from == "neighbours" and recipe.context.slots
-        if neighbours and data.by_similarity is None:
+        if neighbours and self.made_groups.by_similarity is None:
             raise RevelaError(
                 "--context-from neighbours needs groups of similar chunks, made of a corpus: give "
                 "--groups cluster, or another --context-from"
@@ -294,8 +295,6 @@ class Run:
         self.best = BestState(objective, self._checkpoints, self.metrics.checks())
         self.checks = self._checks(clock) if self.check else None
         progress = Progress(clock, self.metrics)
-        if data.written is not None:
-            data.written.progress = progress.written
         self.model.train()
         self.loop = Loop(
             recipe,
@@ -354,7 +353,7 @@ class Run:
             self.bf16,
             count=clock.count,
             first_stage=self.first_stage,
-            by_similarity=data.by_similarity,
+            by_similarity=self.made_groups.by_similarity,
             corpora=data.corpora,
             relevant=data.relevant,
             mined=self.negatives,
@@ -451,7 +450,7 @@ class Run:
     def _about(self) -> dict[str, Any]:
         data = self.data
         made = {"documents": data.n_documents, "chunks": len(data.chunks)}
-        made |= {"rows": len(data.rows), "groups": data.groups_per_epoch}
+        made |= {"rows": len(data.rows), "groups": self.made_groups.number}
         return {
             "corpus": self.corpus,
             "command": self.command,
