@@ -362,8 +362,6 @@ def groups_of_clusters(
     Raises:
         RevelaError: files cannot be read, or too many rows are bad; no cluster has enough chunks.
     """
-    from revela.groups.order import passage_encoder  # imports torch, which no task on Ray needs
-
     refuse_out(recipe, out)
     corpus, size = recipe.corpus, recipe.groups.group_size
     run: Run = on_ray.in_tasks if ray else map
@@ -391,6 +389,8 @@ def groups_of_clusters(
         held_out = min(corpus.held_out_at_most, int(corpus.held_out * found.documents))
         tasks = replace(tasks, held_out=found.owners[:held_out])
         if 0 in found.widths:
+            from revela.groups.order import passage_encoder  # imports torch
+
             tasks = replace(tasks, encode=passage_encoder(recipe))
         for name, some in shuffled(parts, tasks.partition, "shard", tasks.group, tasks.shards):
             made.update(some)
