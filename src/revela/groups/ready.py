@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file) as opened:
+        # A file's name may be no text.
+        with pa.OSFile(os.fsencode(file)) as handle, pq.ParquetFile(handle) as opened:
             names = [name for name in ("src", "text") if name in opened.schema_arrow.names]
             for batch in opened.iter_batches(ROWS, columns=names):
                 yield from batch.to_pylist()
