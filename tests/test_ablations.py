@@ -75,19 +75,21 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):
     }
 
 
+def write_judged(folder: Path, rows: list[dict[str, str]]) -> Path:
+    """A collection whose queries are the beginnings of its documents."""
+    (folder / "qrels").mkdir(parents=True)
+    queries = [{"_id": row["_id"], "text": row["text"][:60]} for row in rows]
+    for name, some in (("corpus", rows), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    lines = ["query-id\tcorpus-id\tscore", *(f"{row['_id']}\t{row['_id']}\t1" for row in rows)]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 def test_one_runs_at_tiny_scale_and_its_table_is_written(
     monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
 ):
-    judged = tmp_path / "judged"
-    (judged / "qrels").mkdir(parents=True)
-    rows = make_rows(20, seed=5)
-    (judged / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (judged / "queries.jsonl").write_text(
-        "".join(json.dumps({"_id": r["_id"], "text": r["text"][:60]}) + "\n" for r in rows)
-    )
-    (judged / "qrels" / "test.tsv").write_text(
-        "query-id\tcorpus-id\tscore\n" + "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
-    )
+    judged = write_judged(tmp_path / "judged", make_rows(20, seed=5))
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
     flags = ("--on", judged, "--recipe", ABLATIONS / "v-norm.toml", "--out", tmp_path / "v-norm")
@@ -123,14 +125,11 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
 def test_variants_of_the_reading_are_trained_on_what_they_read(
     monkeypatch, capsys, tiny_lm_folder, tmp_path
 ):
-    corpus, judged, out = tmp_path / "corpus.jsonl", tmp_path / "judged", tmp_path / "out"
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     (row,), others = make_rows(1), make_rows(30, seed=1)
     near = [{**row, "_id": f"n{i}", "text": f"{row['text']} And number {i}."} for i in range(20)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in [*near, *others]))
-    (judged / "qrels").mkdir(parents=True)
-    (judged / "corpus.jsonl").write_text(json.dumps(row) + "\n")
-    (judged / "queries.jsonl").write_text('{"_id": "q", "text": "ocean01"}\n')
-    (judged / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\nq\t{row['_id']}\t1\n")
+    judged = write_judged(tmp_path / "judged", [row])
     variants = "[variants.all.corpus]\nnear_duplicates = 0\n[variants.apart.corpus]\n"
     (tmp_path / "r.toml").write_text(variants + "near_duplicates = 0.8\n")
     flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out, "--points", 1)
@@ -159,11 +158,7 @@ def test_a_training_set_is_not_that_of_another_reading():
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
-        (
-            "[a]\ntau = 1.0\n[b]\ntau = 2.0\n",
-            ("--tau", "3"),
-            "a and b are equal: leave out the flag",
-        ),
+        ("[a]\ntau = 1.0\n[b]\ntau = 2.0\n", ("--tau", "3"), "a and b are equal: leave out the"),
         ('["a/b"]\ntau = 1.0\n', (), "a variant is called 'a/b', but names a folder"),
     ],
 )
@@ -171,43 +166,18 @@ def test_variants_that_cannot_be_run_are_refused(
     monkeypatch, capsys, corpus_file, tmp_path, recipe, flags, message
 ):
     (tmp_path / "r.toml").write_text(recipe)
-    arguments = (
-        "compare",
-        corpus_file,
-        "--on",
-        tmp_path,
-        "--out",
-        tmp_path / "o",
-        "--presets",
-        "gated",
-        "--recipe",
-        tmp_path / "r.toml",
-        *flags,
-    )
+    folders = ("--on", tmp_path, "--out", tmp_path / "o", "--recipe", tmp_path / "r.toml")
+    arguments = ("compare", corpus_file, *folders, "--presets", "gated", *flags)
     code, _, err = run(monkeypatch, capsys, *arguments)
-    assert (
-        code == 2
-        and message in err
-        and len(err.strip().splitlines()) == 1
-        and not (tmp_path / "o").exists()
-    )
+    assert code == 2 and message in err and len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "o").exists()
 
 
 def test_only_compare_takes_variants(monkeypatch, capsys, tmp_path):
-    code, _, err = run(
-        monkeypatch,
-        capsys,
-        "train",
-        tmp_path,
-        "--out",
-        tmp_path / "o",
-        "--recipe",
-        ABLATIONS / "v-norm.toml",
-    )
-    assert (
-        code == 2
-        and "v-norm.toml holds 2 variants (v-norm, no-v-norm): train them by revela compare" in err
-    )
+    flags = ("--out", tmp_path / "o", "--recipe", ABLATIONS / "v-norm.toml")
+    code, _, err = run(monkeypatch, capsys, "train", tmp_path, *flags)
+    said = "v-norm.toml holds 2 variants (v-norm, no-v-norm): train them by revela compare"
+    assert code == 2 and said in err
 
 
 def test_several_presets_and_variants_are_told_apart(monkeypatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from conftest import make_rows
@@ -78,27 +80,13 @@ def test_clusters_of_what_a_surrogate_finds_similar(
         passage_prompt="passage: ",
     )
     model.save(str(tmp_path / "surrogate"))
-    flags = (
-        *BUILD,
-        *models(tiny_lm_folder),
-        "--groups",
-        "cluster",
-        "--surrogate",
-        tmp_path / "surrogate",
-    )
+    clusters = ("--groups", "cluster", "--surrogate", tmp_path / "surrogate")
+    flags = (*BUILD, *models(tiny_lm_folder), *clusters)
     for objective in ("revela", "dream"):
         asked = ["--objective", objective]
         asked += ["--queries", "title"] if objective == "dream" else []
-        code, said, err = run(
-            monkeypatch,
-            capsys,
-            "groups",
-            corpus_file,
-            "--out",
-            tmp_path / objective,
-            *flags,
-            *asked,
-        )
+        given = ("groups", corpus_file, "--out", tmp_path / objective, *flags, *asked)
+        code, said, err = run(monkeypatch, capsys, *given)
         assert code == 0 and "embedded in" in said, err
         assert len(GroupFolder(tmp_path / objective)) > 10
 
@@ -110,7 +98,7 @@ def test_several_corpora_in_given_shares(monkeypatch, capsys, tiny_lm_folder, tm
     sources = (tmp_path / "few.jsonl", tmp_path / "many.jsonl")
     flags = (*BUILD, *models(tiny_lm_folder))
     code, _, err = run(
-        monkeypatch, capsys, "groups", *sources, "--out", tmp_path / "g", "--shares", 1, 2, *flags
+        monkeypatch, capsys, "groups", *sources, "--out", tmp_path / "g", "--weights", 1, 2, *flags
     )
     assert code == 0, err
     folder = GroupFolder(tmp_path / "g")
@@ -120,71 +108,48 @@ def test_several_corpora_in_given_shares(monkeypatch, capsys, tiny_lm_folder, tm
         and abs(kinds.count({"many"}) - 2 * kinds.count({"few"})) <= 2
     )
     code, _, err = run(
-        monkeypatch, capsys, "groups", *sources, "--out", tmp_path / "h", "--shares", 1, *flags
+        monkeypatch, capsys, "groups", *sources, "--out", tmp_path / "h", "--weights", 1, *flags
     )
-    assert code == 2 and "--shares gives 1 numbers for 2 corpora" in err
+    assert code == 2 and "--weights gives 1 numbers for 2 corpora" in err
 
 
-def test_groups_of_the_hub_layout(monkeypatch, capsys, tiny_lm_folder, tmp_path):
-    texts = [row["text"] for row in make_rows(30)]
-    lines = [[f"{text} {i}" for i in range(8)] for text in texts]
-    path = tmp_path / "ready.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps(line if i % 2 else {"src": "posts", "text": line}) + "\n"
-            for i, line in enumerate(lines)
-        )
-    )
-    code, _, err = run(monkeypatch, capsys, "groups", path, "--out", tmp_path / "g", *BUILD)
+def write_ready(folder: Path, kind: str) -> tuple[str, list[list[str]]]:
+    """Rows that are groups of eight texts or more, as a source of this kind."""
+    texts = [[f"{r['text']} {j}" for j in range(8 + i % 2)] for i, r in enumerate(make_rows(30))]
+    rows = [{"src": f"posts {i}", "text": some} for i, some in enumerate(texts)]
+    lines = [json.dumps(row if i % 2 else row["text"]) + "\n" for i, row in enumerate(rows)]
+    if kind == "jsonl":
+        (folder / "ready.jsonl").write_text("".join(lines))
+        return str(folder / "ready.jsonl"), texts
+    source = folder / "owner" / "name"
+    source.mkdir(parents=True)
+    if kind == "parquet":
+        table = pa.Table.from_pylist(rows)
+        pq.write_table(table.slice(0, 20), source / "0.parquet")
+        pq.write_table(table.slice(20).select(["text"]), source / "1.parquet")
+        return str(source), texts
+    (source / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"hub:{source}", texts
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
+def test_ready_groups_are_stored_before_training(
+    monkeypatch, capsys, tiny_lm_folder, tmp_path, kind
+):
+    source, texts = write_ready(tmp_path, kind)
+    given = ("--out", tmp_path / "model", *models(tiny_lm_folder))
+    code, _, err = run(monkeypatch, capsys, "train", source, *given)
+    assert code == 2 and f"{source} holds groups: store them by revela groups" in err
+    code, _, err = run(monkeypatch, capsys, "groups", source, "--out", tmp_path / "g", *BUILD)
     assert code == 0, err
     folder = GroupFolder(tmp_path / "g")
     assert len(folder) == 24 and len(folder.held_out) == 6
-    found = {
-        frozenset(member.text for member in folder.members(group)) for group in folder.order(0)(0)
-    }
-    assert found < {frozenset(line) for line in lines}
-    code, _, err = run(
-        monkeypatch, capsys, "groups", path, "--out", tmp_path / "h", *CUT, "--group-size", 9
-    )
-    assert (
-        code == 2
-        and "ready.jsonl:1 has 8 texts, fewer than a group of 9" in err
-        and len(err.strip().splitlines()) == 1
-    )
-
-
-def test_groups_of_the_hub_are_stored_and_asked_for_before_training(
-    monkeypatch, capsys, tiny_lm_folder, tmp_path
-):
-    folder = tmp_path / "owner" / "name"
-    folder.mkdir(parents=True)
-    rows = [
-        {"src": "posts", "text": [f"{row['text']} {i}" for i in range(8)]} for row in make_rows(30)
-    ]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, err = run(
-        monkeypatch,
-        capsys,
-        "train",
-        f"hub:{folder}",
-        "--out",
-        tmp_path / "model",
-        *models(tiny_lm_folder),
-    )
-    assert (
-        code == 2
-        and f"hub:{folder} holds groups: store them by revela groups" in err
-        and len(err.strip().splitlines()) == 1
-    )
-    code, _, err = run(
-        monkeypatch, capsys, "groups", f"hub:{folder}", "--out", tmp_path / "g", *BUILD
-    )
-    assert code == 0, err
-    stored = GroupFolder(tmp_path / "g")
-    assert {frozenset(m.text for m in stored.members(g)) for g in stored.order(0)(0)} < {
-        frozenset(row["text"]) for row in rows
-    }
-    assert len(stored) == 24 and len(stored.held_out) == 6
+    found = {frozenset(m.text for m in folder.members(group)) for group in folder.order(0)(0)}
+    assert found < {frozenset(some[:8]) for some in texts}
+    larger = ("--out", tmp_path / "h", *CUT, "--group-size", 9)
+    code, _, err = run(monkeypatch, capsys, "groups", source, *larger)
+    assert code == 2 and ":1 has 8 texts, fewer than a group of 9: lower --group-size" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_a_run_on_groups_that_have_changed_is_not_resumed(
@@ -192,17 +157,8 @@ def test_a_run_on_groups_that_have_changed_is_not_resumed(
 ):
     flags = (*BUILD, *models(tiny_lm_folder))
     for name, seed in (("first", 0), ("second", 1)):
-        code, _, err = run(
-            monkeypatch,
-            capsys,
-            "groups",
-            corpus_file,
-            "--out",
-            tmp_path / name,
-            "--seed",
-            seed,
-            *flags,
-        )
+        given = ("groups", corpus_file, "--out", tmp_path / name, "--seed", seed, *flags)
+        code, _, err = run(monkeypatch, capsys, *given)
         assert code == 0, err
     more = ("--out", tmp_path / "model", *models(tiny_lm_folder), *TINY, "--group-size", 8)
     code, _, err = run(monkeypatch, capsys, "train", tmp_path / "first", *more)
@@ -218,9 +174,7 @@ def test_a_run_on_groups_that_have_changed_is_not_resumed(
     [
         (lambda folder: (folder / "a.jsonl").write_text(""), "no document found"),
         (
-            lambda folder: (folder / "a.jsonl").write_text(
-                json.dumps(make_rows(1, sentences=3)[0])
-            ),
+            lambda f: (f / "a.jsonl").write_text(json.dumps(make_rows(1, sentences=3)[0])),
             "give no group of 8",
         ),
         (lambda folder: (folder / "shard-00.arrow").write_text(""), "no whole group folder"),
@@ -247,16 +201,8 @@ def test_what_gives_no_groups_is_one_sentence(
 
 def test_one_document_is_enough_if_it_is_long(monkeypatch, capsys, tiny_lm_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(make_rows(1, sentences=60)[0]))
-    code, _, err = run(
-        monkeypatch,
-        capsys,
-        "groups",
-        tmp_path / "a.jsonl",
-        "--out",
-        tmp_path / "g",
-        *BUILD,
-        *models(tiny_lm_folder),
-    )
+    given = (tmp_path / "a.jsonl", "--out", tmp_path / "g", *BUILD, *models(tiny_lm_folder))
+    code, _, err = run(monkeypatch, capsys, "groups", *given)
     assert code == 0 and len(GroupFolder(tmp_path / "g")) >= 2, err
 
 
@@ -270,30 +216,12 @@ def test_groups_need_a_folder(monkeypatch, capsys, corpus_file, tmp_path):
 def test_dream_trains_on_stored_questions(
     monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
 ):
-    flags = (
-        *BUILD,
-        *models(tiny_lm_folder),
-        "--objective",
-        "dream",
-        "--queries",
-        "title",
-        "--lm-tokens",
-        "32",
-    )
+    asking = ("--objective", "dream", "--queries", "title", "--lm-tokens", 32)
+    flags = (*BUILD, *models(tiny_lm_folder), *asking)
     code, _, err = run(monkeypatch, capsys, "groups", corpus_file, "--out", tmp_path / "g", *flags)
     assert code == 0, err
-    rest = (
-        "--layers",
-        "2",
-        "--lora-rank",
-        "4",
-        "--precision",
-        "fp32",
-        "--max-steps",
-        "1",
-        "--max-minutes",
-        "0",
-    )
+    rest = ("--layers", 2, "--lora-rank", 4, "--precision", "fp32", "--max-steps", 1)
+    rest = (*rest, "--max-minutes", 0)
     code, said, err = run(
         monkeypatch, capsys, "train", tmp_path / "g", "--out", tmp_path / "model", *flags, *rest
     )

@@ -333,52 +333,39 @@ def test_vectors_by_ray_are_those_of_one_process(
     np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
 
 
-def test_cells_are_grouped_by_ray_as_by_one_process(ray_session, monkeypatch, capsys, tmp_path):
-    from revela.groups import cells_on_ray
-
+def test_clusters_are_grouped_by_ray_as_by_one_process(ray_session, monkeypatch, capsys, tmp_path):
     rows = chunks_in_cells()
     write_cells(tmp_path / "a.parquet", rows[:100])
     write_cells(tmp_path / "b.parquet", rows[100:])
-    monkeypatch.setattr(cells_on_ray, "LARGEST", 60)  # so that the cell of half of all is divided
-    made = {}
+    made = []
     for engine in ("local", "ray"):
         out = tmp_path / engine
-        code, said, err = run(
+        code, _, err = run(
             monkeypatch, capsys, "groups", tmp_path / "a.parquet", tmp_path / "b.parquet",
-            "--out", out, "--cells", "cell", "--shards", 5, "--group-size", 4, "--held-out", 0.1,
-            "--engine", engine,
+            "--out", out, "--cluster-column", "cell", "--shards", 5, "--group-size", 4,
+            "--held-out", 0.1, "--engine", engine,
         )  # fmt: skip
         assert code == 0, err
-        assert ("1 cells of more than 60 chunks are divided" in said) == (engine == "ray")
-        made[engine] = GroupFolder(out)
-    ours, theirs = made["ray"], made["local"]
-    assert ours.settings == theirs.settings
+        made.append(GroupFolder(out))
+    ours, theirs = made
+    assert ours.settings == theirs.settings and groups_of(ours) == groups_of(theirs)
     assert list(ours.documents) == list(theirs.documents)
     assert list(ours.held_out) == list(theirs.held_out)
-    assert 1 < len(list((tmp_path / "ray").glob("shard-0*.arrow"))) <= 5
-    cell_of = {row["text"]: row["cell"] for row in rows}
-    found = []
-    for groups in map(groups_of, (ours, theirs)):
-        assert all(len({cell_of[text] for text in group}) == 1 for group in groups)
-        found.append([{g for g in groups if (cell_of[g[0]] == 7) == large} for large in (0, 1)])
-    assert found[0][0] == found[1][0] and found[0][0]
-    parts = len(found[1][1]) - len(found[0][1])
-    assert found[0][1] != found[1][1] and 0 <= parts <= 4
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda row: {**row, "cell": None}, "entries cannot be read (no cell: c.parquet:1"),
-        (lambda row: {**row, "id": "same", "chunk": 3}, 'two rows have the id "same"'),
+        (
+            lambda row: {**row, "cell": None},
+            "entries cannot be read (no id, text or cluster: c.parquet:1",
+        ),
         (lambda row: {k: v for k, v in row.items() if k != "vector"}, "has no vectors"),
-        (lambda row: {**row, "vector": [float("inf")] * 8}, "a vector that is not finite"),
-        (lambda row: {**row, "cell": hash(row["text"])}, "no cell has 4 chunks"),
     ],
 )
-def test_bad_cells_are_one_sentence(ray_session, monkeypatch, capsys, tmp_path, change, sentence):
+def test_bad_rows_are_one_sentence(ray_session, monkeypatch, capsys, tmp_path, change, sentence):
     path, out = tmp_path / "c.parquet", tmp_path / "out"
     write_cells(path, [change(row) for row in chunks_in_cells(24)])
-    flags = ("--cells", "cell", "--group-size", 4, "--engine", "ray")
+    flags = ("--cluster-column", "cell", "--group-size", 4, "--engine", "ray")
     code, _, err = run(monkeypatch, capsys, "groups", path, "--out", out, *flags)
     assert code == 2 and sentence in err and err.count("\n") == 1 and not out.exists()

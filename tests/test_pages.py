@@ -44,7 +44,7 @@ PAGES = {page: path for page, path in docs_site.sources().items() if page not in
 NOT_RUN = {  # by what a command has in it
     "torchrun ": "several processes; tests/training/test_processes.py starts some",
     "--engine ray": "starts Ray; tests/test_on_ray.py does",
-    "--cells ": "reads what the snippet above it would write, with faiss",
+    "--cluster-column ": "reads what the snippet above it would write, with faiss",
     "revela push ": "writes to the hub; tests/retriever/test_publish.py answers for it",
     "--benchmark ": "reads data sets of the hub",
     "owner/name": "reads the hub",
@@ -53,7 +53,7 @@ NOT_RUN = {  # by what a command has in it
     "hf auth login": "writes to the hub",
     "convert_hf_to_gguf.py": "is llama.cpp's",
     "llama-server ": "is llama.cpp's",
-    "cells.py": "needs faiss",
+    "cluster.py": "needs faiss",
     ".venv/bin/": "runs tests and benchmarks",
 }
 NOT_INSTALLED = {

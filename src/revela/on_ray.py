@@ -1,10 +1,10 @@
-"""Work on a Ray cluster, and tables written by many processes: the only module that imports ray,
-lance_ray and lance (pylance). It knows nothing of retrieval.
+"""Work on a Ray cluster, and Lance tables written by many processes. The only module that imports
+ray, lance_ray and lance (pylance); it knows nothing of retrieval.
 
 Ray Data streams items through three steps: tasks that read, actors that hold a model, tasks that
-write. What flows between them are rows of bytes, so that Ray never divides what belongs together.
-A step that a dead worker leaves is done again; Lance shows nothing of a fragment that is not
-committed, so nothing is lost and nothing is there twice.
+write. Rows of bytes flow between them, so that Ray never divides what belongs together. The step
+of a worker that dies is done again. Lance shows no fragment before it is committed, so each row is
+written exactly once.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import os
 import pickle
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -101,41 +103,18 @@ def machines() -> int:
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
-def in_tasks(
-    work: Callable[[Any], tuple[Any, Any]], items: Sequence[Any]
-) -> Iterator[tuple[Any, Any]]:
-    """``work`` on each item in a task, in order: its first result, and a reference to its second,
-    which stays where it is.
-    """
+def in_tasks(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """``work`` on each item in a task of its own; results in the order of the items."""
     import ray
 
-    task = ray.remote(num_returns=2)(_caught).options(max_retries=-1)
+    task = ray.remote(_result).options(max_retries=-1)
     function = ray.put(work)
     ahead = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-    waiting: list[tuple[Any, Any]] = []
-    for item in items:
-        waiting.append(task.remote(function, item))
-        if len(waiting) > ahead:
-            first, second = waiting.pop(0)
-            yield _or_error(ray.get(first)), second
-    for first, second in waiting:
-        yield _or_error(ray.get(first)), second
-
-
-def repeated(references: Sequence[Any], count: int, at_once: int = 5 * 10**7) -> list[int]:
-    """A few of the numbers that stand twice or more in the arrays of uint64 at these references.
-
-    Args:
-        references: as ``in_tasks`` gives them.
-        count: of all numbers.
-        at_once: how many a task holds.
-    """
-    import ray
-
-    parts = max(1, -(-count // at_once))
-    task = ray.remote(_repeated_in_part).options(max_retries=-1)
-    found = ray.get([task.remote(list(references), i, parts) for i in range(parts)])
-    return [number for some in found for number in some]
+    submitted = (task.remote(function, item) for item in items)
+    waiting = deque(islice(submitted, ahead))
+    while waiting:
+        yield _or_error(ray.get(waiting.popleft()))
+        waiting.extend(islice(submitted, 1))
 
 
 def stream(
@@ -148,7 +127,7 @@ def stream(
 ) -> Iterator[Row]:
     """``write`` of the rows that actors make of the rows that ``read`` gives for each item.
 
-    Rows may come in any order; each is there once, also when workers die.
+    Rows may come in any order. Each is written exactly once, also when workers die.
 
     Args:
         items: what is read, each by one task.
@@ -162,21 +141,17 @@ def stream(
         RevelaError: a step has raised one.
     """
     import ray
-    from ray.data import ActorPoolStrategy, DataContext
+    from ray.data import ActorPoolStrategy
 
-    context = DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
     resources = ray.cluster_resources()
     gpus = cluster.gpus_per_worker if resources.get("GPU", 0) else 0.0
     cpus = resources.get("CPU", 1.0)
     workers = cluster.workers or int(resources["GPU"] / gpus if gpus else max(1, cpus // 2))
     # Actors that took every processor would leave none to read and write, and nothing would move.
     share = min(1.0, max(cpus - 1, cpus / 2) / workers)
-    rows = [{"item": pickle.dumps(item)} for item in items]
-    data = ray.data.from_items(rows, override_num_blocks=min(len(rows), 4096))
+    data = _dataset(items)
     data.context.target_max_block_size = 1  # a block per row, so that no actor waits for another's
-    data = data.map_batches(_reader, batch_size=1, fn_args=[read])
+    data = data.map_batches(_read, batch_size=1, fn_args=[read])
     data = data.map_batches(
         _Actor,
         batch_size=1,
@@ -185,47 +160,44 @@ def stream(
         num_cpus=share,
         num_gpus=gpus,
     )
-    data = data.map_batches(_writer, batch_size=together, fn_args=[write])
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    for row in data.iter_rows():
-        yield _or_error(pickle.loads(row["row"]))
+    return _results(data.map_batches(_write, batch_size=together, fn_args=[write]))
 
 
 def shuffled(
     items: Sequence[Any],
     read: Callable[[Any], Iterator[Any]],
     key: str,
-    work: Callable[[Any], Row],
+    work: Callable[[Any], Any],
     parts: int,
-) -> Iterator[Row]:
+) -> Iterator[Any]:
     """``work`` on all rows that share a value of the column ``key``, as one Arrow table.
 
     Args:
         items: what is read, each by one task.
         read: an item -> Arrow tables with the same columns.
         key: a column of whole numbers.
-        work: a table, which fits into a process's memory -> one row.
+        work: a table, which fits into a process's memory -> any result.
         parts: about how many values the key has.
     """
-    import ray
-    from ray.data import DataContext
+    data = _dataset(items).map_batches(_tables, batch_size=1, fn_args=[read])
+    data = data.groupby(key, num_partitions=parts)
+    return _results(data.map_groups(_group, batch_format="pyarrow", fn_args=[work]))
 
-    DataContext.get_current().enable_progress_bars = False
-    rows = [{"item": pickle.dumps(item)} for item in items]
-    data = ray.data.from_items(rows, override_num_blocks=min(len(rows), 4096))
-    data = data.map_batches(_tables, batch_size=1, fn_args=[read])
-    grouped = data.groupby(key, num_partitions=parts)
+
+def _dataset(items: Sequence[Any]) -> Any:
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    rows = [{"row": pickle.dumps(item)} for item in items]
+    return ray.data.from_items(rows, override_num_blocks=min(len(rows), 4096))
+
+
+def _results(data: Any) -> Iterator[Any]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    for row in grouped.map_groups(_whole, batch_format="pyarrow", fn_args=[work]).iter_rows():
+    for row in data.iter_rows():
         yield _or_error(pickle.loads(row["row"]))
-
-
-def _tables(batch: Row, read: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    yield from read(pickle.loads(batch["item"][0]))
-
-
-def _whole(table: Any, work: Callable[[Any], Row]) -> Row:
-    return _packed(_caught_second(work, table))
 
 
 class _Actor:
@@ -233,70 +205,60 @@ class _Actor:
 
     def __init__(self, load: Callable[[], Callable[[Row], Row]], threads: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is imported
-        self.error: RevelaError | None = None
-        try:
-            self.work = load()
-        except RevelaError as error:
-            self.error = error
+        self.work = _result(load)
 
     def __call__(self, batch: Row) -> Row:
-        def work(row: Row) -> Row:
-            if self.error is not None:
-                raise self.error
-            return self.work(row)
-
-        return _packed(_caught_second(work, pickle.loads(batch["row"][0])))
+        (row,) = _unpacked(batch)
+        error = next((found for found in (row, self.work) if _is_error(found)), None)
+        return _packed(error or _result(self.work, row))
 
 
-def _reader(batch: Row, read: Callable[[Any], Iterator[Row]]) -> Iterator[Row]:
+def _read(batch: Row, read: Callable[[Any], Iterator[Row]]) -> Iterator[Row]:
     try:
-        for row in read(pickle.loads(batch["item"][0])):
+        for row in read(*_unpacked(batch)):
             yield _packed(row)
     except RevelaError as error:
         yield _packed(error)
 
 
-def _writer(batch: Row, write: Callable[[list[Row]], Row]) -> Row:
-    rows = [pickle.loads(row) for row in batch["row"]]
-    errors = (row for row in rows if isinstance(row, RevelaError))
-    return _packed(next(errors, None) or _caught_second(write, rows))
+def _write(batch: Row, write: Callable[[list[Row]], Row]) -> Row:
+    rows = _unpacked(batch)
+    return _packed(next(filter(_is_error, rows), None) or _result(write, rows))
 
 
-def _packed(row: Row | RevelaError) -> Row:
-    return {"row": [pickle.dumps(row)]}
+def _tables(batch: Row, read: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+    yield from read(*_unpacked(batch))
 
 
-def _caught(work: Callable[[Any], tuple[Any, Any]], item: Any) -> tuple[Any, Any]:
+def _group(table: Any, work: Callable[[Any], Any]) -> Row:
+    return _packed(_result(work, table))
+
+
+def _packed(value: Any) -> Row:
+    """A batch of one row of bytes, which Ray cannot divide."""
+    return {"row": [pickle.dumps(value)]}
+
+
+def _unpacked(batch: Row) -> list[Any]:
+    return [pickle.loads(row) for row in batch["row"]]
+
+
+def _result(work: Callable[..., Any], *given: Any) -> Any:
+    """What ``work`` returns; or the user's error, which Ray would wrap into a traceback."""
     try:
-        return work(item)
-    except RevelaError as error:
-        return error, None
-
-
-def _caught_second(work: Callable[[Any], Any], row: Any) -> Any:
-    """The result, or the user's error instead of it, as Ray would wrap it into a traceback."""
-    if isinstance(row, RevelaError):
-        return row
-    try:
-        return work(row)
+        return work(*given)
     except RevelaError as error:
         return error
+
+
+def _is_error(value: Any) -> bool:
+    return isinstance(value, RevelaError)
 
 
 def _or_error(result: Any) -> Any:
     if isinstance(result, RevelaError):
         raise result
     return result
-
-
-def _repeated_in_part(references: list[Any], part: int, parts: int) -> list[int]:
-    import numpy as np
-    import ray
-
-    arrays = (ray.get(reference) for reference in references)
-    mine = np.concatenate([array[array % parts == part] for array in arrays])
-    numbers, counts = np.unique(mine, return_counts=True)
-    return [int(number) for number in numbers[counts > 1][:10]]
 
 
 # Lance

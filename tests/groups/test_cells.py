@@ -1,8 +1,7 @@
-"""Groups of chunks in cells that somebody else has made, and ready groups in Parquet."""
+"""Groups of chunks that somebody else has clustered."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import numpy as np
@@ -16,6 +15,7 @@ from test_cli import TINY, run
 
 SIZE, WIDTH = 4, 8
 FLAGS = ("--group-size", SIZE, "--held-out", 0.1)
+BY_CELL = ("--cluster-column", "cell")
 
 
 def chunks_in_cells(documents: int = 60) -> list[dict[str, object]]:
@@ -58,20 +58,10 @@ def groups_of(folder: GroupFolder) -> set[tuple[str, ...]]:
     }
 
 
-def test_groups_keep_to_their_cells(monkeypatch, capsys, corpus, tiny_lm_folder, tmp_path):
+def test_groups_keep_to_their_clusters(monkeypatch, capsys, corpus, tiny_lm_folder, tmp_path):
     out = tmp_path / "groups"
     code, said, err = run(
-        monkeypatch,
-        capsys,
-        "groups",
-        corpus,
-        "--out",
-        out,
-        "--cells",
-        "cell",
-        "--shards",
-        3,
-        *FLAGS,
+        monkeypatch, capsys, "groups", corpus, "--out", out, *BY_CELL, "--shards", 3, *FLAGS
     )
     assert code == 0, err
     folder, rows = GroupFolder(out), chunks_in_cells()
@@ -91,12 +81,9 @@ def test_groups_keep_to_their_cells(monkeypatch, capsys, corpus, tiny_lm_folder,
     whole = {row["_id"]: row["text"] for row in make_rows(60, sentences=4)}
     for document in (*folder.held_out, *folder.documents):
         assert document.text.replace(".", "") == whole[document.id].replace(".", "")
-    assert [path.name for path in sorted(out.glob("shard*"))] == [
-        f"shard-0{i}.arrow" for i in range(3)
-    ]
+    assert 1 < len(list(out.glob("shard-0*"))) <= 3
     left_out = sum(left.values()) - len(texts)
-    assert f"{left_out} chunks left out" in said and "1 cells have fewer than 4" in said
-    assert "the largest of " in said
+    assert f"{left_out} chunks left out" in said and "1 clusters have fewer than 4" in said
     code, said, err = run(
         monkeypatch, capsys, "train", out, "--out", tmp_path / "model", "--model", tiny_lm_folder,
         "--lm", tiny_lm_folder, *TINY, "--group-size", SIZE,
@@ -111,7 +98,7 @@ def test_rows_without_vectors_are_grouped_by_their_words(
     write_cells(tmp_path / "c.parquet", rows, cell=pa.float64())
     code, _, err = run(
         monkeypatch, capsys, "groups", tmp_path / "c.parquet", "--out", tmp_path / "out",
-        "--cells", "cell", "--model", tiny_lm_folder, "--lm", tiny_lm_folder, *FLAGS,
+        *BY_CELL, "--model", tiny_lm_folder, "--lm", tiny_lm_folder, *FLAGS,
     )  # fmt: skip
     assert code == 0, err
     cell_of = {row["text"]: row["cell"] for row in rows}
@@ -122,64 +109,39 @@ def test_rows_without_vectors_are_grouped_by_their_words(
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda rows: [{**row, "cell": None} for row in rows], "(no cell: c.parquet:1"),
+        (lambda rows: [{**row, "cell": None} for row in rows], "text or cluster: c.parquet:1"),
         (lambda rows: [{**row, "cell": None if i < 9 else 1} for i, row in enumerate(rows)],
-         "9 of 96 entries cannot be read (no cell"),
+         "9 of 96 entries cannot be read (no id, text or cluster"),
         (lambda rows: [{k: v for k, v in row.items() if k != "cell"} for row in rows],
          'has no column "cell"'),
         (lambda rows: [{**row, "vector": [float("nan")] * WIDTH} for row in rows],
          "a vector that is not finite: encode the corpus again"),
-        (lambda rows: [*rows, rows[3]], "and the same chunk"),
-        (lambda rows: rows[:3], "no cell has 4 chunks: lower --group-size"),
+        (lambda rows: [{**row, "cell": f"about {row['cell']}"} for row in rows],
+         'column "cell" holds string, and a cluster is a whole number'),
+        (lambda rows: rows[:3], "no cluster has 4 chunks: lower --group-size"),
     ],
 )  # fmt: skip
 def test_bad_rows_are_one_sentence(monkeypatch, capsys, tmp_path, change, sentence):
     path, out = tmp_path / "c.parquet", tmp_path / "out"
-    write_cells(path, change(chunks_in_cells(24)))
-    code, _, err = run(monkeypatch, capsys, "groups", path, "--out", out, "--cells", "cell", *FLAGS)
+    rows = change(chunks_in_cells(24))
+    write_cells(
+        path, rows, **({"cell": pa.string()} if isinstance(rows[0].get("cell"), str) else {})
+    )
+    code, _, err = run(monkeypatch, capsys, "groups", path, "--out", out, *BY_CELL, *FLAGS)
     assert code == 2 and sentence in err and err.count("\n") == 1 and not out.exists()
 
 
-def test_vectors_of_two_widths_and_cells_of_text_are_one_sentence(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("width", "sentence"), [(5, "vectors of 5 numbers, others of 8"), (0, "no vectors")]
+)
+def test_vectors_of_two_widths_are_one_sentence(monkeypatch, capsys, tmp_path, width, sentence):
     rows = chunks_in_cells(24)
     write_cells(tmp_path / "a.parquet", rows)
-    wide = [{**row, "id": f"wide {row['id']}", "vector": [0.5] * 5} for row in rows]
-    write_cells(tmp_path / "b.parquet", wide, vector=pa.list_(pa.float32()))
-    flags = ("--out", tmp_path / "out", "--cells", "cell", *FLAGS)
-    code, _, err = run(monkeypatch, capsys, "groups", tmp_path, *flags)
-    assert code == 2 and "b.parquet has vectors of 5 numbers, others of 8" in err
-    named = [{**row, "cell": f"about {row['cell']}"} for row in rows]
-    write_cells(tmp_path / "c.parquet", named, cell=pa.string())
-    code, _, err = run(monkeypatch, capsys, "groups", tmp_path / "c.parquet", *flags)
-    assert code == 2 and 'column "cell" holds string, and a cell is a whole number' in err
-
-
-@pytest.mark.parametrize("with_src", [True, False])
-def test_ready_groups_in_parquet_are_those_in_jsonl(monkeypatch, capsys, tmp_path, with_src):
-    texts = [[f"text {i} {j} of a group" for j in range(SIZE + i % 2)] for i in range(30)]
-    rows = [{"src": f"s{i}", "text": some} for i, some in enumerate(texts)]
-    (tmp_path / "g.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "parts").mkdir()
-    columns = ["src", "text"] if with_src else ["text"]
-    table = pa.Table.from_pylist(rows).select(columns)
-    pq.write_table(table.slice(0, 20), tmp_path / "parts" / "0.parquet")
-    pq.write_table(table.slice(20), tmp_path / "parts" / "1.parquet")
-    found = []
-    for name in ("g.jsonl", "parts"):
-        out = tmp_path / f"out-{name}"
-        arguments = ("groups", tmp_path / name, "--out", out, "--group-size", SIZE, "--held-out", 0)
-        code, _, err = run(monkeypatch, capsys, *arguments)
-        assert code == 0, err
-        found.append(groups_of(GroupFolder(out)))
-    assert found[0] == found[1] and len(found[0]) == 30
+    others = [{**row, "id": f"other {row['id']}", "vector": [0.5] * width} for row in rows]
+    if not width:
+        others = [{k: v for k, v in row.items() if k != "vector"} for row in others]
+    write_cells(tmp_path / "b.parquet", others, vector=pa.list_(pa.float32()))
     code, _, err = run(
-        monkeypatch,
-        capsys,
-        "groups",
-        tmp_path / "parts",
-        "--out",
-        tmp_path / "x",
-        "--group-size",
-        5,
+        monkeypatch, capsys, "groups", tmp_path, "--out", tmp_path / "out", *BY_CELL, *FLAGS
     )
-    assert code == 2 and "parts:1 has 4 texts, fewer than a group of 5: lower --group-size" in err
+    assert code == 2 and f"b.parquet has {sentence}" in err

@@ -18,7 +18,6 @@ from revela.groups.documents import (
     random_groups,
     rounds_of_queries,
     spread_groups,
-    with_queries,
 )
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=60)
@@ -121,11 +120,6 @@ def test_spread_groups_put_similar_documents_together():
         for group in spread_groups(corpus([1] * 32), 8, 0, vectors_ND=vectors)
     ]
     assert all(len(kind) == 1 for kind in kinds)
-
-
-def test_groups_in_which_nobody_asks_are_left_out():
-    has_query = np.array([True, False, False, False])
-    assert list(with_queries([[0, 1], [2, 3], [3, 0]], has_query)) == [[0, 1], [3, 0]]
 
 
 @given(st.integers(0, 200), st.sampled_from([2, 5, 16]), st.integers(0, 5))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import tracemalloc
-from itertools import islice
-
 import numpy as np
 import pytest
 
+from conftest import make_rows
 from revela.corpus.arrow_list import arrow_list
-from revela.groups import training_set
-from revela.groups.folder import GroupFolder, save_groups
-from revela.groups.order import order_of_groups, stored_order
+from revela.groups.folder import GroupedCorpus, save_groups
+from revela.groups.order import order_of_groups
 from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe
 from revela.types import Chunk, Document
@@ -39,43 +35,29 @@ def stored(out, queries):
     rows = arrow_list(Chunk, (Chunk(i, f"chunk {i}", query) for i, query in enumerate(queries)))
     documents = arrow_list(Document, (Document(str(i), "text") for i in range(len(rows))))
     groups = np.arange(len(rows)).reshape(-1, 4).tolist()
-    rest = dict(size=4, sample=[0], held_out=[], settings={"documents": len(rows)})
-    save_groups(out, rows, groups, documents, **rest)
-    return GroupFolder(out)
+    corpus = GroupedCorpus(documents, [], rows, groups)
+    return save_groups(out, corpus, 4, {"documents": len(rows)})
 
 
 @pytest.mark.parametrize("preset", ["gated", "infonce"])
-def test_stored_groups_are_counted_without_an_epoch_of_them(tmp_path, monkeypatch, preset):
+def test_stored_groups_are_counted(tmp_path, preset):
     rng = np.random.default_rng(0)
     folder = stored(tmp_path / "groups", ["why?" if one else "" for one in rng.random(400) < 0.2])
     recipe = Recipe.of(preset, group_size=4)
-    epochs = [list(stored_order(recipe, folder)(epoch)) for epoch in range(2)]
-    built = []
-
-    def noting(*given):
-        order = stored_order(*given)
-        return lambda epoch: (built.append(group) or group for group in order(epoch))
-
-    monkeypatch.setattr(training_set, "stored_order", noting)
-    data = TrainingSet(recipe, folder)
-    groups = data.groups(None, None, tmp_path)
-    assert not built and data.groups_per_epoch == len(epochs[0])
-    assert (len(epochs[0]) == 100) == (preset == "gated")
-    assert list(islice(groups(0), 3)) == epochs[0][:3] and len(built) == 3
-    assert [list(groups(epoch)) for epoch in range(2)] == epochs
-
-
-def test_the_first_epoch_takes_eight_bytes_a_chunk():
-    build = functools.partial(random_order, 10**5)
-    tracemalloc.start()
-    groups, number = training_set._with_first_epoch(build, 16)
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert number == 10**5 // 16 and kept < 10 * 10**5
+    groups = TrainingSet(recipe, folder).groups(None, None, tmp_path)
+    asks = recipe.objective.reads == "queries"
     for epoch in range(2):
-        assert list(groups(epoch)) == list(groups(epoch)) == list(build(epoch))
+        order = folder.order(0)(epoch)
+        kept = [g for g in order if not asks or any(folder.rows[i].query for i in g)]
+        assert list(groups.of_epoch(epoch)) == kept and len(kept) == groups.number
+    assert (groups.number == 100) == (not asks)
 
 
-def random_order(chunks, epoch):
-    order = np.random.default_rng(epoch).permutation(chunks)
-    return (order[i : i + 16].tolist() for i in range(0, chunks, 16))
+def test_the_groups_of_a_corpus_are_those_of_its_order(tmp_path):
+    recipe = Recipe.of("paper", group_size=4, chunk_words=8, threads=1)
+    documents = [Document(row["_id"], row["text"]) for row in make_rows(24)]
+    data = TrainingSet(recipe, documents)
+    groups, order = data.groups(None, None, tmp_path), order_of_groups(recipe, data.rows)
+    for _ in range(2):
+        assert all(list(groups.of_epoch(epoch)) == list(order(epoch)) for epoch in range(2))
+    assert groups.number == len(list(order(0))) > 10

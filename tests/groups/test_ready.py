@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,12 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from revela.corpus.arrow_list import arrow_list
-from revela.corpus.readers import common
 from revela.errors import RevelaError
 from revela.groups.corpora import build_groups
-from revela.groups.folder import Member
-from revela.groups.ready import group_members, holds_groups, read_groups
+from revela.groups.ready import group_members, holds_groups
 from revela.settings import Recipe
 
 LINES = [["a", "b", "c"], {"src": "posts", "text": ["d", "e", "f", "g"]}, ["h", "i", "j"]]
@@ -71,36 +67,7 @@ def hub_folder(folder: Path, rows: list[object]) -> Path:
     return Path(f"hub:{folder}")
 
 
-def test_groups_of_the_hub_are_streamed(tmp_path, monkeypatch):
-    import datasets
-
-    asked = []
-    load = datasets.load_dataset
-
-    def noting(*arguments, **settings):
-        asked.append(settings)
-        return load(*arguments, **settings)
-
-    monkeypatch.setattr(datasets, "load_dataset", noting)
-    rows = [{"src": f"posts {i}", "text": [f"{i} {j}" for j in range(4)]} for i in range(600)]
-    source = hub_folder(tmp_path / "owner" / "name", rows)
-    assert holds_groups(source)
-    assert list(read_groups(source, 3)) == [
-        (f"posts {i}:{i + 1}", row["text"][:3]) for i, row in enumerate(rows)
-    ]
-    members = list(group_members(source, 4))
-    assert members[-1].name == "posts 599:600" and len(members) == 2400
-    assert asked and all(
-        settings["streaming"] and settings["split"] == "train" for settings in asked
-    )
-    with pytest.raises(
-        RevelaError, match=r"owner/name:1 has 4 texts, fewer than a group of 5: lower --group-size"
-    ):
-        list(read_groups(source, 5))
-
-
-@pytest.mark.parametrize("ready", [True, False])
-def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch, ready):
+def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch):
     import datasets
 
     asked, load = [], datasets.load_dataset
@@ -108,20 +75,16 @@ def test_a_dataset_of_the_hub_is_streamed_once(tmp_path, monkeypatch, ready):
         datasets, "load_dataset", lambda *a, **named: asked.append(a) or load(*a, **named)
     )
     texts = [[f"passage {j} of row {i}, in a few words" for j in range(4)] for i in range(20)]
-    rows = [
-        {"src": f"posts {i}", "text": row if ready else " ".join(row)}
-        for i, row in enumerate(texts)
-    ]
+    rows = [{"src": f"posts {i}", "text": row} for i, row in enumerate(texts)]
     source = hub_folder(tmp_path / "owner" / "name", rows)
     recipe = Recipe.of("paper", group_size=4, held_out=0.1, chunk_words=8)
     folder = build_groups(recipe, [source], tmp_path / "groups", [], None)
     assert len(asked) == 2  # its first row, and all
     assert len(folder.held_out) == 2 and folder.settings["documents"] == 18
-    if ready:
-        left = {document.text for document in folder.held_out}
-        stored = [[m.text for m in folder.members(range(4 * i, 4 * i + 4))] for i in range(18)]
-        assert sorted(stored) == sorted(row for row in texts if "\n\n".join(row) not in left)
-        assert {m.name for m in folder.rows} == {d.id for d in folder.documents}
+    left = {document.text for document in folder.held_out}
+    stored = [[m.text for m in folder.members(range(4 * i, 4 * i + 4))] for i in range(18)]
+    assert sorted(stored) == sorted(row for row in texts if "\n\n".join(row) not in left)
+    assert {m.name for m in folder.rows} == {d.id for d in folder.documents}
 
 
 @pytest.mark.parametrize(
@@ -132,69 +95,35 @@ def test_datasets_of_documents_hold_no_groups(tmp_path, rows):
     assert not holds_groups(Path("hub:no-one/nothing"))
 
 
-def test_files_that_no_reader_can_read_hold_no_groups_and_are_one_sentence(tmp_path, monkeypatch):
-    whole = gzip.compress(json.dumps(["a" * 9] * 10**5).encode() + b"\n")
-    contents = {
-        "nested.jsonl": b"[" * 10**5,
-        "damaged.jsonl.gz": whole[:200] + b"\xff" * 50 + whole[250:],
-        "long.jsonl": json.dumps(["a" * 10**6, "b", "c"]).encode(),
-        "latin.jsonl": json.dumps(["a", "b", "c"]).encode() + b'\n["\xe9", "b", "c"]\n',
-    }
-    messages = {
-        "long.jsonl": r"long\.jsonl cannot be read after line 0 \(line over 0 MB",
-        "latin.jsonl": r"latin\.jsonl cannot be read after line 0 \('utf-8' codec .*: mend what",
-    }
-    monkeypatch.setattr(common, "MAX_BYTES", 10**5)
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-        assert not holds_groups(tmp_path / name)
-        with pytest.raises(RevelaError, match=messages.get(name, name)):
-            list(read_groups(tmp_path / name, 3))
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nested.jsonl", b"[" * 10**5, "nested.jsonl:1 is neither"),
+        ("damaged.jsonl.gz", gzip.compress(b'["a", "b", "c"]')[:-20] + b"\xff" * 50, "damaged"),
+        ("latin.jsonl", b'["a", "b", "c"]\n["\xe9", "b", "c"]\n', "latin.jsonl cannot be read"),
+        ("damaged.parquet", b"PAR1", "damaged.parquet cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_read_are_one_sentence(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RevelaError, match=message) as error:
+        list(group_members(tmp_path / name, 3))
+    assert "\n" not in str(error.value)
 
 
-def test_a_parquet_file_with_a_text_that_is_not_utf8_is_one_sentence(tmp_path):
+def test_a_parquet_file_of_documents_or_with_bad_text_holds_no_groups(tmp_path):
+    pq.write_table(pa.table({"text": ["a document"]}), tmp_path / "d.parquet")
+    assert not holds_groups(tmp_path / "d.parquet")
     raw = pa.array([b"a", b"b", b"c", b"d", b"\xff\xfe", b"f"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 6, raw.buffers())
     groups = pa.ListArray.from_arrays(pa.array([0, 3, 6], pa.int32()), texts)
     pq.write_table(pa.table({"text": groups}), tmp_path / "g.parquet")
-    with pytest.raises(RevelaError, match=r"g\.parquet cannot be read after row 1 \('utf-8' codec"):
-        list(read_groups(tmp_path / "g.parquet", 3))
-
-
-def test_a_group_of_parquet_that_is_too_large_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(common, "MAX_BYTES", 10**5)
-    rows = [["a", "b", "c"], ["a" * 6 * 10**4] * 2]
-    pq.write_table(pa.table({"text": rows}), tmp_path / "g.parquet")
-    with pytest.raises(RevelaError, match=r"after row 1 \(a group over 0 MB\): mend what follows"):
-        list(read_groups(tmp_path / "g.parquet", 1))
-
-
-PEAKS = """
-import sys
-from pathlib import Path
-from revela.groups.ready import read_groups
-for name in sys.argv[1:]:
-    count = sum(1 for _ in read_groups(Path(name), 3))
-    status = open("/proc/self/status").read().split()
-    print(count, int(status[status.index("VmHWM:") + 1]) // 1024)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_a_small_parquet_file_of_long_groups_does_not_fill_the_memory(tmp_path):
-    pq.write_table(pa.table({"text": [["a", "b", "c"]]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"text": [["word " * 200_000] * 3] * 128}), tmp_path / "b.parquet")
-    assert (tmp_path / "b.parquet").stat().st_size < 10**5
-    command = [sys.executable, "-c", PEAKS, tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    (_, before), (count, after) = (map(int, line.split()) for line in run.stdout.splitlines())
-    assert count == 128 and after < before + 80, f"{before} MB -> {after} MB"
+    with pytest.raises(RevelaError, match=r"g\.parquet cannot be read \('utf-8' codec"):
+        list(group_members(tmp_path / "g.parquet", 3))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_a_file_whose_name_is_no_text_gives_groups(tmp_path):
     path = tmp_path / "caf\udce9.jsonl"
     path.write_text(json.dumps(["a", "b", "c"]))
-    assert (
-        next(row.name for row in arrow_list(Member, group_members(path, 3))) == r"caf\xe9.jsonl:1"
-    )
+    assert next(group_members(path, 3)).name == r"caf\xe9.jsonl:1"

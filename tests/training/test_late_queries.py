@@ -71,6 +71,11 @@ def train_into(recipe, tmp_path):
     return run
 
 
+def write_all(recipe, documents, file):
+    """Have all queries written that training may ask for."""
+    return TrainingSet(recipe, documents, queries_file=file, late=False).rows
+
+
 def of_run(folder):
     """Losses by step, and the saved tensors."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -91,14 +96,14 @@ def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
 ):
     caplog.set_level("INFO", "revela")
     train_into("one")
-    assert len(asked) == query_lm.FIRST_BLOCK
+    assert len(asked) == query_lm.BLOCK
     said = [line for line in caplog.messages if "as training comes to them" in line]
     assert len(said) == 1 and f"writes queries into {tmp_path / 'q.jsonl'}" in said[0]
     assert "queries for" in caplog.text and "not a question" in caplog.text
     train_into("two")
-    assert len(asked) == query_lm.FIRST_BLOCK
-    TrainingSet(recipe, DOCUMENTS, queries_file=tmp_path / "q.jsonl").write_queries()
-    assert len(asked) > 2 * query_lm.FIRST_BLOCK  # the rest of the corpus
+    assert len(asked) == query_lm.BLOCK
+    write_all(recipe, DOCUMENTS, tmp_path / "q.jsonl")
+    assert len(asked) > 2 * query_lm.BLOCK  # the rest of the corpus
     written = len(asked)
     train_into("three")
     assert len(asked) == written
@@ -112,14 +117,13 @@ def test_steps_wait_for_their_own_queries_and_what_is_kept_changes_nothing(
 def test_the_language_model_is_opened_once_for_all_blocks(asked, train_into, monkeypatch):
     opened, write = [], generate.writer(None)
     monkeypatch.setattr(generate, "writer", lambda folder, *_: opened.append(folder) or write)
-    monkeypatch.setattr(query_lm, "FIRST_BLOCK", 8)
-    monkeypatch.setattr(query_lm, "LARGEST_BLOCK", 8)
+    monkeypatch.setattr(query_lm, "BLOCK", 8)
     train_into("out")
     assert len(asked) > 2 * 8 and len(opened) == 1
 
 
 def test_writing_is_training_time(asked, train_into):
-    batches = query_lm.FIRST_BLOCK // query_lm.WRITING_BATCH
+    batches = query_lm.BLOCK // query_lm.WRITING_BATCH
     outcome = train_into("out", max_steps=1)
     assert outcome.minutes * 60 >= batches * 0.05
     # The first step is the last when its queries have taken all the time.
@@ -130,8 +134,7 @@ def test_writing_is_training_time(asked, train_into):
 @pytest.mark.parametrize("between", ["completed", "lost"])
 def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch, between):
     """Through several blocks and into the second epoch, whatever became of the file meanwhile."""
-    monkeypatch.setattr(query_lm, "FIRST_BLOCK", 16)
-    monkeypatch.setattr(query_lm, "LARGEST_BLOCK", 32)
+    monkeypatch.setattr(query_lm, "BLOCK", 16)
     some, file = dict(documents=DOCUMENTS[:8], max_steps=9), tmp_path / "broken.jsonl"
     train_into("whole", **some)
     for steps in (4, 9):
@@ -140,7 +143,7 @@ def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch
             outcome = train_into("broken", file.name, steps > 4, **some)
         assert outcome.interrupted == (steps < 9)
         if between == "completed":
-            TrainingSet(recipe, DOCUMENTS[:8], queries_file=file).write_queries()
+            write_all(recipe, DOCUMENTS[:8], file)
         elif between == "lost":
             file.unlink()
     assert outcome.steps == 9
@@ -150,17 +153,15 @@ def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch
 def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     recipe, asked, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(query_lm, "FIRST_BLOCK", 2)
-    monkeypatch.setattr(query_lm, "LARGEST_BLOCK", 2)
+    monkeypatch.setattr(query_lm, "BLOCK", 2)
     words = ["ocean1", "garden1", "ocean1", "ocean0", "engine1", "engine1"]
     texts = [f"{word} is chunk {i} of them all." for i, word in enumerate(words)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
     data = TrainingSet(recipe.but(chunk_words=30), documents, queries_file=tmp_path / "q.jsonl")
-    written, told = data.written, []
-    written.progress = lambda *counts: told.append(counts)
+    written = data.written
     groups = written.groups(lambda epoch: iter([[0, 1], [2, 3], [4, 5]]))
     first = groups(0)
-    assert next(first) == [0, 1] and len(asked) == 2 and told == [(0, 2), (2, 0)]
+    assert next(first) == [0, 1] and len(asked) == 2
     assert [data.row(i).query[:12] for i in (0, 1)] == ["Which ocean1", "Which garden"]
     assert next(first, None) is None and len(asked) == 6  # 2 repeats 0, 3 has none, 4 and 5 are one
     assert [data.row(i).query for i in (2, 3, 4, 5)] == [""] * 4
@@ -211,6 +212,7 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
 
     def begun(own, data, *_, **__):
         assert own.objective.name == "infonce" and (data.written is not None) == late
+        assert any(data.rows.column("query")) != late
         raise Begun
 
     monkeypatch.setattr(comparison, "train", begun)
@@ -235,7 +237,7 @@ def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same
     caplog.set_level("INFO", "revela")
     dream = {**presets()["dream"], "group_size": 8, "query_heads": 3}
     _, ranking = rank_heads(recipe.but(**dream), DOCUMENTS, tmp_path / "heads.jsonl")
-    few = 3 * query_lm.FIRST_BLOCK
+    few = 3 * query_lm.BLOCK
     assert len(ranking) == 16 and 64 <= len(asked) <= few
     assert "for those that look from a question to its answer, once" in caplog.text
     train_into("known", "one.jsonl", **dream)
@@ -248,5 +250,5 @@ def test_two_that_write_into_one_file_leave_whole_lines(recipe, asked, tmp_path)
     one, two = (QueryLM(recipe, tmp_path / "q.jsonl") for _ in range(2))
     for i in range(3):
         for lm in (one, two):
-            lm.write([f"ocean{i} {'é' * 9000} {lm is one}"], lambda _: None)
+            lm.answers([f"ocean{i} {'é' * 9000} {lm is one}"])
     assert len(QueryFile(tmp_path / "q.jsonl", one.file.by).answers) == 6

@@ -9,7 +9,7 @@ import pytest
 from conftest import make_rows
 from revela.corpus.arrow_list import arrow_list
 from revela.errors import RevelaError
-from revela.groups.folder import save_groups
+from revela.groups.folder import GroupedCorpus, save_groups
 from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe
 from revela.training.record import (
@@ -132,16 +132,8 @@ def test_groups_of_other_text_have_another_fingerprint(tmp_path):
             arrow_list(Chunk, (Chunk(0, text) for text in texts)),
         )
         groups = [list(range(i, i + 4)) for i in range(0, len(texts), 4)]
-        return save_groups(
-            tmp_path / name,
-            rows,
-            groups,
-            documents,
-            size=4,
-            sample=[0],
-            held_out=[],
-            settings={"seed": 0},
-        ).fingerprint
+        corpus = GroupedCorpus(documents, [], rows, groups)
+        return save_groups(tmp_path / name, corpus, 4, {"seed": 0}).fingerprint
 
     texts = [row["text"] for row in make_rows(8)]
     assert (

@@ -34,8 +34,8 @@ def groups(
     *,
     out: Out | None = None,
     show: int = 0,
-    shares: Annotated[list[float], Several] = [],  # noqa: B006
-    cells: str = "",
+    weights: Annotated[list[float], Several] = [],  # noqa: B006
+    cluster_column: str = "",
     shards: int = 0,
     engine: Annotated[Engine, Flat] = ENGINE,
     preset: Preset = "",
@@ -48,17 +48,17 @@ def groups(
     ----------
     corpus:
         As for train; or rows that are groups already, lists of texts or {"src": ..., "text":
-        [...]}, in JSONL, Parquet or hub:owner/name; or a folder of groups, to look at.
+        [...]}, in JSONL, Parquet or hub:owner/name; or a folder of groups, to check and look at.
     out:
         Folder for the groups.
     show:
         Print this many groups.
-    shares:
-        Share of the groups that each corpus gets, as weights; none: all groups of all.
-    cells:
-        Column of a Parquet corpus whose rows are chunks (id, text, and as there may be title,
-        chunk, vector; revela encode writes them) that says which cell each is in; no group has
-        chunks of two cells.
+    weights:
+        Sampling weight of each corpus. Default: use all groups.
+    cluster_column:
+        Column with the cluster of each row, in a Parquet corpus whose rows are chunks (id, text and
+        optionally title, chunk, vector, as revela encode writes them). No group has chunks of two
+        clusters.
     shards:
         Files that the groups are written to. 0: 16, or fewer for few groups.
     preset:
@@ -71,16 +71,17 @@ def groups(
     recipe = recipe_of(preset, recipe_file, given)
     if len(corpus) == 1 and is_group_folder(corpus[0]):
         folder = GroupFolder(corpus[0])
+        folder.check()
     elif out is None:
         raise RevelaError("groups need a folder to be kept in: give --out")
-    elif cells or engine.engine == "ray":
-        folder = _of_cells(recipe, corpus, out, cells, shards, engine)
+    elif cluster_column or engine.engine == "ray":
+        folder = _of_clusters(recipe, corpus, out, cluster_column, shards, engine)
     else:
         from revela.groups.corpora import build_groups
         from revela.groups.training_set import default_queries_file
 
         queries_file = default_queries_file(corpus, recipe)
-        folder = build_groups(recipe, corpus, out, shares, queries_file, shards)
+        folder = build_groups(recipe, corpus, out, weights, queries_file, shards)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
     for group in islice(folder.order(recipe.training.seed)(0), show):
         members = folder.members(sorted(group))
@@ -88,15 +89,16 @@ def groups(
         print_group(title, members, [member.name for member in members])
 
 
-def _of_cells(
-    recipe: Recipe, corpus: list[Path], out: Path, cells: str, shards: int, engine: Engine
+def _of_clusters(
+    recipe: Recipe, corpus: list[Path], out: Path, column: str, shards: int, engine: Engine
 ) -> GroupFolder:
-    from revela.groups import cells_on_ray
-    from revela.groups.cells import groups_of_cells
+    from revela.groups.cells import groups_of_clusters
 
-    if not cells:
-        raise RevelaError("--engine ray groups chunks in cells: name their column by --cells")
+    if not column:
+        raise RevelaError(
+            "--engine ray groups chunks that are clustered: name the column by --cluster-column"
+        )
     if engine.engine == "local":
-        return groups_of_cells(recipe, corpus, out, cells, shards)
+        return groups_of_clusters(recipe, corpus, out, column, shards)
     with on_ray.connected(engine.cluster):
-        return cells_on_ray.groups_of_cells(recipe, corpus, out, cells, shards)
+        return groups_of_clusters(recipe, corpus, out, column, shards, ray=True)

@@ -41,11 +41,10 @@ def queries(
     recipe = recipe_of(preset if named else "infonce", recipe_file, given)
     if recipe.objective.reads != "queries":
         recipe = recipe.but(objective="infonce")
-    data = TrainingSet.read(recipe, corpus)
+    data = TrainingSet.read(recipe, corpus, late=False)
     if data.folder is not None:
         raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")
-    data.write_queries()
-    print(f"queries are kept in {data.queries_file}")
     rows = [row for row in data.rows if row.query]
+    print(f"queries are kept in {data.queries_file}")
     for row in rows[:: max(1, len(rows) // max(1, show))][:show]:
         print(f"\n{one_line(row.query)}\n   {snippet(row.text)}")

@@ -77,15 +77,14 @@ def compare(
         recipe = recipe.but(seed=seed, checks=points)
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
         data, check = readings[recipe.corpus]
-        own = data.but(recipe)
+        # A run that is limited by time would spend it on queries, which later runs find written.
+        own = data.but(recipe, late=not recipe.training.max_minutes)
         if (folder / "modules.json").is_file() and not begun:
             refuse_another(settings_of(recipe), own.fingerprint, folder, FREE_WHEN_DONE)
         else:
             log.info(f"== {name}, seed {seed}")
             if not begun:
                 remove_begun(folder)
-            if recipe.training.max_minutes:
-                own.write_queries()  # otherwise the first run would spend its time on them
             outcome = train(
                 recipe,
                 own,

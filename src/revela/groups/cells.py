@@ -1,473 +1,451 @@
-"""Groups of chunks that somebody else has put into cells: clusters by faiss, cuVS or NeMo Curator.
+"""Groups of chunks that somebody else has clustered: with faiss, cuVS or NeMo Curator.
 
-A row of Parquet is a chunk: id (of its document), text, a cell (a whole number), and as there may
-be title, chunk (its number in the document) and vector; ``revela encode`` writes all but the cell.
-The chunks of a cell are ordered so that similar ones are neighbours (similar.py), and cut into
-groups; no group has chunks of two cells. What is left over of a cell is left out, and counted.
+A row of Parquet is a chunk: the id of its document, its text, its cluster (a whole number) and
+optionally its title, its number in the document (``chunk``) and its vector. ``revela encode``
+writes all but the cluster. The chunks of a cluster are ordered so that similar ones are neighbours
+(similar.py), and cut into groups. No group has chunks of two clusters; what is left over of a
+cluster is left out, and counted.
 
-Shapes: N rows, W numbers of a vector, size chunks a group.
+Three sets of tasks read the corpus: ``survey`` counts, ``partition`` deals whole clusters to
+shards, ``group`` orders and cuts the clusters of a shard. They run one after another in this
+process, or on Ray.
+
+Shapes: N rows, W numbers of a vector.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import os
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.arrow_list import ArrowList, arrow_list, vectors_on_disk
-from revela.corpus.parts import Piece, parts_of
+from revela import on_ray
+from revela.corpus.parts import Part, Piece, parts_of
 from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport, suffix
 from revela.corpus.readers.rows import ID_FIELDS
 from revela.corpus.words import count_words
 from revela.errors import RevelaError, first_line
+from revela.files import atomic_write, disk_errors
 from revela.groups.folder import (
     BLOCK,
     KEPT,
+    SHARDS,
     GroupFolder,
-    Member,
     batched,
     finish_folder,
-    new_folder,
     refuse_out,
-    write_shards,
+    shard_name,
 )
 from revela.groups.similar import order_by_similarity
 from revela.settings import Recipe
 from revela.types import Document, Vectors, hash64
-from revela.weights import find_weights
 
 log = logging.getLogger(__name__)
 
 READ_ROWS = 4096  # decoded at a time
 VECTOR, CHUNK = "vector", "chunk"
 
+Run = Callable[[Callable[[Part], Any], Sequence[Part]], Iterable[Any]]
+"""Runs a task on each part, in order."""
 
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of a file, all of them valid.
 
-    Args:
-        ids: of their documents.
-        numbers: of the chunks in their documents.
-        titles, texts: of the chunks.
-        documents: 63 bits of a hash of each id.
-        cells: (N,) int64.
-        vectors: (N, W) float32, if the file has some.
-    """
-
-    ids: list[str]
-    numbers: list[int]
-    titles: list[str]
-    texts: list[str]
-    documents: NDArray[np.int64]
-    cells: NDArray[np.int64]
-    vectors: Vectors | None
-
-    def some(self, which: NDArray[np.int64]) -> Rows:
-        """These of them."""
-        return Rows(
-            [self.ids[i] for i in which],
-            [self.numbers[i] for i in which],
-            [self.titles[i] for i in which],
-            [self.texts[i] for i in which],
-            self.documents[which],
-            self.cells[which],
-            None if self.vectors is None else self.vectors[which],
-        )
-
-    @property
-    def keys(self) -> NDArray[np.uint64]:
-        """A hash of each id and number."""
-        pairs = zip(self.ids, self.numbers, strict=True)
-        return np.array([hash64(f"{name}\0{number}") for name, number in pairs], np.uint64)
-
-    @property
-    def members(self) -> Iterator[Member]:
-        columns = zip(self.documents.tolist(), self.texts, self.titles, self.ids, strict=True)
-        return (Member(owner, text, "", title or name) for owner, text, title, name in columns)
+# Reading
 
 
 @dataclass(frozen=True)
-class CellReader:
-    """How rows are read.
+class RowReader:
+    """Reads rows of Parquet.
 
     Args:
-        cell: the column of the cell.
-        text, title: columns.
+        cluster, text, title: names of columns.
     """
 
-    cell: str
+    cluster: str
     text: str = "text"
     title: str = "title"
 
-    def rows(self, piece: Piece, report: ReadReport) -> Iterator[Rows]:
-        """The valid rows of a Parquet file, or of some of its row groups.
+    def tables(self, part: Part, report: ReadReport) -> Iterator[Any]:
+        """The valid rows of a part as Arrow tables with the columns document (63 bits of a hash of
+        the id), id, title, chunk, text, cluster and, if the file has it, vector.
 
         Raises:
-            RevelaError: the file is no Parquet, lacks a column, has cells that are no whole
-                numbers, or a vector that is not finite or of another width.
+            RevelaError: a file is no Parquet or lacks a column; clusters are no whole numbers; a
+                vector is not finite, or of another width than the others of its file.
         """
+        for piece in part:
+            yield from self._tables_of(piece, report)
+
+    def _tables_of(self, piece: Piece, report: ReadReport) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         path, name = piece.file.path, piece.file.name
         if suffix(path) != ".parquet":
-            raise RevelaError(f"{path}: cells are read from Parquet; give such files or folders")
+            raise RevelaError(f"{path}: clusters are read from Parquet; give such files or folders")
         try:
             with pa.OSFile(os.fsencode(path)) as source, pq.ParquetFile(source) as file:
-                names = file.schema_arrow.names
-                columns = self._columns(names, path)
-                before = sum(
-                    file.metadata.row_group(i).num_rows
-                    for i in range(piece.groups.start if piece.groups else 0)
-                )
+                columns = self._columns(file.schema_arrow.names, path)
+                first = piece.groups.start if piece.groups else 0
+                before = sum(file.metadata.row_group(i).num_rows for i in range(first))
                 for batch in file.iter_batches(READ_ROWS, piece.groups, columns):
-                    yield self._valid(batch, f"{name}:{{}}", before, path, report)
+                    if len(rows := self._valid(batch, name, before, path, report)):
+                        yield rows
                     before += len(batch)
         except (OSError, pa.ArrowException) as error:
             reason = first_line(error)
             raise RevelaError(f"{path} cannot be read ({reason}): get a whole copy") from error
 
     def _columns(self, names: Sequence[str], path: Path) -> list[str]:
-        missing = [name for name in (self.text, self.cell) if name not in names]
+        """The columns to read, the id first."""
+        missing = [name for name in (self.text, self.cluster) if name not in names]
         has_id = [name for name in ID_FIELDS if name in names]
         if missing or not has_id:
             raise RevelaError(
                 f'{path} has no column "{(missing or ["id"])[0]}", but {", ".join(names)}: name '
-                "others with --cells and --text-field, or write it"
+                "others with --cluster-column and --text-field, or write it"
             )
-        wanted = (has_id[0], self.text, self.title, CHUNK, self.cell, VECTOR)
+        wanted = (has_id[0], self.text, self.title, CHUNK, self.cluster, VECTOR)
         return [name for name in dict.fromkeys(wanted) if name in names]
 
-    def _valid(self, batch: Any, where: str, before: int, path: Path, report: ReadReport) -> Rows:
-        ids = batch.column(0).to_pylist()
-        cells, known = _whole_numbers(batch.column(self.cell), path, self.cell)
-        texts = batch.column(self.text).to_pylist()
-        kept = []
-        for i, (name, text) in enumerate(zip(ids, texts, strict=True)):
-            place = where.format(before + i + 1)
-            if name is None:
-                report.skip("no id", place, bad=True)
-            elif not isinstance(text, str) or not text.strip():
-                report.skip(f'no text in "{self.text}"', place, bad=True)
-            elif not known[i]:
-                report.skip("no cell", place, bad=True)
-            else:
-                kept.append(i)
-        some = batch.take(np.array(kept, np.int64))
-        names = some.schema.names
-        titles = some.column(self.title).to_pylist() if self.title in names else []
-        chosen = [str(ids[i]) for i in kept]
-        report.documents += len(kept)
-        report.words += sum(count_words(texts[i]) for i in kept)
-        return Rows(
-            chosen,
-            some.column(CHUNK).to_pylist() if CHUNK in names else [0] * len(kept),
-            [title or "" for title in titles] or [""] * len(kept),
-            [texts[i] for i in kept],
-            np.array([hash64(name) >> 1 for name in chosen], np.int64),
-            cells[kept],
-            _vectors(some.column(VECTOR), path) if VECTOR in names else None,
-        )
+    def _valid(self, batch: Any, name: str, before: int, path: Path, report: ReadReport) -> Any:
+        """The rows that have an id, a text and a cluster; the others are reported."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        names, empty = batch.schema.names, pa.repeat("", len(batch))
+        ids = batch.column(0).cast(pa.string())
+        texts = batch.column(self.text).cast(pa.large_string())
+        titles = batch.column(self.title).cast(pa.string()) if self.title in names else empty
+        clusters = _whole_numbers(batch.column(self.cluster), path, self.cluster)
+        columns = {
+            "document": np.array([hash64(str(each)) >> 1 for each in ids.to_pylist()], np.int64),
+            "id": ids,
+            "title": pc.fill_null(titles, ""),
+            CHUNK: batch.column(CHUNK).cast(pa.int64()) if CHUNK in names else [0] * len(batch),
+            "text": texts,
+            "cluster": clusters,
+        }
+        if VECTOR in names:
+            columns[VECTOR] = _vectors(batch.column(VECTOR), path)
+        has_text = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(texts), ""), False)
+        valid = pc.and_(has_text, pc.and_(pc.is_valid(ids), pc.is_valid(clusters)))
+        for i in np.flatnonzero(~valid.to_numpy(zero_copy_only=False)):
+            report.skip("no id, text or cluster", f"{name}:{before + i + 1}", bad=True)
+        rows = pa.table(columns).filter(valid)
+        report.documents += len(rows)
+        report.words += sum(map(count_words, rows["text"].to_pylist()))
+        return rows
 
 
-def _whole_numbers(
-    column: Any, path: Path, name: str
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A column as int64, and where it has a value; floats may be whole, as pandas writes them."""
+def _whole_numbers(column: Any, path: Path, name: str) -> Any:
+    """A column as int64 with nulls; floats may be whole, as pandas writes them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     try:
         if pa.types.is_floating(column.type):
             column = pc.if_else(pc.is_nan(column), None, column)
-        numbers = pc.cast(column, pa.int64())
+        return pc.cast(column, pa.int64())
     except (pa.ArrowException, TypeError) as error:
         raise RevelaError(
-            f'{path}: column "{name}" holds {column.type}, and a cell is a whole number: name '
-            "another with --cells"
+            f'{path}: column "{name}" holds {column.type}, and a cluster is a whole number: name '
+            "another with --cluster-column"
         ) from error
-    return pc.fill_null(numbers, 0).to_numpy(), pc.is_valid(numbers).to_numpy(zero_copy_only=False)
 
 
-def _vectors(column: Any, path: Path) -> Vectors:
-    """A column of lists as (N, W)."""
+def _vectors(column: Any, path: Path) -> Any:
+    """A column of lists as lists of one width, of float32."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    widths = pc.unique(pc.list_value_length(column)).to_pylist()
-    if len(column) and (len(widths) != 1 or not widths[0]):
+    widths = pc.unique(pc.list_value_length(column)).to_pylist() or [1]
+    if len(widths) != 1 or not widths[0]:
         raise RevelaError(
             f"{path} has vectors of {' and '.join(map(str, widths))} numbers: encode all of the "
             "corpus with one model"
         )
-    numbers = pc.cast(pc.list_flatten(column), pa.float32()).to_numpy(zero_copy_only=False)
-    if not np.isfinite(numbers).all():
+    numbers = pc.cast(pc.list_flatten(column), pa.float32())
+    if not pc.all(pc.is_finite(numbers), min_count=0).as_py():
         raise RevelaError(f"{path} has a vector that is not finite: encode the corpus again")
-    vectors: Vectors = numbers.reshape(len(column), -1) if len(column) else np.zeros((0, 0), "f4")
+    return pa.FixedSizeListArray.from_arrays(numbers, widths[0])
+
+
+def _matrix(column: Any) -> Vectors:
+    """A column of lists of one width as (N, W)."""
+    width = column.type.list_size
+    flat = [np.zeros(0, np.float32), *(chunk.flatten().to_numpy() for chunk in column.chunks)]
+    vectors: Vectors = np.concatenate(flat).reshape(-1, width)
     return vectors
 
 
-def refuse_other_width(vectors: Vectors, width: int, path: Path) -> None:
-    if vectors.shape[1] != width:
-        raise RevelaError(
-            f"{path} has vectors of {vectors.shape[1]} numbers, others of {width}: encode all of "
-            "the corpus with one model"
-        )
-
-
-def refuse_rows(parts: Iterator[Rows], keys: frozenset[int]) -> None:
-    """Name a row with one of the keys that stand twice."""
-    for rows in parts:
-        for name, key in zip(rows.ids, rows.keys.tolist(), strict=True):
-            if key in keys:
-                raise RevelaError(
-                    f'two rows have the id "{name}" and the same chunk: give each chunk its own '
-                    f'number in a column "{CHUNK}", or drop one'
-                )
+# Tasks
 
 
 @dataclass
-class CellCount:
-    """How many chunks became groups, and what was left out."""
+class Survey:
+    """What a part of a corpus holds.
 
-    cells: int = 0
-    groups: int = 0
-    left_out: int = 0
-    small: int = 0
-    largest: int = 0
+    Args:
+        report: what was read and skipped.
+        owners: the first hashes of documents, in order.
+        documents: chunks that begin one.
+        widths: of vectors, 0 for none, with a file that has it.
+    """
 
-    def add(self, other: CellCount) -> None:
-        self.cells += other.cells
-        self.groups += other.groups
-        self.left_out += other.left_out
-        self.small += other.small
-        self.largest = max(self.largest, other.largest)
+    report: ReadReport = field(default_factory=ReadReport)
+    owners: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    documents: int = 0
+    widths: dict[int, Path] = field(default_factory=dict)
 
-    def say(self, size: int, chunks: int) -> None:
-        log.info(
-            f"{self.cells:,} cells, the largest of {self.largest:,} of {chunks:,} chunks -> "
-            f"{self.groups:,} groups; {self.left_out:,} chunks left out, for which no group of "
-            f"their cell has room ({self.small:,} cells have fewer than {size})"
-        )
+    def add(self, other: Survey, owners: int) -> None:
+        """Add another part, and keep so many owners."""
+        self.report.add(other.report)
+        self.owners = np.union1d(self.owners, other.owners)[:owners]
+        self.documents += other.documents
+        self.widths |= other.widths
 
 
 @dataclass(frozen=True)
-class Grouping:
-    """What of a recipe groups of cells depend on: chunks a group, most members of a cluster, seed;
-    without its objective, which imports torch.
+class Tasks:
+    """The work, and what every process knows for it. A recipe is not sent: it imports torch.
+
+    Args:
+        reader: of the rows.
+        group_size, cluster_size: chunks a group; most members of a cluster inside these clusters.
+        seed: of the run.
+        owners: hashes of documents that a survey keeps.
+        folder: of the groups.
+        shards: how many files.
+        held_out: hashes of the documents that are held out.
+        encode: texts -> vectors, where rows have none.
     """
 
-    size: int
+    reader: RowReader
+    group_size: int
     cluster_size: int
     seed: int
+    owners: int
+    folder: Path
+    shards: int
+    held_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    encode: Callable[[Sequence[str]], Vectors] | None = None
 
-    @classmethod
-    def of(cls, recipe: Recipe) -> Grouping:
-        size = recipe.groups.group_size
-        return cls(size, recipe.groups.cluster_size or size, recipe.training.seed)
+    def survey(self, part: Part) -> Survey:
+        found = Survey()
+        for piece in part:
+            for rows in self.reader.tables((piece,), found.report):
+                width = rows[VECTOR].type.list_size if VECTOR in rows.column_names else 0
+                some = Survey(
+                    owners=np.unique(rows["document"].to_numpy()),
+                    documents=int((rows[CHUNK].to_numpy() == 0).sum()),
+                    widths={width: piece.file.path},
+                )
+                found.add(some, self.owners)
+        return found
 
+    def documents(self, part: Part, chosen: NDArray[np.int64]) -> list[Any]:
+        """The rows of these documents, without vectors."""
+        columns = ["document", CHUNK, "id", "title", "text"]
+        return [
+            rows.filter(np.isin(rows["document"].to_numpy(), chosen)).select(columns)
+            for rows in self.reader.tables(part, ReadReport())
+        ]
 
-def cell_groups(
-    vectors: Vectors,
-    cells: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-    how: Grouping,
-    count: CellCount,
-) -> Iterator[list[int]]:
-    """Groups of rows of one cell each; the same for the same cell, in whatever order its rows come.
+    def partition(self, part: Part) -> Iterator[Any]:
+        """The rows that are trained on, with the shard of each."""
+        for rows in self.reader.tables(part, ReadReport()):
+            rows = rows.filter(~np.isin(rows["document"].to_numpy(), self.held_out))
+            clusters = rows["cluster"].to_pylist()
+            shards = np.array([hash64(str(c)) % self.shards for c in clusters], np.int64)
+            yield rows.append_column("shard", [shards])
 
-    Args:
-        vectors: (N, W), which may lie on disk.
-        cells: (N,).
-        keys: (N,), of ids and numbers of chunks.
-        rows: indices of the rows to group.
-        how: the sizes, and the seed.
-        count: is brought up to date.
-    """
-    size, seed = how.size, how.seed
-    order = rows[np.lexsort((keys[rows], cells[rows]))]
-    kinds, starts = np.unique(cells[order], return_index=True)
-    for cell, start, end in zip(kinds, starts, [*starts[1:], len(order)], strict=True):
-        members = order[start:end]
-        own = int(cell) % 2**63
-        whole, left_out = divmod(len(members), size)
-        count.add(CellCount(1, whole, left_out, not whole, len(members)))
-        if not whole:
-            continue
-        similar = order_by_similarity(vectors, None, how.cluster_size, [seed, own], members)
-        similar = np.roll(similar, -random.Random(f"{seed}/{own}").randrange(size))
-        for first in range(0, len(similar) - size + 1, size):
-            yield np.sort(similar[first : first + size]).tolist()
+    def group(self, rows: Any) -> tuple[str, Counter[str]]:
+        """Group the clusters of a shard, and write its file; its name, and what was made."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
+        name, made = shard_name(rows["shard"][0].as_py(), self.shards), Counter[str]()
+        groups = list(self._groups(rows, made))
+        names = pc.if_else(pc.equal(rows["title"], ""), rows["id"], rows["title"])
+        columns = {"document": rows["document"], "text": rows["text"]}
+        members = pa.table({**columns, "query": pa.repeat("", len(rows)), "name": names})
+        schema = members.schema.set(1, pa.field("text", pa.string()))
+        if groups:
+            with (
+                atomic_write(self.folder / name) as path,
+                pa.ipc.new_stream(path, schema) as writer,
+            ):
+                for some in batched(groups, max(1, BLOCK // self.group_size)):
+                    writer.write_table(members.take(pa.array(np.ravel(some))).cast(schema))
+        return name, made
 
-@dataclass
-class CellCorpus:
-    """Rows of Parquet files with cells, by one process: texts and vectors lie on disk.
+    def _groups(self, rows: Any, made: Counter[str]) -> Iterator[list[int]]:
+        """Groups of rows of one cluster each; the same in whatever order the rows come."""
+        vectors = _matrix(rows[VECTOR]) if self.encode is None else self._encoded(rows)
+        clusters, document, chunk = (
+            rows[name].to_numpy() for name in ("cluster", "document", CHUNK)
+        )
+        order = np.lexsort((chunk, document, clusters))
+        kinds, starts = np.unique(clusters[order], return_index=True)
+        size, seed = self.group_size, self.seed
+        for kind, members in zip(kinds.tolist(), np.split(order, starts[1:]), strict=True):
+            whole, left_out = divmod(len(members), size)
+            made.update(clusters=1, groups=whole, left_out=left_out, small=not whole)
+            if not whole:
+                continue
+            own = kind % 2**63
+            similar = order_by_similarity(vectors, None, self.cluster_size, [seed, own], members)
+            similar = np.roll(similar, -random.Random(f"{seed}/{own}").randrange(size))
+            for first in range(0, whole * size, size):
+                yield np.sort(similar[first : first + size]).tolist()
 
-    Raises:
-        RevelaError: they cannot be read, too many are bad, or two are the same.
-    """
-
-    sources: Sequence[Path]
-    reader: CellReader
-    max_bad_share: float
-    report: ReadReport = field(default_factory=ReadReport)
-
-    def __post_init__(self) -> None:
-        self.pieces = [piece for part in parts_of(self.sources, self.report) for piece in part]
-        found: list[tuple[NDArray[Any], ...]] = []
-        self.rows: ArrowList[Member] = arrow_list(Member, self._members(found))
-        check_report(len(self.rows), self.report, self.sources, self.max_bad_share)
-        columns = [np.concatenate(some) for some in zip(*found, strict=True)]
-        self.documents, self.cells, self.keys = columns
-        numbers, counts = np.unique(self.keys, return_counts=True)
-        if (counts > 1).any():
-            self._refuse_repeated(frozenset(numbers[counts > 1][:10].tolist()))
-
-    def _members(self, found: list[tuple[NDArray[Any], ...]]) -> Iterator[Member]:
-        self._vectors: Vectors | None = None
-        start = 0
-        for piece in self.pieces:
-            for rows in self.reader.rows(piece, self.report):
-                found.append((rows.documents, rows.cells, rows.keys))
-                if rows.vectors is not None and len(rows.cells):
-                    if self._vectors is None:
-                        self._vectors = vectors_on_disk(self._at_most, rows.vectors.shape[1])
-                    refuse_other_width(rows.vectors, self._vectors.shape[1], piece.file.path)
-                    self._vectors[start : start + len(rows.cells)] = rows.vectors
-                start += len(rows.cells)
-                yield from rows.members
-
-    @cached_property
-    def _at_most(self) -> int:
-        """Rows of all files."""
-        import pyarrow.parquet as pq
-
-        return sum(pq.read_metadata(piece.file.path).num_rows for piece in self.pieces)
-
-    def _refuse_repeated(self, keys: frozenset[int]) -> None:
-        for piece in self.pieces:
-            refuse_rows(self.reader.rows(piece, ReadReport()), keys)
-
-    def vectors(self, recipe: Recipe) -> Vectors:
-        """Those of the files; or, if they have none, by the surrogate or by words."""
-        if self._vectors is not None:
-            return self._vectors
-        from revela.groups.order import similar_vectors
-        from revela.retriever.build import untrained_retriever
-
-        folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
-        texts = arrow_list(Document, (Document("", row.text) for row in self.rows))
-        rows: Any = self.rows
-        return similar_vectors(recipe, rows, lambda: untrained_retriever(recipe, folder, texts))[0]
-
-    def whole(self, chosen: NDArray[np.int64]) -> list[Document]:
-        """These documents, by their hashes, with their chunks in order."""
-        read = (rows for piece in self.pieces for rows in self.reader.rows(piece, ReadReport()))
-        return whole_documents(read, chosen)
+    def _encoded(self, rows: Any) -> Vectors:
+        assert self.encode is not None
+        return self.encode(rows["text"].to_pylist())
 
 
-def whole_documents(parts: Iterator[Rows], chosen: NDArray[np.int64]) -> list[Document]:
-    """Documents joined of their chunks, in the order of their hashes."""
-    wanted = set(chosen.tolist())
-    found: dict[int, list[tuple[int, str, str, str]]] = {}
-    for rows in parts:
-        columns = zip(rows.numbers, rows.ids, rows.titles, rows.texts, strict=True)
-        for owner, row in zip(rows.documents.tolist(), columns, strict=True):
-            if owner in wanted:
-                found.setdefault(owner, []).append(row)
-    documents = []
-    for owner in sorted(found):
-        rows_ = sorted(found[owner])
-        _, name, title, _ = rows_[0]
-        documents.append(Document(name, " ".join(text.strip() for *_, text in rows_), title))
-    return documents
+# Running them
 
 
-def chosen_documents(
-    recipe: Recipe, owners: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Documents that are held out, and those that are kept whole beside the groups, by hash: the
-    first ones, as hashes are random.
+def shuffled_on_disk(
+    items: Iterable[Any],
+    read: Callable[[Any], Iterator[Any]],
+    key: str,
+    work: Callable[[Any], Any],
+    parts: int,
+) -> Iterator[Any]:
+    """As ``on_ray.shuffled``, in this process: by way of a temporary file for each value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    Args:
-        recipe: how many are held out.
-        owners: hashes in order, all or the first ``needed_of`` them.
-        count: of all documents.
-    """
-    held = min(recipe.corpus.held_out_at_most, int(recipe.corpus.held_out * count))
-    return owners[:held], owners[held : held + KEPT]
+    with tempfile.TemporaryDirectory(prefix="revela-") as folder, disk_errors(Path(folder)):
+        writers: dict[int, Any] = {}
+        with ExitStack() as opened:
+            for item in items:
+                for table in read(item):
+                    for value in pc.unique(table[key]).to_pylist():
+                        if value not in writers:
+                            stream = pa.ipc.new_stream(f"{folder}/{value}", table.schema)
+                            writers[value] = opened.enter_context(stream)
+                        writers[value].write_table(table.filter(pc.equal(table[key], value)))
+        for value in sorted(writers):
+            with pa.memory_map(f"{folder}/{value}") as file:
+                yield work(pa.ipc.open_stream(file).read_all())
 
 
-def needed_of(recipe: Recipe) -> int:
-    """How many hashes ``chosen_documents`` reads."""
-    return recipe.corpus.held_out_at_most + KEPT
-
-
-def groups_of_cells(
-    recipe: Recipe, sources: Sequence[Path], out: Path, cell: str, shards: int
+def groups_of_clusters(
+    recipe: Recipe, sources: Sequence[Path], out: Path, column: str, shards: int, ray: bool = False
 ) -> GroupFolder:
-    """Read chunks in cells, group those of each cell, and store the groups.
+    """Read clustered chunks, group those of each cluster, and store the groups.
 
     Args:
         recipe: how.
         sources: Parquet files, or folders of them.
         out: a folder that does not exist yet.
-        cell: column of the cell.
-        shards: number of files; 0: as many as usual.
+        column: of the cluster.
+        shards: number of files; 0: as many as usual. Some may be missing, for few clusters.
+        ray: run the tasks on Ray, which is connected.
+
+    Raises:
+        RevelaError: files cannot be read, or too many rows are bad; no cluster has enough chunks.
     """
     refuse_out(recipe, out)
-    reader = CellReader(cell, recipe.corpus.text_field, recipe.corpus.title_field)
-    corpus = CellCorpus(sources, reader, recipe.corpus.max_bad_share)
-    for line in corpus.report.lines("chunks"):
-        log.info(line)
-    owners = np.unique(corpus.documents)
-    held, sample = chosen_documents(recipe, owners, len(owners))
-    kept = np.flatnonzero(~np.isin(corpus.documents, held))
-    count, size = CellCount(), recipe.groups.group_size
-    vectors = corpus.vectors(recipe)
-    groups = cell_groups(vectors, corpus.cells, corpus.keys, kept, Grouping.of(recipe), count)
-    blocks = (
-        corpus.rows.take(np.array(some).ravel(), ["document", "text", "query", "name"])
-        for some in batched(groups, max(1, BLOCK // size))
-    )
-    with new_folder(out) as folder:
-        made = write_shards(folder, blocks, size, shards)
-        count.say(size, len(corpus.rows))
-        if not made:
-            raise no_groups(size)
-        settings = settings_of(recipe, sources, len(owners) - len(held), cell)
-        finish_folder(folder, made, size, corpus.whole(sample), corpus.whole(held), settings)
+    corpus, size = recipe.corpus, recipe.groups.group_size
+    run: Run = on_ray.in_tasks if ray else map
+    shuffled = on_ray.shuffled if ray else shuffled_on_disk
+    report, made, counts = ReadReport(), Counter[str](), dict[str, int]()
+    parts = parts_of(sources, report)
+    with atomic_write(out) as folder:
+        folder.mkdir()
+        tasks = Tasks(
+            RowReader(column, corpus.text_field, corpus.title_field),
+            size,
+            recipe.groups.cluster_size or size,
+            recipe.training.seed,
+            owners=corpus.held_out_at_most + KEPT,
+            folder=folder.resolve(),
+            shards=shards or SHARDS,
+        )
+        found = Survey(report)
+        for survey in run(tasks.survey, parts):
+            found.add(survey, tasks.owners)
+        check_report(report.documents, report, sources, corpus.max_bad_share)
+        for line in report.lines("chunks"):
+            log.info(line)
+        _check_vectors(found.widths, needed=ray)
+        held_out = min(corpus.held_out_at_most, int(corpus.held_out * found.documents))
+        tasks = replace(tasks, held_out=found.owners[:held_out])
+        if 0 in found.widths:
+            from revela.groups.order import passage_encoder  # imports torch
+
+            tasks = replace(tasks, encode=passage_encoder(recipe))
+        for name, some in shuffled(parts, tasks.partition, "shard", tasks.group, tasks.shards):
+            made.update(some)
+            if some["groups"]:
+                counts[name] = some["groups"]
+        log.info(
+            f"{report.documents:,} chunks in {made['clusters']:,} clusters -> {made['groups']:,} "
+            f"groups; {made['left_out']:,} chunks left out, for which no group of their cluster "
+            f"has room ({made['small']:,} clusters have fewer than {size})"
+        )
+        if not counts:
+            raise RevelaError(f"no cluster has {size} chunks: lower --group-size")
+        whole = _documents(tasks, run, parts, found.owners[: held_out + KEPT])
+        settings = {
+            "sources": [str(source) for source in sources],
+            "shares": [],
+            "documents": found.documents - held_out,
+            "corpora": [],
+            "groups": ["cells"] * len(sources),
+            "cells": column,
+            "objective": recipe.objective.name,
+            "surrogate": recipe.groups.surrogate,
+            "seed": recipe.training.seed,
+        }
+        finish_folder(folder, counts, size, whole[held_out:], whole[:held_out], settings)
     return GroupFolder(out)
 
 
-def no_groups(size: int) -> RevelaError:
-    return RevelaError(f"no cell has {size} chunks: lower --group-size")
+def _check_vectors(widths: Mapping[int, Path], needed: bool) -> None:
+    """Refuse vectors of several widths, and missing ones if some are there or all are needed."""
+    if 0 in widths and (needed or len(widths) > 1):
+        raise RevelaError(
+            f'{widths[0]} has no vectors: write a column "{VECTOR}" with revela encode, or leave '
+            "away --engine ray and all vectors"
+        )
+    if len(widths) > 1:
+        (one, _), (other, path), *_ = widths.items()
+        raise RevelaError(
+            f"{path} has vectors of {other} numbers, others of {one}: encode all of the corpus "
+            "with one model"
+        )
 
 
-def settings_of(
-    recipe: Recipe, sources: Sequence[Path], documents: int, cell: str
-) -> dict[str, Any]:
-    """What the manifest says of the groups."""
-    return {
-        "sources": [str(source) for source in sources],
-        "shares": [],
-        "documents": documents,
-        "corpora": [],
-        "groups": ["cells"] * len(sources),
-        "cells": cell,
-        "objective": recipe.objective.name,
-        "surrogate": recipe.groups.surrogate,
-        "seed": recipe.training.seed,
-    }
+def _documents(
+    tasks: Tasks, run: Run, parts: Sequence[Part], chosen: NDArray[np.int64]
+) -> list[Document]:
+    """These documents joined of their chunks, in the order of their hashes."""
+    import pyarrow as pa
+
+    found = run(functools.partial(tasks.documents, chosen=chosen), parts)
+    table = pa.concat_tables(itertools.chain.from_iterable(found))
+    rows = table.sort_by([("document", "ascending"), (CHUNK, "ascending")]).to_pylist()
+    return [
+        Document(
+            first["id"], " ".join(row["text"].strip() for row in (first, *rest)), first["title"]
+        )
+        for _, (first, *rest) in itertools.groupby(rows, lambda row: row["document"])
+    ]

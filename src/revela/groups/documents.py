@@ -1,10 +1,10 @@
-"""Chunks -> groups: the 16 chunks that an objective compares with one another.
+"""Strategies of grouping: chunks -> groups, the 16 chunks that an objective compares.
 
-Group construction decides everything in Revela: random regrouping lowers its BEIR mean from 33.6 to
-3.9 (tables 8-9). By default a group is contiguous chunks of one or two documents, shuffled. Short
-documents fill a group together, each beside similar ones: chunks of random documents differ in
-their topic, and teach nothing after the first steps. Groups by similarity are cut from an order of
-the chunks (similar.py).
+Grouping decides everything in Revela: random regrouping lowers its BEIR mean from 33.6 to 3.9
+(tables 8-9). By default a group is contiguous chunks of one or two documents, shuffled. Short
+documents fill a group together with similar ones, because chunks of random documents differ in
+topic and teach nothing after the first steps. Groups by similarity are cut from an order of the
+chunks (similar.py).
 
 Shapes: N documents, D width of a document's vector.
 """
@@ -33,21 +33,17 @@ def document_groups(
     epoch: int = 0,
     vectors_ND: Vectors | None = None,
 ) -> Iterator[list[int]]:
-    """Groups of ``size`` chunk indices for one epoch, the same for the same seed and epoch.
+    """Groups of ``size`` chunk indices, the same for the same seed and epoch.
 
-    A document with at least ``size`` chunks gives whole groups, from a random start. What is left
-    of it, if at least half a group, shares a group with one other document's rest. Shorter rests
-    fill groups together: with those of similar documents if there are vectors, otherwise at random.
-    A chunk that no group has room for this epoch has its chance in the next, where starts and
-    neighbours differ.
+    A document with at least ``size`` chunks gives whole groups, from a random start. A rest of at
+    least half a group shares a group with one other document's rest. Shorter rests fill groups
+    together: with those of similar documents if there are vectors, otherwise at random. Starts and
+    neighbours differ by epoch, so a chunk that is left out in one has its chance in the next.
 
     Args:
-        owners: the document of each chunk; a document's chunks are next to one another and in
-            order.
-        size: chunks a group, at least 2.
-        seed: of the run.
-        epoch: from 0.
-        vectors_ND: a vector for each document, by its number in ``owners``.
+        owners: the document of each chunk, in the order of the corpus.
+        size: at least 2.
+        vectors_ND: a vector for each document.
     """
     rng = random.Random(f"{seed}/{epoch}")
     halves: list[Sequence[int]] = []
@@ -56,9 +52,8 @@ def document_groups(
     for indices in _by_document(owners):
         offset = rng.randrange(min(size, len(indices) - size + 1)) if len(indices) > size else 0
         for piece in _pieces(indices, size, offset):
-            (groups if len(piece) == size else halves if 2 * len(piece) >= size else shorts).append(
-                piece
-            )
+            kind = groups if len(piece) == size else halves if 2 * len(piece) >= size else shorts
+            kind.append(piece)
     rng.shuffle(halves)
     rng.shuffle(shorts)
     while len(halves) > 1:
@@ -73,9 +68,7 @@ def document_groups(
 
 
 def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator[list[int]]:
-    """Any chunks together, as many groups as there can be: the ablation that says what the other
-    ways are worth.
-    """
+    """Any chunks together: the ablation that says what the other strategies are worth."""
     order = np.random.default_rng([seed, epoch]).permutation(chunks)
     for start in range(0, chunks - size + 1, size):
         yield order[start : start + size].tolist()
@@ -84,13 +77,10 @@ def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator
 def ordered_groups(
     orders: Sequence[NDArray[np.int64]], size: int, seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
-    """Groups of ``size`` along each order, as many as there can be; each epoch begins to cut
-    elsewhere.
+    """Groups along each order, none with chunks of two orders; each epoch begins to cut elsewhere.
 
     Args:
-        orders: each domain's chunks, similar ones together (``order_by_similarity``); no group has
-            chunks of two.
-        size, seed, epoch: as for ``document_groups``.
+        orders: each domain's chunks, similar ones together (``order_by_similarity``).
     """
     rng = random.Random(f"{seed}/{epoch}")
     groups: list[Sequence[int]] = []
@@ -106,15 +96,14 @@ def ordered_groups(
 def rounds_of_queries(
     order: NDArray[np.int64], query_of: NDArray[np.int64], seed: int, epoch: int = 0
 ) -> list[NDArray[np.int64]]:
-    """The order in parts, in each of which no two chunks have the same query: a chunk of every
-    query, then one of every query that has more, and so on; which one is random. In one group, such
-    chunks would be negatives of their own query.
+    """The order in parts in which no two chunks have the same query, as they would be negatives of
+    it in one group: a random chunk of every query, then one of every query that has more, and so
+    on.
 
     Args:
         order: chunks, similar ones together; their order stays.
         query_of: the number of each chunk's query; -1 for chunks without one, which are all in the
             first part.
-        seed, epoch: as for ``document_groups``.
     """
     drawn = np.random.default_rng([seed, epoch]).permutation(order)
     drawn = drawn[np.argsort(query_of[drawn], kind="stable")]  # those of a query together
@@ -130,20 +119,17 @@ def rounds_of_queries(
 def mixed_groups(
     parts: Sequence[Iterable[list[int]]], proportions: Sequence[float], seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
-    """Groups of several corpora in these proportions, as long as every corpus has some; each keeps
-    its own order.
+    """Groups of several corpora in these proportions, until one corpus has no more; each keeps its
+    own order.
 
     Args:
         parts: each corpus's groups.
-        proportions: a weight each, above 0.
-        seed, epoch: as for ``document_groups``.
+        proportions: above 0.
     """
     held = [list(part) for part in parts]
-    rounds = min(len(groups) / weight for groups, weight in zip(held, proportions, strict=True))
-    counts = [
-        min(len(groups), round(rounds * weight))
-        for groups, weight in zip(held, proportions, strict=True)
-    ]
+    weighted = list(zip(map(len, held), proportions, strict=True))
+    rounds = min(count / weight for count, weight in weighted)
+    counts = [min(count, round(rounds * weight)) for count, weight in weighted]
     turns = [which for which, count in enumerate(counts) for _ in range(count)]
     random.Random(f"{seed}/{epoch}").shuffle(turns)
     left = [iter(groups) for groups in held]
@@ -158,16 +144,12 @@ def spread_groups(
     epoch: int = 0,
     vectors_ND: Vectors | None = None,
 ) -> Iterator[list[int]]:
-    """Groups of chunks of different documents, as contrastive objectives need them; the same for
-    the same seed and epoch.
+    """Groups of chunks of different documents, as contrastive objectives need them; arguments as
+    for ``document_groups``.
 
-    Rounds: in each, every document that has chunks left gives one. Only where one round ends and
-    the next begins can a group have two chunks of a document, or where there are fewer documents
-    than chunks to a group.
-
-    Args:
-        owners, size, seed, epoch: as for ``document_groups``.
-        vectors_ND: a vector for each document; each round then puts similar documents together.
+    In each round, every document that has chunks left gives one; with vectors, similar documents
+    come together. A group has two chunks of a document only where two rounds meet, or where there
+    are fewer documents than chunks to a group.
     """
     rng = random.Random(f"{seed}/{epoch}")
     left = [rng.sample(indices, len(indices)) for indices in _by_document(owners)]
@@ -185,17 +167,10 @@ def spread_groups(
     yield from groups
 
 
-def with_queries(groups: Iterable[list[int]], has_query: NDArray[np.bool_]) -> Iterator[list[int]]:
-    """The groups in which at least one chunk has a query."""
-    return (group for group in groups if has_query[group].any())
-
-
 def _neighbours_together(vectors_ND: Vectors, rng: random.Random) -> list[int]:
-    """An order in which similar vectors stand close: halved again and again between two members
-    drawn at random.
-
-    Each call draws other pairs, so that every epoch has other neighbours (a random-projection tree;
-    Dasgupta & Freund, STOC 2008).
+    """An order in which similar vectors stand close, from a random-projection tree (Dasgupta &
+    Freund, STOC 2008): halved again and again between two members drawn at random. Each call draws
+    other pairs, so every epoch has other neighbours.
     """
     order: list[int] = []
     stack = [np.arange(len(vectors_ND))]

@@ -1,19 +1,17 @@
-"""Groups on disk: a folder of Arrow shards that hold the chunks themselves, group after group, so
-that training needs no corpus.
+"""Groups on disk: a folder of Arrow shards with the chunks themselves, group after group. Training
+on it needs no corpus.
 
-Groups are dealt to the shards in turn. An epoch visits the shards in turn as well, each in an order
-of its own: so when P processes take batches in turn and P divides the number of shards, each reads
-its own shards, and the order is the same for any P. The manifest says how long every shard is; the
-folder gets its name when it is whole.
+Groups are dealt to the shards in turn, and an epoch visits the shards in turn, each in an order of
+its own. When P processes take batches in turn and P divides the number of shards, each process
+reads its own shards; the order is the same for any P.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,7 +25,6 @@ from revela.corpus.judgements import judged
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
 from revela.groups.documents import Groups
-from revela.processes import is_first
 from revela.settings import Recipe
 from revela.types import Chunk, Document
 
@@ -36,9 +33,7 @@ FORMAT = 1
 SHARDS, FEWEST = 16, 4  # shards, and groups that a shard should have at least
 KEPT = 2000  # documents kept whole, for the heads' probe
 BLOCK = 2**16  # chunks looked up at a time
-# Bytes of shards that the first process reads whole when it opens them, at some .5 GB/s, so that
-# none has changed or points elsewhere; of a larger folder only the lengths are compared.
-CHECKED = 2**34
+AGAIN = "build the groups again with revela groups --out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +43,30 @@ class Member(Chunk):
     name: str = ""
 
 
-class GroupFolder:
-    """ArrowList groups; ``save_groups`` writes a folder of them.
+@dataclass(frozen=True)
+class GroupedCorpus:
+    """What a corpus gives.
 
     Args:
-        folder: made by ``save_groups``.
+        documents: what the rows' ``document`` refers to.
+        held_out: documents for the label-free check.
+        rows: chunks.
+        groups: indices of rows.
+    """
+
+    documents: ArrowList[Document]
+    held_out: Sequence[Document]
+    rows: ArrowList[Chunk]
+    groups: Iterable[list[int]]
+
+
+class GroupFolder:
+    """Stored groups; ``save_groups`` writes a folder of them.
+
+    Sizes are compared at opening; ``check`` reads all shards.
 
     Attributes:
-        size: chunks a group.
+        size: chunks per group.
         rows: all chunks; group g is rows g * size up to (g + 1) * size, in the order of the corpus.
         documents: a sample of the documents that the groups were made of.
         held_out: documents that were held out of them.
@@ -63,55 +74,45 @@ class GroupFolder:
         fingerprint: of the groups themselves.
 
     Raises:
-        RevelaError: it is none, or not as it was written.
+        RevelaError: the folder is not as it was written.
     """
 
     def __init__(self, folder: Path) -> None:
-        manifest = _manifest(folder)
-        files = [folder / shard["file"] for shard in manifest["shards"]]
-        checks = is_first() and sum(shard["bytes"] for shard in manifest["shards"]) <= CHECKED
-        for file, shard in zip(files, manifest["shards"], strict=True):
-            if not file.is_file() or file.stat().st_size != shard["bytes"]:
-                found = (
-                    f"has {file.stat().st_size:,} bytes of {shard['bytes']:,}"
-                    if file.is_file()
-                    else "is missing"
-                )
-                raise RevelaError(
-                    f"{file} {found}: build the groups again with revela groups --out"
-                )
-            if checks:
-                _refuse_changed(file, shard["digest"])
-        self.folder, self.size, self.settings = (
-            folder,
-            int(manifest["size"]),
-            dict[str, Any](manifest["settings"]),
-        )
-        self.fingerprint = hashlib.blake2b(
-            json.dumps(manifest["shards"]).encode(), digest_size=8
-        ).hexdigest()
-        self._counts = [int(shard["groups"]) for shard in manifest["shards"]]
+        self.folder = folder
+        file = folder / MANIFEST
+        if not file.is_file():
+            raise RevelaError(f"{folder} is no whole group folder, it has no {MANIFEST}: {AGAIN}")
         try:
-            for name in (SAMPLE, HELD_OUT) if checks and "digests" in manifest else ():
-                _refuse_changed(folder / name, manifest["digests"][name])
-            self.rows = read(Member, files)
+            manifest = json.loads(file.read_text(encoding="utf-8"))
+            if manifest["format"] != FORMAT:
+                raise RevelaError(f"{folder} was written by another version of revela: {AGAIN}")
+            self.size = int(manifest["size"])
+            self.settings: dict[str, Any] = manifest["settings"]
+            self._shards: list[dict[str, Any]] = manifest["shards"]
+            self._counts = [int(shard["groups"]) for shard in self._shards]
+            for shard in self._shards:
+                _check_size(folder / shard["file"], shard["bytes"])
+            for name, digest in manifest.get("digests", {}).items():  # two small files
+                _check_digest(folder / name, digest)
+            self.rows = read(Member, [folder / shard["file"] for shard in self._shards])
             self.documents = read(Document, [folder / SAMPLE])
             self.held_out = read(Document, [folder / HELD_OUT])
-            for items in (self.rows, self.documents, self.held_out) if checks else ():
-                items.validate()
-        except (OSError, ValueError) as error:
-            raise RevelaError(
-                f"{folder} is damaged ({first_line(error)}): build the groups again with "
-                "revela groups"
-            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RevelaError(f"{folder} is damaged ({first_line(error)}): {AGAIN}") from error
         if len(self.rows) != len(self) * self.size:
             raise RevelaError(
-                f"{folder} holds {len(self.rows):,} chunks, and {MANIFEST} says otherwise: build "
-                "the groups again"
+                f"{folder} holds {len(self.rows):,} chunks, and {MANIFEST} says otherwise: {AGAIN}"
             )
+        shards = json.dumps(self._shards).encode()
+        self.fingerprint = hashlib.blake2b(shards, digest_size=8).hexdigest()
 
     def __len__(self) -> int:
         return sum(self._counts)
+
+    def check(self) -> None:
+        """Read all shards, and refuse one that has changed since it was written."""
+        for shard in self._shards:
+            _check_digest(self.folder / shard["file"], shard["digest"])
 
     def members(self, group: Sequence[int]) -> list[Member]:
         """The chunks of a group, in this order."""
@@ -123,7 +124,7 @@ class GroupFolder:
 
         Args:
             seed: of the run.
-            together: groups a batch, which come from one shard (but for the last of a shard).
+            together: groups per batch, which come from one shard (but for the last of a shard).
         """
         firsts = np.cumsum([0, *self._counts])
 
@@ -148,7 +149,7 @@ def is_group_folder(path: Path) -> bool:
 
 
 def refuse_out(recipe: Recipe, out: Path) -> None:
-    """Refuse a folder that is taken, and groups that nobody can build before training."""
+    """Refuse a folder that exists, and groups that cannot be built before training."""
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     if recipe.groups.kind == "iterative":
@@ -164,62 +165,35 @@ def refuse_out(recipe: Recipe, out: Path) -> None:
 
 
 def save_groups(
-    out: Path,
-    rows: ArrowList[Chunk],
-    groups: Iterable[list[int]],
-    documents: ArrowList[Document],
-    *,
-    size: int,
-    sample: Iterable[int],
-    held_out: Iterable[Document],
-    settings: dict[str, Any],
-    shards: int = 0,
+    out: Path, corpus: GroupedCorpus, size: int, settings: dict[str, Any], shards: int = 0
 ) -> GroupFolder:
     """Write groups into a folder that does not exist yet.
 
     Args:
         out: the folder.
-        rows: the chunks.
-        groups: indices of ``rows``, ``size`` each.
-        documents: what the chunks' ``document`` refers to.
+        corpus: with groups of ``size`` chunks.
         size: chunks per group.
-        sample: which documents to keep whole, for the heads' probe.
-        held_out: documents kept for the label-free check.
         settings: what the groups were made by.
         shards: number of files; 0: ``SHARDS``, or fewer for few groups.
     """
+    rows, documents = corpus.rows, corpus.documents
     blocks = (
         _members(rows, np.sort(np.array(some, dtype=np.int64)).ravel(), documents)
-        for some in batched(groups, max(1, BLOCK // size))
+        for some in batched(corpus.groups, max(1, BLOCK // size))
     )
-    with new_folder(out) as folder:
-        counts = write_shards(folder, blocks, size, shards)
+    draw = random.Random(settings.get("seed", 0))
+    sample = draw.sample(range(len(documents)), min(KEPT, len(documents)))
+    with atomic_write(out) as folder:
+        folder.mkdir()
+        counts = _write_shards(folder, blocks, size, shards)
         if not counts:
             raise RevelaError(
                 f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower "
                 "--chunk-words or --group-size"
             )
-        finish_folder(folder, counts, size, documents.chosen(sample), held_out, settings)
+        whole = documents.chosen(sorted(sample))
+        finish_folder(folder, counts, size, whole, corpus.held_out, settings)
     return GroupFolder(out)
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A folder that becomes ``out`` when it is whole.
-
-    Raises:
-        RevelaError: another process has made one meanwhile.
-    """
-    try:
-        with atomic_write(out) as folder:
-            folder.mkdir()
-            yield folder
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
-        raise RevelaError(
-            f"{out} was made by another process meanwhile: use that, or choose another --out"
-        ) from error
 
 
 def finish_folder(
@@ -235,7 +209,10 @@ def finish_folder(
     Args:
         folder: with the shards.
         counts: groups of each shard, by the name of its file.
-        size, sample, held_out, settings: as for ``save_groups``.
+        size: chunks per group.
+        sample: documents kept whole, for the heads' probe.
+        held_out: documents for the label-free check.
+        settings: what the groups were made by.
     """
     write(Document, sample, folder / SAMPLE)
     write(Document, held_out, folder / HELD_OUT)
@@ -259,7 +236,14 @@ def shard_name(number: int, shards: int) -> str:
     return f"shard-{number:0{max(2, len(str(shards - 1)))}}.arrow"
 
 
-def write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -> dict[str, int]:
+def batched(groups: Iterable[list[int]], count: int) -> Iterator[list[list[int]]]:
+    """So many groups at a time."""
+    rest = iter(groups)
+    while some := list(islice(rest, count)):
+        yield some
+
+
+def _write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -> dict[str, int]:
     """Deal groups to the shards in turn; the number of groups of each shard, by its file.
 
     Args:
@@ -289,26 +273,6 @@ def write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) ->
     return counts
 
 
-def batched(groups: Iterable[list[int]], count: int) -> Iterator[list[list[int]]]:
-    """So many groups at a time."""
-    rest = iter(groups)
-    while some := list(islice(rest, count)):
-        yield some
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
-
-
-def _refuse_changed(file: Path, digest: str) -> None:
-    if _digest(file) != digest:
-        raise RevelaError(
-            f"{file} has changed since it was written: build the groups again with "
-            "revela groups --out"
-        )
-
-
 def _members(
     rows: ArrowList[Chunk], indices: NDArray[np.int64], documents: ArrowList[Document]
 ) -> Any:
@@ -325,29 +289,18 @@ def _members(
     return chunks.append_column("name", names)
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    file = folder / MANIFEST
+def _digest(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
+
+
+def _check_size(file: Path, size: int) -> None:
     if not file.is_file():
-        raise RevelaError(
-            f"{folder} is no whole group folder, it has no {MANIFEST}: build the groups again "
-            "with revela groups --out"
-        )
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise RevelaError(
-                f"{folder} was written by another version of revela: build the groups again with "
-                "revela groups --out"
-            )
-        _ = (
-            manifest["size"],
-            manifest["settings"],
-            [(s["file"], s["groups"], s["bytes"], s["digest"]) for s in manifest["shards"]],
-            # Folders of earlier versions have none.
-            "digests" not in manifest or [manifest["digests"][n] for n in (SAMPLE, HELD_OUT)],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise RevelaError(
-            f"{file} is damaged: build the groups again with revela groups --out"
-        ) from error
-    return dict(manifest)
+        raise RevelaError(f"{file} is missing: {AGAIN}")
+    if (found := file.stat().st_size) != size:
+        raise RevelaError(f"{file} has {found:,} bytes of {size:,}: {AGAIN}")
+
+
+def _check_digest(file: Path, digest: str) -> None:
+    if _digest(file) != digest:
+        raise RevelaError(f"{file} has changed since it was written: {AGAIN}")

@@ -28,11 +28,11 @@ from revela.groups.documents import (
     random_groups,
     rounds_of_queries,
     spread_groups,
-    with_queries,
 )
 from revela.groups.folder import GroupFolder
 from revela.groups.similar import order_by_similarity, paired
 from revela.processes import count, gathered, is_first, my_share, of_first
+from revela.retriever.build import untrained_retriever
 from revela.retriever.fit import lexical_vectors
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe
@@ -70,25 +70,19 @@ def order_of_groups(
             the order of the corpus.
         unasked: give groups in which no chunk has a query, too: it may be written later.
     """
+    size, seed = recipe.groups.group_size, recipe.training.seed
     groups: Groups
-    reads = recipe.objective.reads
     if recipe.groups.kind == "random":
-        groups = functools.partial(
-            random_groups, len(rows), recipe.groups.group_size, recipe.training.seed
-        )
+        groups = functools.partial(random_groups, len(rows), size, seed)
     elif recipe.groups.kind in ("cluster", "iterative"):
         groups = groups_along(recipe, rows, np.arange(len(rows)) if order_N is None else order_N)
     else:
+        reads = recipe.objective.reads
         shared = reads == "queries" and recipe.queries.source in SHARED
-        spread = reads == "windows" or shared or judged(recipe)
-        build = spread_groups if spread else document_groups
-        groups = functools.partial(
-            build,
-            rows.column("document"),
-            recipe.groups.group_size,
-            recipe.training.seed,
-            vectors_ND=vectors_ND,
-        )
+        apart = reads == "windows" or shared or judged(recipe)
+        build = spread_groups if apart else document_groups
+        owners = rows.column("document")
+        groups = functools.partial(build, owners, size, seed, vectors_ND=vectors_ND)
     return groups if unasked else _only_with_queries(recipe, rows, groups)
 
 
@@ -103,35 +97,29 @@ def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_N: NDArray[np.int
     )
 
 
+def stored_groups(recipe: Recipe, folder: GroupFolder) -> tuple[Groups, int]:
+    """epoch -> the groups of a folder, in the order of this recipe's seed; and their number."""
+    if folder.size != recipe.groups.group_size:
+        raise RevelaError(
+            f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
+        )
+    groups = folder.order(recipe.training.seed, recipe.training.groups_per_batch)
+    if recipe.objective.reads != "queries":
+        return groups, len(folder)
+    has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
+    return _only_with_queries(recipe, folder.rows, groups), int(has_query.any(axis=1).sum())
+
+
 def vectors_of_beginnings(recipe: Recipe, documents: Sequence[Document], model: Model) -> Vectors:
     """A vector per document, of the words it begins with."""
     beginnings = Texts(documents, lambda document: document.full_text[:NEIGHBOUR_CHARACTERS])
     return lexical_vectors(model(), beginnings, recipe.fit.token_weighting)
 
 
-def stored_order(recipe: Recipe, folder: GroupFolder) -> Groups:
-    """epoch -> the groups of a folder, in the order of this recipe's seed."""
-    if folder.size != recipe.groups.group_size:
-        raise RevelaError(
-            f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
-        )
-    return _only_with_queries(
-        recipe, folder.rows, folder.order(recipe.training.seed, recipe.training.groups_per_batch)
-    )
-
-
-def number_of_stored(recipe: Recipe, folder: GroupFolder) -> int:
-    """How many groups an epoch of ``stored_order`` has."""
-    if recipe.objective.reads != "queries":
-        return len(folder)
-    has_query = folder.rows.column("query") != ""
-    return int(has_query.reshape(len(folder), folder.size).any(axis=1).sum())
-
-
 def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
     """The rows, similar ones next to each other; pairs of query and chunk by both texts."""
     began = time.monotonic()
-    vectors = similar_vectors(recipe, rows, model)
+    vectors = _vectors(recipe, rows, *_surrogate(recipe, model))
     embedded = time.monotonic()
     order_N = order_by_similarity(
         *vectors, recipe.groups.cluster_size or recipe.groups.group_size, recipe.training.seed
@@ -143,26 +131,25 @@ def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArr
     return order_N
 
 
-def similar_vectors(
-    recipe: Recipe, rows: ArrowList[Chunk], model: Model
-) -> tuple[Vectors, Vectors | None]:
-    """What ``order_by_similarity`` reads, by the surrogate or by words."""
-    if recipe.groups.surrogate:
-        encoder = load_encoder(
-            find_weights(recipe.groups.surrogate, ""),
-            recipe.training.precision,
-            recipe.groups.surrogate_tokens,
-        )
-        sides: tuple[Encode, Encode] = (
-            in_parts(encoder.encode_queries),
-            in_parts(encoder.encode_passages),
-        )
-    else:
-        words = functools.partial(
+def passage_encoder(recipe: Recipe) -> Encode:
+    """Vectors of passages by the surrogate, or by words."""
+    folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
+    return _surrogate(recipe, lambda: untrained_retriever(recipe, folder, []))[1]
+
+
+def _surrogate(recipe: Recipe, model: Model) -> tuple[Encode, Encode]:
+    """What encodes queries and passages to find similar ones: another model, or words."""
+    if not recipe.groups.surrogate:
+        by_words = functools.partial(
             lexical_vectors, model(), token_weighting=recipe.fit.token_weighting
         )
-        sides = words, words
-    return _vectors(recipe, rows, *sides)
+        return by_words, by_words
+    encoder = load_encoder(
+        find_weights(recipe.groups.surrogate, ""),
+        recipe.training.precision,
+        recipe.groups.surrogate_tokens,
+    )
+    return in_parts(encoder.encode_queries), in_parts(encoder.encode_passages)
 
 
 class IterativeGroups:
@@ -269,4 +256,4 @@ def _only_with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> 
     if recipe.objective.reads != "queries":
         return groups
     has_query = rows.column("query") != ""
-    return lambda epoch: with_queries(groups(epoch), has_query)
+    return lambda epoch: (group for group in groups(epoch) if has_query[group].any())

@@ -8,14 +8,14 @@ import dataclasses
 import gc
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.judgements import judged
@@ -39,28 +39,26 @@ from revela.weights import find_weights, fingerprint, name_of
 log = logging.getLogger(__name__)
 
 WRITING_BATCH = 32
+BLOCK = 64  # chunks whose queries are written at a time while a retriever trains
 NO_QUERY = "no chunk has a query: try another --queries than {}, or another --query-lm"
-# Chunks whose queries are written at a time while a retriever trains, at first and later: steps
-# wait for a block.
-FIRST_BLOCK, LARGEST_BLOCK = 64, 256
 
 
 def writes_late(recipe: Recipe) -> bool:
-    """Whether a language model may write queries as training comes to their chunks: groups by
-    similarity, and negatives that are mined, need those of all chunks before.
+    """Whether a language model may write queries as training comes to their chunks. Groups by
+    similarity and mined negatives need the queries of all chunks first.
     """
     objective: Any = recipe.objective
-    asks = objective.reads == "queries" and recipe.queries.source == "lm" and not judged(recipe)
+    by_lm = objective.reads == "queries" and recipe.queries.source == "lm" and not judged(recipe)
     mines = bool(getattr(objective, "negatives", False))
-    return asks and not mines and recipe.groups.kind in ("document", "random")
+    return by_lm and not mines and recipe.groups.kind in ("document", "random")
 
 
 def chunks_to_ask(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
-    """The chunks of as many documents as ``max_queries`` allows."""
+    """The chunks of as many documents as ``max_queries`` allows; the same ones in every run, so
+    that queries are written once.
+    """
     owners = chunks.column("document")
-    chosen = documents_with_chunks(
-        owners.tolist(), recipe.queries.max_queries, seed=0
-    )  # one seed for all runs: queries are written once
+    chosen = documents_with_chunks(owners.tolist(), recipe.queries.max_queries, seed=0)
     return chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
 
 
@@ -83,7 +81,7 @@ def written_answers(
     Args:
         recipe, path: as for ``QueryLM``.
         texts: as they are to be found.
-        of: what the texts are, for that line.
+        of: what the texts are, for the log.
 
     Raises:
         RevelaError: the language model or the file cannot be used.
@@ -91,10 +89,9 @@ def written_answers(
     lm = QueryLM(recipe, path)
     if missing := lm.missing(texts):
         log.info(f"{lm}: {missing:,}")
-        with tqdm(total=missing, unit="query") as bar:
-            lm.write(texts, bar.update)
-        lm.close()
-    answers = without_repeats([lm.file.get(t) or Answer() for t in texts])
+    answers = without_repeats(lm.answers(texts))
+    del lm
+    gc.collect()  # a model of transformers refers to itself
     log.info(_kept(answers, of))
     return answers
 
@@ -108,14 +105,15 @@ def _kept(answers: Collection[Answer], of: str) -> str:
 
 
 class QueryLM:
-    """A language model that is asked for queries, and the file of its answers.
+    """A language model that is asked for queries, and the file of its answers. The model is opened
+    for the first text without an answer, and stays in memory.
 
     Args:
-        recipe: which one, and how it is asked.
+        recipe: which model, and how it is asked.
         path: of the ``QueryFile``; what is there is not written again.
 
     Raises:
-        RevelaError: it cannot be found, or the file cannot be used.
+        RevelaError: the model cannot be found, or the file cannot be used.
     """
 
     def __init__(self, recipe: Recipe, path: Path | None) -> None:
@@ -130,24 +128,20 @@ class QueryLM:
         return f"{name_of(self.folder)} writes queries into {self.file.path}"
 
     def missing(self, texts: Iterable[str]) -> int:
-        """How many of these texts it has not been asked about."""
+        """How many of these texts have no answer yet."""
         return len({text for text in texts if self.file.get(text) is None})
 
-    def write(self, texts: Sequence[str], progress: Callable[[int], object]) -> None:
-        """Ask for a query to each text without an answer; the LM is opened for the first, and stays
-        in memory until ``close``.
-
-        Args:
-            texts: as they are to be found.
-            progress: called with the number of texts after each batch.
+    def answers(self, texts: Sequence[str]) -> list[Answer]:
+        """The answer to each text; missing ones are written.
 
         Raises:
             RevelaError: the language model or the file cannot be used.
         """
-        if not self.missing(texts):
-            return
-        torch.set_num_threads(cores(self.recipe.training.threads))
-        write_queries(texts, self.file, self._writer, WRITING_BATCH, progress)
+        if missing := self.missing(texts):
+            torch.set_num_threads(cores(self.recipe.training.threads))
+            with tqdm(total=missing, desc="writing queries", unit="query", leave=False) as bar:
+                write_queries(texts, self.file, self._writer, WRITING_BATCH, bar.update)
+        return [self.file.get(text) or Answer() for text in texts]
 
     @cached_property
     def _writer(self) -> Writer:
@@ -157,58 +151,41 @@ class QueryLM:
         tokens, precision = self.recipe.lm.lm_tokens, self.recipe.training.precision
         return writer(self.folder, prompting, tokens, precision)
 
-    def close(self) -> None:
-        """Free the LM's memory."""
-        self.__dict__.pop("_writer", None)
-        gc.collect()  # a model of transformers refers to itself
-
 
 class QueriesInTraining:
     """Queries that are written when training comes to their chunks, a block of groups at a time.
 
-    A question that several chunks have is one to none of them: to none that is read after the last
-    of these, since the chunks that are still to come are not known. What was kept or written before
-    makes no other queries, so a run that is resumed, or repeated, reads the same.
+    A question to several chunks is dropped from every chunk read after the last of them is known;
+    later chunks may still repeat it. What the file holds already makes no other queries, so a run
+    that is resumed or repeated reads the same.
 
     Args:
         lm: writes them.
         rows: chunks, whose own queries are empty.
-
-    Attributes:
-        progress: called with the number of queries that were written, and of those that have to be
-            before training goes on, before and after each batch.
     """
 
     def __init__(self, lm: QueryLM, rows: ArrowList[Chunk]) -> None:
-        self.lm, self.rows, self.answers = lm, rows, dict[int, Answer]()
-        self.progress: Callable[[int, int], object] = lambda written, left: None
-        self._asked, self._written = dict[str, set[int]](), 0
-
-    def missing(self) -> int:
-        """How many texts have no answer yet."""
-        return self.lm.missing(row.text for row in self.rows)
+        self.lm, self.rows = lm, rows
+        self._answers, self._chunks_of = dict[int, Answer](), dict[str, set[int]]()
 
     def row(self, index: int) -> Chunk:
         """A row of a group that ``groups`` has given, with its query."""
-        return dataclasses.replace(self.rows[index], query=self.answers[index].query)
+        return dataclasses.replace(self.rows[index], query=self._answers[index].query)
 
-    def groups(self, order: Groups, largest: int = 0) -> Groups:
-        """epoch -> those groups in which a chunk has a query.
-
-        Args:
-            order: epoch -> all groups.
-            largest: chunks of a block; 0: ``LARGEST_BLOCK``.
+    def groups(self, order: Groups) -> Groups:
+        """epoch -> those groups of ``order`` in which a chunk has a query.
 
         Raises:
             RevelaError: an epoch has none, or the language model or the file cannot be used.
         """
 
         def of_epoch(epoch: int) -> Iterator[list[int]]:
-            none = True
-            for some in _blocks(order(epoch), largest or LARGEST_BLOCK):
-                self._write(sorted({row for group in some for row in group}))
-                for group in some:
-                    if any(self.answers[row].query for row in group):
+            groups, none = order(epoch), True
+            for group in groups:
+                block = [group, *islice(groups, max(0, BLOCK // len(group) - 1))]
+                self._write(sorted({row for group in block for row in group}))
+                for group in block:
+                    if any(self._answers[row].query for row in group):
                         none = False
                         yield group
             if none:
@@ -218,31 +195,12 @@ class QueriesInTraining:
 
     def kept(self) -> str:
         """How many of the chunks that were read have a query, and why the others have none."""
-        return _kept(self.answers.values(), "chunks")
+        return _kept(self._answers.values(), "chunks")
 
     def _write(self, rows: Sequence[int]) -> None:
-        texts = [self.rows[i].text for i in rows]
-        left = self.lm.missing(texts)
-
-        def batch(count: int) -> None:
-            nonlocal left
-            self._written, left = self._written + count, left - count
-            self.progress(self._written, left)
-
-        if left:
-            batch(0)
-        self.lm.write(texts, batch)
-        found = {i: self.lm.file.get(text) or Answer() for i, text in zip(rows, texts, strict=True)}
+        found = dict(zip(rows, self.lm.answers([self.rows[i].text for i in rows]), strict=True))
         for i, answer in found.items():
-            self._asked.setdefault(answer.query.lower(), set()).add(i)
+            self._chunks_of.setdefault(answer.query.lower(), set()).add(i)
         for i, answer in found.items():
-            is_repeated = answer.query and len(self._asked[answer.query.lower()]) > 1
-            self.answers[i] = REPEATED if is_repeated else answer
-
-
-def _blocks(groups: Iterator[list[int]], largest: int) -> Iterator[list[list[int]]]:
-    """Groups of ``FIRST_BLOCK`` chunks, then of twice as many, up to ``largest``."""
-    block = FIRST_BLOCK
-    for group in groups:
-        yield [group, *islice(groups, max(0, block // len(group) - 1))]
-        block = min(2 * block, largest)
+            is_repeated = answer.query and len(self._chunks_of[answer.query.lower()]) > 1
+            self._answers[i] = REPEATED if is_repeated else answer

@@ -80,12 +80,6 @@ def order_by_similarity(
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
 
 
-def centroids(vectors_ND: Vectors, k: int, seed: int) -> Vectors:
-    """(K, D): the means of k clusters of at most ``SAMPLE`` of these vectors."""
-    found = _k_means(vectors_ND[:SAMPLE], k, np.random.default_rng(seed)).centroids
-    return np.asarray(found, dtype=np.float32)
-
-
 def greedy_path(points_KD: Vectors, start: int) -> list[int]:
     """Every point once: from ``start``, always on to the nearest one that is left (the first of
     equals).

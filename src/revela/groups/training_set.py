@@ -12,13 +12,13 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from revela.corpus.arrow_list import ArrowList, arrow_list
@@ -39,10 +39,9 @@ from revela.groups.folder import GroupFolder, is_group_folder
 from revela.groups.order import (
     IterativeGroups,
     Model,
-    number_of_stored,
     order_of_groups,
     similar_order,
-    stored_order,
+    stored_groups,
     vectors_of_beginnings,
 )
 from revela.groups.query_lm import (
@@ -63,6 +62,19 @@ from revela.weights import cache_folder
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class EpochGroups:
+    """The groups of each epoch, as indices of rows.
+
+    Args:
+        of_epoch: epoch -> its groups.
+        number: groups in the first epoch, at most so many where queries are written in training.
+    """
+
+    of_epoch: Groups
+    number: int
+
+
 class TrainingSet:
     """Chunks, the groups of each epoch, the documents for the fit and what is held out.
 
@@ -71,15 +83,13 @@ class TrainingSet:
         source: documents, or a folder of groups that were made of them.
         held_out: documents that are not trained on.
         queries_file: keeps the queries that a language model writes.
+        late: let a language model write queries as training comes to their chunks, if it can.
 
     Attributes:
         documents: what the heads' probe and the test for capitals read; a sample if groups are
             stored.
         n_documents: how many the chunks come from.
-        corpora: where corpora that share no group begin, but the first: numbers of documents.
-        groups_per_epoch: set by ``groups``; at most so many with queries that
-            are written in training.
-        by_similarity: the rows, similar ones next to each other; set by ``groups`` for clusters.
+        corpora: first document of each corpus but the first, where no group has chunks of two.
     """
 
     def __init__(
@@ -88,31 +98,34 @@ class TrainingSet:
         source: Sequence[Document] | GroupFolder,
         held_out: Sequence[Document] = (),
         queries_file: Path | None = None,
+        late: bool = True,
     ) -> None:
         self.recipe, self.queries_file = recipe, queries_file
-        self.folder = source if isinstance(source, GroupFolder) else None
-        if self.folder is None:
-            _refuse_several_readers()
-        elif judged(recipe):
-            raise RevelaError(
-                f"--pairs needs whole documents, and {self.folder.folder} holds groups of chunks: "
-                "give the corpus itself"
-            )
+        self.corpora: list[int] = []
         if isinstance(source, GroupFolder):
+            if judged(recipe):
+                raise RevelaError(
+                    f"--pairs needs whole documents, and {source.folder} holds groups of chunks: "
+                    "give the corpus itself"
+                )
+            self.folder: GroupFolder | None = source
             self.documents: Sequence[Document] = source.documents
             self.held_out: Sequence[Document] = source.held_out
             self.n_documents = int(source.settings["documents"])
-            self.corpora: list[int] = source.settings.get("corpora", [])
+            self.corpora = source.settings.get("corpora", [])
         else:
+            _refuse_several_readers()
+            self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
-            self.corpora = []
-        self.groups_per_epoch = 0
-        self._writes_late = self.folder is None and writes_late(recipe)
-        self.by_similarity: NDArray[np.int64] | None = None
+        self.late = late and self.folder is None and writes_late(recipe)
 
     @classmethod
     def read(
-        cls, recipe: Recipe, sources: Sequence[Path], queries_file: Path | None = None
+        cls,
+        recipe: Recipe,
+        sources: Sequence[Path],
+        queries_file: Path | None = None,
+        late: bool = True,
     ) -> TrainingSet:
         """The training set of a corpus, or of one folder of groups.
 
@@ -120,6 +133,7 @@ class TrainingSet:
             recipe: how it is read.
             sources: files and folders, or hub:owner/name.
             queries_file: keeps written queries; default: ``default_queries_file``.
+            late: as for ``TrainingSet``.
 
         Raises:
             RevelaError: a source cannot be read, or holds groups that are not stored; several
@@ -139,15 +153,15 @@ class TrainingSet:
             log.info(line)
         share, at_most = recipe.corpus.held_out, recipe.corpus.held_out_at_most
         rest, held_out = split_held_out(documents, share, at_most)
-        return cls(recipe, rest, held_out, kept)
+        return cls(recipe, rest, held_out, kept, late)
 
-    def but(self, recipe: Recipe) -> TrainingSet:
-        """The same documents for another recipe.
+    def but(self, recipe: Recipe, late: bool = True) -> TrainingSet:
+        """The same documents for another recipe; ``late`` as for ``TrainingSet``.
 
         Raises:
             RevelaError: it would read others of the corpus, or cut them otherwise.
         """
-        if recipe == self.recipe:
+        if recipe == self.recipe and (late or not self.late):
             return self
         if recipe.corpus != self.recipe.corpus:
             raise RevelaError(
@@ -155,16 +169,21 @@ class TrainingSet:
                 "again by TrainingSet.read"
             )
         source: Any = self.documents if self.folder is None else self.folder
-        return TrainingSet(recipe, source, self.held_out, self.queries_file)
+        return TrainingSet(recipe, source, self.held_out, self.queries_file, late)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells one training set from another: of titles, texts and judged queries, or of the
+        """Tells one training set from another: by titles, texts and judged queries, or by the
         stored groups.
         """
         if self.folder is not None:
             return self.folder.fingerprint
-        return _digest(self.documents, self.asked if judged(self.recipe) else ())
+        digest = hashlib.blake2b(digest_size=8)
+        for document in self.documents:
+            digest.update(f"{document.title}\0{document.text}\0".encode())
+        for row in self.asked if judged(self.recipe) else ():
+            digest.update(f"{row.document}\0{row.query}\0".encode())
+        return digest.hexdigest()
 
     @cached_property
     def chunks(self) -> ArrowList[Chunk]:
@@ -178,29 +197,24 @@ class TrainingSet:
         """What groups are made of; without their queries where ``written`` has these."""
         if self.folder is not None:
             return self.folder.rows
-        if self._writes_late:
+        if self.late:
             return chunks_to_ask(self.recipe, self.chunks)
         return training_rows(self.recipe, self.documents, self.chunks, self.queries_file)
 
     @cached_property
     def written(self) -> QueriesInTraining | None:
         """The queries of ``rows``, if a language model writes them as training comes to them."""
-        if not self._writes_late:
+        if not self.late:
             return None
         return QueriesInTraining(QueryLM(self.recipe, self.queries_file), self.rows)
 
-    def write_queries(self) -> None:
-        """Have all queries written now that training would wait for."""
-        self._writes_late = False
-        _ = self.rows
-
     def row(self, index: int) -> Chunk:
-        """One of ``rows``, with its query; a late one is there once ``groups`` gave its group."""
+        """One of ``rows``, with its query; a late one is there once its group has been read."""
         return self.written.row(index) if self.written else self.rows[index]
 
     @cached_property
     def asked(self) -> ArrowList[Chunk]:
-        """The rows that are dealt to groups: all, but for documents that no judged query asks for.
+        """The rows that are dealt to groups: all but documents that no judged query asks for.
 
         These come last, so that a row has the same number here and in ``rows``.
         """
@@ -218,8 +232,8 @@ class TrainingSet:
                 found.setdefault(number_of_query(query), set()).add(int(document))
         return found
 
-    def groups(self, model: SentenceTransformer, encoder: Encoder, folder: Path) -> Groups:
-        """epoch -> its groups, as indices of ``rows``.
+    def groups(self, model: SentenceTransformer, encoder: Encoder, folder: Path) -> EpochGroups:
+        """The groups of each epoch.
 
         Args:
             model: the untrained retriever.
@@ -229,55 +243,47 @@ class TrainingSet:
         Raises:
             RevelaError: there are too few rows for a group.
         """
-        recipe, rows = self.recipe, self.asked
-        if len(rows) < recipe.groups.group_size:
+        recipe, size = self.recipe, self.recipe.groups.group_size
+        if len(self.asked) < size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
-            groups = stored_order(recipe, self.folder)
-            number = number_of_stored(recipe, self.folder)
+            groups, number = stored_groups(recipe, self.folder)
         else:
-            by_rows = recipe.groups.kind == "iterative"
-            build = order_of_groups(recipe, rows) if by_rows else self.similar_groups(lambda: model)
-            groups, number = _with_first_epoch(build, recipe.groups.group_size)
+            groups, number = _with_first_epoch(self.corpus_groups(lambda: model), size)
         if not number:
             raise RevelaError(self._no_group())
-        self.groups_per_epoch = number
-        made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
+        made = "" if len(self.asked) == len(self.chunks) else f" -> {len(self.asked):,} to train on"
         log.info(
             f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
-            f"-> {number:,} groups of {recipe.groups.group_size} per epoch"
+            f"-> {number:,} groups of {size} per epoch"
         )
         if recipe.groups.kind == "iterative":
-            return IterativeGroups(recipe, rows, encoder, folder)
-        if self.written is None:
-            return groups
-        if missing := self.written.missing():
-            log.info(f"{self.written.lm} as training comes to them: {missing:,} or fewer")
-        return self.written.groups(groups)
+            groups = IterativeGroups(recipe, self.asked, encoder, folder)
+        elif self.written is not None:
+            if missing := self.written.lm.missing(row.text for row in self.rows):
+                log.info(f"{self.written.lm} as training comes to them: {missing:,} or fewer")
+            groups = self.written.groups(groups)
+        return EpochGroups(groups, number)
 
-    def similar_groups(self, model: Model) -> Groups:
-        """epoch -> groups of a corpus, with the vectors or the order that similar ones need.
+    def corpus_groups(self, model: Model) -> Groups:
+        """epoch -> groups of a corpus.
 
         Args:
             model: gives the untrained retriever; called only if its token embeddings are needed.
         """
         recipe, rows = self.recipe, self.asked
+        vectors_ND = order_N = None
         if recipe.groups.kind == "cluster":
-            self.by_similarity = similar_order(recipe, rows, model)
-            return order_of_groups(recipe, rows, order_N=self.by_similarity)
+            order_N = similar_order(recipe, rows, model)
         if recipe.groups.kind == "document" and recipe.groups.neighbours == "similar":
             vectors_ND = vectors_of_beginnings(recipe, self.documents, model)
-            return order_of_groups(recipe, rows, vectors_ND, unasked=self._writes_late)
-        return order_of_groups(recipe, rows, unasked=self._writes_late)
+        return order_of_groups(recipe, rows, vectors_ND, order_N, unasked=self.late)
 
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
         reads = self.recipe.objective.reads
         if judged(self.recipe):
-            return (
-                f"{len(self.asked)} pairs are fewer than a group of {size}: lower --group-size, or "
-                "give more judgements"
-            )
+            return f"{len(self.asked)} pairs are fewer than a group of {size}: lower --group-size"
         if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
             if self.folder is not None:
                 return (
@@ -322,16 +328,6 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
     return cache_folder() / "queries" / f"{first.name[:50]}-{digest}.jsonl"
 
 
-def _digest(documents: Iterable[Document], asked: Iterable[Chunk] = ()) -> str:
-    """Tells one corpus from another, by titles, texts and judged queries."""
-    digest = hashlib.blake2b(digest_size=8)
-    for document in documents:
-        digest.update(f"{document.title}\0{document.text}\0".encode())
-    for row in asked:
-        digest.update(f"{row.document}\0{row.query}\0".encode())
-    return digest.hexdigest()
-
-
 def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
     """Chunks with a document's title as its first line: the LM predicts it too, and it says what
     the rest is about.
@@ -362,15 +358,17 @@ def training_rows(
         return arrow_list(Chunk, windows(chunks, objective.window_words(recipe)))
     if objective.reads == "chunks":
         return chunks
-    if recipe.queries.source == "title":
-        return arrow_list(Chunk, with_titles(chunks, documents))
-    if recipe.queries.source == "first-sentence":
-        return arrow_list(Chunk, with_first_sentences(chunks))
-    if recipe.queries.source == "telling-sentence":
-        return arrow_list(Chunk, with_telling_sentences(chunks))
-    if recipe.queries.source == "authors-words":
-        return arrow_list(Chunk, with_authors_words(chunks, documents))
-    return written_queries(recipe, chunks, queries_file)
+    match recipe.queries.source:
+        case "title":
+            return arrow_list(Chunk, with_titles(chunks, documents))
+        case "first-sentence":
+            return arrow_list(Chunk, with_first_sentences(chunks))
+        case "telling-sentence":
+            return arrow_list(Chunk, with_telling_sentences(chunks))
+        case "authors-words":
+            return arrow_list(Chunk, with_authors_words(chunks, documents))
+        case "lm":
+            return written_queries(recipe, chunks, queries_file)
 
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:

@@ -1,10 +1,10 @@
 """``revela index --engine ray``: the same index as ``Index.add`` makes, by many processes.
 
-The corpus is read twice. First it is surveyed: what cannot be read, the types of metadata, ids that
-stand twice; so that a corpus is refused before anything is encoded, as by one process. Then tasks
-read and cut documents, actors encode them, tasks write fragments of the table, and this process
-commits a wave of fragments at a time. All chunks of a document are in one fragment, so the digests
-in the table say what a killed run has left to do.
+The corpus is read twice. A survey finds what cannot be read, the types of metadata and repeated
+ids, so that a bad corpus is refused before anything is encoded. Then tasks read and cut documents,
+actors encode them, tasks write fragments of the table, and this process commits a wave of fragments
+at a time. All chunks of a document are in one fragment, so the digests in the table say what a
+killed run has left to do.
 
 Every process sees the corpus, the retriever and the index under the same paths.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from revela import on_ray
@@ -68,13 +69,17 @@ BATCHES, LEAST_BATCH = 64, 2**15
 
 @dataclass
 class Survey:
-    """What a corpus holds: what was read and skipped, and the types of metadata fields."""
+    """What a corpus holds: what was read and skipped, the types of metadata fields, and a hash of
+    each id, an array of uint64 a part.
+    """
 
     report: ReadReport = field(default_factory=ReadReport)
     types: dict[str, set[type]] = field(default_factory=dict)
+    ids: list[NDArray[np.uint64]] = field(default_factory=list)
 
     def add(self, other: Survey) -> None:
         self.report.add(other.report)
+        self.ids += other.ids
         for name, found in other.types.items():
             self.types.setdefault(name, set()).update(found)
 
@@ -101,26 +106,23 @@ class SurveyedCorpus(Sequence[Document]):
                 f"{large} is read by one process, as only Parquet can be divided: several files "
                 "are read faster"
             )
-        counts, ids = [], []
-        survey = functools.partial(_survey, reading=reading)
-        for some, hashes in on_ray.in_tasks(survey, self.parts):
-            counts.append(some.report.documents)
-            ids.append(hashes)
-            found.add(some)
-        self._ends = list(itertools.accumulate(counts))
+        for part in on_ray.in_tasks(functools.partial(_survey, reading=reading), self.parts):
+            found.add(part)
+        self._ends = list(itertools.accumulate(map(len, found.ids)))
         self.report, self.types = found.report, found.types
         check_report(len(self), self.report, sources, max_bad_share)
-        if twice := on_ray.repeated(ids, len(self)):
-            self._refuse_repeated(frozenset(twice))
+        hashes, counts = np.unique(np.concatenate(found.ids), return_counts=True)
+        if repeated := hashes[counts > 1][:10].tolist():
+            self._refuse_repeated(frozenset(repeated))
 
     def _refuse_repeated(self, hashes: frozenset[int]) -> None:
-        find = functools.partial(_of_hashes, reading=self.reading, hashes=hashes)
+        """Name the first id that stands twice; two ids may have one hash."""
+        find = functools.partial(_ids_of, reading=self.reading, hashes=hashes)
         seen = set[str]()
-        for names, _ in on_ray.in_tasks(find, self.parts):
-            for name in names:  # two ids may have one hash
-                if name in seen:
-                    raise repeated_id(name)
-                seen.add(name)
+        for name in itertools.chain.from_iterable(on_ray.in_tasks(find, self.parts)):
+            if name in seen:
+                raise repeated_id(name)
+            seen.add(name)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -156,22 +158,21 @@ class SurveyedCorpus(Sequence[Document]):
         return columns_of_types(wanted)
 
 
-def _survey(part: Part, reading: DocumentReader) -> tuple[Survey, Any]:
-    """What a part holds, and the hashes of its ids, uint64."""
+def _survey(part: Part, reading: DocumentReader) -> Survey:
     found = Survey(types={name: set() for name in reading.fields.metadata})
     hashes = []
     for document in reading.documents(part, found.report):
         found.report.documents += 1
         note_types(found.types, document)
         hashes.append(hash64(document.id))
-    return found, np.array(hashes, np.uint64)
+    found.ids.append(np.array(hashes, np.uint64))
+    return found
 
 
-def _of_hashes(
-    part: Part, reading: DocumentReader, hashes: frozenset[int]
-) -> tuple[list[str], None]:
+def _ids_of(part: Part, reading: DocumentReader, hashes: frozenset[int]) -> list[str]:
+    """The ids of a part that have one of these hashes."""
     found = reading.documents(part, ReadReport())
-    return [document.id for document in found if hash64(document.id) in hashes], None
+    return [document.id for document in found if hash64(document.id) in hashes]
 
 
 @dataclass(frozen=True)
@@ -329,7 +330,7 @@ def add(
         index.finish(
             count=functools.partial(_count_terms, index),
             pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, index),
-            calibrate=functools.partial(_calibrate_in_a_task, index, job),
+            calibrate=functools.partial(_calibrate_in_a_task, job),
         )
     if total.chunks and not new:
         index.log_drift()
@@ -360,39 +361,36 @@ def _count_terms(index: Index) -> Iterator[TermCounts]:
     """Count the terms of all passages by the cluster."""
     starts = range(0, len(index), COUNTED)
     count = functools.partial(_count_in, folder=index.folder.resolve(), info=index.info)
-    return (terms for terms, _ in on_ray.in_tasks(count, starts))
+    return on_ray.in_tasks(count, starts)
 
 
-def _count_in(start: int, folder: Path, info: Info) -> tuple[TermCounts, None]:
-    terms = Table.open(folder, info).terms(rows=range(start, start + COUNTED))
-    return TermCounts.of(terms), None
+def _count_in(start: int, folder: Path, info: Info) -> TermCounts:
+    return TermCounts.of(Table.open(folder, info).terms(rows=range(start, start + COUNTED)))
 
 
 def _pack_in_a_task(index: Index) -> None:
-    """``Table.pack``, whose memory grows with the table (.4 GB for 10^6 chunks), in another process
-    than the one that drives.
+    """``Table.pack`` in a process of its own, as its memory grows with the table (.4 GB for 10^6
+    chunks).
     """
     pack = functools.partial(_pack_table, info=index.info)
     list(on_ray.in_tasks(pack, [index.folder.resolve()]))
 
 
-def _pack_table(folder: Path, info: Info) -> tuple[None, None]:
+def _pack_table(folder: Path, info: Info) -> None:
     Table.open(folder, info).pack(new=not info.finished)
-    return None, None
 
 
-def _calibrate_in_a_task(index: Index, job: Job) -> Calibration:
+def _calibrate_in_a_task(job: Job) -> Calibration:
     """``Table.calibrate`` in a process that may load the model."""
-    found: Calibration
-    (found, _), *_ = on_ray.in_tasks(_calibrated, [job])
+    found: Calibration = next(on_ray.in_tasks(_calibrated, [job]))
     return found
 
 
-def _calibrated(job: Job) -> tuple[Calibration, None]:
-    return Table.open(job.folder, job.info).calibrate(job.encoder()), None
+def _calibrated(job: Job) -> Calibration:
+    return Table.open(job.folder, job.info).calibrate(job.encoder())
 
 
 def _pack_by_all(index: Index) -> None:
-    """Make the indices of a new table by all machines, and remove what killed runs have left."""
+    """Make the indices of a new table by all machines, and remove files of killed runs."""
     on_ray.clean(table_uri(index.folder))
     on_ray.make_indices(table_uri(index.folder), index.table.missing_indices())

@@ -20,7 +20,7 @@ from revela.corpus.arrow_list import ArrowList
 from revela.corpus.words import joined, words
 from revela.device import compute_device, uses_bf16
 from revela.groups.order import order_of_groups
-from revela.groups.query_lm import FIRST_BLOCK, QueriesInTraining
+from revela.groups.query_lm import QueriesInTraining
 from revela.groups.training_set import TrainingSet
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
@@ -145,7 +145,7 @@ def _questions(
     row: Callable[[int], Chunk] = rows.__getitem__
     if written is not None:  # what training reads does not depend on what is asked here
         probed = QueriesInTraining(written.lm, rows)
-        groups, row = probed.groups(groups, FIRST_BLOCK), probed.row
+        groups, row = probed.groups(groups), probed.row
     asked = 0
     with tqdm(total=PROBE_QUESTIONS, unit="question", disable=not is_first()) as bar:
         for group in groups(0):

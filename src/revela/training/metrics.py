@@ -160,7 +160,6 @@ class Progress:
     def __init__(self, budget: Budget, metrics: Metrics) -> None:
         self.budget, self.metrics = budget, metrics
         self._bar: Any = None
-        self._shown: tuple[str, str] = ("", "")  # of steps, of queries
         self._last = (0.0, 0)  # seconds and tokens at the last line
 
     @contextmanager
@@ -176,16 +175,6 @@ class Progress:
     def advance(self) -> None:
         """One more step is done."""
         self._bar.update(1)
-
-    def written(self, queries: int, left: int) -> None:
-        """Show how many queries this run has written, and how many the next step waits for."""
-        waits = f", {left:,} more for the next step" if left else ""
-        self._show(queries=f"{queries:,} queries written{waits}")
-
-    def _show(self, steps: str = "", queries: str = "") -> None:
-        self._shown = steps or self._shown[0], queries or self._shown[1]
-        if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(filter(None, self._shown)))
 
     def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
         """Write and show the mean loss since the last line, and the last step's numbers."""
@@ -205,7 +194,7 @@ class Progress:
         )
         done = budget.done(step)
         left = budget.minutes * (1 - done) / done if done > 0 else 0.0
-        self._show(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {duration(left)} left")
+        self._bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s, {duration(left)} left")
 
 
 @dataclass(frozen=True)

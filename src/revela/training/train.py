@@ -171,7 +171,8 @@ def train(
         max_tokens = _truncate_for_training(recipe, model)
 
         # Groups: rows that are read together, with negatives from elsewhere if they are asked for.
-        groups = data.groups(model, encoder, checkpoints)
+        made = data.groups(model, encoder, checkpoints)
+        groups = made.of_epoch
         negatives = mined_negatives(recipe, data, groups, encoder, checkpoints)
         groups = negatives.groups if negatives else groups
 
@@ -179,7 +180,9 @@ def train(
         untrained = _check_untrained(check, encoder)
         about = {"corpus": corpus, "command": command, "bm25": bm25, "untrained": untrained}
         if first:
-            write_record(record, {**about, **_described(recipe, data), **environment()}, out)
+            write_record(
+                record, {**about, **_described(recipe, data, made.number), **environment()}, out
+            )
         tracker = start_tracker(recipe, out)
         # A run without a checkpoint begins anew, with no line.
         metrics = Metrics(out / METRICS, (step or -1) if first else None, tracker)
@@ -209,8 +212,6 @@ def train(
             load_checkpoint(checkpoint, objective, optimizer, budget)
         model.train()
         progress = Progress(budget, metrics)
-        if data.written is not None:
-            data.written.progress = progress.written
         read, ahead = partial(_collated, data, collate), _knows_batches(recipe, data)
         reader = BatchReader(recipe, groups, read, budget, ahead=ahead, step=step)
         interrupted, logged, sums = False, step, torch.zeros(2, device=device)
@@ -345,13 +346,13 @@ def _check_untrained(check: Check | None, encoder: RetrieverEncoder) -> Scores:
     return scores
 
 
-def _described(recipe: Recipe, data: TrainingSet) -> dict[str, Any]:
+def _described(recipe: Recipe, data: TrainingSet, groups: int) -> dict[str, Any]:
     """What run.json says of the corpus and of the models."""
     return {
         "documents": data.n_documents,
         "chunks": len(data.chunks),
         "rows": len(data.rows),
-        "groups": data.groups_per_epoch,
+        "groups": groups,
         "corpus_digest": data.fingerprint,
         "revisions": {k: v for k, v in commits.items() if k in recipe.flat().values()},
     }
