@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM
 
 from conftest import make_rows
 from revela.errors import RevelaError
+from revela.index import listwise
 from revela.index.listwise import HEADS, load_query_heads
 from revela.index.rerank import HEADS_DEPTH, HEADS_WEIGHT, rerank_listwise
 from revela.lm.heads import heads_from_file, save_heads
@@ -76,17 +77,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_scores_equal_those_of_whole_attention_matrices(cache, tiny_lm_folder, tiny_tokenizer):
-    ranking = [
-        (2, 3, 0.9),
-        (0, 1, 0.8),
-        (3, 0, 0.7),
-        (1, 1, 0.6),
-        (1, 2, 0.5),
-        (2, 0, 0.4),
-        (0, 3, 0.3),
-        (3, 2, 0.2),
-        (0, 0, 0.1),
-    ]
+    heads = ((2, 3), (0, 1), (3, 0), (1, 1), (1, 2), (2, 0), (0, 3), (3, 2), (0, 0))
+    ranking = [(*head, 0.9 - 0.1 * place) for place, head in enumerate(heads)]
     path = cache_folder() / "heads" / f"{fingerprint(tiny_lm_folder)}-questions.json"
     path.parent.mkdir(parents=True)
     save_heads(path, "tiny", tiny_lm_folder, ranking)
@@ -106,39 +98,28 @@ def test_scores_equal_those_of_whole_attention_matrices(cache, tiny_lm_folder, t
 def test_heads_are_found_by_questions_from_the_text_once(
     cache, tiny_lm_folder, monkeypatch, capsys, caplog
 ):
-    from revela.index import listwise as heads
-
-    seen, score = [], heads.score_query_heads
+    seen, score = [], listwise.score_query_heads
     monkeypatch.setattr(
-        heads, "score_query_heads", lambda lm, examples: score(lm, seen.extend(examples) or seen)
+        listwise, "score_query_heads", lambda lm, examples: score(lm, seen.extend(examples) or seen)
     )
     caplog.set_level("INFO", "revela")
     reranker = load_query_heads(str(tiny_lm_folder), lambda: PASSAGES)
     (file,) = (cache / "heads").iterdir()
     ranking = heads_from_file(file, tiny_lm_folder)
-    assert len(ranking) == 16 and reranker.heads == [
-        (layer, head) for layer, head, _ in ranking[:HEADS]
-    ]
-    assert [len(answers) for _, _, answers in seen] == [HEADS_DEPTH, 4] and all(
-        answers.tolist() == [*range(len(answers))] for *_, answers in seen
-    )
+    assert len(ranking) == 16
+    assert reranker.heads == [(layer, head) for layer, head, _ in ranking[:HEADS]]
+    assert [answers.tolist() for *_, answers in seen] == [[*range(HEADS_DEPTH)], [*range(4)]]
     prompt, tail, _ = seen[0]
-    read = reranker.make.prompts.tokenizer.decode(
-        prompt["input_ids"][0][prompt["attention_mask"][0].bool()]
-    )
-    asked = [
-        reranker.make.prompts.tokenizer.decode(ids[mask.bool()])
-        for ids, mask in zip(tail["input_ids"], tail["attention_mask"], strict=True)
-    ]
-    questions = [text.removeprefix(ASK).removesuffix(LEAD) for text in asked]
-    assert questions[-1] == "N/A" and len(questions) == HEADS_DEPTH + 1
-    assert all(
-        q in passage and q not in read for q, passage in zip(questions[:-1], PASSAGES, strict=False)
-    )
+    decode = reranker.make.prompts.tokenizer.decode
+    read = decode(prompt["input_ids"][0][prompt["attention_mask"][0].bool()])
+    masks = zip(tail["input_ids"], tail["attention_mask"], strict=True)
+    asked = [decode(ids[mask.bool()]).removeprefix(ASK).removesuffix(LEAD) for ids, mask in masks]
+    assert asked[-1] == "N/A" and len(asked) == HEADS_DEPTH + 1
+    for question, passage in zip(asked[:-1], PASSAGES, strict=False):
+        assert question in passage and question not in read
     assert capsys.readouterr().out == "" and "probing the 16 heads of" in caplog.text
-    assert (
-        load_query_heads(str(tiny_lm_folder), lambda: []).heads == reranker.heads and len(seen) == 2
-    )
+    assert load_query_heads(str(tiny_lm_folder), lambda: []).heads == reranker.heads
+    assert len(seen) == 2
 
 
 def test_too_little_text_to_find_heads_by_is_one_sentence_and_nothing_is_kept(

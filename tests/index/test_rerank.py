@@ -78,30 +78,25 @@ def test_scores_are_added_and_those_that_were_not_read_again_count_as_unmet():
 @pytest.mark.parametrize("mode", ["dense", "hybrid"])
 def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path, mode):
     kept, plain = build(tmp_path / "kept", DOCS, keep_tokens=True), build(tmp_path / "plain", DOCS)
+    bm25 = BM25([row["passage"] for row in plain.table.lance.search().limit(10**6).to_list()])
     for query in ("abba abab", DOCS[3].text.split(".")[0] + " gggg"):
         without = {hit.id: hit for hit in plain.search(query, 40, mode)}
-        hits = [
+        hits, made = (
             index.search(query, 10, mode, rerank="tokens")
             for index in (kept, reopen(tmp_path / "plain"))
-        ]
-        assert hits[0] == hits[1] and [hit.score for hit in hits[0]] == sorted(
-            (hit.score for hit in hits[0]), reverse=True
         )
-        texts = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in hits[0]]
-        passages = [
-            f"{row['passage']}" for row in plain.table.lance.search().limit(10**6).to_list()
-        ]
-        bm25 = BM25(passages)
+        scores = [hit.score for hit in hits]
+        assert hits == made and scores == sorted(scores, reverse=True)
+        texts = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in hits]
         weights = term_weights(query, bm25.terms, bm25.idf)
         ((_, query_TW, spans),) = Letters().query_tokens([query])
-        matched = naive(
-            query_TW, token_weights(spans, weights), [Letters._tokens(text) for text in texts]
-        )
+        signs = [Letters._tokens(text) for text in texts]
+        matched = naive(query_TW, token_weights(spans, weights), signs)
+        c = TOKENS_WEIGHT
         wanted = [
-            (without[hit.id].score + TOKENS_WEIGHT * m) / (1 + TOKENS_WEIGHT)
-            for hit, m in zip(hits[0], matched, strict=True)
+            (without[hit.id].score + c * m) / (1 + c) for hit, m in zip(hits, matched, strict=True)
         ]
-        np.testing.assert_allclose([hit.score for hit in hits[0]], wanted, rtol=1e-5)
+        np.testing.assert_allclose(scores, wanted, rtol=1e-5)
 
 
 class WithTokens(Letters):
@@ -129,13 +124,9 @@ def test_a_query_is_encoded_once(tmp_path):
 def test_tokens_come_and_go_with_their_documents(tmp_path):
     made = build(tmp_path / "index", DOCS[:10], keep_tokens=True)
     extend(made, [Document("d3", "hhhh gggg."), Document("new", "hgha.")])
-    rows = {
-        (row["id"], row["chunk"]): row for row in made.table.lance.search().limit(100).to_list()
-    }
-    assert (
-        all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows.values())
-        and ("d3", 1) not in rows
-    )
+    rows = made.table.lance.search().limit(100).to_list()
+    assert ("d3", 1) not in {(row["id"], row["chunk"]) for row in rows}
+    assert all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows)
 
 
 def test_what_does_not_go_together_is_one_sentence(tmp_path):

@@ -246,10 +246,8 @@ class Table:
         from revela.index.calibration import SentenceTest
 
         rows = self._sample("passage", "vector")
-        texts = [str(text) for text in rows["passage"].to_pylist()]
-        return SentenceTest(texts, self.info.language or "en")(
-            encoder, self._matrix(rows["vector"])
-        )
+        test = SentenceTest(rows["passage"].to_pylist(), self.info.language or "en")
+        return test(encoder, self._matrix(rows["vector"]))
 
     def _sample(self, *columns: str) -> Any:
         """At most a thousand rows, evenly spaced."""
