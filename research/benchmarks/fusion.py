@@ -76,7 +76,8 @@ def side_of(collection: Collection, kept: Kept) -> Side:
     number = {name: i for i, name in enumerate(collection.document_ids)}
     found = []
     for i, query in enumerate(collection.query_ids):
-        words, greatest = collection.lexical[i], collection.bm25.best([collection.queries[i]])[0]
+        words = collection.lexical[i]
+        greatest = collection.bm25.max_scores([collection.queries[i]])[0]
         share_of = {d: float(score / greatest) for d, score in islice(words.items(), FUSED)}
         candidates = list(dict.fromkeys([*near[i].tolist(), *share_of]))
         places = [

@@ -115,7 +115,7 @@ def oracle(docs: list[Document], query: str, mode: str, k: int) -> list[tuple[st
         indices, scores = bm25.top_k([query], DEPTH)
         lexical = {int(i): float(s) for i, s in zip(indices[0], scores[0], strict=True) if s > 0}
         cosines = {row: float(vectors[row] @ vector[0]) for row in {*ranking, *lexical}}
-        shares = {row: score / bm25.best([query])[0] for row, score in lexical.items()}
+        shares = {row: score / bm25.max_scores([query])[0] for row, score in lexical.items()}
         # Sentences of three words are too short to measure the weight of words by.
         ranking = lexical if mode == "lexical" else fuse_scores(cosines, shares)
     best: dict[str, tuple[str, float]] = {}

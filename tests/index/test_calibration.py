@@ -151,7 +151,7 @@ def test_search_uses_it_or_a_weight_by_hand(tmp_path):
     cosines = {f"d{i}": float(v @ vector) for i, v in enumerate(Blind().encode_passages(texts))}
     bm25 = BM25(texts, "none")
     (places,), (scores,) = bm25.top_k([query], 50)
-    best = bm25.best([query])[0]
+    best = bm25.max_scores([query])[0]
     shares = {f"d{i}": float(s / best) for i, s in zip(places, scores, strict=True) if s > 0}
     wanted = fuse_scores(cosines, shares, index.info.calibration.odds)
     assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-4)

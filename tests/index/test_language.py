@@ -131,8 +131,8 @@ def test_bm25s_lancedb_and_the_statistics_agree_on_all_of_unicode(texts, query, 
                 [found[row][1] for row in wanted], list(wanted.values()), rtol=1e-4
             )
             terms = index.table.query_terms(asked)
-            best = index._statistics.best(terms)
-            np.testing.assert_allclose(best, bm25.best([asked])[0], rtol=1e-5)
+            best = index._statistics.max_bm25(terms)
+            np.testing.assert_allclose(best, bm25.max_scores([asked])[0], rtol=1e-5)
 
 
 def test_the_language_is_found_once_and_kept(tmp_path):
@@ -169,7 +169,7 @@ def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch, ca
     former = Index.open(tmp_path / "former", encoder=Letters())
     assert [hit.id for hit in former.search("heating", mode="lexical")] == ["new"]
     assert [hit.id for hit in former.search("snake", mode="lexical")] == ["new"]
-    assert former._statistics.best(FormerEnglish()("heating the")) > 0
+    assert former._statistics.max_bm25(FormerEnglish()("heating the")) > 0
     assert former.search("heating abab")
     assert "takes every language for English" in caplog.text and "make it again" in caplog.text
 

@@ -88,8 +88,8 @@ def test_fusion_by_rank_is_that_of_both_lists_of_documents(index, query):
 
 def counts_are_those_of(index, texts, query="hhhh gggg title") -> bool:
     """Whether its counts of terms give the best BM25 score that these passages give."""
-    best = index._statistics.best(index.table.query_terms(query))
-    assert best == pytest.approx(BM25(texts, index.info.language).best([query])[0])
+    best = index._statistics.max_bm25(index.table.query_terms(query))
+    assert best == pytest.approx(BM25(texts, index.info.language).max_scores([query])[0])
     return index._statistics.chunks == len(texts)
 
 
@@ -206,7 +206,7 @@ def test_terms_are_counted_while_others_search(tmp_path):
     def search():
         while not done.is_set():
             statistics.refresh()
-            statistics.best(terms)
+            statistics.max_bm25(terms)
 
     sys.setswitchinterval(1e-6)
     searching = [threading.Thread(target=search) for _ in range(2)]
@@ -225,16 +225,16 @@ def test_terms_are_counted_while_others_search(tmp_path):
 
 def test_words_of_queries_are_not_kept_without_end(index):
     statistics, find = reopen(index.folder)._statistics, reopen(index.folder).table.query_terms
-    best = statistics.best(find("abab"))
+    best = statistics.max_bm25(find("abab"))
     tracemalloc.start()
     try:
         for first in range(0, 40_000, 5_000):
-            statistics.best(find(" ".join(f"w{i}" for i in range(first, first + 5_000))))
+            statistics.max_bm25(find(" ".join(f"w{i}" for i in range(first, first + 5_000))))
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert kept < 2.5e6, "40,000 words of queries take 6 MB"
-    assert statistics.best(find("abab")) == best > 0
+    assert statistics.max_bm25(find("abab")) == best > 0
 
 
 def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):
@@ -542,9 +542,9 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
     made = build(tmp_path / "index", DOCS[:30])
     with writing(made.folder):
         made.table.lance.drop_index("id_idx")  # as a killed first run leaves it
-        before = made.table.as_it_is()
+        before = made.table.frozen()
         list(made.add_batches(DOCS[30:]))
-    for looked_up, added in ((before, False), (made.table.as_it_is(), True)):
+    for looked_up, added in ((before, False), (made.table.frozen(), True)):
         found = looked_up.digests([document.id for document in DOCS])
         assert found.keys() == {d.id for d in (DOCS if added else DOCS[:30])}
         assert looked_up.lance.index_stats("id_idx").num_unindexed_rows == 0
@@ -559,9 +559,9 @@ def test_many_documents_are_replaced_at_once(tmp_path, monkeypatch):
     changed = [Document(d.id, f"{d.text} hhhh", d.title) for d in DOCS[:25]]
     assert extend(made, changed).replaced == 25
     assert rows_of(made) == wanted_rows([*changed, *DOCS[25:]])
-    words = [made._statistics.best(word) for word in ("hhhh", "title")]
+    words = [made._statistics.max_bm25(word) for word in ("hhhh", "title")]
     fresh = build(tmp_path / "fresh", [*changed, *DOCS[25:]])
-    assert words == [fresh._statistics.best(word) for word in ("hhhh", "title")]
+    assert words == [fresh._statistics.max_bm25(word) for word in ("hhhh", "title")]
 
 
 def test_what_a_kill_left_before_index_json_is_no_index(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.index.language import Analyzer, detect
-from revela.index.statistics import K1, B, best_score, idf
+from revela.index.statistics import K1, B, idf, max_score
 from revela.silence import waiting
 from revela.types import Vectors
 
@@ -62,9 +62,9 @@ class BM25:
             indices[matching], scores[matching] = found
         return indices, scores
 
-    def best(self, queries: Sequence[str]) -> Vectors:
-        """``best_score`` of each query, (Q,); 0 if it has stop words only."""
-        best = (best_score(self.frequencies(self.terms(query)), self.size) for query in queries)
+    def max_scores(self, queries: Sequence[str]) -> Vectors:
+        """``max_score`` of each query, (Q,); 0 if it has stop words only."""
+        best = (max_score(self.frequencies(self.terms(query)), self.size) for query in queries)
         return np.array(list(best), np.float32)
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:

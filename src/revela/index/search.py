@@ -72,8 +72,8 @@ def fuse(
     if others := [row for row in matching if row not in nearest]:
         cosines |= snapshot.cosines(others, vector)
     best = snapshot.max_bm25(query)
-    shares = {row: score / best for row, score in matching.items()} if best else {}
-    return fuse_scores(cosines, shares, snapshot.odds, weight)
+    lexical_scores = {row: score / best for row, score in matching.items()} if best else {}
+    return fuse_scores(cosines, lexical_scores, snapshot.odds, weight)
 
 
 def rerank(
@@ -104,7 +104,7 @@ class MemorySnapshot:
         return dict(zip(rows, (self.vectors_ND[rows] @ vector).tolist(), strict=True))
 
     def max_bm25(self, query: str) -> float:
-        return float(self.bm25.best([query])[0])
+        return float(self.bm25.max_scores([query])[0])
 
     def term_weights(self, query: str) -> list[Weight]:
         return term_weights(query, self.bm25.terms, self.bm25.idf)
@@ -193,7 +193,7 @@ class IndexSnapshot:
         return self.table.cosines(rows, vector)
 
     def max_bm25(self, query: str) -> float:
-        return self.statistics.current().best(self.table.query_terms(query))
+        return self.statistics.current().max_bm25(self.table.query_terms(query))
 
     def term_weights(self, query: str) -> list[Weight]:
         return term_weights(query, self.table.query_terms, self.statistics.current().idf)

@@ -40,7 +40,7 @@ def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
     return weights_T
 
 
-def best_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
+def max_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
     """The maximum BM25 score for a query of these terms: sum of idf (k1 + 1), the limit as term
     frequency grows (Bruch, Gai & Ingber, TOIS 2023, section 3).
     """
@@ -116,9 +116,9 @@ class Statistics:
             raise RevelaError(f"{self.file} is missing: it is made again by revela index --append")
         return self
 
-    def best(self, terms: Sequence[str]) -> float:
-        """``best_score`` of a query of these terms; 0 without terms."""
-        return best_score(*self._frequencies(terms))
+    def max_bm25(self, terms: Sequence[str]) -> float:
+        """``max_score`` of a query of these terms; 0 without terms."""
+        return max_score(*self._frequencies(terms))
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
         """``idf`` of each of these terms, (T,)."""

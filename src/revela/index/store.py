@@ -464,7 +464,7 @@ class Index:
         """
         self.table.settle()
         self._check_count()
-        before = self.table.as_it_is()
+        before = self.table.frozen()
         self._statistics.describe(before.version)
         return before
 

@@ -169,7 +169,7 @@ class Table:
         cosines = dict(zip(found["_rowid"].to_pylist(), products, strict=True))
         return {row: cosines[row] for row in numbers}
 
-    def as_it_is(self) -> Table:
+    def frozen(self) -> Table:
         """The table as it is now, for ``digests`` and ``find`` while documents are added.
 
         Nearly all ids of a large table are in its index, so a look-up does not slow down.
