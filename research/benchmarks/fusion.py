@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from research.benchmarks.hybrid import Kept, folder_of, kept_of, names_in
 from revela.evaluation.beir import DEPTH, Collection, load_collection
-from revela.index.calibration import PRIOR, Calibration
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import RRF_K, WEIGHT, contrast
+from revela.index.manifest import PRIOR, Calibration
 
 MODELS = {"MiniLM": "embedded:minilm-l6", "SmolLM2 fitted": "fitted"}
 Numbers = NDArray[np.float64]
@@ -76,7 +76,8 @@ def side_of(collection: Collection, kept: Kept) -> Side:
     number = {name: i for i, name in enumerate(collection.document_ids)}
     found = []
     for i, query in enumerate(collection.query_ids):
-        words, greatest = collection.lexical[i], collection.best_lexical[i]
+        words = collection.lexical[i]
+        greatest = collection.bm25.max_scores([collection.queries[i]])[0]
         share_of = {d: float(score / greatest) for d, score in islice(words.items(), FUSED)}
         candidates = list(dict.fromkeys([*near[i].tolist(), *share_of]))
         places = [

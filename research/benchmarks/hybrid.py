@@ -24,11 +24,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from research.benchmarks.quality import SMOL, UNTRAINED, corpus_of, save_untrained
-from revela.evaluation.beir import DEPTH, Collection, hybrid, load_collection, outcomes, sample
+from revela.evaluation.beir import (
+    DEPTH,
+    Collection,
+    hybrid,
+    load_collection,
+    outcomes,
+    rankings_of,
+    sample,
+    snapshot_of,
+)
 from revela.evaluation.metrics import mean_scores
 from revela.index.exact import top_k
 from revela.index.listwise import QueryHeads, load_query_heads
-from revela.index.rerank import READ, encode_packed, with_reranker
+from revela.index.rerank import HEADS_DEPTH, encode_packed, rerank_listwise
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe
@@ -114,20 +123,19 @@ def by_heads(
     collection: Collection, queries: Vectors, kept: Kept, heads: QueryHeads
 ) -> list[float]:
     """nDCG@10 of the fusion, and with the heads in each weight; p50 processor seconds per query."""
-    dense, _ = top_k(queries, kept.passages, DEPTH)
-    odds = collection.calibrate(kept, kept.passages).odds
-    fused, _ = hybrid(collection, queries, kept.passages, dense, odds)
+    dense = rankings_of(*top_k(queries, kept.passages, DEPTH))
+    fused = hybrid(collection, snapshot_of(collection, kept), queries, dense)
     runs: list[dict[str, dict[str, float]]] = [{} for _ in (0, *WEIGHTS)]
     seconds = []
     for name, query, ranking in zip(collection.query_ids, collection.queries, fused, strict=True):
-        texts = [collection.documents[document] for document in list(ranking)[:READ]]
+        texts = [collection.documents[document] for document in list(ranking)[:HEADS_DEPTH]]
         begun = time.process_time()
         said = Said(heads.score(query, texts))
         seconds.append(time.process_time() - begun)
         for weight, run in zip((0, *WEIGHTS), runs, strict=True):
             run[name] = {
                 collection.document_ids[i]: score
-                for i, score in with_reranker(query, ranking, texts, said, weight).items()
+                for i, score in rerank_listwise(query, ranking, texts, said, weight).items()
             }
     qrels = {name: collection.qrels[name] for name in collection.query_ids}
     return [*(mean_scores(qrels, run)["ndcg@10"] for run in runs), float(np.median(seconds))]

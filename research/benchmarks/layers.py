@@ -25,11 +25,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from research.benchmarks.hybrid import folder_of, names_in
-from revela.evaluation.beir import Collection, fuse, load_collection
+from revela.evaluation.beir import Collection, load_collection
 from revela.evaluation.metrics import mean_scores
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.language import Analyzer
+from revela.index.search import MemorySnapshot, fuse
 from revela.retriever.fit import (
     WORDS_TO_VECTORS,
     _inverse_power,
@@ -235,12 +236,12 @@ def scores(collection: Collection, pair: tuple[Tensor, Tensor]) -> list[float]:
     dense, cosines = top_k(queries, documents, min(FUSED, len(documents)))
     runs: list[dict[str, dict[str, float]]] = [{} for _ in (0, *RATIOS)]
     for i, name in enumerate(collection.query_ids):
-        best = float(collection.best_lexical[i]) or 1.0
-        shares = {d: float(s) / best for d, s in islice(collection.lexical[i].items(), FUSED)}
-        near = dense[i].tolist()
-        runs[0][name] = {ids[d]: float(s) for d, s in zip(near, cosines[i], strict=True)}
+        words = dict(islice(collection.lexical[i].items(), FUSED))
+        near = dict(zip(dense[i].tolist(), cosines[i].tolist(), strict=True))
+        runs[0][name] = {ids[d]: score for d, score in near.items()}
         for run, ratio in zip(runs[1:], RATIOS, strict=True):
-            ranking = fuse(queries[i], documents, near, shares, ratio**2)
+            snapshot = MemorySnapshot(collection.bm25, collection.documents, documents, ratio**2)
+            ranking = fuse(snapshot, collection.queries[i], queries[i], near, words)
             run[name] = {ids[d]: score for d, score in ranking.items()}
     return [mean_scores(collection.qrels, run)["ndcg@10"] for run in runs]
 

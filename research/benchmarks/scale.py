@@ -68,7 +68,7 @@ def lookup(arguments: argparse.Namespace) -> None:
     table = made(arguments.out / "lookup", arguments.rows, 2)
     table.lance.optimize()  # as an index is left that is finished
     began = time.perf_counter()
-    before = table.as_it_is()
+    before = table.frozen()
     indexed = time.perf_counter() - began
     rng = np.random.default_rng(1)
     ids = [

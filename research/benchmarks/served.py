@@ -67,7 +67,7 @@ def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, fl
         name, query = collection.query_ids[i], collection.queries[i]
         itself = {name} & collection.among_documents
         for way, settings in WAYS.items():
-            hits = index.search(query, K + len(itself), vector=vector, **settings)
+            hits = index.search(query, K + len(itself), encoded=vector, **settings)
             found = [hit.id for hit in hits if hit.id not in itself][:K]
             runs[way][name] = {document: -place for place, document in enumerate(found)}
     qrels = {name: collection.qrels[name] for name in runs["BM25"]}

@@ -18,7 +18,8 @@ from revela.evaluation.beir import (
     load_collection,
     mean_outcomes,
     outcomes,
-    read_again,
+    reranked,
+    snapshot_of,
 )
 from revela.retriever.load import load_encoder
 
@@ -122,11 +123,10 @@ def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
     assert (
         found["oracle + BM25 + heads"].first == found["oracle + BM25"].first
     )  # nothing else is near
-    (again,) = read_again(
-        dataclasses.replace(collection, queries=["q"]),
-        Reader(),
-        [{3: 0.4, 1: 0.39, 0: 0.38, 2: 0.1}],
-    )
+    snapshot = snapshot_of(collection, Oracle())
+    rankings = [{3: 0.4, 1: 0.39, 0: 0.38, 2: 0.1}]
+    one = dataclasses.replace(collection, queries=["q"])
+    (again,) = reranked(one, snapshot, rankings, [Reader()])
     assert list(again.items()) == [(1, 0.4), (3, 0.39), (0, 0.38), (2, 0.1)]
 
 

@@ -155,7 +155,8 @@ def test_the_fused_score_of_a_task_is_that_of_the_fusion_without_what_is_exclude
     encoder, texts = Noise(), sibling.passages
     vectors, queries = encoder.encode_passages(texts), encoder.encode_queries(sibling.queries)
     odds, bm25 = SentenceTest(texts, "auto", SENTENCES)(encoder, vectors).odds, BM25(texts)
-    best, (indices, scores) = bm25.best(sibling.queries), bm25.top_k(sibling.queries, len(texts))
+    best = bm25.max_scores(sibling.queries)
+    indices, scores = bm25.top_k(sibling.queries, len(texts))
     gains = []
     for q, (relevant, (own,)) in enumerate(zip(sibling.relevant, sibling.excluded, strict=True)):
         left = [d for d in range(len(texts)) if d != own]

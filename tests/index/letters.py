@@ -14,7 +14,7 @@ from revela.corpus.chunk import chunk
 from revela.index.bm25 import BM25
 from revela.index.encode_corpus import Added, metadata_columns
 from revela.index.exact import top_k
-from revela.index.fusion import DEPTH, fuse_scores, reciprocal_rank_fusion
+from revela.index.fusion import DEPTH, fuse_scores
 from revela.index.manifest import Info
 from revela.index.store import Index
 from revela.settings import Indexing
@@ -102,37 +102,23 @@ def wanted_rows(docs: list[Document]) -> list[tuple[str, int, str]]:
     )
 
 
-def oracle(
-    docs: list[Document], query: str, mode: str, k: int, fusion: str = "score"
-) -> list[tuple[str, str, float]]:
-    """(document, best passage, score) by numpy and bm25s."""
+def oracle(docs: list[Document], query: str, mode: str, k: int) -> list[tuple[str, str, float]]:
+    """(document, best passage, score) by numpy and bm25s, by score."""
     rows = [(d.id, passage) for d in docs for name, _, passage in wanted_rows([d])]
     texts = [passage for _, passage in rows]
     vectors, vector = Letters().encode_passages(texts), Letters().encode_queries([query])
-    dense = dict(zip(*(found[0].tolist() for found in top_k(vector, vectors, DEPTH)), strict=True))
-    bm25 = BM25(texts)
-    indices, scores = bm25.top_k([query], DEPTH)
-    lexical = {int(i): float(s) for i, s in zip(indices[0], scores[0], strict=True) if s > 0}
-    if mode == "hybrid" and fusion == "score":
-        cosines = {row: float(vectors[row] @ vector[0]) for row in {*dense, *lexical}}
-        shares = {row: score / bm25.best([query])[0] for row, score in lexical.items()}
-        rankings = [fuse_scores(cosines, shares)]  # of sentences too short to be measured by
-    else:
-        rankings = [
-            ranking for name, ranking in (("lexical", dense), ("dense", lexical)) if mode != name
-        ]
-    best: dict[str, str] = {}
-    for row in reciprocal_rank_fusion([list(ranking) for ranking in rankings]):
-        best.setdefault(rows[row][0], rows[row][1])
-    by_document: list[dict[str, float]] = []
-    for ranking in rankings:
-        scores: dict[str, float] = {}
-        for row, score in ranking.items():
-            scores.setdefault(rows[row][0], score)
-        by_document.append(scores)
-    final = (
-        by_document[0]
-        if len(by_document) == 1
-        else reciprocal_rank_fusion([list(scores) for scores in by_document])
+    ranking = dict(
+        zip(*(found[0].tolist() for found in top_k(vector, vectors, DEPTH)), strict=True)
     )
-    return [(name, best[name], score) for name, score in list(final.items())[:k]]
+    if mode != "dense":
+        bm25 = BM25(texts)
+        indices, scores = bm25.top_k([query], DEPTH)
+        lexical = {int(i): float(s) for i, s in zip(indices[0], scores[0], strict=True) if s > 0}
+        cosines = {row: float(vectors[row] @ vector[0]) for row in {*ranking, *lexical}}
+        shares = {row: score / bm25.max_scores([query])[0] for row, score in lexical.items()}
+        # Sentences of three words are too short to measure the weight of words by.
+        ranking = lexical if mode == "lexical" else fuse_scores(cosines, shares)
+    best: dict[str, tuple[str, float]] = {}
+    for row, score in ranking.items():
+        best.setdefault(rows[row][0], (rows[row][1], score))
+    return [(name, *found) for name, found in list(best.items())[:k]]

@@ -13,9 +13,9 @@ from revela.corpus.arrow_list import arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
-from revela.index.calibration import PRIOR, Calibration, SentenceTest, calibrate
+from revela.index.calibration import SentenceTest
 from revela.index.fusion import fuse_scores
-from revela.index.manifest import INFO, Info
+from revela.index.manifest import INFO, PRIOR, Calibration, Info
 from revela.index.store import Index
 from revela.settings import Indexing
 from revela.types import Document
@@ -32,6 +32,10 @@ class Blind(Letters):
 
     def encode_with_tokens(self, texts, progress=False):
         return self.encode_passages(texts), [self._tokens(text) for text in texts]
+
+
+def calibrate(texts, vectors, encoder, language):
+    return SentenceTest(texts, language)(encoder, vectors)
 
 
 def passages(count: int, seed: int = 0) -> list[str]:
@@ -78,7 +82,7 @@ def test_the_test_is_a_loop_over_sentences_that_were_taken_out():
         scores[indices[0]] = values[0]
         by_words += bool(scores[place] > np.delete(scores, place).max())
     assert (found.words, found.vectors) == (by_words, by_vectors) and by_vectors > 3
-    assert calibrate(texts, vectors, encoder, "none").queries == 60
+    assert SentenceTest(texts, "none")(encoder, vectors).queries == 60
 
 
 def test_a_blind_embedder_leaves_it_to_the_words():
@@ -143,17 +147,17 @@ def test_search_uses_it_or_a_weight_by_hand(tmp_path):
     index = build(tmp_path / "index", texts, Blind())
     query = texts[7].split(".")[1]
     vector = Blind().encode_queries([query])[0]
-    hits = index.search(query, 50, vector=vector)
+    hits = index.search(query, 50, encoded=vector)
     cosines = {f"d{i}": float(v @ vector) for i, v in enumerate(Blind().encode_passages(texts))}
     bm25 = BM25(texts, "none")
     (places,), (scores,) = bm25.top_k([query], 50)
-    best = bm25.best([query])[0]
+    best = bm25.max_scores([query])[0]
     shares = {f"d{i}": float(s / best) for i, s in zip(places, scores, strict=True) if s > 0}
     wanted = fuse_scores(cosines, shares, index.info.calibration.odds)
     assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-4)
     for weight in (0.0, 0.3, 1.0):
         opened = Index.open(tmp_path / "index", encoder=Blind(), weight=weight)
-        found = {hit.id: hit.score for hit in opened.search(query, 50, vector=vector)}
+        found = {hit.id: hit.score for hit in opened.search(query, 50, encoded=vector)}
         assert found == pytest.approx(fuse_scores(cosines, shares, weight=weight), rel=1e-4)
     with pytest.raises(RevelaError, match="--weight 2"):
         Index.open(tmp_path / "index", weight=2)

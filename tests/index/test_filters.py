@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from letters import build
 
-from revela.errors import QueryError, RevelaError
-from revela.index.filters import FILTER_LIMIT, MAX_BRACKETS, MAX_OPERATORS, where_sql
+from revela.errors import RevelaError
+from revela.index.filters import FILTER_LIMIT, where_sql
 from revela.types import Document
 
 COLUMNS = {"year": "int64", "price in €": "double", "open": "bool", "select": "string"}
@@ -211,40 +211,3 @@ def test_any_json_gives_plain_comparisons_or_one_sentence(where):
         assert len(str(error)) < 300
         return
     assert not TOKEN.sub("", sql)
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "year > 0" + "+1" * 3000,
-        "not " * 2000 + "open",
-        "year > 0" + " or open" * 300,
-        "(" * 300 + "open" + ")" * 300,
-        "'a'" + " || `select`" * 500 + " = id",
-    ],
-)
-def test_sql_that_would_overflow_the_stack_of_the_parser_is_refused(index, sql):
-    with pytest.raises(RevelaError, match="operators and brackets"):
-        index.search("b", mode="lexical", where=sql)
-
-
-@pytest.mark.parametrize("opening", ["position(", "array[", "cast(", "cast( array [", "}(("])
-def test_brackets_in_one_another_that_would_take_the_parser_minutes_are_refused(index, opening):
-    with pytest.raises(RevelaError, match="10 brackets in one another"):
-        index.search("b", mode="lexical", where=opening * 12 + "open")
-    with pytest.raises(QueryError):
-        index.search("b", mode="lexical", where=opening * (MAX_BRACKETS // 2) + "open")
-
-
-def test_texts_and_lists_are_no_operators(index):
-    many = ", ".join(f"'{i} + - * / (and or not it''s'" for i in range(200))
-    assert index.search("b", mode="lexical", where=f"id not in ({many}) and year is null")
-
-
-@pytest.mark.parametrize(
-    ("part", "operators"),
-    [("+1", 1), (" - year", 1), (" + (1)", 2), (" and open", 1), (" or open is null", 2)],
-)
-def test_as_many_operators_as_are_taken_do_not_end_the_process(index, part, operators):
-    sql = "year > 0" + part * (MAX_OPERATORS // operators - 1)
-    index.search("b", mode="lexical", where=sql)

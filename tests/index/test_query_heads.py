@@ -16,13 +16,14 @@ from transformers import LlamaForCausalLM
 
 from conftest import make_rows
 from revela.errors import RevelaError
+from revela.index import listwise
 from revela.index.listwise import HEADS, load_query_heads
-from revela.index.rerank import READ, READ_WEIGHT, with_reranker
+from revela.index.rerank import HEADS_DEPTH, HEADS_WEIGHT, rerank_listwise
 from revela.lm.heads import heads_from_file, save_heads
 from revela.lm.prompts import ASK, INTRODUCTION, LEAD
 from revela.weights import cache_folder, fingerprint
 
-PASSAGES = [row["text"] for row in make_rows(READ + 4)]
+PASSAGES = [row["text"] for row in make_rows(HEADS_DEPTH + 4)]
 
 
 class Vowels:
@@ -76,17 +77,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_scores_equal_those_of_whole_attention_matrices(cache, tiny_lm_folder, tiny_tokenizer):
-    ranking = [
-        (2, 3, 0.9),
-        (0, 1, 0.8),
-        (3, 0, 0.7),
-        (1, 1, 0.6),
-        (1, 2, 0.5),
-        (2, 0, 0.4),
-        (0, 3, 0.3),
-        (3, 2, 0.2),
-        (0, 0, 0.1),
-    ]
+    heads = ((2, 3), (0, 1), (3, 0), (1, 1), (1, 2), (2, 0), (0, 3), (3, 2), (0, 0))
+    ranking = [(*head, 0.9 - 0.1 * place) for place, head in enumerate(heads)]
     path = cache_folder() / "heads" / f"{fingerprint(tiny_lm_folder)}-questions.json"
     path.parent.mkdir(parents=True)
     save_heads(path, "tiny", tiny_lm_folder, ranking)
@@ -106,52 +98,43 @@ def test_scores_equal_those_of_whole_attention_matrices(cache, tiny_lm_folder, t
 def test_heads_are_found_by_questions_from_the_text_once(
     cache, tiny_lm_folder, monkeypatch, capsys, caplog
 ):
-    from revela.index import listwise as heads
-
-    seen, score = [], heads.score_query_heads
+    seen, score = [], listwise.score_query_heads
     monkeypatch.setattr(
-        heads, "score_query_heads", lambda lm, examples: score(lm, seen.extend(examples) or seen)
+        listwise, "score_query_heads", lambda lm, examples: score(lm, seen.extend(examples) or seen)
     )
     caplog.set_level("INFO", "revela")
     reranker = load_query_heads(str(tiny_lm_folder), lambda: PASSAGES)
     (file,) = (cache / "heads").iterdir()
     ranking = heads_from_file(file, tiny_lm_folder)
-    assert len(ranking) == 16 and reranker.heads == [
-        (layer, head) for layer, head, _ in ranking[:HEADS]
-    ]
-    assert [len(answers) for _, _, answers in seen] == [READ, 4] and all(
-        answers.tolist() == [*range(len(answers))] for *_, answers in seen
-    )
+    assert len(ranking) == 16
+    assert reranker.heads == [(layer, head) for layer, head, _ in ranking[:HEADS]]
+    assert [answers.tolist() for *_, answers in seen] == [[*range(HEADS_DEPTH)], [*range(4)]]
     prompt, tail, _ = seen[0]
-    read = reranker.make.prompts.tokenizer.decode(
-        prompt["input_ids"][0][prompt["attention_mask"][0].bool()]
-    )
-    asked = [
-        reranker.make.prompts.tokenizer.decode(ids[mask.bool()])
-        for ids, mask in zip(tail["input_ids"], tail["attention_mask"], strict=True)
-    ]
-    questions = [text.removeprefix(ASK).removesuffix(LEAD) for text in asked]
-    assert questions[-1] == "N/A" and len(questions) == READ + 1
-    assert all(
-        q in passage and q not in read for q, passage in zip(questions[:-1], PASSAGES, strict=False)
-    )
+    decode = reranker.make.prompts.tokenizer.decode
+    read = decode(prompt["input_ids"][0][prompt["attention_mask"][0].bool()])
+    masks = zip(tail["input_ids"], tail["attention_mask"], strict=True)
+    asked = [decode(ids[mask.bool()]).removeprefix(ASK).removesuffix(LEAD) for ids, mask in masks]
+    assert asked[-1] == "N/A" and len(asked) == HEADS_DEPTH + 1
+    for question, passage in zip(asked[:-1], PASSAGES, strict=False):
+        assert question in passage and question not in read
     assert capsys.readouterr().out == "" and "probing the 16 heads of" in caplog.text
-    assert (
-        load_query_heads(str(tiny_lm_folder), lambda: []).heads == reranker.heads and len(seen) == 2
-    )
+    assert load_query_heads(str(tiny_lm_folder), lambda: []).heads == reranker.heads
+    assert len(seen) == 2
 
 
 def test_too_little_text_to_find_heads_by_is_one_sentence_and_nothing_is_kept(
     cache, tiny_lm_folder
 ):
     with pytest.raises(RevelaError, match="19 passages of several sentences are too few"):
-        load_query_heads(str(tiny_lm_folder), lambda: [*PASSAGES[: READ - 1], "One sentence."])
+        load_query_heads(
+            str(tiny_lm_folder), lambda: [*PASSAGES[: HEADS_DEPTH - 1], "One sentence."]
+        )
     assert not list(cache.rglob("*.json"))
 
 
 def test_a_long_prompt_fits_into_the_context(cache, tiny_lm_folder, tiny_tokenizer):
     reranker = load_query_heads(str(tiny_lm_folder), lambda: PASSAGES)
-    passages, query = [f"passage {i} " + "xyz " * 999 for i in range(READ)], "why " * 999
+    passages, query = [f"passage {i} " + "xyz " * 999 for i in range(HEADS_DEPTH)], "why " * 999
     prompt, tail = reranker.make.with_null_question(passages, [(query, 0)])
     tokens = prompt["input_ids"].shape[1] + tail["input_ids"].shape[1]
     assert 1800 < tokens <= 2048 and np.isfinite(reranker.score(query, passages)).all()
@@ -171,25 +154,25 @@ def test_an_lm_with_too_short_a_context_is_one_sentence(tiny_lm_folder, tmp_path
 def test_the_order_is_that_of_standard_scores_and_the_scores_stay():
     rng = np.random.default_rng(0)
     scores = {f"d{i}": float(score) for i, score in enumerate(np.sort(rng.random(30))[::-1])}
-    passages = ["a" * int(n) for n in rng.integers(0, 9, READ)]
-    fused, said = list(scores.values())[:READ], [float(len(text)) for text in passages]
+    passages = ["a" * int(n) for n in rng.integers(0, 9, HEADS_DEPTH)]
+    fused, said = list(scores.values())[:HEADS_DEPTH], [float(len(text)) for text in passages]
 
     def z(values, i):
         return (values[i] - fmean(values)) / pstdev(values)
 
-    for weight in (READ_WEIGHT, 2.0):
-        wanted = sorted(range(READ), key=lambda i, w=weight: -(z(fused, i) + w * z(said, i)))
-        found = with_reranker("q", scores, passages, Vowels(), weight)
-        assert list(found) == [*(f"d{i}" for i in wanted), *list(scores)[READ:]] and list(
+    for weight in (HEADS_WEIGHT, 2.0):
+        wanted = sorted(range(HEADS_DEPTH), key=lambda i, w=weight: -(z(fused, i) + w * z(said, i)))
+        found = rerank_listwise("q", scores, passages, Vowels(), weight)
+        assert list(found) == [*(f"d{i}" for i in wanted), *list(scores)[HEADS_DEPTH:]] and list(
             found
         ) != list(scores)
         assert list(found.values()) == list(scores.values())
     assert (
-        with_reranker("q", scores, passages, Vowels(), 0) == scores
-        and with_reranker("q", {}, [], Vowels()) == {}
+        rerank_listwise("q", scores, passages, Vowels(), 0) == scores
+        and rerank_listwise("q", {}, [], Vowels()) == {}
     )
     alike = dict.fromkeys(scores, 0.5)
-    assert list(with_reranker("q", alike, ["", "a"], Vowels()))[:3] == ["d1", "d0", "d2"]
+    assert list(rerank_listwise("q", alike, ["", "a"], Vowels()))[:3] == ["d1", "d0", "d2"]
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
@@ -198,8 +181,10 @@ def test_an_index_has_its_first_documents_read_whatever_found_them(tmp_path, mod
     index = build(tmp_path / "index", documents(40))
     for query, where in (("abba abab", None), (documents(40)[3].text.split(".")[0], "id != 'd3'")):
         plain = index.search(query, 40, mode, where, fusion)
-        passages = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in plain[:READ]]
-        wanted = with_reranker(query, {hit.id: hit.score for hit in plain}, passages, Vowels())
+        passages = [
+            f"{hit.title} {hit.text}" if hit.title else hit.text for hit in plain[:HEADS_DEPTH]
+        ]
+        wanted = rerank_listwise(query, {hit.id: hit.score for hit in plain}, passages, Vowels())
         reranker = Vowels()
         found = index.search(query, 5, mode, where, fusion, reranker)
         assert reranker.read == ([passages] if passages else [])

@@ -14,12 +14,12 @@ from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.language import Analyzer
 from revela.index.rerank import (
-    WEIGHT,
+    TOKENS_WEIGHT,
     late_interaction,
     packed_signs,
+    rerank_by_tokens,
     term_weights,
     token_weights,
-    with_tokens,
 )
 from revela.types import Document
 
@@ -69,40 +69,34 @@ def test_scores_are_added_and_those_that_were_not_read_again_count_as_unmet():
     (query,) = Letters().query_tokens(["abab cdcd"])
     packed = [packed_signs(Letters._tokens(text)) for text in ("abab", "cdcd abab")]
     matched = late_interaction(query.tokens, np.ones(2), packed)
-    again = with_tokens(query, [0.5, 0.4, 0.3], packed, [(0, 9, 1.0)])
-    assert matched[1] > matched[0]
-    assert again == pytest.approx(
-        [(0.5 + WEIGHT * matched[0]) / 1.75, (0.4 + WEIGHT * matched[1]) / 1.75, 0.3 / 1.75]
-    )
+    again = rerank_by_tokens(query, {"a": 0.5, "b": 0.4, "c": 0.3}, packed, [(0, 9, 1.0)])
+    assert matched[1] > matched[0] and list(again.values()) == sorted(again.values())[::-1]
+    wanted = [0.5 + TOKENS_WEIGHT * matched[0], 0.4 + TOKENS_WEIGHT * matched[1], 0.3]
+    assert [again[name] for name in "abc"] == pytest.approx([score / 1.75 for score in wanted])
 
 
 @pytest.mark.parametrize("mode", ["dense", "hybrid"])
 def test_an_index_gives_the_same_whether_it_keeps_tokens_or_makes_them(tmp_path, mode):
     kept, plain = build(tmp_path / "kept", DOCS, keep_tokens=True), build(tmp_path / "plain", DOCS)
+    bm25 = BM25([row["passage"] for row in plain.table.lance.search().limit(10**6).to_list()])
     for query in ("abba abab", DOCS[3].text.split(".")[0] + " gggg"):
         without = {hit.id: hit for hit in plain.search(query, 40, mode)}
-        hits = [
+        hits, made = (
             index.search(query, 10, mode, rerank="tokens")
             for index in (kept, reopen(tmp_path / "plain"))
-        ]
-        assert hits[0] == hits[1] and [hit.score for hit in hits[0]] == sorted(
-            (hit.score for hit in hits[0]), reverse=True
         )
-        texts = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in hits[0]]
-        passages = [
-            f"{row['passage']}" for row in plain.table.lance.search().limit(10**6).to_list()
-        ]
-        bm25 = BM25(passages)
+        scores = [hit.score for hit in hits]
+        assert hits == made and scores == sorted(scores, reverse=True)
+        texts = [f"{hit.title} {hit.text}" if hit.title else hit.text for hit in hits]
         weights = term_weights(query, bm25.terms, bm25.idf)
         ((_, query_TW, spans),) = Letters().query_tokens([query])
-        matched = naive(
-            query_TW, token_weights(spans, weights), [Letters._tokens(text) for text in texts]
-        )
+        signs = [Letters._tokens(text) for text in texts]
+        matched = naive(query_TW, token_weights(spans, weights), signs)
+        c = TOKENS_WEIGHT
         wanted = [
-            (without[hit.id].score + WEIGHT * m) / (1 + WEIGHT)
-            for hit, m in zip(hits[0], matched, strict=True)
+            (without[hit.id].score + c * m) / (1 + c) for hit, m in zip(hits, matched, strict=True)
         ]
-        np.testing.assert_allclose([hit.score for hit in hits[0]], wanted, rtol=1e-5)
+        np.testing.assert_allclose(scores, wanted, rtol=1e-5)
 
 
 class WithTokens(Letters):
@@ -123,20 +117,16 @@ def test_a_query_is_encoded_once(tmp_path):
     (known,) = Letters().query_tokens(["abba abab"])
     for given, seen in ((None, ["abba abab"]), (known, [])):
         index._encoder.seen.clear()
-        hits = index.search("abba abab", 10, rerank="tokens", tokens=given)
+        hits = index.search("abba abab", 10, rerank="tokens", encoded=given)
         assert [hit.id for hit in hits] == wanted and index._encoder.seen == seen
 
 
 def test_tokens_come_and_go_with_their_documents(tmp_path):
     made = build(tmp_path / "index", DOCS[:10], keep_tokens=True)
     extend(made, [Document("d3", "hhhh gggg."), Document("new", "hgha.")])
-    rows = {
-        (row["id"], row["chunk"]): row for row in made.table.lance.search().limit(100).to_list()
-    }
-    assert (
-        all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows.values())
-        and ("d3", 1) not in rows
-    )
+    rows = made.table.lance.search().limit(100).to_list()
+    assert ("d3", 1) not in {(row["id"], row["chunk"]) for row in rows}
+    assert all(row["tokens"] == packed_signs(Letters._tokens(row["passage"])) for row in rows)
 
 
 def test_what_does_not_go_together_is_one_sentence(tmp_path):

@@ -28,36 +28,33 @@ def test_the_vectors_of_an_index(monkeypatch, capsys, corpus, saved_retriever, t
     assert run(monkeypatch, capsys, "index", corpus, "--out", tmp_path / "index", *model)[0] == 0
     index = Index.open(tmp_path / "index").table.lance.search().limit(10**6).to_list()
     wanted = {(row["id"], row["chunk"]): row for row in index}
-    out = tmp_path / "vectors.npy"
+    out = tmp_path / "vectors.parquet"
     code, said, err = run(monkeypatch, capsys, "encode", corpus, "--out", out, *model)
     assert code == 0, err
-    vectors, rows = np.load(out), pq.read_table(tmp_path / "vectors.rows.parquet").to_pylist()
-    assert f"{len(index)} vectors of {vectors.shape[1]} numbers in {out}" in said
-    assert len(rows) == len(vectors) == len(index) and vectors.dtype == np.float32
-    assert wanted.keys() == {(row["id"], row["chunk"]) for row in rows}
-    for row, vector in zip(rows, vectors, strict=True):
+    table = pq.read_table(out)
+    assert table.schema.names == ["id", "chunk", "title", "text", "vector"]
+    rows = table.to_pylist()
+    assert f"{len(index)} vectors of {len(rows[0]['vector'])} numbers in {out}" in said
+    assert len(rows) == len(index) and wanted.keys() == {(row["id"], row["chunk"]) for row in rows}
+    for row in rows:
         known = wanted[row["id"], row["chunk"]]
-        np.testing.assert_allclose(vector, known["vector"], atol=1e-5)
+        np.testing.assert_allclose(row["vector"], known["vector"], atol=1e-5)
+        assert np.linalg.norm(row["vector"]) == pytest.approx(1, abs=1e-5)
         assert f"{row['title']} {row['text']}".strip() == known["passage"].strip()
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["index", "vectors.npy", "vectors.rows.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "vectors.parquet"]
     code, _, err = run(monkeypatch, capsys, "encode", corpus, "--out", out, *model)
     assert code == 2 and "exists: choose another --out" in err
 
 
-def test_a_parquet_file_and_names_that_say_nothing(
+def test_other_formats_and_repeated_ids_are_refused(
     monkeypatch, capsys, corpus, saved_retriever, tmp_path
 ):
-    model = ("--model", saved_retriever, *FLAGS)
-    out = tmp_path / "vectors.parquet"
-    assert run(monkeypatch, capsys, "encode", corpus, "--out", out, *model)[0] == 0
-    table = pq.read_table(out)
-    assert table.schema.names == ["id", "chunk", "title", "text", "vector"]
-    vectors = np.stack(table["vector"].to_numpy(zero_copy_only=False))
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    code, _, err = run(monkeypatch, capsys, "encode", corpus, "--out", tmp_path / "x.csv", *model)
-    assert code == 2 and "ends in .parquet or .npy" in err
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"_id": 1, "text": "one"}\n' * 2)
-    code, _, err = run(monkeypatch, capsys, "encode", twice, "--out", tmp_path / "y.npy", *model)
-    assert code == 2 and 'two documents have the id "1"' in err
+    for texts, out, why in (
+        (corpus, "x.npy", "ends in .parquet"),
+        (twice, "y.parquet", 'two documents have the id "1"'),
+    ):
+        flags = ("--out", tmp_path / out, "--model", saved_retriever, *FLAGS)
+        code, _, err = run(monkeypatch, capsys, "encode", texts, *flags)
+        assert code == 2 and why in err

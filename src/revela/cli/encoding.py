@@ -44,7 +44,7 @@ def encode(
         As for train.
     out:
         NAME.parquet, with the columns id, chunk, title, text and vector (a folder of files with
-        --engine ray); or NAME.npy, vectors alone, with their rows in NAME.rows.parquet.
+        --engine ray).
     model:
         The retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
     chunk_words:
@@ -57,12 +57,12 @@ def encode(
         Arithmetic; auto is bf16 where the hardware has it.
     """
     from revela.index.contexts import chosen_for
-    from revela.index.store import describe
-    from revela.index.vectors import refuse_out
+    from revela.index.encode_corpus import describe
+    from revela.index.vectors import check_out
     from revela.retriever.load import load_encoder
     from revela.weights import refuse_untrained_dimensions, resolve
 
-    refuse_out(out)
+    check_out(out)
     folder = resolve(model)
     refuse_untrained_dimensions(folder, dimensions)
     encoder = load_encoder(folder, precision)

@@ -84,10 +84,12 @@ def evaluate(
         )
     scores: dict[str, dict[str, SystemScores]] = {}
     if on:
-        from revela.evaluation.beir import evaluations
+        from revela.evaluation.beir import EvalOptions, evaluations
 
-        how = (rerank, lm, max_tokens, precision, True, context, context_seed, language, weight)
-        done = evaluations(model, on, *how)
+        options = EvalOptions(
+            rerank, lm, max_tokens, precision, True, context, context_seed, language, weight
+        )
+        done = evaluations(model, on, options)
         scores |= _print_evaluations(done, show)
     if benchmark:
         scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision, context)

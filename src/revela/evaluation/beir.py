@@ -1,16 +1,18 @@
 """Score retrievers on local folders in BEIR layout, alone and fused with BM25, beside BM25.
 
 A folder holds corpus.jsonl and queries.jsonl (each may be .gz), and qrels/test.tsv with the columns
-query-id, corpus-id and score (judgements.py).
+query-id, corpus-id and score (judgements.py). Fusion and re-ranking are those of ``Index.search``
+(index/search.py), by document instead of by chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,35 +24,26 @@ from revela.evaluation.metrics import means, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import standings
 from revela.index.bm25 import BM25
-from revela.index.calibration import Calibration, SentenceTest
+from revela.index.calibration import SentenceTest
 from revela.index.contexts import Choice, Context, refuse_without_slots, slots_of
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
-from revela.index.fusion import check_weight, fuse_scores, reciprocal_rank_fusion
+from revela.index.fusion import check_weight, reciprocal_rank_fusion
 from revela.index.language import check_language
-from revela.index.rerank import (
-    READ,
-    RERANKED,
-    Rerank,
-    Reranking,
-    encode_packed,
-    term_weights,
-    with_reranker,
-    with_tokens,
-)
-from revela.settings import Precision, Retriever
-from revela.types import Encoder, Reranker, TokenEncoder, Vectors, evenly
+from revela.index.manifest import Calibration
+from revela.index.rerank import Rerank, Reranking, encode_packed
+from revela.index.search import MemorySnapshot, Scores, fuse
+from revela.index.search import rerank as rerank_scores
+from revela.settings import OFFLINE_MODEL, Precision
+from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors, evenly
 
 DEPTH = 1000  # of the dense and lexical rankings, as MAP is usually computed at 1000
-
-Ranking = dict[int, float]
-"""Documents (their indices) and scores for a query, best first."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A test collection: documents (title and text), queries, and graded judgements by query id and
-    document id.
+    """A test collection: documents (title and text), queries, and judgements by query id and
+    document id; ``language`` is that of the words.
     """
 
     name: str
@@ -59,24 +52,18 @@ class Collection:
     query_ids: list[str]
     queries: list[str]
     qrels: dict[str, dict[str, int]]
-    language: str = "auto"  # of its words
+    language: str = "auto"
 
     @cached_property
-    def lexical(self) -> list[Ranking]:
-        """BM25's ranking for each query: at most 1000 documents, all of which hold a word of it."""
-        found = _rankings(*self.bm25.top_k(self.queries, DEPTH))
+    def lexical(self) -> list[Scores]:
+        """BM25's ranking for each query: at most 1000 documents, which all hold a word of it."""
+        found = rankings_of(*self.bm25.top_k(self.queries, DEPTH))
         return [{d: score for d, score in ranking.items() if score > 0} for ranking in found]
 
     @cached_property
-    def best_lexical(self) -> Vectors:
-        """(Q,): the highest BM25 score that a document could have."""
-        return self.bm25.best(self.queries)
-
-    @cached_property
     def among_documents(self) -> frozenset[str]:
-        """Queries that are documents too, under the same id, as in ArguAna and Quora: there, as in
-        BEIR, no query finds itself. The texts are compared, as many collections number queries and
-        documents apart.
+        """Queries that are documents too, under the same id, as in ArguAna and Quora; as in BEIR,
+        they do not find themselves. The texts are compared, since ids may coincide.
         """
         texts = dict(zip(self.document_ids, self.documents, strict=True))
         return frozenset(
@@ -101,8 +88,8 @@ class Collection:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one system: metrics of each judged query, and the id of the document it ranks
-    first, if it finds any.
+    """Results of one system: metrics of each judged query, and its first document's id, if it finds
+    any.
     """
 
     scores: dict[str, dict[str, float]]
@@ -135,25 +122,11 @@ class Evaluation:
         return standings(self.outcomes, self.references)
 
 
-def evaluate(
-    models: Sequence[str | Path],
-    on: Sequence[str | Path],
-    *,
-    rerank: Rerank | None = None,
-    lm: str = Retriever.offline_model,
-    max_tokens: int | None = None,
-    precision: Precision = "auto",
-    progress: bool = False,
-    context: Choice | None = None,
-    context_seed: int = 0,
-    language: str = "auto",
-    weight: float | None = None,
-) -> dict[str, dict[str, SystemScores]]:
-    r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
+@dataclass(frozen=True)
+class EvalOptions:
+    """How ``evaluate`` scores.
 
     Args:
-        models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; none scores BM25 only.
-        on: folders in BEIR layout: corpus.jsonl, queries.jsonl, qrels/test.tsv.
         rerank: re-rank the fusion with BM25 as one more system, by token vectors ("tokens") or by
             the attention heads of a language model ("heads").
         lm: language model of ``rerank="heads"``.
@@ -163,9 +136,31 @@ def evaluate(
         context: of models that read one: "corpus" draws it from the documents of each collection
             (the default), "saved" is the one of their training, "none" has no documents; or texts,
             or a file with a text per line.
-        context_seed: of the draw.
+        context_seed: seed of the draw.
         language: of the words, as ``Analyzer`` takes it; "auto" finds it in each collection.
         weight: of the vectors in the fusion by score, 0 to 1; None: by the rule of fusion.py.
+    """
+
+    rerank: Rerank | None = None
+    lm: str = OFFLINE_MODEL
+    max_tokens: int | None = None
+    precision: Precision = "auto"
+    progress: bool = False
+    context: Choice | None = None
+    context_seed: int = 0
+    language: str = "auto"
+    weight: float | None = None
+
+
+def evaluate(
+    models: Sequence[str | Path], on: Sequence[str | Path], **options: Any
+) -> dict[str, dict[str, SystemScores]]:
+    r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
+
+    Args:
+        models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; none scores BM25 only.
+        on: folders in BEIR layout: corpus.jsonl, queries.jsonl, qrels/test.tsv.
+        options: fields of ``EvalOptions``, such as ``rerank="tokens"``.
 
     Returns:
         {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by
@@ -188,57 +183,54 @@ def evaluate(
         >>> scores["sea"]["embedded:minilm-l6"].means["ndcg@10"]
         1.0
     """
-    how = (rerank, lm, max_tokens, precision, progress, context, context_seed, language, weight)
-    done = evaluations(models, on, *how)
+    done = evaluations(models, on, EvalOptions(**options))
     return {evaluation.name: evaluation.scores for evaluation in done}
 
 
 def evaluations(
-    models: Sequence[str | Path],
-    on: Sequence[str | Path],
-    rerank: Rerank | None,
-    lm: str,
-    max_tokens: int | None,
-    precision: Precision,
-    progress: bool,
-    context: Choice | None = None,
-    context_seed: int = 0,
-    language: str = "auto",
-    weight: float | None = None,
+    models: Sequence[str | Path], on: Sequence[str | Path], options: EvalOptions
 ) -> Iterator[Evaluation]:
     """``evaluate``, a collection at a time and with the outcome of every query."""
     from revela.retriever.load import load_encoder
     from revela.weights import resolve
 
-    check_language(language)
-    check_weight(weight)
+    check_language(options.language)
+    check_weight(options.weight)
     encoders = {
-        label: load_encoder(resolve(name), precision, max_tokens)
+        label: load_encoder(resolve(name), options.precision, options.max_tokens)
         for label, name in labelled(models).items()
     }
-    known = Context.of("corpus" if context is None else context, context_seed)
-    if context is not None:
+    choice = "corpus" if options.context is None else options.context
+    known = Context.of(choice, options.context_seed)
+    if options.context is not None:
         refuse_without_slots(list(encoders.values()))
-    # All folders are read before the first is scored, so that a bad one costs nothing.
+    # All folders are read before the first is scored, so that a bad one is refused at once.
     collections = {
-        name: load_collection(Path(folder), language=language)
+        name: load_collection(Path(folder), language=options.language)
         for name, folder in labelled(on).items()
     }
-    reranking: Reranking | None = None if rerank == "heads" else rerank
-    if rerank == "heads" and collections:
-        from revela.index.listwise import load_query_heads
-
-        reranking = load_query_heads(lm, lambda: sample(next(iter(collections.values()))))
+    reranking = _reranking(options, list(collections.values()))
     for name, collection in collections.items():
-        texts = collection.documents
-        readers = {label: known.into(encoder, texts) for label, encoder in encoders.items()}
-        found = outcomes(collection, readers, rerank=reranking, progress=progress, weight=weight)
+        readers = {
+            label: known.into(encoder, collection.documents) for label, encoder in encoders.items()
+        }
+        how: Any = dict(rerank=reranking, progress=options.progress, weight=options.weight)
         contexts = {
-            label: f"a context of {encoder.slots} slots, {known.describe()}"
+            label: f"a context of {slots_of(encoder)} slots, {known.describe()}"
             for label, encoder in encoders.items()
             if slots_of(encoder)
         }
+        found = outcomes(collection, readers, **how)
         yield Evaluation(name, collection, list(encoders), found, contexts)
+
+
+def _reranking(options: EvalOptions, collections: Sequence[Collection]) -> Reranking | None:
+    """The re-ranker; the heads of an LM are found in the first collection."""
+    if options.rerank != "heads" or not collections:
+        return None if options.rerank == "heads" else options.rerank
+    from revela.index.listwise import load_query_heads
+
+    return load_query_heads(options.lm, lambda: sample(collections[0]))
 
 
 def labelled(names: Sequence[str | Path]) -> dict[str, str]:
@@ -251,12 +243,7 @@ def labelled(names: Sequence[str | Path]) -> dict[str, str]:
 
 
 def load_collection(folder: Path, split: str = "test", language: str = "auto") -> Collection:
-    """Read a folder in BEIR layout; queries without a relevant document are dropped.
-
-    Raises:
-        RevelaError: a file is missing or damaged, or the qrels name ids that the corpus or the
-            queries lack.
-    """
+    """Read a folder in BEIR layout; queries without a relevant document are dropped."""
     corpus = {
         str(r["_id"]): f"{r.get('title') or ''} {r['text']}".strip()
         for r in read_rows(folder, "corpus.jsonl")
@@ -295,138 +282,85 @@ def outcomes(
     """Outcomes by system: BM25, and each encoder alone, fused with BM25 by score, and by rank
     (RRF).
 
-    Args:
-        collection: documents and judged queries.
-        encoders: by name.
-        rerank: also re-rank the fusion by score, by token vectors (of encoders that give them) or
-            by a listwise re-ranker.
-        progress: show a bar.
-        weight: of the vectors in the fusion by score; None: by the rule.
-
-    Raises:
-        RevelaError: an encoder gives vectors that are not finite.
+    With ``rerank``, the fusion by score is re-ranked too: by token vectors (of encoders that give
+    them) or by a listwise re-ranker. ``weight`` is that of the vectors in the fusion by score.
     """
     found = {"BM25": _outcome(collection, collection.lexical)}
     for name, encoder in encoders.items():
-        reader = encoder if rerank == "tokens" and isinstance(encoder, TokenEncoder) else None
-        tokens: list[bytes] = []
-        if reader:
-            passages, tokens = encode_packed(reader, collection.documents)
-        else:
-            passages = encoder.encode_passages(collection.documents, progress=progress)
+        by_tokens = rerank == "tokens" and isinstance(encoder, TokenEncoder)
+        snapshot = snapshot_of(collection, encoder, by_tokens, progress)
         queries = encoder.encode_queries(collection.queries)
-        dense, cosines = top_k(queries, passages, DEPTH)
-        found[name] = _outcome(collection, _rankings(dense, cosines))
-        odds = collection.calibrate(encoder, passages).odds
-        by_score, by_rank = hybrid(collection, queries, passages, dense, odds, weight)
-        fused = {f"{name} + BM25": by_score, f"{name} + BM25 (RRF)": by_rank}
-        if reader:
-            fused[f"{name} + BM25 + tokens"] = reranked(collection, reader, by_score, tokens, odds)
+        dense = rankings_of(*top_k(queries, snapshot.vectors_ND, DEPTH))
+        fused = hybrid(collection, snapshot, queries, dense, weight)
+        systems = {name: dense, f"{name} + BM25": fused}
+        systems[f"{name} + BM25 (RRF)"] = [
+            reciprocal_rank_fusion([list(_first(ranking)) for ranking in pair])
+            for pair in zip(dense, collection.lexical, strict=True)
+        ]
+        if isinstance(encoder, TokenEncoder) and by_tokens:
+            tokens = (encoder.query_tokens([query])[0] for query in collection.queries)
+            systems[f"{name} + BM25 + tokens"] = reranked(collection, snapshot, fused, tokens)
         elif rerank is not None and rerank != "tokens":
-            again = read_again(collection, rerank, by_score, progress)
-            fused[f"{name} + BM25 + heads"] = list(again)
-        found |= {label: _outcome(collection, rankings) for label, rankings in fused.items()}
+            bar = tqdm(collection.queries, unit="query", disable=not progress)
+            again = reranked(collection, snapshot, fused, (rerank for _ in bar))
+            systems[f"{name} + BM25 + heads"] = again
+        found |= {system: _outcome(collection, rankings) for system, rankings in systems.items()}
     return found
 
 
-def reranked(
-    collection: Collection,
-    encoder: TokenEncoder,
-    rankings: Sequence[Mapping[int, float]],
-    tokens: Sequence[bytes],
-    odds: float,
-) -> list[Ranking]:
-    """Rankings whose first documents are re-ranked by token vectors.
-
-    Args:
-        collection: documents and queries.
-        encoder: of the tokens.
-        rankings: of each query.
-        tokens: ``packed_signs`` of each document.
-        odds: of the corpus.
-    """
-    again, bm25 = [], collection.bm25
-    for query, ranking in zip(collection.queries, rankings, strict=True):
-        first = [tokens[document] for document in list(ranking)[:RERANKED]]
-        weights = term_weights(query, bm25.terms, bm25.idf)
-        (read,) = encoder.query_tokens([query])
-        scores = with_tokens(read, list(ranking.values()), first, weights, odds)
-        again.append(dict(sorted(zip(ranking, scores, strict=True), key=lambda pair: -pair[1])))
-    return again
-
-
-def read_again(
-    collection: Collection,
-    reranker: Reranker,
-    rankings: Sequence[Mapping[int, float]],
-    progress: bool = False,
-) -> Iterator[Ranking]:
-    """Rankings whose first documents are re-ranked by a listwise re-ranker; arguments as for
-    ``reranked``.
-    """
-    queries = tqdm(collection.queries, unit="query", disable=not progress)
-    for query, ranking in zip(queries, rankings, strict=True):
-        first = [collection.documents[document] for document in list(ranking)[:READ]]
-        yield with_reranker(query, ranking, first, reranker)
+def snapshot_of(
+    collection: Collection, encoder: Encoder, by_tokens: bool = False, progress: bool = False
+) -> MemorySnapshot:
+    """A collection as an encoder and BM25 see it; ``by_tokens``: to be re-ranked by tokens."""
+    packed: list[bytes] = []
+    if by_tokens and isinstance(encoder, TokenEncoder):
+        vectors_ND, packed = encode_packed(encoder, collection.documents)
+    else:
+        vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
+    odds = collection.calibrate(encoder, vectors_ND).odds
+    return MemorySnapshot(collection.bm25, collection.documents, vectors_ND, odds, packed)
 
 
 def hybrid(
     collection: Collection,
-    queries: Vectors,
-    passages: Vectors,
-    dense: NDArray[np.int64],
-    odds: float,
+    snapshot: MemorySnapshot,
+    queries_QD: Vectors,
+    dense: Sequence[Scores],
     weight: float | None = None,
-) -> tuple[list[Ranking], list[Ranking]]:
-    """Fusions of dense and lexical rankings by score and by rank, a ranking per query.
-
-    Args:
-        collection: documents and queries.
-        queries: (Q, D) vectors.
-        passages: (N, D) vectors.
-        dense: (Q, K) nearest documents of each query, best first.
-        odds, weight: as for ``fuse_scores``.
-    """
-    by_score, by_rank = [], []
-    for query, near, lexical, best in zip(
-        queries, dense, collection.lexical, collection.best_lexical, strict=True
-    ):
-        shares = {d: float(score / best) for d, score in islice(lexical.items(), FUSED)}
-        nearest = near[:FUSED].tolist()
-        by_score.append(fuse(query, passages, nearest, shares, odds, weight))
-        by_rank.append(reciprocal_rank_fusion([nearest, list(shares)]))
-    return by_score, by_rank
+) -> list[Scores]:
+    """The fusion by score of each query's rankings by vectors and by words, ``FUSED`` of each."""
+    return [
+        fuse(snapshot, query, vector, _first(near), _first(lexical), weight)
+        for query, vector, near, lexical in zip(
+            collection.queries, queries_QD, dense, collection.lexical, strict=True
+        )
+    ]
 
 
-def fuse(
-    query_D: Vectors,
-    passages_ND: Vectors,
-    near: Sequence[int],
-    shares: Mapping[int, float],
-    odds: float,
-    weight: float | None = None,
-) -> Ranking:
-    """The fusion by score for one query.
-
-    Args:
-        query_D: its vector.
-        passages_ND: all vectors.
-        near: the passages nearest to the query.
-        shares: the passages that BM25 finds, with their shares of the highest possible score.
-        odds, weight: as for ``fuse_scores``.
-    """
-    candidates = list(dict.fromkeys([*near, *shares]))
-    cosines = dict(zip(candidates, (passages_ND[candidates] @ query_D).tolist(), strict=True))
-    return fuse_scores(cosines, shares, odds, weight)
+def reranked(
+    collection: Collection,
+    snapshot: MemorySnapshot,
+    rankings: Sequence[Scores],
+    rerankers: Iterable[QueryTokens | Reranker],
+) -> list[Scores]:
+    """Each query's ranking, re-ranked by its tokens or by a listwise re-ranker."""
+    return [
+        rerank_scores(snapshot, query, ranking, reranker)
+        for query, ranking, reranker in zip(collection.queries, rankings, rerankers, strict=True)
+    ]
 
 
-def _rankings(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[Ranking]:
-    """A ranking per query."""
+def _first(ranking: Scores) -> Scores:
+    return dict(islice(ranking.items(), FUSED))
+
+
+def rankings_of(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[Scores]:
+    """Each query's documents and scores, best first."""
     rows = zip(indices_QK.tolist(), scores_QK.tolist(), strict=True)
     return [dict(zip(indices, scores, strict=True)) for indices, scores in rows]
 
 
-def _outcome(collection: Collection, rankings: Sequence[Ranking]) -> Outcome:
+def _outcome(collection: Collection, rankings: Sequence[Scores]) -> Outcome:
     """The outcome of a ranking per query; a query that is a document too does not find itself."""
     ids, itself = collection.document_ids, collection.among_documents
     run = {

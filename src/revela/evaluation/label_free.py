@@ -25,16 +25,15 @@ from revela.corpus.chunk import chunk
 from revela.corpus.code import documented_functions
 from revela.corpus.words import count_words, joined, words
 from revela.corpus.written_queries import Answer
-from revela.evaluation.beir import fuse
 from revela.evaluation.metrics import per_query
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest, taken_out
 from revela.index.exact import top_k
 from revela.index.language import Terms
+from revela.index.search import MemorySnapshot, fuse
 from revela.settings import Recipe
 from revela.types import Document, Encoder, Vectors, hash64
 
-TINY = 1e-9
 DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
 MIN_QUERY_WORDS = 3
 MIN_SHARE = 4  # chunks per document among the passages
@@ -119,21 +118,22 @@ class _Pool:
 
     def __init__(self, tasks: Sequence[Task], language: str) -> None:
         self.passages = tasks[0].passages
-        bm25 = BM25(self.passages, language)
-        self.test = SentenceTest(self.passages, bm25.terms.language, SENTENCES)
-        self.tasks = [(task, _lexical(task, bm25)) for task in tasks]
+        self.bm25 = BM25(self.passages, language)
+        self.test = SentenceTest(self.passages, self.bm25.terms.language, SENTENCES)
+        self.tasks = [(task, _lexical(task, self.bm25)) for task in tasks]
 
     def scores(self, encoder: Encoder) -> Iterator[tuple[str, Scores]]:
         """nDCG@10 of each query, alone and with BM25; the passages are encoded once."""
         passages = encoder.encode_passages(self.passages, True)
         odds = self.test(encoder, passages).odds
+        snapshot = MemorySnapshot(self.bm25, self.passages, passages, odds)
         for task, lexical in self.tasks:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
             yield task.name, _score(task, dense)
             fused = [
-                fuse(query, passages, list(near), shares, odds)
-                for query, near, shares in zip(queries, dense, lexical, strict=True)
+                fuse(snapshot, *found)
+                for found in zip(task.queries, queries, dense, lexical, strict=True)
             ]
             yield with_bm25(task.name), _score(task, fused)
 
@@ -284,13 +284,9 @@ def with_bm25(task: str) -> str:
 
 
 def _lexical(task: Task, bm25: BM25) -> list[dict[int, float]]:
-    """BM25's ranking per query of the passages that hold a word of it, with scores as shares of the
-    best possible score.
-    """
-    indices, scores = bm25.top_k(task.queries, DEPTH)
-    best_Q1 = np.maximum(bm25.best(task.queries), TINY)[:, None]  # 0 for a query without a word
-    rankings = _rankings(task, indices, (scores / best_Q1).astype(np.float32))
-    return [{d: share for d, share in ranking.items() if share > 0} for ranking in rankings]
+    """BM25's ranking per query of the passages that hold a word of it."""
+    rankings = _rankings(task, *bm25.top_k(task.queries, DEPTH))
+    return [{d: score for d, score in ranking.items() if score > 0} for ranking in rankings]
 
 
 def _rankings(task: Task, indices: NDArray[np.int64], values: Vectors) -> list[dict[int, float]]:

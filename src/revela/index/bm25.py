@@ -10,31 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.index.language import Analyzer, detect
+from revela.index.statistics import K1, B, idf, max_score
 from revela.silence import waiting
 from revela.types import Vectors
-
-K1, B = 1.2, 0.75
-
-
-def best_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
-    """The greatest BM25 score that any text could have for a query: sum over its words of idf
-    (k1 + 1), as if the text held nothing but them, without end (Bruch, Gai & Ingber, TOIS 2023,
-    section 3).
-
-    Args:
-        frequencies_T: number of passages that hold each word of the query; a word that none holds
-            weighs most.
-        passages: number of passages.
-    """
-    return float((K1 + 1) * idf(frequencies_T, passages).sum())
-
-
-def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
-    """Lucene's idf, (T,): log(1 + (N - df + 0.5) / (df + 0.5)). Arguments as above."""
-    weights_T: NDArray[np.float64] = np.log1p(
-        (passages - frequencies_T + 0.5) / (frequencies_T + 0.5)
-    )
-    return weights_T
 
 
 class BM25:
@@ -84,11 +62,9 @@ class BM25:
             indices[matching], scores[matching] = found
         return indices, scores
 
-    def best(self, queries: Sequence[str]) -> Vectors:
-        """(Q,): the greatest score that a passage could have for each query; 0 if all its words are
-        stop words.
-        """
-        best = (best_score(self.frequencies(self.terms(query)), self.size) for query in queries)
+    def max_scores(self, queries: Sequence[str]) -> Vectors:
+        """``max_score`` of each query, (Q,); 0 if it has stop words only."""
+        best = (max_score(self.frequencies(self.terms(query)), self.size) for query in queries)
         return np.array(list(best), np.float32)
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:

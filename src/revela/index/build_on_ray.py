@@ -31,25 +31,23 @@ from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.files import writing
-from revela.index.calibration import Calibration
 from revela.index.contexts import conditioned
 from revela.index.encode_corpus import (
     BATCH,
     BATCH_DOCUMENTS,
     Added,
+    Changes,
     columns_of_types,
-    cut_to_fit,
-    digest_of,
+    encode_rows,
     note_types,
     repeated_id,
     table_rows,
 )
 from revela.index.language import SAMPLE, Terms
-from revela.index.manifest import Info
-from revela.index.rerank import encode_packed
+from revela.index.manifest import Calibration, Info
 from revela.index.statistics import TermCounts
-from revela.index.store import Index, as_stored
-from revela.index.table import Table, arrow_rows, table_uri
+from revela.index.store import Index
+from revela.index.table import Table, table_uri
 from revela.on_ray import Cluster
 from revela.settings import Precision
 from revela.types import Document, TokenEncoder, Vectors, evenly, hash64
@@ -202,20 +200,17 @@ class Job:
         table = None
         if self.version is not None:
             table = Table.open(self.folder, self.info).at(self.version)
-        words = self.info.settings.chunk_words
         least = max(1, self.characters // BATCH_DOCUMENTS)
         for batch in batches(
             self.reading.documents(part, ReadReport()),
             lambda document: max(least, len(document.text)),
             self.characters,
         ):
-            digests = {document.id: digest_of(document, words) for document in batch}
-            present = table.digests(list(digests)) if table else {}
-            changed = [d for d in batch if present.get(d.id) != digests[d.id]]
+            changes = Changes.of(batch, table, self.info)
             yield {
-                "rows": table_rows(changed, digests, self.info, self.folder),
-                "documents": (len(changed), len(batch)),
-                "replaced": [d.id for d in changed if d.id in present],
+                "rows": table_rows(changes.documents, changes.digests, self.info, self.folder),
+                "documents": (len(changes.documents), len(batch)),
+                "replaced": changes.replaced,
             }
 
     def load(self) -> Callable[[on_ray.Row], on_ray.Row]:
@@ -235,18 +230,12 @@ class Job:
         return encoder if self.context is None else conditioned(encoder, self.context)
 
     def _encode(self, encoder: TokenEncoder, batch: on_ray.Row) -> on_ray.Row:
-        rows, batch["cut"] = cut_to_fit(batch.pop("rows"), encoder)
-        passages, tokens = [str(text) for text in rows["passage"]], None
-        if not passages:
-            return {**batch, "table": None}
-        if self.info.settings.keep_tokens:
-            vectors, tokens = encode_packed(encoder, passages)
-        else:
-            vectors = encoder.encode_passages(passages)
-        vectors = as_stored(vectors, self.info, self.folder)
-        if self.info.language is not None:
-            rows["terms"] = [" ".join(self._analyzer(passage)) for passage in passages]
-        return {**batch, "table": arrow_rows(self.info, rows, vectors, tokens)}
+        rows = batch.pop("rows")
+        if not rows["id"]:
+            return {**batch, "table": None, "cut": 0}
+        find = None if self.info.language is None else self._analyzer
+        encoded = encode_rows(rows, self.info, encoder, self.folder, find)
+        return {**batch, "table": encoded.rows, "cut": encoded.cut}
 
     @functools.cached_property
     def _analyzer(self) -> Terms:
@@ -332,8 +321,6 @@ def add(
             pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, index),
             calibrate=functools.partial(_calibrate_in_a_task, job),
         )
-    if total.chunks and not new:
-        index.log_drift()
     return total
 
 

@@ -1,103 +1,38 @@
 """How well words and vectors know a corpus, measured without labels.
 
-A few words of a sentence should find the passage that the sentence was taken out of, among the
-others: once by BM25, once by the vectors. An embedder that was not trained for a language or a
-subject fails where words succeed, and the fusion (fusion.py) follows the side that succeeds.
-
-docs/results.md has which test, how many queries and which rule were compared.
+A few words of a sentence should find the passage that the sentence was removed from, once by BM25
+and once by vectors. An embedder that was not trained for a language or a subject fails where words
+succeed, and the fusion (fusion.py) follows the side that succeeds. docs/results.md compares tests
+and rules.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from revela.corpus.chunk import sentences
 from revela.corpus.words import count_words, joined, words
 from revela.index.bm25 import BM25
+from revela.index.exact import shortened
+from revela.index.manifest import Calibration
 from revela.types import Encoder, Vectors, hash64
 
 QUERIES = 200
 QUERY_WORDS = 12  # at most
 LEAST_WORDS = 4  # of a sentence, and of what is left
-PRIOR = 5  # queries that both sides are taken to have found, so that few queries say little
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """How often a piece of a sentence found its passage first.
-
-    Args:
-        queries: how many were asked; 0 if the passages have too few sentences.
-        words: found by BM25.
-        vectors: found by the vectors.
-        passages: in the index when it was measured.
-        least: how much oftener words are taken to find a passage, at least: more than 1 for a
-            retriever that was fitted to text (retriever/fit.py), as it knows the sentences of that
-            text better than what is asked about it.
-    """
-
-    queries: int = 0
-    words: int = 0
-    vectors: int = 0
-    passages: int = 0
-    least: float = 1.0
-
-    @property
-    def ratio(self) -> float:
-        """How much oftener words found the passage; not below ``least``."""
-        return max(self.least, (self.words + PRIOR) / (self.vectors + PRIOR))
-
-    @property
-    def odds(self) -> float:
-        """How much more BM25's share of the best score counts than a cosine: the square of
-        ``ratio``, 1 at least.
-        """
-        return self.ratio**2
-
-    def describe(self) -> str:
-        """What was measured, and what follows from it."""
-        if not self.queries:
-            return "the passages have too few sentences to tell whether words or vectors know them"
-        by_words, by_vectors = (
-            round(100 * found / self.queries) for found in (self.words, self.vectors)
-        )
-        text = (
-            f"a piece of a sentence finds its passage first by words in {by_words} of 100 cases, "
-            f"and by vectors in {by_vectors}"
-        )
-        if self.odds > 16:
-            text += (
-                ": this embedder does not know this text, and searches go by words; give another "
-                "--model, or train one (docs/languages.md)"
-            )
-        return text
-
-
-def calibrate(
-    passages: Sequence[str], vectors_ND: Vectors, encoder: Encoder, language: str
-) -> Calibration:
-    """Measure both sides.
-
-    Args:
-        passages: texts, (N,).
-        vectors_ND: of them, of length one.
-        encoder: that made the vectors.
-        language: of the words, as ``BM25`` takes it.
-    """
-    return SentenceTest(passages, language)(encoder, vectors_ND)
 
 
 class SentenceTest:
-    """The queries of a corpus, with what BM25 finds; to be called with the vectors of encoders.
+    """Queries taken from passages, and how many of them BM25 answers; call it with the vectors of
+    an encoder.
 
     Args:
         passages: texts.
         language: of the words, as ``BM25`` takes it.
-        queries: most of them.
+        queries: maximum number of queries.
     """
 
     def __init__(self, passages: Sequence[str], language: str, queries: int = QUERIES) -> None:
@@ -114,29 +49,22 @@ class SentenceTest:
             self._words = int(((best[:, 0] == self._places) & alone).sum())
 
     def __call__(self, encoder: Encoder, vectors_ND: Vectors) -> Calibration:
-        """Measure the vectors (N, D) of these passages."""
+        """Measure the unit vectors (N, D) of the passages; the encoder's may be wider."""
         least = getattr(encoder, "words_to_vectors", 1.0)
         if not self._queries:
             return Calibration(passages=self._size, least=least)
         width = vectors_ND.shape[1]
         left_ND = vectors_ND.copy()
-        left_ND[self._places] = _of_width(encoder.encode_passages(self._rests), width)
-        queries_QD = _of_width(encoder.encode_queries(self._queries), width)
+        left_ND[self._places] = shortened(encoder.encode_passages(self._rests), width)
+        queries_QD = shortened(encoder.encode_queries(self._queries), width)
         first_Q = (queries_QD @ left_ND.T).argmax(axis=1)
         right = int((first_Q == self._places).sum())
         return Calibration(len(self._queries), self._words, right, self._size, least)
 
 
-def _of_width(vectors_ND: Vectors, width: int) -> Vectors:
-    """The first numbers of vectors, of length one again."""
-    cut_ND = vectors_ND[:, :width]
-    norms_N1 = np.linalg.norm(cut_ND, axis=1, keepdims=True)
-    return np.asarray(cut_ND / np.maximum(norms_N1, 1e-12), np.float32)
-
-
 def taken_out(passages: Sequence[str], most: int) -> Iterator[tuple[int, str, str]]:
-    """(place of a passage, words of one of its sentences, the passage without that sentence); drawn
-    by the passages' texts, so that their order does not matter.
+    """(place of a passage, words of one of its sentences, the passage without that sentence). The
+    draw depends on the texts, not on their order.
     """
     drawn, taken = [hash64(passage) for passage in passages], 0
     for place in sorted(range(len(passages)), key=drawn.__getitem__):

@@ -1,10 +1,10 @@
-"""The context that a retriever with slots reads in use (CDE; retriever/context.py).
+"""The context that a retriever with slots reads (CDE; retriever/context.py).
 
-An index owns its context: drawn once from the documents that are indexed, kept as
-``context.safetensors`` beside index.json, and read before every document and query of the index,
-those that come later included. For vectors of two contexts cannot be compared.
+An index owns its context: drawn once from the documents that are indexed, saved as
+``context.safetensors`` beside index.json, and read before every document and query, later ones
+included. Vectors from different contexts are not comparable.
 
-Shapes: J slots, D width of the retriever's embedding table, N <= J texts.
+Shapes: J slots, D width of the retriever's embedding table.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ import numpy as np
 
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.index.manifest import CONTEXT
+from revela.index.manifest import CHOSEN, CONTEXT
 from revela.types import Document, Encoder, Vectors
 
 if TYPE_CHECKING:
     from revela.retriever.encode import RetrieverEncoder
-
-CHOSEN = ("kind", "seed", "texts")  # of Context.about: what a resumed run must give again
-PERMUTATIONS, SIGNIFICANT, GROWN = 999, 0.01, 4
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Context:
         kind: "corpus": texts drawn from the corpus; "saved": what the retriever was saved with;
             "none": no documents; "texts": a user's own.
         texts: of the corpus or the user; None: not drawn yet.
-        seed: of the draw.
+        seed: of the sample of the corpus.
     """
 
     kind: str
@@ -48,11 +45,8 @@ class Context:
 
     @classmethod
     def of(cls, choice: Context | str | Sequence[str], seed: int = 0) -> Context:
-        """From "corpus", "saved", "none", a file with a text per line, or texts; a retriever reads
-        as many of the texts as it has slots.
-
-        Raises:
-            RevelaError: the file cannot be read, or there is no text.
+        """From "corpus", "saved", "none", a file with a text per line, or texts, of which a
+        retriever reads as many as it has slots.
         """
         if isinstance(choice, Context):
             return choice
@@ -75,16 +69,12 @@ class Context:
         return cls("texts", kept)
 
     def drawn(self, draw: Callable[[], Sequence[str]]) -> Context:
-        """With texts, if they are to be drawn from the corpus and have not been."""
+        """With texts from ``draw``, if it is of the corpus and has none."""
         needed = self.kind == "corpus" and self.texts is None
         return replace(self, texts=tuple(draw())) if needed else self
 
     def rows(self, encoder: Encoder) -> Vectors:
-        """The context itself, (J, D).
-
-        Raises:
-            RevelaError: the encoder has no slots or no first stage, or no texts are drawn.
-        """
+        """The context itself, (J, D), by an encoder with slots; its texts must be drawn."""
         reader = with_slots(encoder)
         if self.kind == "saved":
             return reader.saved_context().numpy()
@@ -93,8 +83,8 @@ class Context:
         return reader.context_of(self.texts or ()).detach().float().cpu().numpy()
 
     def into(self, encoder: Encoder, documents: Sequence[str]) -> Encoder:
-        """An encoder that reads this, drawn from a corpus's texts if it is to be; one without slots
-        stays as it is.
+        """An encoder that reads this context, drawn from these texts if it is of the corpus; an
+        encoder without slots is returned as it is.
         """
         if not slots_of(encoder) or self.kind == "saved":
             return encoder
@@ -103,7 +93,7 @@ class Context:
         return reader.with_context_of(known.texts or ())
 
     def describe(self) -> str:
-        """What is read, for people."""
+        """What fills the slots, for people."""
         return {
             "corpus": f"documents of the corpus, drawn with seed {self.seed}",
             "saved": "those that it was saved with",
@@ -118,7 +108,7 @@ class Context:
         return {"kind": self.kind, "seed": self.seed, "texts": texts, "documents": count}
 
     def is_of(self, about: Mapping[str, Any] | None) -> bool:
-        """Whether an index whose manifest says this of its context has this one."""
+        """Whether it is the context of an index, by ``Info.context``."""
         own = self.about(0)
         return about is not None and all(own[name] == about[name] for name in CHOSEN)
 
@@ -140,11 +130,7 @@ def slots_of(encoder: Encoder) -> int:
 
 
 def with_slots(encoder: Encoder) -> RetrieverEncoder:
-    """The encoder, if it reads a context.
-
-    Raises:
-        RevelaError: it reads none.
-    """
+    """The encoder, if it reads a context; others are refused."""
     if not slots_of(encoder):
         name = getattr(encoder, "name", "the model")
         raise RevelaError(
@@ -154,7 +140,7 @@ def with_slots(encoder: Encoder) -> RetrieverEncoder:
 
 
 def refuse_without_slots(encoders: Sequence[Encoder]) -> None:
-    """Refuse a context that is given to models of which none reads one."""
+    """Refuse a context for models if none of them reads one."""
     if encoders and not any(map(slots_of, encoders)):
         with_slots(encoders[0])
 
@@ -162,16 +148,8 @@ def refuse_without_slots(encoders: Sequence[Encoder]) -> None:
 def chosen_for(
     encoder: Encoder, choice: Choice | None, documents: Sequence[Document], words: int
 ) -> Context | None:
-    """The context of a corpus for an encoder; None if it reads none.
-
-    Args:
-        encoder: with or without slots.
-        choice: None: drawn from the corpus, if the encoder reads a context.
-        documents: of the corpus.
-        words: most words of what is drawn of one.
-
-    Raises:
-        RevelaError: a context is chosen and the encoder reads none.
+    """The context of a corpus for an encoder, by default drawn from the documents, at most so many
+    words of each; None if the encoder reads none and none is chosen.
     """
     slots = slots_of(encoder)
     if choice is None and not slots:
@@ -184,11 +162,7 @@ def chosen_for(
 
 
 def conditioned(encoder: Encoder, rows_JD: Vectors) -> RetrieverEncoder:
-    """The encoder with this context; others of the same model are not disturbed.
-
-    Raises:
-        RevelaError: the encoder has no slots.
-    """
+    """The encoder with this context; other encoders of the same model keep theirs."""
     import torch
 
     reader = with_slots(encoder)
@@ -196,7 +170,7 @@ def conditioned(encoder: Encoder, rows_JD: Vectors) -> RetrieverEncoder:
 
 
 def write_rows(folder: Path, rows_JD: Vectors) -> str:
-    """Keep a context in the folder of its index; returns its digest."""
+    """Save a context in the folder of its index; returns its digest."""
     from safetensors.numpy import save_file
 
     with atomic_write(folder / CONTEXT) as temporary:
@@ -205,11 +179,7 @@ def write_rows(folder: Path, rows_JD: Vectors) -> str:
 
 
 def read_rows(folder: Path, digest: str) -> Vectors:
-    """The context of an index.
-
-    Raises:
-        RevelaError: it is not there, or is another.
-    """
+    """The context of an index, if it is there and has this digest."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -225,49 +195,3 @@ def read_rows(folder: Path, digest: str) -> Vectors:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def drift(
-    encoder: RetrieverEncoder,
-    rows_JD: Vectors,
-    about: Mapping[str, Any],
-    texts: Sequence[str],
-    passages: int,
-) -> str:
-    """A line for the log if an index has become another corpus than its context was drawn from;
-    "" if it has not.
-
-    Args:
-        encoder: of the index.
-        rows_JD: its context.
-        about: ``Info.context``.
-        texts: drawn from what the index holds now.
-        passages: that it holds now.
-    """
-    assert encoder.first_stage is not None
-    anchors_JD = encoder.first_stage.anchors_JD.detach().float().cpu().numpy()
-    now_JD = Context("corpus", tuple(texts)).rows(encoder) - anchors_JD
-    then_ND = (rows_JD - anchors_JD)[: about["documents"]]
-    changed = p_of_drift(then_ND, now_JD[: len(texts)]) < SIGNIFICANT
-    if not changed and passages < GROWN * about["passages"]:
-        return ""
-    return (
-        f"the corpus has changed since its context was drawn ({about['passages']:,} -> "
-        f"{passages:,} passages): make a new index to draw a new one"
-    )
-
-
-def p_of_drift(then_ND: Vectors, now_MD: Vectors, seed: int = 0) -> float:
-    """p value of z = |m - m'| / (s sqrt(1/N + 1/M)), the distance of two samples' means in units of
-    the spread s of both, by permutations; 1 if one is empty.
-    """
-    both, size = np.concatenate([then_ND, now_MD]).astype(np.float64), len(then_ND)
-    if not 0 < size < len(both):
-        return 1.0
-    weight = np.full(len(both), -1 / len(now_MD))
-    weight[:size] = 1 / size
-    rng = np.random.default_rng(seed)
-    weights = np.stack([weight, *(rng.permutation(weight) for _ in range(PERMUTATIONS))])
-    # s is the same in every permutation, so |m - m'| has the same ranks as z.
-    distances = np.linalg.norm(weights @ (both - both.mean(axis=0)), axis=1)
-    return float((distances >= distances[0] * (1 - 1e-9)).mean())

@@ -1,8 +1,10 @@
-"""Documents -> rows of an index's table: cut into chunks, with a digest that tells what changed.
+"""Documents -> rows of an index's table: cut into chunks and encoded.
 
-Documents are written in batches, each in one commit. A document whose digest is in the table
-already is skipped, so a killed run resumes where it stopped, and adding a corpus that has changed a
-little costs little.
+Documents are written in batches, each in one commit. A document whose digest is in the table is
+skipped, so a killed run resumes where it stopped, and a corpus that has changed a little is added
+quickly.
+
+Shapes: N chunks, D numbers of the encoder's vectors, W of the stored ones.
 """
 
 from __future__ import annotations
@@ -15,25 +17,33 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from revela.corpus.chunk import chunk
 from revela.corpus.headings import has_headings, titles
 from revela.errors import RevelaError
+from revela.index.exact import shortened
+from revela.index.language import Terms
 from revela.index.manifest import Info
-from revela.index.table import RESERVED
-from revela.types import Document, Encoder, LimitedEncoder, Value
+from revela.index.rerank import encode_packed
+from revela.index.table import RESERVED, Table, arrow_rows
+from revela.settings import Indexing
+from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value, Vectors
+from revela.weights import fingerprint
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
-GROWTH, MOST = 256, 2**25  # later ones hold this part of what was read, and at most so many
-BATCH_DOCUMENTS = 1000  # most documents for each ``BATCH`` of a commit
+GROWTH, MOST = 256, 2**25  # later commits hold 1/256 of what was read, and at most so many
+BATCH_DOCUMENTS = 1000  # maximum documents for each ``BATCH`` of a commit
 NUMBERS = {bool: "bool", int: "int64", float: "double"}
 Rows = dict[str, list[Value | None]]
 
 
 @dataclass(frozen=True)
 class Added:
-    """Counts of what has been committed: documents that are new, that replaced one of the same id,
-    and that were there already; chunks written; chunks that were cut, as the model reads less.
+    """Numbers of documents that were new, replaced and unchanged; of chunks that were written, and
+    of those that were cut, as the model reads less.
     """
 
     new: int = 0
@@ -44,6 +54,15 @@ class Added:
 
     def __add__(self, other: Added) -> Added:
         return Added(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+
+
+def describe(
+    model: Path, encoder: TokenEncoder, settings: Indexing, metadata: Mapping[str, str]
+) -> Info:
+    """The manifest of an index of the vectors that a model's encoder gives."""
+    width = encoder.encode_passages(["."]).shape[1]
+    width = min(width, settings.dimensions or width)
+    return Info(str(model.resolve()), fingerprint(model), width, settings, metadata)
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -61,42 +80,90 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
+@dataclass(frozen=True)
+class Changes:
+    """Documents of a batch that the table lacks or has otherwise, and ids of the latter."""
+
+    documents: list[Document]
+    digests: Mapping[str, str]
+    replaced: list[str]
+
+    @classmethod
+    def of(cls, batch: Sequence[Document], table: Table | None, info: Info) -> Changes:
+        """Compare documents with a table; None: an empty one."""
+        digests = {d.id: digest_of(d, info.settings.chunk_words) for d in batch}
+        present = table.digests(list(digests)) if table else {}
+        changed = [d for d in batch if present.get(d.id) != digests[d.id]]
+        return cls(changed, digests, [d.id for d in changed if d.id in present])
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Chunks as rows of the table, in Arrow; the terms of each; how many chunks were cut."""
+
+    rows: Any
+    terms: list[list[str]]
+    cut: int
+
+
+def encode_rows(
+    rows: Rows, info: Info, encoder: TokenEncoder, folder: Path, find: Terms | None
+) -> Encoded:
+    """Encode the chunks of ``table_rows``, one at least, by the index's encoder.
+
+    ``find`` finds the terms of passages; None: none are wanted. ``folder`` is for messages.
+    """
+    rows, cut = cut_to_fit(rows, encoder)
+    passages, tokens = [str(passage) for passage in rows["passage"]], None
+    if info.settings.keep_tokens:
+        vectors, tokens = encode_packed(encoder, passages)
+    else:
+        vectors = encoder.encode_passages(passages)
+    terms = [find(passage) for passage in passages] if find else []
+    if find:
+        rows["terms"] = [" ".join(found) for found in terms]
+    return Encoded(arrow_rows(info, rows, as_stored(vectors, info, folder), tokens), terms, cut)
+
+
+def as_stored(vectors: Vectors, info: Info, folder: Path) -> Vectors:
+    """(N, D) vectors as an index stores them, (N, W): shortened if it is so made."""
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    if wanted := info.settings.dimensions:
+        vectors = shortened(vectors, wanted)
+    if vectors.shape[1] != info.width:
+        raise RevelaError(
+            f"the model gives {vectors.shape[1]} dimensions and {folder} holds "
+            f"{info.width}: index again"
+        )
+    return vectors
+
+
 def table_rows(
     documents: Iterable[Document], digests: Mapping[str, str], info: Info, folder: Path
 ) -> Rows:
     """Cut documents into chunks, each a row: values by column, without terms, vectors and tokens.
 
-    Args:
-        documents: with ids of their own.
-        digests: ``digest_of`` each, by id.
-        info: the index's manifest.
-        folder: of the index, for messages.
-
-    Raises:
-        RevelaError: a metadata value does not fit its column.
+    ``digests`` are those of the documents, by id; ``folder`` is for messages.
     """
     columns = info.columns
     names = [name for name in RESERVED if name not in ("terms", "vector", "tokens")]
     rows: Rows = {name: [] for name in (*names, *columns)}
     for document in documents:
         metadata = [_as_column(document, name, kind, folder) for name, kind in columns.items()]
-        digest = digests[document.id]
         pieces = [piece.text for piece in chunk(document, 0, info.settings.chunk_words)] or [""]
         for number, (title, text) in enumerate(zip(titles(document, pieces), pieces, strict=True)):
             passage = f"{title} {text}" if title else text
-            row = (document.id, number, title, passage, digest, *metadata)
+            row = (document.id, number, title, passage, digests[document.id], *metadata)
             for column, value in zip(rows.values(), row, strict=True):
                 column.append(value)
     return rows
 
 
 def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
-    """Cut the chunks of ``table_rows`` that are longer than the encoder reads.
+    """Cut the chunks of ``table_rows`` that are longer than the encoder reads; the rows, and how
+    many chunks were cut.
 
-    Of a title that takes over half of what it reads, the rest goes before its document's text.
-
-    Returns:
-        The rows, and how many of them were cut.
+    A title is cut at half of what the encoder reads; the rest goes before the document's text.
     """
     if not isinstance(encoder, LimitedEncoder):
         return rows, 0
@@ -127,11 +194,11 @@ def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
 
 
 def digest_of(document: Document, chunk_words: int) -> str:
-    """16 hex digits that change whenever what is stored of a document does."""
+    """16 hex digits that change whenever the rows of a document do."""
     metadata = dict(document.metadata)
     content: list[object] = [chunk_words, document.title, document.text, document.kind, metadata]
     if has_headings(document.id):
-        content.append("headings")  # indices without them are older
+        content.append("headings")  # which rows of earlier versions lack
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by inner product, in memory."""
+"""Vectors in memory: exact nearest neighbours by inner product, and shorter vectors."""
 
 from __future__ import annotations
 
@@ -43,3 +43,12 @@ def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64
         indices[start : start + size] = np.take_along_axis(best, order, axis=1)
         scores[start : start + size] = np.take_along_axis(values, order, axis=1)
     return indices, scores
+
+
+def shortened(vectors_ND: Vectors, width: int) -> Vectors:
+    """The first dimensions of vectors, of length one again; (N, W)."""
+    if vectors_ND.shape[1] <= width:
+        return vectors_ND
+    cut_NW = vectors_ND[:, :width]
+    lengths_N1 = np.linalg.norm(cut_NW, axis=1, keepdims=True)
+    return np.asarray(cut_NW / np.maximum(lengths_N1, 1e-12), np.float32)

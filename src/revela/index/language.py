@@ -90,15 +90,12 @@ _LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss"
 
 
 class Terms(Protocol):
-    """Finds the terms of a text."""
+    """Finds the terms of a text, in order; ``places`` gives begin and end of each as well, in the
+    text after NFKC.
+    """
 
-    def __call__(self, text: str) -> list[str]:
-        """The terms, in order."""
-        ...
-
-    def places(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Begin, end and term; NFKC may move them a little."""
-        ...
+    def __call__(self, text: str) -> list[str]: ...
+    def places(self, text: str) -> Iterator[tuple[int, int, str]]: ...
 
 
 class Analyzer:
@@ -106,10 +103,7 @@ class Analyzer:
 
     Args:
         language: a code, several joined by + (one for each script), or "none", which does not stem.
-        known_words: how many words are remembered.
-
-    Raises:
-        RevelaError: two languages have one script.
+        known_words: size of the cache.
 
     Examples:
         >>> Analyzer("en")("The invoices are kept for ten years.")
@@ -123,7 +117,6 @@ class Analyzer:
         self._terms_of = _WordTerms(_by_script(language), known_words)
 
     def __call__(self, text: str) -> list[str]:
-        """The terms of a text, in order."""
         terms = list[str]()
         # Only a few words of most texts need what ``places`` does; every second piece is of them.
         pieces = [text] if text.isascii() else _NOT_ASCII_WORDS.split(text)
@@ -136,7 +129,6 @@ class Analyzer:
         return terms
 
     def places(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Begin, end and term; places are those after NFKC, which moves few."""
         for run in _RUN.finditer(normalised(text)):
             begin, end = run.span()
             if run.lastgroup == "word":
@@ -147,13 +139,12 @@ class Analyzer:
 
 
 class FormerEnglish:
-    """The terms of indices that earlier versions made: LanceDB's English, in every language."""
+    """Terms of indices that earlier versions made: LanceDB's English, in every language."""
 
     def __call__(self, text: str) -> list[str]:
         return [term for _, _, term in self.places(text)]
 
     def places(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """As of ``Analyzer``."""
         import Stemmer
 
         stem = Stemmer.Stemmer("english").stemWord
@@ -163,7 +154,7 @@ class FormerEnglish:
 
 
 class _WordTerms(dict[str, tuple[str, ...]]):
-    """A word between spaces -> its terms, found once; emptied when it holds too many."""
+    """A word between spaces -> its terms, cached; emptied when it is full."""
 
     def __init__(self, of_script: Mapping[str, str], most: int) -> None:
         self._of_script, self._most = of_script, most
@@ -267,11 +258,7 @@ def _by_script(language: str) -> dict[str, str]:
 
 
 def check_language(language: str) -> None:
-    """Refuse what is neither auto, none nor one or more known languages.
-
-    Raises:
-        RevelaError: names the known ones.
-    """
+    """Refuse what is neither auto, none nor one or more known languages."""
     if language in ("auto", "none"):
         return
     for code in language.split("+"):

@@ -7,9 +7,8 @@ A(q, d) is the attention mass that the rows of a query put on candidate d, mean 
 reads all candidates in one prompt, once; the query and "N/A" both continue that prompt. rerank.py
 says how s joins the fused score.
 
-The heads come from a ranking that is cached for this LM. Without one it is computed, once, by
-questions taken from the index: of 20 passages, the most telling sentence of each is taken out of it
-and has to find the rest.
+The best heads are found once and cached for this LM, by questions taken from the index: the most
+telling sentence of each of 20 passages has to find the rest of its passage.
 
 Shapes: B candidates, K heads.
 """
@@ -28,7 +27,7 @@ from tqdm.auto import tqdm
 from revela.corpus.text_queries import with_telling_sentences
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
-from revela.index.rerank import READ
+from revela.index.rerank import HEADS_DEPTH
 from revela.lm.heads import cached_ranking, candidate_scores, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker
@@ -38,16 +37,13 @@ from revela.weights import resolve
 
 HEADS = 8
 TOKENS, LEAST_TOKENS = 130, 32  # of a candidate, as the LM's context leaves room
-QUESTIONS = 3 * READ  # questions that heads are ranked by; READ at the least
+QUESTIONS = 3 * HEADS_DEPTH  # maximum that heads are ranked by
 
 
 class QueryHeads:
-    """The ``Reranker`` of an LM; threads may share it.
+    """The ``Reranker`` of a frozen LM by some of its heads, (layer, head); threads may share it.
 
-    Args:
-        lm: frozen.
-        make: makes its prompts, of ``READ`` candidates.
-        heads: (layer, head) pairs.
+    ``make`` makes prompts of ``HEADS_DEPTH`` candidates.
     """
 
     def __init__(
@@ -57,7 +53,7 @@ class QueryHeads:
         self._lock = threading.Lock()  # one prompt at a time is in memory
 
     def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float64]:
-        """s(q, d) of each of at most ``READ`` passages, (B,)."""
+        """s(q, d) of each of at most ``HEADS_DEPTH`` passages, (B,)."""
         prompt, tail = (
             {k: v.to(self.lm.device) for k, v in side.items()}
             for side in self.make.with_null_question(passages, [(query, 0)])
@@ -69,12 +65,11 @@ class QueryHeads:
 
 
 def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryHeads:
-    """Load an LM as a re-ranker by its best heads; without a cached ranking of them, rank them by
-    these passages.
+    """Load an LM as a re-ranker by its best heads.
 
     Args:
         name: the LM: a folder, a hub id or a name of ``EMBEDDED``.
-        passages: gives text to rank heads by; called if that is needed.
+        passages: gives text to rank the heads by; called unless a ranking is cached.
 
     Raises:
         RevelaError: the LM cannot be loaded, its context is too short, or the passages give too few
@@ -86,13 +81,13 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
     config = lm.model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or sys.maxsize
     # Twice a question's tokens for it and the prompt's own words, and 8 around each candidate.
-    longest = min(TOKENS, (context - 2 * QUESTION_TOKENS) // READ - 8)
+    longest = min(TOKENS, (context - 2 * QUESTION_TOKENS) // HEADS_DEPTH - 8)
     if longest < LEAST_TOKENS:
         raise RevelaError(
-            f"{name} reads {context} tokens, too few for {READ} passages of {LEAST_TOKENS}: "
+            f"{name} reads {context} tokens, too few for {HEADS_DEPTH} passages of {LEAST_TOKENS}: "
             "give an LM that reads 1,024 or more"
         )
-    make = PromptMaker(load_tokenizer(folder), longest, READ)
+    make = PromptMaker(load_tokenizer(folder), longest, HEADS_DEPTH)
 
     def probe() -> list[tuple[int, int, float]]:
         return ranked_heads(score_query_heads(lm, telling_questions(passages(), make, name)))
@@ -104,19 +99,16 @@ def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryH
 def telling_questions(
     passages: Sequence[str], make: PromptMaker, name: str
 ) -> Iterator[tuple[Batch, Batch, Tensor]]:
-    """Examples for ``score_query_heads``: ``READ`` passages at a time, each with its most telling
-    sentence, taken out of it, as its question.
-
-    Raises:
-        RevelaError: fewer than ``READ`` of the passages have a sentence to spare.
+    """Examples for ``score_query_heads`` of ``HEADS_DEPTH`` passages each. The most telling
+    sentence of a passage is removed and becomes its question.
     """
     chunks = [Chunk(i, text) for i, text in enumerate(passages)]
     rows = [row for row in with_telling_sentences(chunks) if row.query][:QUESTIONS]
-    if len(rows) < READ:
+    if len(rows) < HEADS_DEPTH:
         raise RevelaError(
             f"{len(rows)} passages of several sentences are too few to rank the heads of {name} "
             "by: rank them on other text, once, with revela heads CORPUS --objective dream "
             f"--queries telling-sentence --lm {name}"
         )
-    for start in tqdm(range(0, len(rows), READ), unit="prompt"):
-        yield make.head_example(rows[start : start + READ])
+    for start in tqdm(range(0, len(rows), HEADS_DEPTH), unit="prompt"):
+        yield make.head_example(rows[start : start + HEADS_DEPTH])

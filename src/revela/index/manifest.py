@@ -6,19 +6,66 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix
-from revela.index.calibration import Calibration
 from revela.index.language import CORPUS_WORDS, Analyzer, FormerEnglish, Terms
 from revela.settings import Indexing
 
 INFO, CONTEXT = "index.json", "context.safetensors"
 FORMAT = 5
-EARLIER = (3, 4)  # formats that can be read, too: without terms of their own
+EARLIER = (3, 4)  # formats that are still read: tables without a column of terms
+CHOSEN = ("kind", "seed", "texts")  # of a context: what a resumed run must give again
+PRIOR = 5  # queries that count as found by both sides, so that few queries say little
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How often a piece of a sentence found its passage first (calibration.py).
+
+    Args:
+        queries: how many were asked; 0 if the passages have too few sentences.
+        words: found by BM25.
+        vectors: found by the vectors.
+        passages: in the index when it was measured.
+        least: lower limit of ``ratio``. Above 1 for a retriever that was fitted to the text
+            (retriever/fit.py), which knows its sentences better than questions about it.
+    """
+
+    queries: int = 0
+    words: int = 0
+    vectors: int = 0
+    passages: int = 0
+    least: float = 1.0
+
+    @property
+    def ratio(self) -> float:
+        """How many times as often words found the passage."""
+        return max(self.least, (self.words + PRIOR) / (self.vectors + PRIOR))
+
+    @property
+    def odds(self) -> float:
+        """The weight of words against vectors in the fusion: ``ratio`` squared."""
+        return self.ratio**2
+
+    def describe(self) -> str:
+        """What was measured, for people, and what follows from it."""
+        if not self.queries:
+            return "the passages have too few sentences to tell whether words or vectors know them"
+        text = (
+            "a piece of a sentence finds its passage first by words in "
+            f"{100 * self.words / self.queries:.0f} of 100 cases, and by vectors in "
+            f"{100 * self.vectors / self.queries:.0f}"
+        )
+        if self.odds <= 16:
+            return text
+        return (
+            f"{text}: this embedder does not know this text, and searches go by words; give "
+            "another --model, or train one (docs/languages.md)"
+        )
 
 
 @dataclass(frozen=True)
@@ -29,15 +76,14 @@ class Info:
         model: folder of the retriever that makes the vectors.
         fingerprint: of that folder.
         width: of the stored vectors.
-        settings: how documents are cut and vectors are held.
+        settings: how documents are cut and vectors are stored.
         columns: metadata fields and their Arrow types.
         finished: false until the first documents are all in.
         format: version of the folder's layout.
         language: of the terms in the table, as ``Analyzer`` takes it; "" until the first documents
-            are known, None in an index of an earlier version, which keeps LanceDB's English.
-        calibration: how well its words and vectors find its passages.
-        context: of a retriever with slots: the digest of its rows, what they were drawn from
-            (``Context.about``), and how many passages the index held then.
+            are known; None in an index of an earlier version, whose words are LanceDB's English.
+        calibration: how well words and vectors find its passages.
+        context: of a retriever that reads one: ``Context.about``, and the digest of its rows.
     """
 
     model: str
@@ -52,10 +98,15 @@ class Info:
     context: Mapping[str, Any] | None = None
 
     def analyzer(self, known_words: int = CORPUS_WORDS) -> Terms:
-        """Finds the terms of its passages and queries; arguments as for ``Analyzer``."""
+        """What finds the terms of passages and queries; argument as for ``Analyzer``."""
         if self.language is None:
             return FormerEnglish()
         return Analyzer(self.language, known_words)
+
+    def choices(self) -> Info:
+        """What a user has chosen, without what came of it."""
+        context = self.context and {name: self.context[name] for name in CHOSEN}
+        return replace(self, context=context, language="", calibration=Calibration())
 
     def save(self, folder: Path) -> None:
         with atomic_write(folder / INFO) as temporary:

@@ -1,26 +1,23 @@
-"""Order the first documents of a search again, without labels.
+"""Re-rank the first results of a search, without labels.
 
-By late interaction between the retriever's own token vectors (``with_tokens``), no other model:
+``rerank_by_tokens``, by late interaction of the retriever's own token vectors:
 
     m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)
 
     score(q, d) = (fused(q, d) + c m(q, d)) / (1 + c)                c = 0.75 min(1, (V / W)^2)
 
-over the tokens t of the query and j of the passage; V / W as in fusion.py, for where vectors do not
-know a text, neither do those of its tokens. One vector has to hold all of a passage; its
-tokens still know what each word of the query meets in it (MaxSim of ColBERT, Khattab & Zaharia,
-SIGIR 2020, which trains for it; here nothing is trained). One bit per number finds as much as whole
-numbers do (research/notebook.md), so an index can keep them: ``Indexing.keep_tokens``. A word's
-weight is its idf in BM25.
+over the tokens t of the query and j of the passage; V / W as in fusion.py, since token vectors fail
+where the vectors of whole texts do. This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020),
+untrained. One bit per number finds as much as floats do (research/notebook.md), so an index can
+keep them: ``Indexing.keep_tokens``. The weight of a word is its BM25 idf.
 
-By a listwise re-ranker (``with_reranker``) that gives scores s, such as the heads of an LM
-(listwise.py): in the order of
+``rerank_listwise``, by the scores s of a re-ranker such as the heads of an LM (listwise.py), in the
+order of
 
     z(fused(q, d)) + w z(s(q, d))
 
-where z subtracts the mean and divides by the standard deviation, over these documents. The fused
-scores stay as they are and are given out anew: the greatest to the first in the new order, and so
-on. So they can be read as before, and what the re-ranker has not read keeps its place below.
+where z subtracts the mean and divides by the standard deviation over these results. The fused
+scores are handed out again, the greatest to the first in the new order, so they keep their meaning.
 
 Shapes: T tokens of a query, J of a passage, W numbers of a token's vector, B passages.
 """
@@ -38,14 +35,13 @@ from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
 Weight = tuple[int, int, float]
-Idf = Callable[[Sequence[str]], NDArray[np.float64]]
+"""Begin and end of a term in the query, and its idf."""
 Rerank = Literal["tokens", "heads"]
 """A re-ranker by name."""
 Reranking = Literal["tokens"] | Reranker
 """A re-ranker whose LM, if it has one, is loaded."""
-RERANKED = 50  # documents that are ordered again by their tokens
-WEIGHT = 0.75  # greatest c
-READ, READ_WEIGHT = 20, 0.25  # documents that a listwise re-ranker reads; w
+TOKENS_DEPTH, HEADS_DEPTH = 50, 20  # results that are re-ranked
+TOKENS_WEIGHT, HEADS_WEIGHT = 0.75, 0.25  # greatest c; w
 PART = 1024  # passages whose token vectors are in memory at once
 
 
@@ -60,25 +56,43 @@ def encode_packed(encoder: TokenEncoder, texts: Sequence[str]) -> tuple[Vectors,
     for start in range(0, len(texts), PART):
         vectors_ND, tokens = encoder.encode_with_tokens(texts[start : start + PART])
         vectors.append(vectors_ND)
-        packed += [packed_signs(tokens_JW) for tokens_JW in tokens]
+        packed += map(packed_signs, tokens)
     return np.concatenate(vectors), packed
 
 
-def late_interaction(
-    query_TW: Vectors, weight_T: NDArray[np.float64], passages: Sequence[bytes]
-) -> NDArray[np.float64]:
-    """m(q, d) of each passage, (B,); 0 for a passage without tokens, and if all weights are 0.
+def rerank_by_tokens(
+    query: QueryTokens,
+    scores: Mapping[Item, float],
+    signs: Sequence[bytes],
+    weights: Sequence[Weight],
+    odds: float = 1.0,
+) -> dict[Item, float]:
+    """score(q, d) of each result, best first.
 
     Args:
-        query_TW: the query's token vectors, of length one.
-        weight_T: weight of each token.
-        passages: ``packed_signs`` of each passage.
+        query: as the encoder reads it that made the signs.
+        scores: fused scores of the results, best first.
+        signs: ``packed_signs`` of the first results; m is 0 for the others.
+        weights: ``term_weights``.
+        odds: max(1, W / V)^2 of the corpus.
     """
+    c = TOKENS_WEIGHT / max(1.0, odds)
+    matched = late_interaction(query.tokens, token_weights(query.spans, weights), signs).tolist()
+    matched += [0.0] * (len(scores) - len(matched))
+    pairs = zip(scores.items(), matched, strict=True)
+    again = {item: (score + c * m) / (1 + c) for (item, score), m in pairs}
+    return dict(sorted(again.items(), key=lambda pair: -pair[1]))
+
+
+def late_interaction(
+    query_TW: Vectors, weight_T: NDArray[np.float64], signs: Sequence[bytes]
+) -> NDArray[np.float64]:
+    """m(q, d) of each passage, (B,); 0 for a passage without tokens, or if all weights are 0."""
     width = query_TW.shape[1]
-    scores_B, total = np.zeros(len(passages)), weight_T.sum()
+    scores_B, total = np.zeros(len(signs)), weight_T.sum()
     if not total:
         return scores_B
-    for i, packed in enumerate(passages):
+    for i, packed in enumerate(signs):
         if packed:
             bits_JX = np.frombuffer(packed, np.uint8).reshape(-1, -(-width // 8))
             signs_JW = np.unpackbits(bits_JX, axis=1, count=width) * np.float32(2) - 1
@@ -86,33 +100,9 @@ def late_interaction(
     return scores_B
 
 
-def with_tokens(
-    query: QueryTokens,
-    scores: Sequence[float],
-    passages: Sequence[bytes],
-    weights: Sequence[Weight],
-    odds: float = 1.0,
-) -> list[float]:
-    """score(q, d) of the passages that a search found.
-
-    Args:
-        query: of the search, as the encoder reads it that made the signs.
-        scores: fused scores of the passages.
-        passages: ``packed_signs`` of the first of them; for the others m is 0.
-        weights: of the query's terms (``term_weights``).
-        odds: max(1, W / V)^2 of the corpus.
-    """
-    c = WEIGHT / max(1.0, odds)
-    weight_T = token_weights(query.spans, weights)
-    matched_B = late_interaction(query.tokens, weight_T, passages)
-    matched_B = np.append(matched_B, np.zeros(len(scores) - len(matched_B)))
-    return [
-        (score + c * matched) / (1 + c)
-        for score, matched in zip(scores, matched_B.tolist(), strict=True)
-    ]
-
-
-def term_weights(query: str, terms: Terms, idf: Idf) -> list[Weight]:
+def term_weights(
+    query: str, terms: Terms, idf: Callable[[Sequence[str]], NDArray[np.float64]]
+) -> list[Weight]:
     """Begin, end and BM25 idf of each term of a query."""
     places = list(terms.places(query))
     weights = idf([term for _, _, term in places]).tolist()
@@ -122,8 +112,8 @@ def term_weights(query: str, terms: Terms, idf: Idf) -> list[Weight]:
 def token_weights(
     spans: Sequence[tuple[int, int]], weights: Sequence[Weight]
 ) -> NDArray[np.float64]:
-    """(T,): the weight of each token of a query: the greatest of the terms that it is a part of, 0
-    if of none.
+    """(T,): the weight of each token of a query: the greatest of the terms that it overlaps, else
+    0.
     """
 
     def weight_of(begin: int, end: int) -> float:
@@ -133,33 +123,27 @@ def token_weights(
     return np.array([weight_of(begin, end) for begin, end in spans], np.float64)
 
 
-def with_reranker(
+def rerank_listwise(
     query: str,
     scores: Mapping[Item, float],
     passages: Sequence[str],
     reranker: Reranker,
-    weight: float = READ_WEIGHT,
+    weight: float = HEADS_WEIGHT,
 ) -> dict[Item, float]:
-    """The same documents and the same scores, best first, with the first documents reordered.
-
-    Args:
-        query: of the search.
-        scores: fused scores of the documents that were found, best first.
-        passages: of the first ``READ`` documents.
-        reranker: gives s.
-        weight: w.
+    """The same results and the same scores, best first, with the first results, whose passages are
+    given, reordered.
     """
     if not passages:
         return dict(scores)
     found = list(scores)
     fused_B = np.array(list(scores.values())[: len(passages)])
     read_B = reranker.score(query, passages)
-    order_B = np.argsort(-_standard(fused_B) - weight * _standard(read_B), kind="stable")
+    order_B = np.argsort(-_zscore(fused_B) - weight * _zscore(read_B), kind="stable")
     ordered = [*(found[i] for i in order_B), *found[len(passages) :]]
     return dict(zip(ordered, scores.values(), strict=True))
 
 
-def _standard(scores_B: NDArray[np.float64]) -> NDArray[np.float64]:
-    """z: standard scores; zeros where all are equal."""
+def _zscore(scores_B: NDArray[np.float64]) -> NDArray[np.float64]:
+    """z; zeros where all are equal."""
     standard_B: NDArray[np.float64] = (scores_B - scores_B.mean()) / max(scores_B.std(), 1e-12)
     return standard_B

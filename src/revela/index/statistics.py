@@ -1,10 +1,9 @@
-"""Statistics of an index as a whole, which the fusion needs and LanceDB does not give: how many
-chunks hold each term.
+"""How many chunks of an index hold each term, which the fusion needs and LanceDB does not give.
 
-Terms are hashed, so that ten million of them are two arrays in one file. They are counted as
-batches are committed, and saved with the version of the table that they describe; where the two
-differ (a run was killed in between), they are counted again. What has changed since a large index
-was packed is saved in a second file, which is small.
+Terms are hashed: ten million of them are two arrays in one file. They are counted as batches are
+committed and saved with the version of the table that they describe. Where that is not the table's
+(a run was killed in between), they are counted again. Changes since a large index was packed are
+saved in a second, small file.
 """
 
 from __future__ import annotations
@@ -22,16 +21,30 @@ from numpy.typing import NDArray
 
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.index.bm25 import best_score, idf
 from revela.index.language import CORPUS_WORDS
 from revela.types import hash64
 
+K1, B = 1.2, 0.75  # of BM25
 FILE, CHANGES = "statistics.safetensors", "statistics-changes.safetensors"
 AGAIN = "remove it, and it is made again by revela index --append"
 PENDING = 2**20  # changes that are collected before they are merged into the sorted arrays
 
+hash_of = lru_cache(CORPUS_WORDS)(hash64)  # of a corpus, where most terms come back
 
-hash_of = lru_cache(CORPUS_WORDS)(hash64)  # most of a corpus comes back
+
+def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
+    """Lucene's idf of terms in N passages, (T,): log(1 + (N - df + 0.5) / (df + 0.5))."""
+    weights_T: NDArray[np.float64] = np.log1p(
+        (passages - frequencies_T + 0.5) / (frequencies_T + 0.5)
+    )
+    return weights_T
+
+
+def max_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
+    """The maximum BM25 score for a query of these terms: sum of idf (k1 + 1), the limit as term
+    frequency grows (Bruch, Gai & Ingber, TOIS 2023, section 3).
+    """
+    return float((K1 + 1) * idf(frequencies_T, passages).sum())
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class TermCounts:
 
     @classmethod
     def of(cls, terms: Iterable[Sequence[str]]) -> TermCounts:
-        """Of the terms of each chunk."""
+        """Count the terms of each chunk."""
         counts, chunks = Counter[int](), 0
         for found in terms:
             chunks += 1
@@ -56,15 +69,9 @@ class Statistics:
     """Document frequencies of the terms of an index. Threads may search while one changes them.
 
     Attributes:
-        chunks: how many the frequencies are of; 0 if there is no file.
+        chunks: number of chunks; 0 if there is no file.
         version: of the table that they describe.
         changes: of the table since the whole was saved, as ``describe`` was told.
-
-    Args:
-        folder: of the index.
-
-    Raises:
-        RevelaError: a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,10 +89,10 @@ class Statistics:
             self._base = -1  # the version of the file that holds these arrays
             self._pending = Counter[int]()  # not in the arrays yet
 
+    # Search
+
     def refresh(self) -> None:
-        """Read the files again if another process has written them: then it knows of all commits,
-        those of this process too.
-        """
+        """Read the files again if another process has written them since."""
         with self._lock:
             stamp = self._stamps()
             if stamp == self._stamp or not stamp[0]:
@@ -95,76 +102,26 @@ class Statistics:
             if stamp[1]:
                 names = ("chunks", "version", "base", "changes")
                 later, terms, differences = _read(self.changes_file, *names)
-                if later["base"] == base:  # or it was made before the whole was
+                if later["base"] == base:  # otherwise it is older than the whole
                     about, changes = later, later["changes"]
                     pending.update(dict(zip(terms.tolist(), differences.tolist(), strict=True)))
             self.chunks, self.version, self.changes = about["chunks"], about["version"], changes
             self._hashes, self._counts, self._base = hashes, counts, base
             self._pending, self._stamp = pending, stamp
 
-    def _stamps(self) -> tuple[int, int]:
-        """When the files were written; 0 for one that is not there."""
-        whole, changes = (
-            file.stat().st_mtime_ns if file.is_file() else 0
-            for file in (self.file, self.changes_file)
-        )
-        return whole, changes
-
     def current(self) -> Statistics:
-        """These, for a search, with what another process has added.
-
-        Raises:
-            RevelaError: a file is missing or damaged.
-        """
+        """These, refreshed, for a search; a missing file is refused."""
         self.refresh()
         if not self._stamp[0]:
             raise RevelaError(f"{self.file} is missing: it is made again by revela index --append")
         return self
 
-    def save(self, version: int, whole: bool = True) -> None:
-        """Write the terms of this version of the table: all, or what has changed since that."""
-        from safetensors.numpy import save_file
-
-        with self._lock:
-            whole = whole or self._base < 0
-            if whole:
-                self._merge()
-            about = {"chunks": self.chunks, "version": version}
-            if not whole:
-                about |= {"base": self._base, "changes": self.changes}
-            counts = (self._hashes, self._counts) if whole else _sorted_counts(self._pending)
-        with atomic_write(self.file if whole else self.changes_file) as temporary:
-            arrays = dict(zip(("hashes", "counts"), counts, strict=True))
-            save_file(arrays, temporary, {name: str(value) for name, value in about.items()})
-        with self._lock:
-            if whole:
-                self._base, self.changes = version, 0
-            self.version, self._stamp = version, self._stamps()
-
-    def add(self, terms: TermCounts, times: int = 1) -> None:
-        """Add the terms of some chunks to the counts; with ``times`` -1, take them off."""
-        with self._lock:
-            self.chunks += times * terms.chunks
-            if len(self._pending) + len(terms.hashes) > PENDING:
-                self._merge()
-                self._merge_in(terms.hashes, times * terms.counts)
-            else:
-                for term, count in zip(terms.hashes.tolist(), terms.counts.tolist(), strict=True):
-                    self._pending[term] += times * count
-
-    def describe(self, version: int, changes: int = 0) -> None:
-        """Note that the counts are those of this version of the table, which has ``changes``."""
-        with self._lock:
-            self.version, self.changes = version, self.changes + changes
-
-    def best(self, terms: Sequence[str]) -> float:
-        """The greatest BM25 score that a chunk could have for a query of these terms; 0 if there is
-        none.
-        """
-        return best_score(*self._frequencies(terms))
+    def max_bm25(self, terms: Sequence[str]) -> float:
+        """``max_score`` of a query of these terms; 0 without terms."""
+        return max_score(*self._frequencies(terms))
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
-        """The BM25 idf of each of these terms, (T,)."""
+        """``idf`` of each of these terms, (T,)."""
         return idf(*self._frequencies(terms))
 
     def _frequencies(self, terms: Sequence[str]) -> tuple[NDArray[np.int64], int]:
@@ -179,6 +136,51 @@ class Statistics:
         frequencies[found] += counts[places[found]]
         return frequencies, chunks
 
+    # Change
+
+    def add(self, terms: TermCounts, times: int = 1) -> None:
+        """Add the terms of some chunks; with ``times`` -1, subtract them."""
+        with self._lock:
+            self.chunks += times * terms.chunks
+            if len(self._pending) + len(terms.hashes) > PENDING:
+                self._merge()
+                self._merge_in(terms.hashes, times * terms.counts)
+            else:
+                for term, count in zip(terms.hashes.tolist(), terms.counts.tolist(), strict=True):
+                    self._pending[term] += times * count
+
+    def describe(self, version: int, changes: int = 0) -> None:
+        """Note that the counts are those of this version of the table, which has ``changes``."""
+        with self._lock:
+            self.version, self.changes = version, self.changes + changes
+
+    def save(self, version: int, whole: bool = True) -> None:
+        """Write the counts of this version of the table: all, or the changes since the whole."""
+        from safetensors.numpy import save_file
+
+        with self._lock:
+            whole = whole or self._base < 0
+            about = {"chunks": self.chunks, "version": version}
+            if whole:
+                self._merge()
+                counts = self._hashes, self._counts
+            else:
+                about |= {"base": self._base, "changes": self.changes}
+                counts = _sorted_counts(self._pending)
+        with atomic_write(self.file if whole else self.changes_file) as temporary:
+            arrays = dict(zip(("hashes", "counts"), counts, strict=True))
+            save_file(arrays, temporary, {name: str(value) for name, value in about.items()})
+        with self._lock:
+            if whole:
+                self._base, self.changes = version, 0
+            self.version, self._stamp = version, self._stamps()
+
+    def _stamps(self) -> tuple[int, int]:
+        """When both files were written; 0 for one that does not exist."""
+        files = self.file, self.changes_file
+        whole, changes = (f.stat().st_mtime_ns if f.is_file() else 0 for f in files)
+        return whole, changes
+
     def _merge(self) -> None:
         if self._pending:
             self._merge_in(*_sorted_counts(self._pending))
@@ -192,11 +194,7 @@ class Statistics:
 
 
 def _read(file: Path, *names: str) -> tuple[dict[str, int], NDArray[Any], NDArray[Any]]:
-    """These numbers of a file, its hashes, and their counts.
-
-    Raises:
-        RevelaError: it is damaged.
-    """
+    """These numbers of a file, its hashes, and their counts."""
     from safetensors import SafetensorError, safe_open
 
     try:

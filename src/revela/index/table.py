@@ -2,9 +2,9 @@
 
 A row holds the id, title and metadata of its document, the chunk's number in it, what was embedded
 (title and text), the terms that BM25 counts in it (language.py), a digest of the document, the
-vector and, on request, the signs of the token vectors. Every change is one commit, so a kill leaves
-all of it or nothing. Only to replace documents takes two: the new rows are added, then the former
-ones deleted; a file beside the table says which, until that is done.
+vector and, on request, the signs of the token vectors. A change is one commit, so a kill leaves all
+of it or nothing. Replacing documents takes two commits: the new rows are added, then the former
+ones deleted. A file beside the table names the documents until that is done.
 
 Shapes: N rows, W numbers of a stored vector.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,13 +23,12 @@ from typing import Any
 
 from revela.errors import QueryError, RevelaError
 from revela.files import atomic_write, disk_error
-from revela.index.calibration import Calibration, calibrate
 from revela.index.fusion import Ranking
 from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
-from revela.index.manifest import Info
+from revela.index.manifest import Calibration, Info
 from revela.index.statistics import TermCounts
 from revela.settings import VectorForm
-from revela.silence import silence_stderr, waiting
+from revela.silence import waiting
 from revela.types import Encoder, Value, Vectors, evenly
 
 TABLE = "chunks"
@@ -38,17 +36,17 @@ REPLACING = "replacing.json"  # id -> digest of the documents of a commit that r
 HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
 RESERVED = (*HIT_COLUMNS, "terms", "digest", "vector", "tokens")
 EXACT_BELOW = 20_000  # chunks; from there on, vectors are searched by an approximate index
-VECTOR_INDEX = "IVF_RQ"  # Lance's name, of binary vectors; the other forms have HNSW
+VECTOR_INDEX = "IVF_RQ"  # Lance's name of the index of binary vectors; the other forms have HNSW
 CELLS = 20  # cells of the approximate index that a query reads
-CANDIDATES = 200  # least number of candidates that are scored again by their stored vectors
+CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 LOOKED_UP = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
-# Chunks that may come and go before a large table is packed, and as how many a commit counts at
-# least: each adds 3 us to a search, as its words are read, and the file of a commit .3 ms.
+# Changed chunks before a large table is packed, and the minimum that a commit counts as: a search
+# takes 3 us more for each, as its words are read, and .3 ms for the file of a commit.
 UNPACKED, COMMIT = 2000, 100
 KEEP_VERSIONS = timedelta(days=1)  # for readers that opened the table before it was packed
-# LanceDB splits terms at the spaces between them and changes nothing; in indices of earlier
-# versions it finds the words of passages itself.
+# LanceDB splits terms at spaces and changes nothing. In indices of earlier versions it finds the
+# words of passages itself.
 TOKENIZER: dict[str, Any] = dict(
     base_tokenizer="whitespace",
     lower_case=False,
@@ -67,12 +65,9 @@ FORMER_TOKENIZER = TOKENIZER | dict(
 
 
 class Table:
-    """The rows of one index. What reads or writes raises RevelaError where files are damaged.
+    """The rows of one index, in the LanceDB table ``lance``.
 
-    Args:
-        folder: of the index.
-        info: its manifest.
-        lance: the LanceDB table itself.
+    Reading and writing raises RevelaError where files are damaged.
     """
 
     def __init__(self, folder: Path, info: Info, lance: Any) -> None:
@@ -93,15 +88,15 @@ class Table:
 
     @classmethod
     def open(cls, folder: Path, info: Info, create: bool = False) -> Table:
-        """Open the table of an index folder; ``create`` makes an empty one if there is none, or one
-        that a killed run or a full disk has left without any version.
+        """Open the table of an index folder; ``create`` makes an empty one if there is none, or if
+        a killed run or a full disk has left it without a version.
         """
-        # Its warnings are for programmers. LanceDB reads the variable when it is imported.
+        # Hides warnings for programmers; read when LanceDB is imported.
         os.environ.setdefault("LANCEDB_LOG", "error")
         with _unchecked_calls():
             import lancedb
 
-        with lance_errors(folder), silence_stderr():  # a damaged manifest makes Lance panic
+        with lance_errors(folder):
             database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
             if create and not any(Path(table_uri(folder), "_versions").glob("*.manifest")):
                 made = database.create_table(TABLE, schema=_schema(info), mode="overwrite")
@@ -118,8 +113,8 @@ class Table:
 
     # Read
 
-    def nearest(self, vector: Vectors, depth: int, where: str | None = None) -> Ranking:
-        """At most ``depth`` rows nearest to a unit vector (W,), by cosine."""
+    def nearest(self, vector: Vectors, depth: int, where: str = "") -> Ranking:
+        """The ``depth`` rows nearest to a unit vector (W,), by cosine."""
         query = self.lance.search(vector, vector_column_name="vector", query_type="vector")
         # More cells are read where a filter leaves too few rows in these; candidates are scored
         # again by their stored vectors.
@@ -127,8 +122,8 @@ class Table:
         query = query.refine_factor(-(-CANDIDATES // depth))
         return self._ranking(query, depth, where, "_distance", lambda distance: 1.0 - distance)
 
-    def matching(self, text: str, depth: int, where: str | None = None) -> Ranking:
-        """At most ``depth`` rows that hold terms of the text, by BM25."""
+    def matching(self, text: str, depth: int, where: str = "") -> Ranking:
+        """The ``depth`` best rows that hold terms of the text, by BM25."""
         from lancedb.query import MatchQuery
 
         if self._searched == "terms":
@@ -142,12 +137,12 @@ class Table:
         self,
         query: Any,
         depth: int,
-        where: str | None,
+        where: str,
         column: str,
         score: Callable[[float], float],
     ) -> Ranking:
         query = query.limit(depth).select(["id", column]).with_row_id(True)
-        with lance_errors(self.folder, where or "", self.info.columns):
+        with lance_errors(self.folder, where, self.info.columns):
             found = (query.where(where) if where else query).to_arrow()
         columns = (found[name].to_pylist() for name in ("_rowid", "id", column))
         return {
@@ -155,11 +150,8 @@ class Table:
         }
 
     def rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
-        """Columns of these rows, by row number; a row that is gone is missing.
-
-        Args:
-            numbers: row numbers, as rankings have them.
-            names: the columns; by default those of a hit and the metadata.
+        """Columns of these rows, by row number; by default the columns of a hit and the metadata. A
+        row that is gone is missing.
         """
         names = list(names) or [*HIT_COLUMNS, *self.info.columns]
         if not numbers:
@@ -169,13 +161,7 @@ class Table:
         return {row["_rowid"]: row for row in found}
 
     def cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
-        """The cosine of each of these rows with a unit vector (W,).
-
-        Raises:
-            KeyError: one of the rows is gone.
-        """
-        if not numbers:
-            return {}
+        """The cosine of each of these rows with a unit vector (W,); KeyError if one is gone."""
         with lance_errors(self.folder):
             taken = self.lance.take_row_ids(list(numbers)).select(["vector"])
             found = taken.with_row_id().to_arrow()
@@ -183,10 +169,10 @@ class Table:
         cosines = dict(zip(found["_rowid"].to_pylist(), products, strict=True))
         return {row: cosines[row] for row in numbers}
 
-    def as_it_is(self) -> Table:
-        """The table for ``digests`` and ``find`` only, as it is now: what is added later is not
-        looked up. Nearly all ids are in its index, unless there are few, so a look-up takes as long
-        in a large table.
+    def frozen(self) -> Table:
+        """The table as it is now, for ``digests`` and ``find`` while documents are added.
+
+        Nearly all ids of a large table are in its index, so a look-up does not slow down.
         """
         with lance_errors(self.folder):
             if len(self) >= EXACT_BELOW:
@@ -203,7 +189,7 @@ class Table:
         return Table(self.folder, self.info, former)
 
     def _index_ids(self) -> None:
-        """Make the index of ids, or again if it lacks many rows."""
+        """Make the index of ids, or make it again if it lacks many rows."""
         from lancedb.index import BTree
 
         known = next((i.name for i in self.lance.list_indices() if i.columns == ["id"]), None)
@@ -257,23 +243,11 @@ class Table:
 
     def calibrate(self, encoder: Encoder) -> Calibration:
         """Measure words and vectors on a sample of the rows."""
-        rows = self._sample("passage", "vector")
-        texts = [str(text) for text in rows["passage"].to_pylist()]
-        return calibrate(texts, self._matrix(rows["vector"]), encoder, self.info.language or "en")
+        from revela.index.calibration import SentenceTest
 
-    def draw_texts(self, count: int, seed: int = 0) -> list[str]:
-        """Texts of so many documents without their titles: a random chunk of each."""
-        rng, ids = random.Random(seed), list[str]()
-        with lance_errors(self.folder):
-            first = self.lance.search().where("chunk = 0").select(["id"])
-            for batch in first.to_batches(READ_ROWS):
-                ids += batch.column("id").to_pylist()
-            texts = []
-            for name in rng.sample(sorted(ids), min(count, len(ids))):
-                query = self.lance.search().where(id_filter([name])).select(["title", "passage"])
-                row = rng.choice(query.limit(len(self)).to_list())
-                texts.append(row["passage"][len(row["title"]) :].strip())
-        return texts
+        rows = self._sample("passage", "vector")
+        test = SentenceTest(rows["passage"].to_pylist(), self.info.language or "en")
+        return test(encoder, self._matrix(rows["vector"]))
 
     def _sample(self, *columns: str) -> Any:
         """At most a thousand rows, evenly spaced."""
@@ -287,25 +261,12 @@ class Table:
 
     # Change
 
-    def write(
-        self,
-        columns: Mapping[str, Sequence[Value | None]],
-        vectors: Vectors,
-        tokens: Sequence[bytes] | None,
-        former: Collection[int],
-    ) -> None:
-        """Add all chunks of some documents.
-
-        Args:
-            columns: N values each of "id", "chunk", "title", "passage", "terms" (but in an index of
-                an earlier version), "digest" and the metadata.
-            vectors: (N, W) float32, of length one.
-            tokens: ``packed_signs`` of each chunk, where the index keeps them.
-            former: numbers of the rows of those documents that are replaced.
+    def write(self, rows: Any, former: Collection[int]) -> None:
+        """Add all chunks of some documents, as ``arrow_rows``, and delete the former ones of those
+        that are replaced.
         """
-        rows = arrow_rows(self.info, columns, vectors, tokens)
         if former:
-            digests = dict(zip(columns["id"], columns["digest"], strict=True))
+            digests = dict(zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True))
             with atomic_write(self.folder / REPLACING) as temporary:
                 temporary.write_text(json.dumps(digests), encoding="utf-8")
         with lance_errors(self.folder):
@@ -315,8 +276,8 @@ class Table:
             (self.folder / REPLACING).unlink()
 
     def settle(self) -> None:
-        """Finish what a process was replacing when it was killed: the former rows of documents
-        whose new rows are there are deleted.
+        """Finish what a killed process was replacing: delete the former rows of documents whose new
+        rows are there.
         """
         if not (file := self.folder / REPLACING).is_file():
             return
@@ -337,52 +298,47 @@ class Table:
                 self.lance.delete(f"_rowid in ({', '.join(map(str, numbers))})")
 
     def is_worth_packing(self, changes: int) -> bool:
-        """Whether ``pack`` would be cheap, or spare searches much of their time.
-
-        Args:
-            changes: chunks that have come and gone since.
-        """
+        """Whether ``pack`` is cheap, or searches are slower by these changes of chunks."""
         return len(self) < EXACT_BELOW or changes > UNPACKED
 
     def pack(self, new: bool) -> None:
-        """Pack the table and bring its indices up to date; make those that it lacks.
+        """Pack the table and bring its indices up to date; make those that are missing.
 
-        Args:
-            new: nobody reads the table yet, so former versions are deleted at once.
+        ``new``: nobody reads the table yet, so former versions are deleted at once.
         """
         from lancedb.index import FTS, Bitmap, BTree
 
         with lance_errors(self.folder):
-            lacks = self._lacks()
+            missing = self._missing()
             configs = dict(BTREE=BTree(), BITMAP=Bitmap(), INVERTED=FTS(**self._tokenizer))
             configs[VECTOR_INDEX] = _vector_index(self.info.settings.vectors)
-            with waiting("packing", "part", total=1 + len(lacks)) as shown:
+            with waiting("packing", "part", total=1 + len(missing)) as shown:
                 # The lock keeps other writers away, so what no version holds is a killed run's.
                 self.lance.optimize(
                     cleanup_older_than=timedelta(milliseconds=1) if new else KEEP_VERSIONS,
                     delete_unverified=True,
                 )
                 shown.update()
-                for column, kind in lacks.items():
+                for column, kind in missing.items():
                     self.lance.create_index(column, config=configs[kind])
                     shown.update()
 
     def missing_indices(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """What ``pack`` would make for binary vectors, as Lance's own names of column, kind and
+        """The indices that ``pack`` makes for binary vectors: column, and Lance's names of kind and
         options.
         """
-        # One bit is LanceDB's own choice; lance_ray and pylance disagree on theirs. Cells as
-        # LanceDB's, and at least 256 vectors for each, without which lance_ray makes none.
+        # LanceDB's own choice is one bit, on which lance_ray and pylance disagree. As many cells as
+        # LanceDB's, of 256 vectors at least, without which lance_ray makes none.
         cells = max(1, min(int(len(self) ** 0.5), len(self) // 256))
         options: dict[str, dict[str, Any]] = {
             "INVERTED": self._tokenizer,
             VECTOR_INDEX: {"metric": "dot", "num_bits": 1, "num_partitions": cells},
         }
-        return [(column, kind, options.get(kind, {})) for column, kind in self._lacks().items()]
+        return [(column, kind, options.get(kind, {})) for column, kind in self._missing().items()]
 
-    def _lacks(self) -> dict[str, str]:
-        """Column -> kind of its missing index: of ids, words and, in a large table, metadata and
-        vectors, which come last.
+    def _missing(self) -> dict[str, str]:
+        """Column -> kind of its missing index. A large table has indices of metadata and, last, of
+        vectors.
         """
         wanted = {"id": "BTREE", self._searched: "INVERTED"}
         if len(self) >= EXACT_BELOW:
@@ -395,12 +351,10 @@ class Table:
 
 @contextmanager
 def _unchecked_calls() -> Iterator[None]:
-    """While open, pydantic prepares no checks of functions' arguments: for the client of REST
-    servers, which LanceDB imports and nothing here calls.
+    """While open, pydantic prepares no checks of functions' arguments.
 
-    A search of a static index from cold takes .93 s of one core with this and 1.27 without (median
-    of 25). LanceDB 0.40 imports that client whatever is imported of it, its native part included;
-    revela's own modules take .1 s, so the time cannot be saved there.
+    LanceDB 0.40 always imports a client of REST servers, which nothing here calls. Without its
+    checks a search of a static index from cold takes .93 s of one core instead of 1.27.
     """
     import pydantic
 
@@ -426,7 +380,9 @@ def arrow_rows(
     vectors: Vectors,
     tokens: Sequence[bytes] | None,
 ) -> Any:
-    """Rows of the table, in Arrow; arguments as for ``Table.write``."""
+    """Rows of the table, in Arrow, from values by column, unit vectors (N, W) and, where the index
+    keeps them, ``packed_signs``.
+    """
     import pyarrow as pa
 
     schema = _schema(info)
@@ -483,12 +439,11 @@ _PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Inv
 
 @contextmanager
 def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
-    """Turn LanceDB's errors into one sentence: about a disk that is full, or about the filter if
-    there is one, unless files are at fault.
+    """Turn LanceDB's errors into one sentence: about a full disk, the filter or damaged files.
 
     Raises:
-        QueryError: LanceDB has raised an error inside, which the filter has caused.
-        RevelaError: another error.
+        QueryError: the filter is at fault.
+        RevelaError: any other error of LanceDB.
     """
     try:
         yield

@@ -212,15 +212,14 @@ class Service:
                 "this server has no language model: start revela serve with --lm, or send no rerank"
             )
             raise Refused(400, message, "rerank")
-        known: dict[str, Any] = {}
+        encoded = None
         if asked.mode != "lexical":
-            name = "tokens" if asked.rerank == "tokens" else "vector"
-            read, _ = await self.encode([asked.query], "query", False, "query", name == "tokens")
-            known = {name: read[0]}
+            by_tokens = asked.rerank == "tokens"
+            (encoded,), _ = await self.encode([asked.query], "query", False, "query", by_tokens)
         rerank = self.reranker if asked.rerank == "heads" else asked.rerank
         search = self.index.search
         where, fusion = asked.where, asked.fusion
-        run = partial(search, asked.query, asked.k, asked.mode, where, fusion, rerank, **known)
+        run = partial(search, asked.query, asked.k, asked.mode, where, fusion, rerank, encoded)
         # By heads it takes seconds, and other searches do not wait for it.
         threads = self.heads_thread if asked.rerank == "heads" else self.search_threads
         return await in_thread(threads, run)

@@ -1,0 +1,231 @@
+"""The steps of a search: candidates by vectors and by words -> fusion -> re-ranking.
+
+``Index.search`` serves with the functions that ``evaluate`` and the label-free check score with. A
+``Snapshot`` gives these what they read of the texts: ``IndexSnapshot`` of an index, by chunk;
+``MemorySnapshot`` of a collection, by document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal, Protocol
+
+from revela.errors import QueryError
+from revela.index.bm25 import BM25
+from revela.index.fusion import (
+    DEPTH,
+    Fusion,
+    Ranking,
+    best_chunks,
+    fuse_ranks,
+    fuse_scores,
+    joined,
+)
+from revela.index.rerank import (
+    HEADS_DEPTH,
+    TOKENS_DEPTH,
+    Weight,
+    encode_packed,
+    rerank_by_tokens,
+    rerank_listwise,
+    term_weights,
+)
+from revela.index.statistics import Statistics
+from revela.index.table import Table, id_filter
+from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
+
+Mode = Literal["dense", "lexical", "hybrid"]
+Scores = dict[int, float]
+"""Rows and their scores, best first."""
+
+
+class Snapshot(Protocol):
+    """Texts as a search reads them, by row number.
+
+    ``odds`` is the weight of words against vectors (``Calibration.odds``), ``max_bm25`` the maximum
+    score for a query (0 without terms), ``signs`` are ``packed_signs``.
+    """
+
+    @property
+    def odds(self) -> float: ...
+    def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores: ...
+    def max_bm25(self, query: str) -> float: ...
+    def term_weights(self, query: str) -> list[Weight]: ...
+    def passages(self, rows: Sequence[int]) -> list[str]: ...
+    def signs(self, rows: Sequence[int]) -> list[bytes]: ...
+
+
+def fuse(
+    snapshot: Snapshot,
+    query: str,
+    vector: Vectors,
+    nearest: Mapping[int, float],
+    matching: Mapping[int, float],
+    weight: float | None = None,
+) -> Scores:
+    """The fusion by score of the rows nearest to a query's vector, with their cosines, and of those
+    that match its words, with BM25 scores; ``weight`` as for ``fuse_scores``.
+    """
+    cosines = {**nearest}
+    if others := [row for row in matching if row not in nearest]:
+        cosines |= snapshot.cosines(others, vector)
+    best = snapshot.max_bm25(query)
+    lexical_scores = {row: score / best for row, score in matching.items()} if best else {}
+    return fuse_scores(cosines, lexical_scores, snapshot.odds, weight)
+
+
+def rerank(
+    snapshot: Snapshot,
+    query: str,
+    scores: Mapping[int, float],
+    reranker: QueryTokens | Reranker,
+) -> Scores:
+    """Re-rank the rows that a search found, by the query's tokens or by a listwise re-ranker."""
+    if not isinstance(reranker, QueryTokens):
+        passages = snapshot.passages(list(scores)[:HEADS_DEPTH])
+        return rerank_listwise(query, scores, passages, reranker)
+    signs = snapshot.signs(list(scores)[:TOKENS_DEPTH])
+    return rerank_by_tokens(reranker, scores, signs, snapshot.term_weights(query), snapshot.odds)
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """Texts in memory, with their vectors (N, D)."""
+
+    bm25: BM25
+    texts: Sequence[str]
+    vectors_ND: Vectors
+    odds: float
+    packed: Sequence[bytes] = field(default=())  # signs of all texts, to re-rank by tokens
+
+    def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores:
+        return dict(zip(rows, (self.vectors_ND[rows] @ vector).tolist(), strict=True))
+
+    def max_bm25(self, query: str) -> float:
+        return float(self.bm25.max_scores([query])[0])
+
+    def term_weights(self, query: str) -> list[Weight]:
+        return term_weights(query, self.bm25.terms, self.bm25.idf)
+
+    def passages(self, rows: Sequence[int]) -> list[str]:
+        return [self.texts[row] for row in rows]
+
+    def signs(self, rows: Sequence[int]) -> list[bytes]:
+        return [self.packed[row] for row in rows]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How an index is searched, as for ``Index.search``; ``where`` is SQL, or "" for no filter."""
+
+    k: int = 10
+    mode: Mode = "hybrid"
+    where: str = ""
+    fusion: Fusion = "score"
+    weight: float | None = None
+    reranker: QueryTokens | Reranker | None = None
+
+    @property
+    def depth(self) -> int:
+        """Number of chunks that each side is asked for."""
+        if self.mode == "hybrid":
+            return max(self.k, DEPTH)
+        return max(2 * self.k, TOKENS_DEPTH if self.reranker else 0)
+
+
+@dataclass(frozen=True)
+class IndexSnapshot:
+    """The table of an index, with what else a search reads.
+
+    Another process may pack the table, so that rows are gone, which raises KeyError, or renumbered:
+    ``Index.search`` searches again then.
+    """
+
+    table: Table
+    statistics: Statistics
+    odds: float
+    encoder: TokenEncoder | None  # to re-rank by tokens that the index does not keep
+
+    def search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
+        """The best row of each of the k best documents, best first; without a vector by words."""
+        found = self._documents(query, vector, options)
+        scores = scores_of(found)
+        if options.reranker is not None:
+            scores = rerank(self, query, scores, options.reranker)
+        return {row: (found[row][0], score) for row, score in islice(scores.items(), options.k)}
+
+    def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
+        """The best row of each document that was found, best first."""
+        nearest, matching = self._candidates(query, vector, options)
+        if vector is None or options.mode == "dense":
+            best, scores = best_chunks(matching if vector is None else nearest)
+        elif options.fusion == "rank":
+            best, scores = fuse_ranks([nearest, matching])
+        else:
+            sides = scores_of(nearest), scores_of(matching)
+            fused = fuse(self, query, vector, *sides, options.weight)
+            found = {**nearest, **matching}
+            best, scores = best_chunks({row: (found[row][0], s) for row, s in fused.items()})
+        return {best[document]: (document, score) for document, score in scores.items()}
+
+    def _candidates(
+        self, query: str, vector: Vectors | None, options: SearchOptions
+    ) -> tuple[Ranking, Ranking]:
+        """Chunks by vectors and by words: of k documents, or of all that match."""
+        nearest: Ranking = {}
+        matching: Ranking = {}
+        where, depth = options.where, options.depth
+        while True:
+            near = {} if vector is None else self.table.nearest(vector, depth, where)
+            match = {} if options.mode == "dense" else self.table.matching(query, depth, where)
+            nearest, matching = joined(nearest, near), joined(matching, match)
+            known = {document for document, _ in (*nearest.values(), *matching.values())}
+            if len(known) >= options.k or max(len(near), len(match)) < depth:
+                return nearest, matching
+            # A few long documents fill the lists: ask again without them.
+            where = f"not {id_filter(known)}"
+            if options.where:
+                where += f" and ({options.where}\n)"
+
+    def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores:
+        return self.table.cosines(rows, vector)
+
+    def max_bm25(self, query: str) -> float:
+        return self.statistics.current().max_bm25(self.table.query_terms(query))
+
+    def term_weights(self, query: str) -> list[Weight]:
+        return term_weights(query, self.table.query_terms, self.statistics.current().idf)
+
+    def passages(self, rows: Sequence[int]) -> list[str]:
+        return self._column("passage", rows)
+
+    def signs(self, rows: Sequence[int]) -> list[bytes]:
+        if self.encoder is None:
+            return self._column("tokens", rows)
+        return encode_packed(self.encoder, self.passages(rows))[1] if rows else []
+
+    def _column(self, name: str, rows: Sequence[int]) -> list[Any]:
+        found = self.table.rows(rows, [name])
+        return [found[row][name] for row in rows]
+
+
+def scores_of(ranking: Ranking) -> Scores:
+    return {row: score for row, (_, score) in ranking.items()}
+
+
+def check_query(query: str, options: SearchOptions, by_tokens: bool) -> None:
+    """Refuse an empty query, one that is no Unicode, and options that exclude each other."""
+    if not query.strip():
+        raise QueryError("the query is empty: give some words to search for")
+    if any("\ud800" <= letter <= "\udfff" for letter in query + options.where):
+        raise QueryError(
+            "the query or its filter is not Unicode (half of a surrogate pair): mend it"
+        )
+    by_rank = options.mode == "hybrid" and options.fusion == "rank"
+    if by_tokens and (options.mode == "lexical" or by_rank):
+        raise QueryError(
+            "tokens are added to cosines and their sum with BM25: "
+            "re-rank dense search, or hybrid search by score"
+        )
