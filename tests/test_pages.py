@@ -72,7 +72,7 @@ TINY = dict(
 LIMITS = dict(max_minutes=0, max_steps=2, max_tokens_read=0, groups_per_step=1)
 RETURNS = dict(exit_on_error=False, print_error=False, result_action="return_value")
 COMMAND = re.compile(r"(revela|python|pip|make|torchrun|taskset) ")
-BENCHMARKS = {"BENCH": "speed", "DEMO": "demo", "HOUSE": "house"}  # variables of the Makefile
+BENCHMARKS = {"BENCH": "speed", "DEMO": "demo"}  # variables of the Makefile
 ADDRESS = "127.0.0.1:8080"
 
 

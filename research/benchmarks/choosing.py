@@ -12,7 +12,6 @@ differ by more than .02.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -21,8 +20,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from research.benchmarks.hybrid import folder_of, names_in
-from research.benchmarks.quality import corpus_of
+from research.benchmarks.options import (
+    RESEARCH,
+    collections_parser,
+    corpus_of,
+    folder_of,
+    names_in,
+)
 from revela.corpus.read import read_corpus
 from revela.evaluation.beir import load_collection, outcomes
 from revela.evaluation.choosing import candidates_of, choose_model, encoder_of
@@ -94,12 +98,10 @@ def print_row(name: str, row: Row) -> float:
 def main() -> None:
     from scipy.stats import kendalltau
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = collections_parser(__doc__)
     add = parser.add_argument
-    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
     add("--models", nargs="*", default=[], help="candidates beside the embedded models")
-    add("--only", nargs="*", default=[], help="collections; all by default")
-    add("--out", type=Path, default=Path(__file__).parents[1] / "out" / "choosing")
+    add("--out", type=Path, default=RESEARCH / "out" / "choosing")
     arguments = parser.parse_args()
     print("| | | label-free: vectors | with BM25 | judged: vectors | with BM25 | chosen: regret |")
     print("|---|---|---|---|---|---|---|")

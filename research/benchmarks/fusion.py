@@ -12,7 +12,6 @@ gives on collections that it was not chosen on. Vectors are kept as by ``hybrid`
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
@@ -21,7 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from research.benchmarks.hybrid import Kept, folder_of, kept_of, names_in
+from research.benchmarks.hybrid import Kept, kept_of
+from research.benchmarks.options import RESEARCH, collections_parser, folder_of, names_in
 from revela.evaluation.beir import DEPTH, Collection, load_collection
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
@@ -151,13 +151,11 @@ def print_left_out(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = collections_parser(__doc__)
     add = parser.add_argument
-    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
-    add("--only", nargs="*", default=[], help="collections; all by default")
     add("--models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
     add("--steps", type=int, help="of training the half for words of a fitted model, as revela fit")
-    add("--cache", type=Path, default=Path(__file__).parents[1] / "out" / "hybrid")
+    add("--cache", type=Path, default=RESEARCH / "out" / "hybrid")
     arguments = parser.parse_args()
     arguments.no_tokens = True
     of_form: dict[str, list[Numbers]] = {}

@@ -23,7 +23,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from research.benchmarks.quality import SMOL, UNTRAINED, corpus_of, save_untrained
+from research.benchmarks.options import (
+    RESEARCH,
+    collections_parser,
+    corpus_of,
+    folder_of,
+    names_in,
+)
+from research.benchmarks.quality import SMOL, UNTRAINED, save_untrained
 from revela.evaluation.beir import (
     DEPTH,
     Collection,
@@ -142,31 +149,15 @@ def by_heads(
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = collections_parser(__doc__, model="embedded:minilm-l6")
     add = parser.add_argument
-    cache = Path(__file__).parents[1] / "out" / "hybrid"
-    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
-    add("--model", default="embedded:minilm-l6", help="as for revela eval, fitted or fitted:LM")
-    add("--only", nargs="*", default=[], help="collections; all by default")
-    add("--cache", type=Path, default=cache, help="where vectors are kept")
+    add("--cache", type=Path, default=RESEARCH / "out" / "hybrid", help="where vectors are kept")
     add("--no-tokens", action="store_true", help="do not re-rank")
     add("--steps", type=int, help="of training the half for words of a fitted model, as revela fit")
     heads = "re-rank by the heads of an LM, this many queries of each collection"
     add("--heads", type=int, default=0, help=heads)
     add("--lm", default=Recipe.of().retriever.offline_model, help="that LM")
     return parser.parse_args()
-
-
-def names_in(data: Sequence[Path], only: Sequence[str]) -> list[str]:
-    """The collections of these folders."""
-    found = sorted(
-        path.parent.parent.name for folder in data for path in folder.glob("*/qrels/test.tsv")
-    )
-    return [name for name in found if name in only] if only else found
-
-
-def folder_of(name: str, data: Sequence[Path]) -> Path:
-    return next(folder / name for folder in data if (folder / name).is_dir())
 
 
 def kept_of(name: str, collection: Collection, arguments: argparse.Namespace) -> Kept:

@@ -24,8 +24,9 @@ from pathlib import Path
 
 from torch import distributed as dist
 
-from research.benchmarks.rows import Row, print_row
-from research.benchmarks.speed import OUT, SMOL, corpus
+from research.benchmarks.options import RESEARCH, parser_of
+from research.benchmarks.speed import SMOL, corpus
+from research.benchmarks.steps import Row, print_row
 from revela import processes
 from revela.groups.corpora import build_groups
 from revela.groups.folder import GroupFolder
@@ -85,7 +86,7 @@ def measured(arguments: argparse.Namespace, number: int, groups: Path, run: Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="a folder with corpus.jsonl, or one file of text")
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--preset", default="gated")
@@ -120,8 +121,8 @@ def main() -> None:
         form = f"{number} process{'es' * (number > 1)}"
         rows.append({"what": what, "form": form, **row, f"to_{first}": speed_up})
         print_row(rows[-1])
-    OUT.mkdir(exist_ok=True)
-    (OUT / "processes.json").write_text(json.dumps(rows, indent=1))
+    (RESEARCH / "out").mkdir(exist_ok=True)
+    (RESEARCH / "out" / "processes.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -10,30 +10,32 @@ on SciFact also a second seed and the paper preset for the same time. ``--what o
 objective from the same start for the same minutes of one core, on SciFact and cosqa, its last
 state, beside that start. ``--what groups``: the gated preset's first updates with groups by
 document, at random, by clusters and iterative, on conala too, from an uninformed start (the EOS
-vector), so that the difference is the groups'. Each row is kept in research/results/quality and
+vector), so that the difference is the groups'. Each row is kept in research/results/quality.csv and
 made only once; delete a row to make it again.
 """
 
 from __future__ import annotations
 
-import argparse
+import csv
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from research.benchmarks.options import RESEARCH, corpus_of, folder_of, parser_of
 from revela.evaluation.metrics import METRICS
 
-OUT = Path(__file__).parents[1] / "out" / "quality"  # plots, and models while they are scored
-RESULTS = Path(__file__).parents[1] / "results" / "quality"
+OUT = RESEARCH / "out" / "quality"  # models while they are scored, written queries, heads
+RESULTS = RESEARCH / "results" / "quality.csv"
+KINDS = "alone", "fused", "BM25"
+COLUMNS = ["collection", "system", "steps", "minutes", "peak_gb"]
+COLUMNS += [f"{kind} {metric}" for kind in KINDS for metric in METRICS]
 COLLECTIONS = ["scifact", "cosqa", "cranfield", "med", "npl_vaswani"]
 MAX_TOKENS = "256"  # what MiniLM reads; the same for all
 SMOL, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
@@ -97,58 +99,52 @@ def save_untrained(
     save_retriever(model, out, "untrained", words_to_vectors=WORDS_TO_VECTORS if fit else 1.0)
 
 
-def row_file(name: str, collection: str) -> Path:
-    """Where a row is kept."""
-    return RESULTS / collection / f"{name.replace(' ', '_').replace(',', '')}.json"
+def kept_rows() -> dict[tuple[str, str], dict[str, str]]:
+    """The rows that were made, by collection and system."""
+    if not RESULTS.exists():
+        return {}
+    with RESULTS.open(newline="") as file:
+        return {(row["collection"], row["system"]): row for row in csv.DictReader(file)}
 
 
-def row(
+def make_row(
     name: str,
     folder: Path,
     model: str | None = None,
     train: list[str] | None = None,
     untrained: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Scores of one system on one collection, alone and fused with BM25; kept, or made now."""
-    path = row_file(name, folder.name)
-    if path.exists():
-        return json.loads(path.read_text())
-    path.parent.mkdir(parents=True, exist_ok=True)
+) -> None:
+    """Keep the scores of one system on one collection, alone and fused with BM25."""
     print(f"== {folder.name}: {name}", flush=True)
-    result: dict[str, Any] = {}
+    row: dict[str, Any] = {"collection": folder.name, "system": name}
     with tempfile.TemporaryDirectory(dir=OUT) as scratch:
         target = model or f"{scratch}/model"
         if train is not None:
-            result |= trained_in(folder, target, train, path)
+            row |= trained_in(folder, target, train)
         if untrained is not None:
             save_untrained(untrained, corpus_of(folder), Path(target))
         judged = ["--on", str(folder), "--max-tokens", MAX_TOKENS]
         command = ["revela", "eval", target, *judged, "--json", f"{scratch}/scores.json"]
         subprocess.run(command, check=True)
         scores = json.loads(Path(scratch, "scores.json").read_text())[folder.name]
-    system = next(s for s in scores if s != "BM25" and "+ BM25" not in s)
-    kinds = {"scores": system, "hybrid": f"{system} + BM25 (RRF)", "bm25": "BM25"}
-    result |= {kind: {m: scores[it]["means"][m] for m in METRICS} for kind, it in kinds.items()}
-    path.write_text(json.dumps(result, indent=1))
-    return result
+    alone = next(s for s in scores if s != "BM25" and "+ BM25" not in s)
+    for kind, system in zip(KINDS, (alone, f"{alone} + BM25 (RRF)", "BM25"), strict=True):
+        row |= {f"{kind} {metric}": round(scores[system]["means"][metric], 5) for metric in METRICS}
+    is_new = not RESULTS.exists()
+    with RESULTS.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
 
 
-def trained_in(folder: Path, target: str, flags: list[str], path: Path) -> dict[str, Any]:
-    """Train on a collection into ``target``; metrics go beside ``path``. Updates, time, memory."""
+def trained_in(folder: Path, target: str, flags: list[str]) -> dict[str, Any]:
+    """Train on a collection into ``target``: updates, minutes, memory."""
     if "--heads" in flags:
         find_heads(folder)
-    began = time.time()
-    command = ["revela", "train", str(corpus_of(folder)), "--out", target, *flags]
-    peak = run_and_weigh(command)
+    peak = run_and_weigh(["revela", "train", str(corpus_of(folder)), "--out", target, *flags])
     last = json.loads(Path(target, "metrics.jsonl").read_text().splitlines()[-1])
-    shutil.copy(Path(target, "metrics.jsonl"), path.with_suffix(".jsonl"))
-    (OUT / folder.name).mkdir(parents=True, exist_ok=True)
-    return {
-        "steps": last["step"],
-        "minutes": last["minutes"],
-        "wall_minutes": (time.time() - began) / 60,
-        "peak_gb": peak,
-    }
+    return {"steps": last["step"], "minutes": last["minutes"], "peak_gb": round(peak, 3)}
 
 
 def run_and_weigh(command: list[str]) -> float:
@@ -159,10 +155,6 @@ def run_and_weigh(command: list[str]) -> float:
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
     return usage.ru_maxrss / 2**20
-
-
-def corpus_of(folder: Path) -> Path:
-    return next(p for p in (folder / "corpus.jsonl.gz", folder / "corpus.jsonl") if p.is_file())
 
 
 def plan(minutes: float, other_minutes: float) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -233,7 +225,7 @@ def plan_groups(steps: int, seeds: Sequence[int]) -> Iterator[tuple[str, str, di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder of BEIR-layout collections")
     add("--minutes", type=float, default=20, help="training on SciFact")
@@ -247,27 +239,26 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     (OUT / "written").mkdir(parents=True, exist_ok=True)
-    table = []
-    rows = {
+    planned = {
         "systems": plan(arguments.minutes, arguments.other_minutes),
         "objectives": plan_objectives(arguments.minutes, arguments.seeds),
         "groups": plan_groups(arguments.steps, arguments.seeds),
     }[arguments.what]
-    for name, label, how in rows:
+    wanted = list[tuple[str, str]]()
+    for name, label, how in planned:
         if (arguments.only and name not in arguments.only) or not re.search(arguments.rows, label):
             continue
-        if not arguments.show or row_file(label, name).exists():
-            table.append((name, label, row(label, arguments.data / name, **how)))
-    scores = "nDCG@10 | recall@100 | MRR@10 | MAP | with BM25 (RRF) | BM25 alone"
-    print(f"\n| collection | system | {scores} | updates | peak GB |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    collections = list(dict.fromkeys(name for name, *_ in table))
-    for name, label, result in sorted(table, key=lambda r: collections.index(r[0])):
-        numbers = [result["scores"][m] for m in METRICS]
-        numbers += [result["hybrid"]["ndcg@10"], result["bm25"]["ndcg@10"]]
-        peak = f"{result['peak_gb']:.1f}" if "peak_gb" in result else ""
-        cells = [name, label, *(f"{n:.3f}" for n in numbers), str(result.get("steps", "")), peak]
-        print(f"| {' | '.join(cells)} |")
+        if (name, label) not in kept_rows() and not arguments.show:
+            make_row(label, folder_of(name, [arguments.data]), **how)
+        wanted.append((name, label))
+    scores = [*(f"alone {metric}" for metric in METRICS), "fused ndcg@10", "BM25 ndcg@10"]
+    print(f"\n| collection | system | {' | '.join(scores)} | updates | peak GB |")
+    print("|---" * (len(scores) + 4) + "|")
+    rows, collections = kept_rows(), list(dict.fromkeys(name for name, _ in wanted))
+    for key in sorted(wanted, key=lambda key: collections.index(key[0])):
+        if row := rows.get(key):
+            numbers = (f"{float(row[column]):.3f}" for column in scores)
+            print("| " + " | ".join([*key, *numbers, row["steps"], row["peak_gb"]]) + " |")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """The index beside an exact search, plain LanceDB, and bm25s with numpy; and killed at random.
 
-    python -m research.benchmarks.search quality --collection COLLECTIONS/scifact --cache CACHE
     python -m research.benchmarks.search scale --text TEXT/*.jsonl.gz --cache CACHE --out FOLDER
-    python -m research.benchmarks.search appends --text TEXT/*.jsonl.gz --cache CACHE --out FOLDER
     python -m research.benchmarks.search kill --out FOLDER
     python -m research.benchmarks.search rerank --collection COLLECTIONS/scifact
 
@@ -10,10 +8,6 @@
 each moved many times towards the difference of two others (.3 to .7 of it, cosine about .9), so
 that they keep that model's clusters and directions. They do not belong to the text beside them.
 Queries are held-out real chunks: their own vectors, and their first words. Each part is a process.
-
-``appends``: in a tenth of those chunks, then in all: milliseconds of a search by either fusion;
-seconds of a commit that replaces documents (median; ``table_s``: in the table alone), of adding and
-of deleting one document, and of packing after that.
 """
 
 from __future__ import annotations
@@ -33,24 +27,21 @@ from pathlib import Path
 
 import numpy as np
 
+from research.benchmarks.options import RESEARCH, parser_of
 from revela.corpus.arrow_list import arrow_list
 from revela.corpus.chunk import chunk
 from revela.corpus.read import read_corpus
-from revela.evaluation.beir import load_collection, outcomes
-from revela.evaluation.metrics import mean_scores
-from revela.files import writing
+from revela.evaluation.beir import load_collection
 from revela.index.bm25 import BM25
 from revela.index.encode_corpus import metadata_columns
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, reciprocal_rank_fusion
 from revela.index.manifest import Info
 from revela.index.store import Index
-from revela.index.table import Table
 from revela.settings import Indexing
 from revela.types import Document, Vectors
 
 MODEL, CHUNK_WORDS, QUERIES = "embedded:minilm-l6", 48, 300
-SMALL = 9  # changes of one document, of either kind, which leave a large table unpacked
 
 
 def cached(path: Path, make: Callable[[], Vectors]) -> Vectors:
@@ -90,41 +81,7 @@ def build(
     return index
 
 
-# Quality
-
-
-def quality(arguments: argparse.Namespace) -> None:
-    """nDCG@10 per mode, whole documents: the index, and numpy + bm25s on the same vectors."""
-    folder = load_collection(arguments.collection)
-    name, ids, texts, queries = (
-        folder.name,
-        folder.document_ids,
-        folder.documents,
-        dict(zip(folder.query_ids, folder.queries, strict=True)),
-    )
-    passages = cached(
-        arguments.cache / f"{name}-passages.npy", lambda: encoder(128).encode_passages(texts)
-    )
-    asked = cached(
-        arguments.cache / f"{name}-queries.npy",
-        lambda: encoder(128).encode_queries(list(queries.values())),
-    )
-    known = Known([*texts, *queries.values()], np.concatenate([passages, asked]))
-    out = arguments.out / "quality"
-    shutil.rmtree(out, ignore_errors=True)
-    documents = arrow_list(
-        Document, (Document(i, text) for i, text in zip(ids, texts, strict=True))
-    )
-    index = build(out, documents, known, Indexing(chunk_words=10**6))
-    oracle = outcomes(folder, {"dense": known})
-    print("| nDCG@10 | the index | numpy + bm25s |\n|---|---|---|")
-    for mode, system in (("dense", "dense"), ("lexical", "BM25"), ("hybrid", "dense + BM25")):
-        run = {
-            query: {hit.id: hit.score for hit in index.search(text, 100, mode)}
-            for query, text in queries.items()
-        }
-        scores = mean_scores(folder.qrels, run), oracle[system].means()
-        print(f"| {mode} | " + " | ".join(f"{score['ndcg@10']:.4f}" for score in scores) + " |")
+# Re-ranking
 
 
 def rerank(arguments: argparse.Namespace) -> None:
@@ -430,78 +387,6 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
     print_facts(build=built, hybrid=latencies(search), recall=1.0)
 
 
-# Appends
-
-
-def appends(arguments: argparse.Namespace) -> None:
-    prepare(arguments)
-    table_s: list[float] = []
-    for name in ("digests", "find", "write"):
-        if hasattr(Table, name):  # or it is an earlier version that is compared
-            setattr(Table, name, timed(getattr(Table, name), table_s))
-    corpus, _ = read_corpus(arguments.text, distinct=False)
-    for chunks in (arguments.chunks // 10, arguments.chunks):
-        # Both sizes have the same documents first, so that the same are replaced.
-        documents = arrow_list(Document, at_least(corpus, chunks))
-        print(json.dumps(append_to(arguments, chunks, documents, table_s), default=float))
-        sys.stdout.flush()
-
-
-def append_to(
-    arguments: argparse.Namespace,
-    chunks: int,
-    documents: Sequence[Document],
-    table_s: list[float],
-) -> dict[str, object]:
-    """The measures of one size; each look-up and change of the table adds to ``table_s``."""
-    base, words, vectors = held_out(arguments)
-    out, made = arguments.out / f"appends-{chunks}", Made(base)
-    shutil.rmtree(out, ignore_errors=True)
-    settings = Indexing(chunk_words=CHUNK_WORDS, vectors=arguments.vectors)
-    facts: dict[str, object] = {"documents": len(documents)}
-    facts["build_s"] = clocked(lambda: build(out, documents, made, settings, ["year"]))["s"]
-    asking, index = Index.open(out, encoder=Known(words, vectors)), Index.open(out, encoder=made)
-    facts["chunks"] = len(index)
-    for fusion in ("score", "rank"):
-        facts[fusion] = latencies(lambda row, f=fusion: asking.search(words[row], 10, fusion=f))
-    first = documents[: arguments.replaced]
-    changed = [replace(document, text=f"{document.text} Again.") for document in first]
-    times, replaced = [], 0
-    with writing(out):
-        commits, more = index.add_batches(changed), True
-        while more:
-            table_s.clear()
-            began = time.perf_counter()
-            more = (added := next(commits, None)) is not None
-            if added:
-                times.append((time.perf_counter() - began, sum(table_s)))
-                replaced += added.replaced
-        finish_s = clocked(index.finish)["s"]
-    commit_s = np.median(times, axis=0)
-    facts |= {"replaced": replaced, "commits": len(times), "finish_s": finish_s}
-    facts |= {"commit_s": commit_s[0], "table_s": commit_s[1]}
-    deletes = [clocked(lambda d=d: index.delete([d.id])) for d in first[:SMALL]]
-    adds = [clocked(lambda d=d: index.add([replace(d, text="New.")])) for d in first[:SMALL]]
-    for name, some in (("add_s", adds), ("delete_s", deletes)):
-        facts[name] = np.median([one["s"] for one in some])
-    facts["score, not packed"] = latencies(lambda row: asking.search(words[row], 10))
-    facts["pack_s"] = clocked(lambda: index.table.pack(False))["s"]
-    return facts
-
-
-def timed(method: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
-    """A method that notes its seconds."""
-
-    def run(*arguments: object) -> object:
-        began = time.perf_counter()
-        try:
-            return method(*arguments)
-        finally:
-            seconds.append(time.perf_counter() - began)
-
-    return run
-
-
 # Kill
 
 
@@ -518,26 +403,22 @@ def kill(arguments: argparse.Namespace) -> None:
 def main() -> None:
     os.environ.setdefault("LANCEDB_LOG", "error")
     parts = {"ours": ours, "plain": plain, "numpy": numpy_and_bm25s}
-    whats = {"quality": quality, "scale": scale, "appends": appends, "kill": kill, "rerank": rerank}
+    whats = {"scale": scale, "kill": kill, "rerank": rerank}
     whats |= parts
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=list(whats))
-    parser.add_argument("--collection", type=Path)
-    parser.add_argument("--text", type=Path, nargs="+", default=[])
-    parser.add_argument(
-        "--cache", type=Path, default=Path(__file__).parents[1] / "out" / "search-cache"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "out" / "search")
-    parser.add_argument("--chunks", type=int, default=1_000_000)
-    parser.add_argument("--base", type=int, default=20_000, help="real chunks that MiniLM encodes")
-    parser.add_argument("--vectors", default=Indexing.vectors)
-    parser.add_argument("--parts", nargs="+", default=list(parts), choices=list(parts))
-    parser.add_argument("--replaced", type=int, default=2000, help="documents, by appends")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--documents", type=int, default=600, help="of the index that is re-ranked")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = parser_of(__doc__)
+    add, out = parser.add_argument, RESEARCH / "out"
+    add("what", choices=list(whats))
+    add("--collection", type=Path)
+    add("--text", type=Path, nargs="+", default=[])
+    add("--cache", type=Path, default=out / "search-cache")
+    add("--out", type=Path, default=out / "search")
+    add("--chunks", type=int, default=1_000_000)
+    add("--base", type=int, default=20_000, help="real chunks that MiniLM encodes")
+    add("--vectors", default=Indexing.vectors)
+    add("--parts", nargs="+", default=list(parts), choices=list(parts))
+    add("--kills", type=int, default=20)
+    add("--documents", type=int, default=600, help="of the index that is re-ranked")
+    add("--seed", type=int, default=0)
     arguments = parser.parse_args()
     whats[arguments.what](arguments)
 

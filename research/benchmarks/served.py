@@ -11,7 +11,6 @@ anew.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from research.benchmarks.options import RESEARCH, collections_parser, corpus_of
 from revela.cli.index import index as make_index
 from revela.evaluation.beir import load_collection
 from revela.evaluation.metrics import mean_scores
@@ -32,7 +32,6 @@ from revela.settings import Indexing
 from revela.types import evenly
 
 K = 10
-CORPUS = "corpus.jsonl", "corpus.jsonl.gz"
 WAYS: dict[str, dict[str, Any]] = {
     "BM25": dict(mode="lexical"),
     "vectors": dict(mode="dense"),
@@ -80,9 +79,10 @@ def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, fl
 def index_of(folder: Path, model: str, out: Path) -> Index:
     """The index of a collection, kept or made now."""
     if not (out / INFO).is_file() or not read_info(out).finished:
-        corpus = next(path for name in CORPUS if (path := folder / name).is_file())
         with redirect_stdout(sys.stderr):
-            make_index([corpus], out=out, model=model, settings=Indexing(keep_tokens=True))
+            make_index(
+                [corpus_of(folder)], out=out, model=model, settings=Indexing(keep_tokens=True)
+            )
     return Index.open(out, model)
 
 
@@ -93,12 +93,9 @@ def print_row(title: str, scores: Sequence[Mapping[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = collections_parser(__doc__, model="embedded:minilm-l6")
     add = parser.add_argument
-    out = Path(__file__).parents[1] / "out" / "served"
-    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
-    add("--model", default="embedded:minilm-l6", help="as for revela index")
-    add("--only", nargs="*", default=[], help="collections; all by default")
+    out = RESEARCH / "out" / "served"
     add("--queries", type=int, default=0, help="of a collection, at most; 0: all")
     add("--out", type=Path, default=out, help="where indices and scores are kept")
     arguments = parser.parse_args()

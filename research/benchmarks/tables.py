@@ -8,13 +8,12 @@ score. Rows are kept in ``--out``, by collection and seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 from statistics import fmean
 
-from research.benchmarks.hybrid import folder_of, names_in
+from research.benchmarks.options import RESEARCH, collections_parser, folder_of, names_in
 from revela.evaluation.beir import Collection, load_collection, outcomes
 from revela.files import atomic_write
 from revela.index.language import Analyzer
@@ -51,13 +50,10 @@ def scores_of(collection: Collection, model: Path, seed: int) -> dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = collections_parser(__doc__, model="embedded:smollm2-135m")
     add = parser.add_argument
-    add("--data", type=Path, nargs="+", required=True, help="folders of BEIR-layout collections")
-    add("--model", default="embedded:smollm2-135m", help="language model")
-    add("--only", nargs="*", default=[], help="collections; all by default")
     add("--seeds", type=int, nargs="+", default=[0])
-    add("--out", type=Path, default=Path(__file__).parents[1] / "out" / "tables")
+    add("--out", type=Path, default=RESEARCH / "out" / "tables")
     arguments = parser.parse_args()
     model = resolve(arguments.model)
     print(f"| | {' | '.join(COLUMNS)} | words | seconds |\n" + "|---" * 8 + "|")

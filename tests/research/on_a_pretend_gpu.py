@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from research.benchmarks import forms, gpu
+from research.benchmarks import steps
 from revela import packing as packed_attention
 from revela.device import autocast, sent
 from revela.lm.heads import probe_heads, score_query_heads
@@ -46,20 +46,20 @@ def numbers(tensor: Tensor) -> list[Any]:
 def step(preset: str, groups: int, device: torch.device, bf16: bool = False) -> dict[str, Any]:
     """Loss and gradients of a step whose chunks differ in length, and the host's waits."""
     torch.manual_seed(0)
-    gpu.has_fast_bf16 = lambda _device: bf16
-    models = gpu.build(tiny_config("llama"), preset, CPU)
+    steps.has_fast_bf16 = lambda _device: bf16
+    models = steps.build(tiny_config("llama"), preset, CPU)
     for name, p in models.retriever.named_parameters():
         if "lora_B" in name:  # zero at first, and then LoRA's other factor gets no gradient
             p.data.normal_(std=0.1)
     models.group_size = 4
-    features = gpu.batch(models, groups, 6)
+    features = steps.batch(models, groups, 6)
     for side in features:
         side["attention_mask"][::4, 2:] = 0
     models.device = device
     models.retriever.to(device).eval()
     models.lm.to(device).eval()
     features = [{name: sent(t, device) for name, t in side.items()} for side in features]
-    objective = models.step(forms.OURS)
+    objective = models.step(steps.OURS)
     with packed(models.retriever[0].model):
         waits.clear()
         with autocast(device, bf16):
@@ -159,17 +159,18 @@ def fit(folder: Path, device: torch.device) -> dict[str, Any]:
     return {"devices": sorted({p.device.type for p in model.parameters()}), "cosines": cosines}
 
 
-def bench(device: torch.device) -> list[str]:
+def benchmark(device: torch.device) -> list[str]:
     """Forms that the GPU's part of the benchmark gets through."""
     found = []
-    gpu.has_fast_bf16 = lambda _device: False
+    steps.has_fast_bf16 = lambda _device: False
     for preset in ("gated", "paper"):
-        models = gpu.build(tiny_config("qwen2"), preset, CPU)
+        models = steps.build(tiny_config("qwen2"), preset, CPU)
         models.device, models.group_size = device, 3
         models.retriever.to(device)
         models.lm.to(device)
-        rows = [*gpu.step_rows("tiny", preset, models, 2, 6, 1, [forms.OURS, forms.BOUND], 1e12)]
-        rows += gpu.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device, 1e12)
+        forms, features = [steps.OURS, steps.BOUND], steps.batch(models, 2, 6)
+        rows = [*steps.step_rows("tiny", models, features, 1, forms)]
+        rows += steps.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device)
         found += [row.get("note", row["form"]) for row in rows]
     return found
 
@@ -190,7 +191,7 @@ def main() -> None:
             **{name: objective(name, device) for name in OBJECTIVES},
             "probes": probes(device),
             "fit": fit(Path(sys.argv[1]), device),
-            "bench": bench(device),
+            "bench": benchmark(device),
         }
         for device in (CPU, DEVICE)
     }

@@ -1,9 +1,7 @@
-"""The GPU benchmark on the CPU with tiny models; its kernels compile for a GPU without one."""
+"""The Triton kernels agree with torch, and compile for a GPU without one."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from conftest import tiny_config
-from research.benchmarks import forms, gpu
+from research.benchmarks import steps
 from revela.lm.document_attention import document_attention
 from revela.lm.document_weights import DocumentWeights
 
@@ -22,105 +20,19 @@ NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-@pytest.fixture
-def tiny(monkeypatch):
-    monkeypatch.setattr(gpu, "has_fast_bf16", lambda _: False)
-    monkeypatch.setattr(gpu, "BLOCKS", [10, 23])
-    monkeypatch.setattr(gpu, "peak_flops", lambda _: (1e12, "a test"))
-    return lambda *flags: arguments(
-        "--gpu-models", "tiny", "--gpu-tokens", "6", "--gpu-repeats", "1", *flags
-    )
-
-
-def arguments(*flags):
-    parser = argparse.ArgumentParser()
-    gpu.add_arguments(parser)
-    return parser.parse_args(flags)
-
-
 @NEEDS_TRITON
 @pytest.mark.parametrize("preset", ["gated", "paper"])
-def test_a_cell_has_all_its_numbers_and_both_kernels_the_same_loss(tiny, preset):
-    models = gpu.build(tiny_config("qwen2"), preset, CPU)
+def test_a_step_has_all_its_numbers_and_both_kernels_the_same_loss(monkeypatch, preset):
+    monkeypatch.setattr(steps, "has_fast_bf16", lambda _: False)
+    models = steps.build(tiny_config("qwen2"), preset, CPU)
     models.group_size = 2
-    rows = list(gpu.step_rows("tiny", preset, models, 2, 6, 1, gpu.FORMS, 1e12))
-    assert [r["form"] for r in rows] == gpu.FORMS and not any("note" in r for r in rows)
-    ours, triton, bound = rows
+    ours, triton, bound = rows = list(
+        steps.step_rows("tiny", models, steps.batch(models, 2, 6), repeats=1)
+    )
+    assert [r["form"] for r in rows] == steps.FORMS and not any("note" in r for r in rows)
     assert ours["loss"] == pytest.approx(triton["loss"], abs=1e-4)
     assert bound["to_bound"] == 1 and ours["to_bound"] > 0
-    for row in rows:
-        assert (
-            row["tokens_per_second"] == pytest.approx(2 * 2 * 6 / row["seconds"])
-            and 0 < row["mfu"] < 1
-        )
-    assert ours["mfu"] < ours["mfu_with_documents"] and 0 < ours["documents_share"] < 1
-    assert json.loads(json.dumps(rows)) == rows
-
-
-def test_every_cell_gets_a_row_and_none_begins_past_the_time(tiny):
-    configs = {"tiny": tiny_config("llama")}
-    flags = tiny("--gpu-presets", "gated", "--gpu-groups", "1", "2", "--gpu-forms", "ours", "bound")
-    rows = list(gpu.rows(flags, configs, CPU))
-    assert rows[0]["tflops"] > 0
-    assert [(r["groups"], r["form"]) for r in rows if "groups" in r] == [
-        (1, "ours"),
-        (1, "bound"),
-        (2, "ours"),
-        (2, "bound"),
-    ]
-    assert [r["form"] for r in rows if "loss," in r["what"]] == [
-        "blocks of 2^10 logits",
-        "blocks of 2^23 logits",
-        "all logits at once",
-    ]
-    assert configs["tiny"]._attn_implementation != "revela"  # one shape serves several presets
-    flags.gpu_minutes = 0
-    assert all("left out" in r["note"] for r in list(gpu.rows(flags, configs, CPU))[1:])
-
-
-def test_a_form_that_fails_says_so_and_the_others_go_on(tiny, monkeypatch):
-    models = gpu.build(tiny_config("llama"), "gated", CPU)
-    models.group_size = 3
-    true_step = forms.Models.step
-
-    def step(self, form):
-        if form == forms.TRITON:
-            raise torch.OutOfMemoryError("CUDA out of memory.\nMore lines.")
-        return true_step(self, form)
-
-    monkeypatch.setattr(forms.Models, "step", step)
-    ours, triton, bound = gpu.step_rows("tiny", "gated", models, 1, 6, 1, gpu.FORMS, 1e12)
-    assert (
-        triton["note"] == "OutOfMemoryError: CUDA out of memory."
-        and "seconds" in ours
-        and "seconds" in bound
-    )
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_to_do():
-    with pytest.raises(SystemExit, match="leave gpu out of --what"):
-        gpu.the_gpu()
-
-
-def test_rows_are_written_as_they_come_behind_those_of_the_cpu(tiny, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        gpu, "rows", lambda *_: iter([{"what": "a", "form": "b"}, {"what": "c", "form": "d"}])
-    )
-    gpu.run(tiny(), CPU, [{"what": "steps", "form": "ours"}], tmp_path / "rows.json")
-    assert [row["what"] for row in json.loads((tmp_path / "rows.json").read_text())] == [
-        "steps",
-        "a",
-        "c",
-    ]
-
-
-def test_times_are_taken_in_turn_and_the_first_turn_does_not_count():
-    order, seconds = [], iter(range(100))
-    runs = {name: lambda name=name: (order.append(name), float(next(seconds)))[1] for name in "ab"}
-    assert forms.in_turn(runs, 2) == {"a": [2.0, 4.0], "b": [3.0, 5.0]}
-    assert "".join(order) == "ababab"
-    assert [len(t) for t in forms.in_turn(runs, 5, limit=0).values()] == [1, 1]
+    assert all(r["tokens_per_second"] == pytest.approx(24 / r["seconds"]) for r in rows)
 
 
 def inputs(device, dtype, width=64, requires_grad=True):

@@ -1,11 +1,7 @@
-"""Whether faults of disks, clocks, clients, inputs and other processes do harm: a part each.
+"""Whether kills and damaged inputs do harm; run by hand.
 
     python -m research.benchmarks.hardening kills --kills 25
     python -m research.benchmarks.hardening fuzz --inputs 10000 --seed 0
-    python -m research.benchmarks.hardening disk
-    python -m research.benchmarks.hardening clock
-    python -m research.benchmarks.hardening writers
-    python -m research.benchmarks.hardening service --minutes 30
 
 Each part ends with a line of figures as JSON, and exits 1 if something was wrong. docs/results.md,
 "What it survives", has the figures.
@@ -17,7 +13,7 @@ import argparse
 import importlib
 import sys
 
-PARTS = ["kills", "fuzz", "disk", "clock", "writers", "service"]
+PARTS = ["kills", "fuzz"]
 
 
 def main() -> None:

@@ -1,0 +1,373 @@
+"""Seconds and memory of a training step, at the size of larger models; on a GPU where there is one.
+
+    python -m research.benchmarks.steps                       # all of it
+    python -m research.benchmarks.steps --models 135M --presets gated --groups 1 --repeats 3
+
+Models have random weights in the shapes of SmolLM2-135M, Qwen2.5-0.5B and Llama-3.2-1B, as
+retriever and as language model (LM). Tokens are random, the same number in every chunk. A step is
+forward and backward, without tokenization and the optimizer. Its forms are timed in turn:
+
+- ours; "ours, triton" is the same with document attention as a Triton kernel;
+- bound: the same models without in-batch attention, the lower bound of the time.
+
+Rows have tokens per second (each token of a chunk counted once), the ratio to the bound, the loss
+from the same weights and random numbers, and on a GPU the peak memory beside the models. Then the
+loss of the LM's head alone, in blocks (lm/cross_entropy.py) and with all logits at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from research.benchmarks.options import RESEARCH, parser_of
+from revela.device import autocast, has_fast_bf16
+from revela.lm.cross_entropy import linear_cross_entropy
+from revela.lm.language_model import LanguageModel
+from revela.objectives.revela import RevelaLoss, gates_on_heads
+from revela.packing import packed
+from revela.retriever.build import POOLING_MODES
+from revela.retriever.lora import add_lora
+from revela.settings import Recipe, presets
+from revela.silence import silence_libraries
+
+OURS, TRITON, BOUND = FORMS = ["ours", "ours, triton", "bound"]
+BLOCKS = [23, 25, 27, 29]  # powers of two: logits a block
+
+Row = dict[str, Any]
+Features = tuple[dict[str, Tensor], ...]
+Step = Callable[[Features], Tensor]
+
+
+def configurations() -> dict[str, Any]:
+    """Shapes by name."""
+    from transformers import LlamaConfig, Qwen2Config
+
+    names = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
+    names += ["num_attention_heads", "num_key_value_heads"]
+
+    def sizes(*numbers: int) -> dict[str, Any]:
+        shared = dict(max_position_embeddings=8192, tie_word_embeddings=True)
+        return dict(zip(names, numbers, strict=True)) | shared
+
+    return {
+        "135M": LlamaConfig(**sizes(49152, 576, 1536, 30, 9, 3)),
+        "0.5B": Qwen2Config(**sizes(151936, 896, 4864, 24, 14, 2)),
+        "1B": LlamaConfig(**sizes(128256, 2048, 8192, 16, 32, 8)),
+    }
+
+
+class Reader(nn.Module):
+    """A transformers model as the first module of a Sentence-Transformers model."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        read = {name: features[name] for name in ("input_ids", "attention_mask")}
+        return {**features, "token_embeddings": self.model(**read).last_hidden_state}
+
+
+@dataclass
+class Models:
+    """The models of a preset, and the forms of its step."""
+
+    recipe: Recipe
+    retriever: nn.Sequential
+    lm: LanguageModel
+    device: torch.device
+    bf16: bool  # under bf16 autocast
+    group_size: int = 0  # chunks; 0: a batch is one group
+    sim_dtype: torch.dtype | None = None  # precision of Sim; None: the embeddings' own
+
+    def __post_init__(self) -> None:
+        objective, lm = self.recipe.objective, self.lm
+        first = int(objective.gate_first_layer * lm.n_layers)
+        # Which heads does not matter here: as many as the preset gates, spread over the layers that
+        # it may gate.
+        heads = {
+            (first + i % (lm.n_layers - first), 7 * i % lm.n_heads)
+            for i in range(objective.gate_heads)
+        }
+        sums = objective.mix == "sum"
+        self.gates_LH = None if sums else gates_on_heads(lm, objective.gate, sorted(heads))
+
+    @property
+    def inner(self) -> Any:
+        """The causal LM itself, whatever wraps it."""
+        wraps = hasattr(self.lm.model, "get_base_model")
+        return self.lm.model.get_base_model() if wraps else self.lm.model
+
+    def objective(self, form: str = OURS) -> RevelaLoss:
+        o = self.recipe.objective
+        kernel = "triton" if form == TRITON else "torch"
+        given = dict(tau=o.tau, v_norm=o.v_norm, epsilon=o.epsilon, standardise=o.standardise)
+        given |= dict(gates_LH=self.gates_LH, sim_dtype=self.sim_dtype)
+        given |= dict(group_size=self.group_size, kernel=kernel)
+        return RevelaLoss(self.retriever, self.lm, **given).to(self.device)
+
+    def step(self, form: str) -> Step:
+        self.inner.set_attn_implementation("revela")
+        objective = self.objective(form)
+        if form != BOUND:
+            return objective
+
+        def without_documents(features: Features) -> Tensor:
+            query, passage, chunk = features
+            sides = [self.retriever(dict(f))["sentence_embedding"] for f in (query, passage)]
+            return self._bound(chunk, objective.layers) + sum(v.float().sum() for v in sides)
+
+        return without_documents
+
+    def _bound(self, chunk: dict[str, Tensor], layers: Sequence[int]) -> Tensor:
+        """Both passes of the LM as often and as deep as the preset needs them."""
+        packed_chunks = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
+        memory = self.lm.read(packed_chunks, layers)
+        if self.lm.trainable:  # stream e's backward, without the attention that leads to it
+            loss = self.lm.loss(packed_chunks, memory, lambda _layer, own, *_: own)
+            return loss + sum(0 * (memory.keys[i].sum() + memory.values[i].sum()) for i in layers)
+        memory.below = memory.below.detach().requires_grad_()
+        loss = self.lm.loss(packed_chunks, memory, lambda _layer, own, *_: own)
+        torch.autograd.grad(loss, [memory.below])
+        return loss.detach()
+
+
+def build(config: Any, preset: str, device: torch.device) -> Models:
+    """A preset's models with random weights of this shape, in the precision of training."""
+    from sentence_transformers.sentence_transformer import modules
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    recipe = Recipe.of(**presets()[preset])
+    r, lm_lora = recipe.retriever, recipe.objective.lm_lora
+    bf16 = has_fast_bf16(device)
+    config, lower = copy.deepcopy(config), copy.deepcopy(config)
+    lower.num_hidden_layers = min(r.layers or config.num_hidden_layers, config.num_hidden_layers)
+    if getattr(lower, "layer_types", None):
+        lower.layer_types = lower.layer_types[: lower.num_hidden_layers]
+    with device:  # where the weights are made
+        body = AutoModel.from_config(lower, dtype=torch.float32)
+        half = torch.bfloat16 if bf16 and not lm_lora else torch.float32
+        lm = AutoModelForCausalLM.from_config(config, dtype=half)
+    pooling = modules.Pooling(config.hidden_size, pooling_mode=POOLING_MODES[r.pooling])
+    retriever = nn.Sequential(Reader(body), pooling, modules.Normalize())
+    add_lora(retriever, r.lora_rank, r.lora_alpha, r.lora_dropout)
+    lm.requires_grad_(False).eval()
+    if lm_lora:
+        from peft import LoraConfig, get_peft_model
+
+        sizes = dict(r=r.lora_rank, lora_alpha=r.lora_alpha, lora_dropout=r.lora_dropout)
+        lm = get_peft_model(lm, LoraConfig(**sizes, target_modules="all-linear")).train()
+    language_model = LanguageModel(lm, bf16=bf16 and lm_lora).to(device)
+    sim_dtype = torch.bfloat16 if recipe.objective.sim_dtype == "bf16" else None
+    size = recipe.groups.group_size
+    return Models(recipe, retriever.train(), language_model, device, bf16, size, sim_dtype)
+
+
+def batch(models: Models, groups: int, tokens: int) -> Features:
+    """Groups of random chunks, as the retriever reads them twice and as the LM does."""
+    generator = torch.Generator().manual_seed(0)
+    size = groups * models.group_size, tokens
+    ids_BL = torch.randint(models.inner.config.vocab_size, size, generator=generator)
+    ids_BL = ids_BL.to(models.device)
+    sides = ids_BL[:, : tokens // 2].clone(), ids_BL, ids_BL
+    return tuple({"input_ids": t, "attention_mask": torch.ones_like(t)} for t in sides)
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds; a GPU's by its own clock."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end) / 1000
+
+
+def weighed(run: Callable[[], Any], device: torch.device) -> tuple[float, float | None]:
+    """Seconds, and on a GPU the GB that were allocated meanwhile."""
+    if device.type != "cuda":
+        return timed(run, device), None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    seconds = timed(run, device)
+    return seconds, (torch.cuda.max_memory_allocated(device) - before) / 2**30
+
+
+def in_turn(
+    runs: Mapping[str, Callable[[], float]], repeats: int, failures: dict[str, str] | None = None
+) -> dict[str, list[float]]:
+    """Seconds of each run, turn about; the first turn warms up.
+
+    Args:
+        runs: each gives its seconds.
+        repeats: turns that count.
+        failures: if given, a run that raises is left out from then on, and this says why.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name in list(times):
+            try:
+                seconds = runs[name]()
+            except Exception as error:
+                if failures is None:
+                    raise
+                failures[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                del times[name]
+                gc.collect()  # what the error's frames held
+                continue
+            if turn:
+                times[name].append(seconds)
+    return times
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """Median of the ratios of runs of the same turn."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
+
+
+def rows_of(
+    what: str, runs: Mapping[str, Callable[[], tuple[float, float | None]]], repeats: int
+) -> Iterator[tuple[Row, dict[str, list[float]]]]:
+    """A row a form, and the seconds of all; one that fails has a note in place of numbers."""
+    peaks: dict[str, float | None] = {}
+    failures: dict[str, str] = {}
+
+    def run(form: str) -> float:
+        seconds, peaks[form] = runs[form]()
+        return seconds
+
+    times = in_turn({form: partial(run, form) for form in runs}, repeats, failures)
+    for form in runs:
+        row: Row = {"what": what, "form": form}
+        if form in times:
+            row |= {"seconds": statistics.median(times[form]), "peak_gb": peaks[form]}
+        else:
+            row["note"] = failures[form]
+        yield row, times
+
+
+def step_rows(
+    what: str, models: Models, features: Features, repeats: int, forms: Sequence[str] = FORMS
+) -> Iterator[Row]:
+    """One model, preset and batch size, in all forms."""
+    losses: dict[str, Tensor] = {}
+    device = models.device
+
+    def run(form: str) -> tuple[float, float | None]:
+        torch.manual_seed(0)  # the same dropout for every form
+        step = models.step(form)
+
+        def forward_and_backward() -> None:
+            with packed(models.retriever[0].model):
+                with autocast(device, models.bf16):
+                    loss = step(features)
+                loss.backward()
+            losses[form] = loss.detach()
+
+        try:
+            return weighed(forward_and_backward, device)
+        finally:
+            for p in [*models.retriever.parameters(), *models.lm.parameters()]:
+                p.grad = None
+
+    for row, times in rows_of(what, {form: partial(run, form) for form in forms}, repeats):
+        if "seconds" in row:
+            row["tokens_per_second"] = features[2]["input_ids"].numel() / row["seconds"]
+            if BOUND in times:
+                row["to_bound"] = ratio(times[row["form"]], times[BOUND])
+            if row["form"] != BOUND:
+                row["loss"] = float(losses[row["form"]])
+        yield row
+
+
+def loss_rows(
+    name: str, config: Any, n_rows: int, repeats: int, device: torch.device
+) -> Iterator[Row]:
+    """Forward and backward of the LM's frozen head and its cross-entropy."""
+    like: dict[str, Any] = dict(device=device)
+    like["dtype"] = torch.bfloat16 if has_fast_bf16(device) else torch.float32
+    hidden_RD = torch.randn(n_rows, config.hidden_size, **like, requires_grad=True)
+    weight_VD = torch.randn(config.vocab_size, config.hidden_size, **like)
+    targets_R = torch.randint(config.vocab_size, (n_rows,), device=device)
+
+    def in_blocks(logits: int) -> Tensor:
+        return linear_cross_entropy(hidden_RD, weight_VD, targets_R, None, logits).mean()
+
+    def at_once() -> Tensor:
+        return F.cross_entropy((hidden_RD @ weight_VD.T).float(), targets_R)
+
+    losses: dict[str, Callable[[], Tensor]] = {
+        f"blocks of 2^{power} logits": partial(in_blocks, 2**power) for power in BLOCKS
+    }
+    losses["all logits at once"] = at_once
+
+    def run(form: str) -> tuple[float, float | None]:
+        return weighed(lambda: torch.autograd.grad(losses[form](), hidden_RD), device)
+
+    runs = {form: partial(run, form) for form in losses}
+    for row, _ in rows_of(f"loss, {name}, {n_rows} tokens", runs, repeats):
+        yield row
+
+
+def measured(a: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """Every row, as it is measured."""
+    configs = configurations()
+    for name in a.models:
+        for preset in a.presets:
+            models = build(configs[name], preset, device)
+            for groups in sorted(a.groups):
+                features = batch(models, groups, a.tokens)
+                size = f"{groups} x {models.group_size} x {a.tokens} tokens"
+                what = f"step, {preset}, {name}, {size}"
+                yield from step_rows(what, models, features, a.repeats, a.forms)
+            del models
+            gc.collect()
+        n_rows = max(a.groups) * Recipe.of().groups.group_size * (a.tokens - 1)
+        yield from loss_rows(name, configs[name], n_rows, a.repeats, device)
+
+
+def print_row(row: Row) -> None:
+    numbers = ", ".join(f"{k} {v:.3g}" for k, v in row.items() if isinstance(v, float))
+    print(f"{row['what']:<48} {row['form']:<38} {numbers}{row.get('note', '')}", flush=True)
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--models", nargs="*", default=["135M", "0.5B", "1B"])
+    add("--presets", nargs="*", default=["gated", "paper"])
+    add("--groups", type=int, nargs="*", default=[1, 4, 16], help="groups a device batch")
+    add("--tokens", type=int, default=160, help="of a chunk")
+    add("--repeats", type=int, default=5)
+    add("--forms", nargs="*", default=FORMS)
+    arguments = parser.parse_args()
+    silence_libraries()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = list[Row]()
+    for row in measured(arguments, device):
+        print_row(row)
+        rows.append(row)
+        (RESEARCH / "out").mkdir(exist_ok=True)
+        (RESEARCH / "out" / "steps.json").write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
