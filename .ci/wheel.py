@@ -177,7 +177,7 @@ def main() -> None:
         run(["python", "-c", BASE], inside, r"\n1\d verbs\n")
         run(readme("revela index"), "documents")
         run(readme("revela search"), r"0\.\d+")
-        run(readme("revela serve"), r"pip install 'revela\[serve\]'", code=2)
+        run(readme("revela serve"), r"pip install 'revela-retriever\[serve\]'", code=2)
         run([*install, *CONSTRAINTS, f"{wheel}[embedded,serve]"])
         run(readme("revela train"), "saved|wrote")
         run(readme("revela eval"), "BM25", "my-retriever")

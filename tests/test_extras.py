@@ -85,7 +85,8 @@ def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, u
     for module in [m for m in sys.modules if m.split(".")[0] == package or m == needs_it_at_import]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(RevelaError, match=re.escape(f"run pip install 'revela[{name}]'")) as found:
+    install = re.escape(f"run pip install 'revela-retriever[{name}]'")
+    with pytest.raises(RevelaError, match=install) as found:
         use(tmp_path)
     assert package in str(found.value) and "\n" not in str(found.value)
     assert not list(tmp_path.iterdir())
@@ -94,8 +95,8 @@ def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, u
 
 def test_all_is_every_extra_of_a_user_and_dev_has_the_site_too():
     users = EXTRAS.keys() - {"all", "docs", "dev"}
-    assert set(re.findall(r"\w+", EXTRAS["all"][0])) == users | {"revela"}
-    assert "revela[all,docs]" in EXTRAS["dev"]
+    assert set(re.findall(r"\w+", EXTRAS["all"][0])) == users | {"revela", "retriever"}
+    assert "revela-retriever[all,docs]" in EXTRAS["dev"]
 
 
 def test_another_error_of_an_import_is_not_an_extra_that_is_missing():

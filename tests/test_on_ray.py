@@ -44,7 +44,7 @@ from tests.index.letters import WORDS, Letters, reopen
 from tests.index.letters import documents as letter_documents
 
 for package in ("ray", "lance_ray"):
-    pytest.importorskip(package, reason="needs pip install 'revela[ray]'")
+    pytest.importorskip(package, reason="needs pip install 'revela-retriever[ray]'")
 
 FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
 RAY = ("--engine", "ray", "--workers", 2, "--commit-every", 40)

@@ -69,7 +69,7 @@ def test_the_sdist_is_the_repository(released):
 
 def test_the_wheel_is_the_package(released):
     files, _, wheel, _ = released
-    info = f"revela-{PROJECT['version']}.dist-info/"
+    info = f"revela_retriever-{revela.__version__}.dist-info/"
     inside = {name.removeprefix("src/") for name in files if name.startswith("src/revela/")}
     about = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     assert set(wheel.namelist()) == inside | {info + name for name in about}
@@ -93,7 +93,7 @@ def test_pythons_are_those_that_the_linters_read():
 def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["cff-version"] == "1.2.0" and citation["license"] == PROJECT["license"]
-    assert citation["version"] == PROJECT["version"] == revela.__version__
+    assert citation["version"] == revela.__version__
     titles = " ".join(paper["title"] for paper in citation["references"])
     papers = [
         "Revela",
@@ -131,7 +131,7 @@ def test_what_users_install_has_licences_that_agree_with_apache_2():
     """
     found = {
         name: licence
-        for (name, _), licence in licences(("revela", ("all",)), {}).items()
+        for (name, _), licence in licences(("revela-retriever", ("all",)), {}).items()
         if not name.startswith(("nvidia-", "cuda-"))
     }
     assert len(found) > 100

@@ -264,7 +264,7 @@ def check_extras(words: list[str]) -> None:
     """Extras and constraints of pip install are those of the project."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in words[2:]:
-        if named := re.fullmatch(r"(?:revela|\.)\[(.+)\]", word):
+        if named := re.fullmatch(r"(?:revela-retriever|\.)\[(.+)\]", word):
             assert set(named[1].split(",")) <= extras["optional-dependencies"].keys(), word
         assert not word.endswith(".txt") or (ROOT / word).is_file(), word
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from revela.retriever.fit import fit
     from revela.types import Document, Hit
 
+__version__ = "0.1.0"
 __all__ = [
     "Document",
     "Hit",
@@ -51,10 +52,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("revela")
     if name in _HOMES:
         from importlib import import_module
 

@@ -30,13 +30,13 @@ def extra(name: str, purpose: str) -> Iterator[None]:
     Raises:
         RevelaError: a package is not installed.
 
-    >>> with extra("pdf", "reading PDF"):
+    >>> with extra("pdf", "PDF"):
     ...     import not_installed
     Traceback (most recent call last):
-    revela.errors.RevelaError: reading PDF needs not_installed: run pip install 'revela[pdf]'
+    revela.errors.RevelaError: PDF needs not_installed: run pip install 'revela-retriever[pdf]'
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{purpose} needs {error.name}: run pip install 'revela[{name}]'"
+        message = f"{purpose} needs {error.name}: run pip install 'revela-retriever[{name}]'"
         raise RevelaError(message) from error

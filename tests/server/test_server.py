@@ -141,7 +141,8 @@ def test_without_its_libraries_the_verb_says_what_to_install(monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["revela", "serve", str(tmp_path)])
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    assert stop.value.code == 2 and "pip install 'revela[serve]'" in capsys.readouterr().err
+    assert stop.value.code == 2
+    assert "pip install 'revela-retriever[serve]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["127.1", "localhost"])

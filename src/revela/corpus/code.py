@@ -109,7 +109,7 @@ def warn_if_no_grammar(document: Document) -> None:
 def _warn_no_grammar() -> None:
     log.warning(
         "code other than Python is cut at blank lines, not at its functions, as tree-sitter or a "
-        "grammar is missing: run pip install 'revela[code]'"
+        "grammar is missing: run pip install 'revela-retriever[code]'"
     )
 
 

@@ -50,7 +50,7 @@ try:
     from mteb.types import PromptType
 except ModuleNotFoundError as error:
     raise RevelaError(
-        f"benchmarks need mteb ({error}): run pip install 'revela[benchmarks]'"
+        f"benchmarks need mteb ({error}): run pip install 'revela-retriever[benchmarks]'"
     ) from error
 
 METRICS = dict(zip(OURS, ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_1000"), strict=True))

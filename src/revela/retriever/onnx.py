@@ -86,7 +86,7 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
     needed = ("onnx", "onnxscript", "onnxruntime")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise RevelaError(
-            f"export to ONNX needs {', '.join(missing)}: run pip install 'revela[onnx]'"
+            f"export to ONNX needs {', '.join(missing)}: run pip install 'revela-retriever[onnx]'"
         )
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")

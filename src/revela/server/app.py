@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +26,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.middleware import Middleware
 
+from revela import __version__
 from revela.errors import QueryError, RevelaError
 from revela.index.filters import OWN_COLUMNS, where_sql
 from revela.index.store import Index
@@ -122,7 +122,7 @@ class Service:
         """The ASGI application; its shutdown closes the batcher."""
         app = FastAPI(
             title="revela",
-            version=version("revela"),
+            version=__version__,
             description="Embeddings and search of one retriever and its index.",
             docs_url=None,
             redoc_url=None,

@@ -10,13 +10,13 @@ import platform
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from revela import processes
+from revela import __version__, processes
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, hidden_prefix, remove_unfinished, writing
 from revela.settings import Recipe
@@ -33,7 +33,7 @@ FREE = FREE_WHEN_DONE | {
     *("max_steps", "max_minutes", "max_tokens_read", "check_every", "checks", "threads", "shard_lm")
 }
 LIBRARIES = (
-    *("revela", "torch", "transformers", "sentence-transformers"),
+    *("torch", "transformers", "sentence-transformers"),
     *("peft", "accelerate", "datasets", "numpy"),
 )
 
@@ -178,10 +178,8 @@ def remove_begun(out: Path) -> None:
 
 def environment() -> dict[str, Any]:
     """{"versions": {name: version}, "hardware": {...}}, with torch's present number of threads."""
-    versions = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):  # revela, run from a checkout
-            versions[name] = version(name)
+    versions = {"python": platform.python_version(), "revela": __version__}
+    versions |= {name: version(name) for name in LIBRARIES}
     system = f"{platform.system()} {platform.machine()}"
     hardware: dict[str, Any] = {"system": system, "cpu": _cpu()}
     hardware["threads"] = torch.get_num_threads()

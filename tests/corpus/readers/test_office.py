@@ -221,10 +221,11 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch, ending, f
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    reason = f"a.{ending}: {format}, which needs {package}: run pip install 'revela[office]'"
+    install = "pip install 'revela-retriever[office]'"
+    reason = f"a.{ending}: {format}, which needs {package}: run {install}"
     with pytest.raises(RevelaError, match=re.escape(reason)):
         read_corpus([tmp_path / f"a.{ending}"])
     documents, report = read_corpus([tmp_path], max_bad_share=0)
     assert len(documents) == 1 and report.lines()[1:] == [
-        f"not read: 2 .{ending} (pip install 'revela[office]'); 1 .xyz (no reader)"
+        f"not read: 2 .{ending} (pip install 'revela-retriever[office]'); 1 .xyz (no reader)"
     ]

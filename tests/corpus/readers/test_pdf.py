@@ -67,9 +67,9 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch):
     (tmp_path / "a.pdf").write_bytes(pdf(["The first page speaks of invoices."]))
     (tmp_path / "b.txt").write_text("A text file of more than five words.")
     monkeypatch.setitem(sys.modules, "pypdf", None)
-    reason = "PDF, which needs pypdf: run pip install 'revela[pdf]'"
+    reason = "PDF, which needs pypdf: run pip install 'revela-retriever[pdf]'"
     with pytest.raises(RevelaError, match=re.escape(f"a.pdf: {reason}")):
         read_corpus([tmp_path / "a.pdf"])
     documents, report = read_corpus([tmp_path])
     assert len(documents) == 1 and not report.skipped
-    assert report.lines()[1:] == ["not read: 1 .pdf (pip install 'revela[pdf]')"]
+    assert report.lines()[1:] == ["not read: 1 .pdf (pip install 'revela-retriever[pdf]')"]

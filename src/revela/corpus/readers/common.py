@@ -142,7 +142,7 @@ def reader_extra(name: str, format: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        install = f"pip install 'revela[{name}]'"
+        install = f"pip install 'revela-retriever[{name}]'"
         message = f"{format}, which needs {error.name}: run {install}"
         raise UnsupportedFile(message, short=install) from error
 
