@@ -102,6 +102,8 @@ def check(page: str, block: Block) -> None:
 
 def check_command(words: list[str]) -> None:
     """A command's verb, flags, module or extra exist."""
+    if words[:2] == ["git", "checkout"]:  # runs a script that the tree no longer has
+        return
     if words[0] == "revela":
         parse(words[1:])
     elif "-m" in words[:-1] and words[0] != "llama-server":  # of python, torchrun or taskset
