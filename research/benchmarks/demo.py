@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from research.benchmarks.options import parser_of
 from research.benchmarks.quality import UNTRAINED, save_untrained
 from research.benchmarks.translated import translated
 from revela.corpus.words import count_words
@@ -262,7 +263,7 @@ def demo_of_translations(arguments: argparse.Namespace, documents: Sequence[Docu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo"))
     add("--language", default="en", help="as in /usr/share/man; en: Python packages")

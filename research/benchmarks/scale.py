@@ -31,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
+from research.benchmarks.options import RESEARCH, parser_of
 from revela.index.manifest import Info, read_info
 from revela.index.table import CELLS, Table, arrow_rows, table_uri
 from revela.settings import Indexing
@@ -234,11 +235,9 @@ def kill(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     whats = {"lookup": lookup, "recall": recall, "memory": memory, "actors": actors, "kill": kill}
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=list(whats))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "out" / "scale")
+    parser.add_argument("--out", type=Path, default=RESEARCH / "out" / "scale")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--documents", type=int, default=2000)

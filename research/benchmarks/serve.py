@@ -34,13 +34,14 @@ from pathlib import Path
 
 import torch
 
+from research.benchmarks.options import RESEARCH, parser_of
 from revela.corpus.read import read_corpus
 from revela.index.store import Index
 from revela.retriever.load import load_encoder
 from revela.types import Document, Encoder
 from revela.weights import resolve
 
-OUT = Path(__file__).parents[1] / "out"
+OUT = RESEARCH / "out"
 NAME = "model"
 
 
@@ -134,8 +135,7 @@ def direct(encoder: Encoder, texts: list[str], seconds: float) -> tuple[float, f
 
 
 def options() -> argparse.Namespace:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--data", type=Path, required=True, help="a corpus, as for revela train")
     add("--model", default="embedded:minilm-l6")

@@ -9,26 +9,23 @@ Each part ends with a line of figures as JSON, and exits 1 if something was wron
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
 
-PARTS = ["kills", "fuzz"]
+from research.benchmarks.hardening import fuzz, kills
+from research.benchmarks.options import parser_of
+
+PARTS = {"kills": kills, "fuzz": fuzz}
 
 
 def main() -> None:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser = parser_of(__doc__)
     parts = parser.add_subparsers(dest="part", required=True)
-    for name in PARTS:
-        part = importlib.import_module(f"research.benchmarks.hardening.{name}")
-        about = part.__doc__ or ""
-        added = parts.add_parser(name, description=about, formatter_class=plain)
+    for name, part in PARTS.items():
+        added = parts.add_parser(name, description=part.__doc__)
         added.add_argument("--seed", type=int, default=0)
         part.options(added)
     given = parser.parse_args()
-    part = importlib.import_module(f"research.benchmarks.hardening.{given.part}")
-    sys.exit(bool(part.run(given)))
+    sys.exit(bool(PARTS[given.part].run(given)))
 
 
 if __name__ == "__main__":
