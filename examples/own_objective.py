@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from revela import Document, LabelFreeEvaluator, Retriever
 from revela.objectives.base import RetrieverLoss
-from revela.settings import Objective, setting
+from revela.settings import Objective
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Neighbours(Objective):
     name = "neighbours"
     learned_from = "{model} learned which chunks are of one document."
 
-    tau: float = setting(0.1, above=0)
+    tau: float = 0.1
     "Temperature of the cosines."
 
     def build(self, parts):

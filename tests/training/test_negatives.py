@@ -21,7 +21,7 @@ from revela.groups.folder import GroupFolder
 from revela.groups.order import order_of_groups
 from revela.groups.training_set import TrainingSet
 from revela.index.bm25 import BM25
-from revela.objectives.contrastive import ContrastiveLoss, InfoNCE, QueryBatches
+from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
 from revela.retriever.build import load_retriever
 from revela.settings import Recipe, presets
 from revela.training.metrics import Progress

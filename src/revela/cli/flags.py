@@ -16,12 +16,14 @@ from revela.on_ray import Cluster
 from revela.settings import (
     OBJECTIVES,
     SECTIONS,
+    Objective,
     Recipe,
-    documented,
+    described,
+    fields_of,
     flag_of,
+    is_rare,
     merge,
     merged,
-    objective_class,
     presets,
     read_recipe,
     refuse_unread,
@@ -127,46 +129,44 @@ def show_settings(verb: Any, tokens: Sequence[str]) -> None:
     )
     preset = presets().get(values.get("--preset", ""), {})
     objective = values.get("--objective", preset.get("objective", "revela"))
-    flags = settings_flags(objective if objective in OBJECTIVES else "revela")
+    flags = settings_flags(OBJECTIVES.get(objective, OBJECTIVES["revela"]))
     verb.__annotations__["given"] = Annotated[
         flags | None, Parameter(name="*", consume_multiple=True)
     ]
 
 
-@functools.cache
-def settings_flags(objective: str) -> type:
+def settings_flags(shown: type[Objective]) -> type:
     """A dataclass with a field per flag, None where it is not given."""
-    shown = objective_class(objective)
-    kinds = dict(SECTIONS, objective=shown)
-    every = [*kinds.items(), *(("objective", objective_class(name)) for name in OBJECTIVES)]
-    names = Parameter(
-        help=f"What is learned from: {', '.join(OBJECTIVES)}.", group=_group("objective")
-    )
-    fields: dict[str, Any] = {"objective": (Annotated[str | None, names], None)}
-    for section, kind in every:
-        docs, hints = documented(kind), get_type_hints(kind)
-        for item in dataclasses.fields(kind):
+    names = f"What is learned from: {', '.join(OBJECTIVES)}."
+    about = Parameter(help=names, group=_group("objective"))
+    fields: dict[str, Any] = {"objective": (Annotated[str | None, about], None)}
+    for objective in (shown, *OBJECTIVES.values()):
+        for section, item in fields_of(objective):
+            kind: Any = SECTIONS.get(section, objective)
             name = flag_of(section, item.name)
-            if name in fields:
-                continue
-            is_shown = not item.metadata.get("rare") and kinds.get(section) is kind
-            default = (
-                " ".join(map(str, item.default))
-                if isinstance(item.default, tuple)
-                else item.default
-            )
-            about = Parameter(
-                help=f"{docs.get(item.name, '')} [default: {default}]".replace(" [default: ]", ""),
-                show=is_shown,
-                group=_group(section),
-                negative_iterable=(),
-            )
-            fields[name] = (Annotated[hints[item.name] | None, about], None)
+            if name not in fields:
+                is_shown = kind in (*SECTIONS.values(), shown) and not is_rare(kind, item.name)
+                fields[name] = (_flag(section, kind, item, is_shown), None)
     made = dataclasses.make_dataclass(
         "Settings", [(name, kind, default) for name, (kind, default) in fields.items()], frozen=True
     )
     made.__module__ = __name__  # cyclopts takes classes of the module types for no dataclasses
     return made
+
+
+def _flag(section: str, kind: Any, item: dataclasses.Field[Any], is_shown: bool) -> Any:
+    """The annotation of a field that is a flag."""
+    default = getattr(kind, item.name)
+    default = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    about = Parameter(
+        help=f"{described(kind).get(item.name, '')} [default: {default}]".replace(
+            " [default: ]", ""
+        ),
+        show=is_shown,
+        group=_group(section),
+        negative_iterable=(),
+    )
+    return Annotated[get_type_hints(kind)[item.name] | None, about]
 
 
 @functools.cache

@@ -122,6 +122,7 @@ def train(
     command: str = "",
     resume: bool = False,
     judge: Check | None = None,
+    points: int = 0,
 ) -> Outcome:
     """Train a retriever on documents and save it to ``out``; under torchrun, by several processes.
 
@@ -135,6 +136,7 @@ def train(
         corpus, command: for the model card.
         resume: continue from the last checkpoint of ``out``.
         judge: gives scores that are recorded at every check and decide nothing.
+        points: check after each of so many equal parts of the run, not by ``check_every``. 0: no.
 
     Raises:
         RevelaError: the output folder is in the way, the corpus is too small, a model cannot be
@@ -328,13 +330,7 @@ def _truncate_for_training(recipe: Recipe, model: SentenceTransformer) -> int:
     limit = model.max_seq_length or recipe.retriever.max_tokens
     if isinstance(model[0], TrainedTable):  # which reads texts whole
         return limit
-    wanted, slots = recipe.retriever.train_tokens, recipe.context.slots
-    if wanted and wanted + slots > limit:
-        raise RevelaError(
-            f"--train-tokens {wanted}: the retriever reads {limit - slots} at most: "
-            "give no more, or a higher --max-tokens where --model is a language model"
-        )
-    model.max_seq_length = min(limit, recipe.tokens_in_training + slots)
+    model.max_seq_length = min(limit, recipe.lm.lm_tokens + recipe.context.slots)
     return limit
 
 
@@ -495,11 +491,11 @@ def _in_precision(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
         yield
 
 
-def _is_check_due(settings: Training, step: int, before: float, done: float) -> bool:
+def _is_check_due(every: int, points: int, step: int, before: float, done: float) -> bool:
     """Whether to check after this step, which took the run from one share of it to another."""
-    if parts := settings.checks:
-        return int(done * parts) > int(before * parts)
-    return bool(settings.check_every) and step % settings.check_every == 0
+    if points:
+        return int(done * points) > int(before * points)
+    return bool(every) and step % every == 0
 
 
 def _save(
