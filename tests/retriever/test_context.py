@@ -47,7 +47,7 @@ def plain(request, tiny_bert_folder, tiny_lm_folder):
 def contextual(plain, **changes):
     """A copy with slots, and a first stage whose head and null row are not 0."""
     model = copy.deepcopy(plain)
-    recipe = Recipe.of(context=SLOTS, context_tokens=24, **changes)
+    recipe = Recipe.of(context=SLOTS, **changes)
     first = add_context(recipe, model, TEXTS[0])
     with torch.no_grad():
         generator = torch.Generator().manual_seed(5)

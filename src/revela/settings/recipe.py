@@ -181,7 +181,9 @@ def _flattened(
     tables: Mapping[str, Any], where: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     variants = tables.get("variants", {})
-    for name in variants:
+    for name, table in variants.items():
+        if not isinstance(table, dict):
+            raise RevelaError(f"{where}: variant {name!r} is no table: write [variants.{name}]")
         if not name.replace("-", "").replace("_", "").isalnum():
             raise RevelaError(
                 f"{where}: a variant is called {name!r}, but names a folder: use letters, digits, "

@@ -6,6 +6,7 @@ This file imports no torch, so that ``revela train --help`` and a refusal are qu
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -222,17 +223,17 @@ class Training:
     "Also send metrics to this experiment tracker, which must be installed."
 
 
-@dataclass(frozen=True, config=CHECKED)
+@dataclasses.dataclass(frozen=True)
 class Indexing:
     """What an index is made with; it keeps to that when documents are added."""
 
-    chunk_words: PositiveInt = 120
+    chunk_words: int = 120
     """Maximum words per chunk, counted as for train; one that has more tokens than the model reads
     is cut again."""
     language: str = "auto"
     """Language whose words BM25 stems. auto: found in the text. none: nothing is stemmed. Or a code
     such as en, de or zh; ru+en for two that have a script of their own."""
-    dimensions: NonNegativeInt = 0
+    dimensions: int = 0
     "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
     vectors: VectorForm = "binary"
     """How a large index holds the vectors that it scans; what it finds is scored again by the full

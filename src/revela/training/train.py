@@ -237,7 +237,9 @@ def train(
                 if logs:
                     progress.log(step, summed / (step - logged), norm, rate)
                     logged, sums = step, torch.zeros_like(sums)
-                if checks and not ends and _is_check_due(settings, step, done, budget.done(step)):
+                if checks and not ends and _is_check_due(
+                    settings.check_every, points, step, done, budget.done(step)
+                ):
                     reader.wait()
                     checks.run(step)
                 if saves and first:
