@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,6 +175,21 @@ def _group(section: str) -> Group:
     title = "Language model" if section == "lm" else section.capitalize()
     order = ["objective", *SECTIONS]
     return Group(title, sort_key=order.index(section) + 10)
+
+
+def refuse_at_once(corpus: Sequence[Path], preset: str, file: Path | None, given: Any) -> None:
+    """Refuse settings, and a corpus that does not exist, before torch is imported; under torchrun
+    one of the processes says it later.
+    """
+    if "RANK" in os.environ:
+        return
+    recipe_of(preset, file, given)
+    for source in corpus:
+        if not (source.exists() or str(source).startswith("hub:")):
+            from revela.corpus.readers import files_of
+            from revela.corpus.readers.common import ReadReport
+
+            next(files_of(source, ReadReport()))  # says what a corpus may be
 
 
 def given_settings(given: Any) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Revela(InBatch):
     )
     loss_is: ClassVar[str] = "next-token loss (nats)"
 
-    mix: Literal["gated", "sum"] = "gated"
+    mix: Rare[Literal["gated", "sum"]] = "gated"
     """How the in-batch output joins the LM's own attention: (1-g) s + g b, with cosines divided by
     their standard deviation; or the paper's s + b, V-normalised, with bf16 cosines as they are."""
     lm_lora: Rare[bool] = False

@@ -107,7 +107,7 @@ class Retriever:
     layers: NonNegativeInt = 6
     """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models and
     T5Gemma stay complete."""
-    pooling: Pooling = "mean"
+    pooling: Rare[Pooling] = "mean"
     "How a decoder's token vectors become one vector."
     lower_case: Rare[Literal["auto", "yes", "no"]] = "auto"
     "Fold case in the retriever's tokenizer; auto does so if the corpus has almost no capitals."
