@@ -91,7 +91,7 @@ def test_a_context_is_its_anchors_and_what_the_first_stage_reads(plain):
         first.of_texts(TEXTS), first.anchors_JD, TEXTS[:SLOTS], strict=True
     ):
         read = reader.tokenizer(
-            reader.prompts["document"] + text, truncation=True, max_length=24, return_tensors="pt"
+            reader.prompts["document"] + text, truncation=True, max_length=64, return_tensors="pt"
         )
         states_TD = reader[0].model(input_ids=read["input_ids"]).last_hidden_state[0]
         x = reader[2].norm(states_TD.mean(dim=0))
