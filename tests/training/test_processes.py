@@ -42,8 +42,7 @@ GATED = PRESETS["gated"] | dict(gate_heads=4)
 CONTEXT = dict(context=3, context_from="corpus")
 CASES = {
     "gated": GATED,
-    "all that can be trained": GATED
-    | dict(lm_lora=True, lora_dropout=0.1),
+    "all that can be trained": GATED | dict(lm_lora=True, lora_dropout=0.1),
     "several batches": GATED | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
     "iterative": GATED | dict(groups="iterative", refresh_every=2),
     "shared lm": GATED | dict(shard_lm=True),

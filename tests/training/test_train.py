@@ -479,9 +479,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("name", ["gains", "replug", "infonce", "crop", "spans"])
-def test_an_objective_learns(
-    recipe, taught_lm_folder, documents, tmp_path, monkeypatch, name
-):
+def test_an_objective_learns(recipe, taught_lm_folder, documents, tmp_path, monkeypatch, name):
     monkeypatch.setattr(Replug, "tau_lm", 0.1)
     settings = {**presets()[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 20}
     settings |= {"lm": str(taught_lm_folder), "learning_rate": 2e-3}

@@ -42,7 +42,7 @@ from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.save import save_retriever
 from revela.retriever.trained_table import TrainedTable
-from revela.settings import Recipe, Training
+from revela.settings import Recipe
 from revela.silence import silence_libraries
 from revela.training.checkpoint import (
     BestState,
@@ -237,8 +237,10 @@ def train(
                 if logs:
                     progress.log(step, summed / (step - logged), norm, rate)
                     logged, sums = step, torch.zeros_like(sums)
-                if checks and not ends and _is_check_due(
-                    settings.check_every, points, step, done, budget.done(step)
+                if (
+                    checks
+                    and not ends
+                    and _is_check_due(settings.check_every, points, step, done, budget.done(step))
                 ):
                     reader.wait()
                     checks.run(step)
