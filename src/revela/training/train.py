@@ -42,7 +42,7 @@ from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.save import save_retriever
 from revela.retriever.trained_table import TrainedTable
-from revela.settings import Recipe
+from revela.settings import Crop, InfoNCE, Recipe
 from revela.silence import silence_libraries
 from revela.training.checkpoint import (
     BestState,
@@ -468,9 +468,10 @@ def _knows_batches(recipe: Recipe, data: TrainingSet) -> bool:
     """Whether no model is asked for what batches hold: the retriever as it is by then, an LM that
     writes queries, a surrogate.
     """
-    objective: Any = recipe.objective
-    mines = getattr(objective, "negatives", 0) or getattr(objective, "drop_false_negatives", False)
-    return recipe.groups.kind != "iterative" and not mines and data.written is None
+    objective = recipe.objective
+    mines = isinstance(objective, InfoNCE) and objective.negatives
+    asks = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
+    return recipe.groups.kind != "iterative" and not (mines or asks) and data.written is None
 
 
 def _collated(data: TrainingSet, collate: Collate, batch: Rows) -> dict[str, Tensor]:
