@@ -25,7 +25,6 @@ from revela import processes
 from revela.corpus.arrow_list import Texts
 from revela.corpus.judgements import judged
 from revela.device import after_a_batch, compute_device, uses_bf16
-from revela.errors import RevelaError
 from revela.files import remove_whole
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
