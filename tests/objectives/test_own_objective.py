@@ -75,7 +75,7 @@ def test_it_trains_through_the_api(tiny_lm_folder, corpus_file, tmp_path):
     settings = json.loads((tmp_path / "out" / "run.json").read_text())
     assert settings["objective"] == "neighbours" and settings["tau"] == 0.2
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"{tiny_lm_folder} learned which chunks are of one document." in card
+    assert f"{tiny_lm_folder.name} learned which chunks are of one document." in card
 
 
 def test_its_bounds_hold_and_options_that_it_lacks_are_refused(tmp_path):
