@@ -6,16 +6,17 @@
 
 # %%
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveFloat
+from pydantic.dataclasses import dataclass
 
 from revela import Document, LabelFreeEvaluator, Retriever
 from revela.objectives.base import RetrieverLoss
-from revela.settings import Objective, setting
+from revela.settings import Objective
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Neighbours(Objective):
     name = "neighbours"
     learned_from = "{model} learned which chunks are of one document."
 
-    tau: float = setting(0.1, above=0)
+    tau: PositiveFloat = 0.1
     "Temperature of the cosines."
 
     def build(self, parts):

@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import sys
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from revela.settings import OBJECTIVES, SECTIONS, documented, flag_of, objective_class, presets
+from revela.settings import OBJECTIVES, SECTIONS, described, flag_of, is_rare, presets
 
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Settings
@@ -65,8 +64,8 @@ def settings_page() -> str:
 
 def objective_page(name: str) -> str:
     """What an objective's file says about it, its presets, and its settings."""
-    kind = objective_class(name)
-    module = sys.modules[kind.__module__]
+    kind = OBJECTIVES[name]
+    module = import_module(f"revela.objectives.{kind.module}")
     file = Path(*module.__name__.split(".")).with_suffix(".py")
     # The legend of shapes is for who reads the code.
     text = re.sub(r"\n\nShapes:.*", "", inspect.cleandoc(module.__doc__ or ""), flags=re.S)
@@ -94,14 +93,13 @@ def objective_page(name: str) -> str:
 def table(section: str, kind: Any) -> list[str]:
     """Rows of Markdown: flag, default, what it does."""
     rows = ["| flag | default | |", "|---|---|---|"]
-    texts, hints = documented(kind), get_type_hints(kind)
+    texts, hints = described(kind), get_type_hints(kind)
     for item in dataclasses.fields(kind):
         flag = flag_of(section, item.name).replace("_", "-")
         key = f" (`{item.name}`)" if flag_of(section, item.name) != item.name else ""
-        mark = " ·" if item.metadata.get("rare") else ""
-        default = (
-            " ".join(map(str, item.default)) if isinstance(item.default, tuple) else item.default
-        )
+        mark = " ·" if is_rare(kind, item.name) else ""
+        value = getattr(kind, item.name)
+        default = " ".join(map(str, value)) if isinstance(value, tuple) else value
         text = texts[item.name].replace("|", "\\|")
         if get_origin(hints[item.name]) is Literal:
             choices = (choice or "(empty)" for choice in get_args(hints[item.name]))

@@ -23,7 +23,7 @@ def save_contextual(lm: Path, folder: Path) -> Path:
         lm, layers=2, pooling="mean", max_tokens=100, lower_case=False, **prompts
     )
     texts = [row["text"] for row in make_rows(40, sentences=2)[::5]]
-    first = add_context(Recipe.of(context=SLOTS, context_tokens=32), model, texts[0])
+    first = add_context(Recipe.of(context=SLOTS), model, texts[0])
     assert first is not None
     for weight in (list(first.model)[-1].linear.weight, first.null_D):
         torch.nn.init.normal_(weight, std=0.3)

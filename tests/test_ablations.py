@@ -36,7 +36,6 @@ def test_there_is_one_for_each_table_of_the_paper():
         "lora-rank",
         "mixed-domains",
         "random-groups",
-        "v-norm",
     ]
 
 
@@ -92,32 +91,39 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
     judged = write_judged(tmp_path / "judged", make_rows(20, seed=5))
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
-    flags = ("--on", judged, "--recipe", ABLATIONS / "v-norm.toml", "--out", tmp_path / "v-norm")
+    flags = (
+        "--on",
+        judged,
+        "--recipe",
+        ABLATIONS / "random-groups.toml",
+        "--out",
+        tmp_path / "runs",
+    )
     trained = ("--presets", "paper", *models, *TINY, *small)
     code, out, err = run(monkeypatch, capsys, "compare", corpus_file, *flags, *trained)
     assert code == 0, err
     runs = {
-        name: json.loads((tmp_path / "v-norm" / f"{name}-0" / "run.json").read_text())
-        for name in ("v-norm", "no-v-norm")
+        name: json.loads((tmp_path / "runs" / f"{name}-0" / "run.json").read_text())
+        for name in ("document", "random")
     }
-    assert {name: settings["v_norm"] for name, settings in runs.items()} == {
-        "v-norm": True,
-        "no-v-norm": False,
+    assert {name: settings["groups"] for name, settings in runs.items()} == {
+        "document": "document",
+        "random": "random",
     }
     assert all(settings["mix"] == "sum" for settings in runs.values())
     code, out, err = run(
-        monkeypatch, capsys, "report", tmp_path / "v-norm", "--out", tmp_path / "table.html"
+        monkeypatch, capsys, "report", tmp_path / "runs", "--out", tmp_path / "table.html"
     )
     assert code == 0 and "runs: 2" in out, err
     page = (tmp_path / "table.html").read_text()
-    curves = json.loads((tmp_path / "v-norm" / "compare.json").read_text())["curves"]
+    curves = json.loads((tmp_path / "runs" / "compare.json").read_text())["curves"]
     header, row = re.search(
-        r"<caption>v-norm</caption>\s*<thead>(.*?)</thead>\s*<tbody>\s*(<tr>.*?</tr>)", page, re.S
+        r"<caption>runs</caption>\s*<thead>(.*?)</thead>\s*<tbody>\s*(<tr>.*?</tr>)", page, re.S
     ).groups()
-    assert re.findall(r"<th[^>]*>(.*?)</th>", header) == ["nDCG@10", "BM25", "v-norm", "no-v-norm"]
+    assert re.findall(r"<th[^>]*>(.*?)</th>", header) == ["nDCG@10", "BM25", "document", "random"]
     ends = [
         f"{curves[f'{name}, seed 0'][-1]['judged']['judged']:.3f}"
-        for name in ("v-norm", "no-v-norm")
+        for name in ("document", "random")
     ]
     assert re.findall(r"<td[^>]*>([\d.]*)", row)[1:] == ends
 
@@ -158,8 +164,16 @@ def test_a_training_set_is_not_that_of_another_reading():
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
-        ("[a]\ntau = 1.0\n[b]\ntau = 2.0\n", ("--tau", "3"), "a and b are equal: leave out the"),
-        ('["a/b"]\ntau = 1.0\n', (), "a variant is called 'a/b', but names a folder"),
+        (
+            "[variants.a.objective]\ntau = 1.0\n[variants.b.objective]\ntau = 2.0\n",
+            ("--tau", "3"),
+            "a and b are equal: leave out the flag",
+        ),
+        (
+            '[variants."a/b".objective]\ntau = 1.0\n',
+            (),
+            "a variant is called 'a/b', but names a folder",
+        ),
     ],
 )
 def test_variants_that_cannot_be_run_are_refused(
@@ -174,10 +188,21 @@ def test_variants_that_cannot_be_run_are_refused(
 
 
 def test_only_compare_takes_variants(monkeypatch, capsys, tmp_path):
-    flags = ("--out", tmp_path / "o", "--recipe", ABLATIONS / "v-norm.toml")
-    code, _, err = run(monkeypatch, capsys, "train", tmp_path, *flags)
-    said = "v-norm.toml holds 2 variants (v-norm, no-v-norm): train them by revela compare"
-    assert code == 2 and said in err
+    code, _, err = run(
+        monkeypatch,
+        capsys,
+        "train",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+        "--recipe",
+        ABLATIONS / "random-groups.toml",
+    )
+    assert (
+        code == 2
+        and "random-groups.toml holds 2 variants (document, random): train them by revela compare"
+        in err
+    )
 
 
 def test_several_presets_and_variants_are_told_apart(monkeypatch):

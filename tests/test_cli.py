@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import subprocess
 import sys
@@ -76,33 +75,31 @@ TINY = (
 )
 HELP = """
 import sys
-sys.argv = ["revela", "--help"]
+sys.argv = ["revela", *sys.argv[1:]]
 import revela.cli
 try:
     revela.cli.main()
 except SystemExit:
     pass
-print("torch" in sys.modules, "transformers" in sys.modules, "numpy" in sys.modules)
+print("torch" in sys.modules, "transformers" in sys.modules)
 """
 
 
-def test_a_search_of_a_damaged_index_says_one_sentence(monkeypatch, capfd):
-    class Damaged:
-        def search(self, *_):
-            os.write(2, b"thread 'lancedb-tokio-worker' panicked at data.rs\n")
-            raise RevelaError("my-index is damaged: make it again")
-
-    monkeypatch.setattr("revela.index.store.Index.open", lambda *_, **__: Damaged())
-    code, _, err = run(monkeypatch, capfd, "search", "my-index", "text")
-    assert code == 2 and err == "revela: my-index is damaged: make it again\n"
-
-
-def test_help_loads_no_torch():
-    out = subprocess.run(
-        [sys.executable, "-c", HELP], capture_output=True, text=True, check=True
-    ).stdout
-    assert out.splitlines()[-1] == "False False False"
-    assert "train" in out and "eval" in out
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--help"], "eval"),
+        (["train", "--help"], "--group-size"),
+        (["train", "nowhere", "--out", "out"], "nowhere does not exist: give a folder"),
+        (["train", "nowhere", "--out", "out", "--tau", "0"], "--tau 0.0: it should be"),
+    ],
+)
+def test_help_and_refusals_load_no_torch(arguments, said):
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False False"
+    assert said in done.stdout + done.stderr
 
 
 def test_from_text_to_search(monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path):
@@ -397,23 +394,23 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
         (["train", "{tmp}", "--out", "{tmp}/out", "--recipe", "{tmp}/none.toml"], "none.toml"),
         (
             ["train", "{tmp}", "--out", "{tmp}/out", "--group-size", "1"],
-            "--group-size 1: give a number of 2 or more",
+            "--group-size 1: it should be greater than or equal to 2",
         ),
         (
             ["train", "{tmp}", "--out", "{tmp}/out", "--tau", "0"],
-            "--tau 0.0: give a number above 0",
+            "--tau 0.0: it should be greater than 0",
         ),
         (
             ["train", "{tmp}", "--out", "{tmp}/out", "--held-out", "1.5"],
-            "--held-out 1.5: give a number from 0 to 1",
+            "--held-out 1.5: it should be less than or equal to 1",
         ),
         (
             ["train", "{tmp}", "--out", "{tmp}/out", "--learning-rate", "nan"],
-            "--learning-rate nan: give a number of 0 or more",
+            "--learning-rate nan: it should be a finite number",
         ),
         (
             ["train", "{tmp}", "--out", "{tmp}/out", "--preset", "dream", "--gate", "1"],
-            "--gate 1.0: DREAM's gate lies between 0 and 1",
+            "--gate 1.0: it should be less than 1",
         ),
     ],
 )
@@ -422,7 +419,7 @@ def test_bad_arguments_are_one_sentence(monkeypatch, capsys, tmp_path, arguments
     assert code == 2 and message in err and "Traceback" not in err
 
 
-def test_no_number_of_a_recipe_is_below_0_but_two():
+def test_no_number_of_a_recipe_is_below_0():
     refused, numbers = set(), set()
     for objective in OBJECTIVES:
         for name, default in Recipe.of(objective=objective).flat().items():
@@ -433,8 +430,10 @@ def test_no_number_of_a_recipe_is_below_0_but_two():
                 Recipe.of(objective=objective, **{name: -1})
             except RevelaError as error:
                 refused.add(name)
-                assert re.match(rf"--{name.replace('_', '-')} -1(\.0)?: give a number", str(error))
-    assert numbers - refused == {"prior", "margin"}
+                assert re.match(
+                    rf"--{name.replace('_', '-')} -1(\.0)?: it should be greater than", str(error)
+                )
+    assert numbers == refused
 
 
 def test_typos_are_refused(monkeypatch, capsys, tmp_path):
@@ -442,7 +441,7 @@ def test_typos_are_refused(monkeypatch, capsys, tmp_path):
         monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "out", "--lerning-rate", "1"
     )
     assert code == 2 and "lerning-rate" in out + err
-    (tmp_path / "r.toml").write_text("lerning_rate = 1.0\n")
+    (tmp_path / "r.toml").write_text("[training]\nlerning_rate = 1.0\n")
     code, out, err = run(
         monkeypatch,
         capsys,
@@ -459,7 +458,7 @@ def test_typos_are_refused(monkeypatch, capsys, tmp_path):
 def test_flag_beats_recipe_beats_preset(monkeypatch, capsys, tmp_path):
     seen = []
     stop_reading(monkeypatch, seen)
-    (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
+    (tmp_path / "r.toml").write_text("[objective]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
     run(
         monkeypatch,
         capsys,
@@ -487,7 +486,7 @@ def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(
 ):
     seen = []
     stop_reading(monkeypatch, seen)
-    (tmp_path / "r.toml").write_text('objective = "dream"\ngate = 0.3\n')
+    (tmp_path / "r.toml").write_text('[objective]\nname = "dream"\ngate = 0.3\n')
     more = {"heads": (), "queries": (), "compare": ("--on", tmp_path)}.get(verb, ())
     rest = () if verb in ("heads", "queries") else ("--out", tmp_path / "o")
     for flags in (("--objective", "dream", "--gate", "0.3"), ("--recipe", tmp_path / "r.toml")):
@@ -496,8 +495,8 @@ def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(
     by_flag, by_file = seen
     objective = by_file.objective
     assert by_flag == by_file
-    assert (objective.name, objective.gate, objective.learn_gates) == ("dream", 0.3, True)
-    (tmp_path / "r.toml").write_text('objective = "dream"\n')
+    assert (objective.name, objective.gate) == ("dream", 0.3)
+    (tmp_path / "r.toml").write_text('[objective]\nname = "dream"\n')
     run(
         monkeypatch,
         capsys,
@@ -521,7 +520,7 @@ def test_an_objective_in_a_recipe_brings_its_settings_as_the_flag_does(
 def test_a_named_preset_wins_over_the_one_that_a_recipe_implies(monkeypatch, capsys, tmp_path):
     seen = []
     stop_reading(monkeypatch, seen)
-    (tmp_path / "r.toml").write_text('objective = "infonce"\n')
+    (tmp_path / "r.toml").write_text('[objective]\nname = "infonce"\n')
     run(
         monkeypatch,
         capsys,
@@ -540,7 +539,7 @@ def test_a_named_preset_wins_over_the_one_that_a_recipe_implies(monkeypatch, cap
 def test_several_widths_after_one_flag(monkeypatch, capsys, tmp_path):
     seen = []
     stop_reading(monkeypatch, seen)
-    (tmp_path / "r.toml").write_text("matryoshka = [64, 128]\n")
+    (tmp_path / "r.toml").write_text("[retriever]\nmatryoshka = [64, 128]\n")
     for flags in (("--matryoshka", 64, 128, "--seed", 1), ("--recipe", tmp_path / "r.toml")):
         run(monkeypatch, capsys, "train", tmp_path, "--out", tmp_path / "o", *flags)
     assert [recipe.retriever.matryoshka for recipe in seen] == [(64, 128)] * 2 and seen[
@@ -552,7 +551,7 @@ def test_a_recipe_may_set_what_shares_its_name_with_a_verb(monkeypatch, capsys, 
     seen = []
     stop_reading(monkeypatch, seen)
     (tmp_path / "r.toml").write_text(
-        'objective = "dream"\nqueries = "title"\nheads = "heads.json"\n'
+        '[objective]\nname = "dream"\nheads = "heads.json"\n[queries]\nsource = "title"\n'
     )
     for flags in (
         ("train", tmp_path, "--out", tmp_path / "o"),
@@ -586,7 +585,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
         raise RevelaError("stop")
 
     monkeypatch.setattr("revela.evaluation.comparison.compare", stop)
-    (tmp_path / "r.toml").write_text("tau = 0.3\nlora_rank = 7\n")
+    (tmp_path / "r.toml").write_text("[objective]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
     code, _, err = run(
         monkeypatch, capsys, "compare", corpus_file, "--on", tmp_path, "--out", tmp_path / "o",
         "--presets", "gated", "crop", "paper",
@@ -608,17 +607,17 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
     ("arguments", "message"),
     [
         (
-            ("train", "--preset", "crop", "--tau-lm", "0.1"),
-            "--tau-lm has no effect on --objective crop: leave it out, or train replug",
+            ("train", "--preset", "crop", "--pairs", "x"),
+            "--pairs has no effect on --objective crop: leave it out, or train infonce",
         ),
         (
-            ("train", "--objective", "gains", "--siblings", "0.5"),
-            "--siblings has no effect on --objective gains",
+            ("train", "--objective", "gains", "--lm-lora"),
+            "--lm-lora has no effect on --objective gains",
         ),
         (
             ("train", "--recipe", "{tmp}/r.toml"),
-            "--sharpness has no effect on --objective revela: "
-            "leave it out, or train gains or attention",
+            "--query-heads has no effect on --objective revela: "
+            "leave it out, or train dream or attention",
         ),
         (
             ("train", "--preset", "paper", "--crop-window", "99"),
@@ -653,18 +652,18 @@ def test_compare_puts_flags_and_recipe_over_every_preset(
             "--queries has no effect on --objective crop",
         ),
         (
-            ("compare", "--presets", "crop", "pairs", "--v-norm"),
-            "--v-norm has no effect on --objective crop and infonce: leave it out",
+            ("compare", "--presets", "crop", "pairs", "--lm-lora"),
+            "--lm-lora has no effect on --objective crop and infonce: leave it out",
         ),
-        (("compare", "--presets", "crop", "paper", "--no-v-norm", "--gate-heads", "3"), "stop"),
-        (("compare", "--presets", "gated", "gains", "--recipe", "{tmp}/r.toml"), "stop"),
+        (("compare", "--presets", "crop", "paper", "--no-lm-lora", "--gate-heads", "3"), "stop"),
+        (("compare", "--presets", "gated", "dream", "--recipe", "{tmp}/r.toml"), "stop"),
     ],
 )
 def test_a_setting_that_the_objective_does_not_read_is_refused(
     monkeypatch, capsys, tmp_path, arguments, message
 ):
     stop_reading(monkeypatch, [])
-    (tmp_path / "r.toml").write_text("sharpness = 3.0\n")
+    (tmp_path / "r.toml").write_text("[objective]\nquery_heads = 3\n")
     verb, *flags = (part.format(tmp=tmp_path) for part in arguments)
     more = ("--on", tmp_path) if verb == "compare" else ()
     code, _, err = run(monkeypatch, capsys, verb, tmp_path, "--out", tmp_path / "o", *more, *flags)
@@ -683,22 +682,8 @@ def test_a_setting_has_one_name():
         flags = [flag_of(section, item.name) for section, item in fields_of(objective_class(name))]
         assert len(set(flags)) == len(flags) and "objective" not in flags
     for flag in ("groups", "lm", "lower_case"):  # as the error calls it, too
-        with pytest.raises(RevelaError, match=f"^--{flag.replace('_', '-')} 3: give "):
+        with pytest.raises(RevelaError, match=f"^--{flag.replace('_', '-')} 3: it should be "):
             Recipe.of(**{flag: 3})
-
-
-def test_a_recipe_of_an_earlier_version_is_read_with_a_sentence(tmp_path, caplog):
-    caplog.set_level("INFO", "revela")
-    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
-    old.write_text(
-        'objective = "dream"\ntau = 0.3\nlm = "x"\ngroups = "random"\n[small]\nlayers = 2\n'
-    )
-    new.write_text(
-        '[objective]\nname = "dream"\ntau = 0.3\n[lm]\nmodel = "x"\n[groups]\nkind = "random"\n'
-        "[variants.small.retriever]\nlayers = 2\n"
-    )
-    assert read_recipe(new) == read_recipe(old)
-    assert [f"{old} has the form of earlier versions" in text for text in caplog.messages] == [True]
 
 
 def test_objectives_from_the_command_line(
@@ -745,11 +730,7 @@ def test_objectives_from_the_command_line(
     assert code == 0, err
     assert "16 heads that look from questions" in out
     saved = json.loads((tmp_path / "dream" / "run.json").read_text())
-    assert (
-        saved["objective"] == "dream"
-        and saved["tau"] == presets()["dream"]["tau"]
-        and saved["learn_gates"]
-    )
+    assert saved["objective"] == "dream" and saved["tau"] == presets()["dream"]["tau"]
     code, out, err = run(
         monkeypatch, capsys, "queries", corpus, *models, *small, "--max-queries", 20, "--show", 2
     )
@@ -793,7 +774,7 @@ def test_what_nothing_else_can_ask_is_checked_by_written_questions(
         )
 
     monkeypatch.setattr("revela.lm.generate.writer", pretending)
-    questions = ("--check-questions", 10, "--query-prompting", "instruction")
+    questions = ("--check-questions", 10)
     for name in ("guarded", "again"):
         code, out, err = run(monkeypatch, capsys, *command, tmp_path / name, *questions)
         assert (
@@ -1063,13 +1044,10 @@ def test_eval_compares_models_and_asks_mteb(monkeypatch, capsys, tiny_lm_folder,
     ("toml", "message"),
     [
         ("[variants]\na = 1", "variant 'a' is no table"),
-        ("x = " + "[" * 5000, "is not TOML"),
-        ("seed = 99999999999999999999", "a number that is not as large"),
-        ("tau = inf", "a number that is not as large"),
-        ("matryoshka = 0.5", "numbers of 1 or more"),
-        ("matryoshka = 1979-05-27", "numbers of 1 or more"),
-        ("objective = 3", "--objective 3: give one of"),
-        ('queries_file = "a\\u0000b"', "without a NUL"),
+        ("seed = 1", "seed is no section of settings"),
+        ("[objective]\ntau = inf", "--tau inf: it should be a finite number"),
+        ("[retriever]\nmatryoshka = 0.5", "--matryoshka 0.5: it should be a valid tuple"),
+        ("[objective]\nname = 3", "--objective 3: give one of"),
     ],
 )
 def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
@@ -1082,7 +1060,7 @@ def test_a_recipe_of_odd_values_is_refused(tmp_path, toml, message):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_names_that_are_no_text_are_refused_or_shown(monkeypatch, capsys, corpus_file, tmp_path):
-    flags = ("--group-size", 4, "--chunk-words", 12, "--neighbours", "random", "--out")
+    flags = ("--group-size", 4, "--chunk-words", 12, "--groups", "random", "--out")
     odd = tmp_path / "caf\udce9"
     code, _, err = run(monkeypatch, capsys, "groups", corpus_file, *flags, odd)
     assert code == 2 and "is no UTF-8: give another name" in err and not odd.exists()

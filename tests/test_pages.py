@@ -48,7 +48,7 @@ NOT_INSTALLED = {
 }
 TINY = dict(
     chunk_words=20, group_size=8, lora_rank=4, precision="fp32", threads=1,
-    check_queries=20, check_passages=40, held_out=0.2, surrogate_tokens=32,
+    held_out=0.2,
 )  # fmt: skip
 LIMITS = dict(max_minutes=0, max_steps=2, max_tokens_read=0, groups_per_step=1)
 RETURNS = dict(exit_on_error=False, print_error=False, result_action="return_value")
@@ -267,6 +267,7 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
 
     embedded = {"embedded:minilm-l6": tiny_embedder, "embedded:smollm2-135m": taught_lm_folder}
     monkeypatch.setattr(revela.weights, "_embedded", lambda name, wheel: embedded[name])
+    monkeypatch.setattr(revela.settings.Training, "check_passages", 40)
     merge = revela.settings.merge
 
     def tiny_merge(preset, file, given):
@@ -278,7 +279,7 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
             changes["check_questions"] = 5
         return recipe.but(**changes), unread
 
-    monkeypatch.setattr(revela.settings, "merge", tiny_merge)
+    monkeypatch.setattr(revela.settings.recipe, "merge", tiny_merge)
     monkeypatch.setattr(revela.cli.flags, "merge", tiny_merge)
     monkeypatch.setattr("revela.lm.generate.writer", lambda *_: ask)
     topics = {row["title"].split()[2]: row["text"] for row in make_rows(40)}

@@ -21,7 +21,7 @@ from revela import Document, Retriever
 from revela.evaluation.beir import Collection, outcomes
 from revela.groups.order import order_of_groups
 from revela.groups.training_set import training_chunks, training_rows
-from revela.settings import Recipe, presets
+from revela.settings import InBatch, Recipe, presets
 from revela.training.train import train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="recorded on a CPU")
@@ -43,7 +43,7 @@ TINY = dict(
     precision="fp32",
 )  # fmt: skip
 ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_heads=3)
-GATED = dict(gate_heads=4, gate_first_layer=0.3)
+GATED = dict(gate_heads=4)
 RUNS = {name: {**settings, **TINY} for name, settings in presets().items()}
 for name in ("gated", "paper", "paper-code", "gains"):
     RUNS[name] |= GATED
@@ -54,13 +54,12 @@ RUNS["attention"] |= ASKED
 RUNS["infonce"] |= dict(queries="title")
 RUNS["crop"] |= dict(crop_window=40)
 RUNS["spans"] |= dict(model="new:tiny", lora_rank=0)
-RUNS["cde"] |= dict(surrogate="", drop_false_negatives=False)  # the preset's surrogate is MiniLM
+RUNS["cde"] |= dict(surrogate="")  # the preset's surrogate is MiniLM
 # A run that draws fewer random numbers, should another training loop draw them in another order;
 # then what no preset turns on.
 RUNS["paper without dropout"] = RUNS["paper"] | dict(lora_dropout=0.0)
-RUNS["iterative"] = RUNS["gated"] | dict(groups="iterative", regroup_every=3)
-RUNS["options"] = RUNS["gated"] | dict(learn_tau=True, learn_gates=True, siblings=0.5)
-RUNS["options"] |= dict(matryoshka=(4, 16), retriever_batch=3)
+RUNS["iterative"] = RUNS["gated"] | dict(groups="iterative", refresh_every=3)
+RUNS["options"] = RUNS["gated"] | dict(matryoshka=(4, 16), retriever_batch=3)
 CROPS = dict(objective="crop", crop_window=20)
 GROUPS: dict[str, tuple[dict[str, Any], bool]] = {  # settings, and whether what is similar is known
     "document": ({}, False),
@@ -97,6 +96,8 @@ def keep(request: pytest.FixtureRequest) -> Callable[[str, Record], None]:
 @pytest.mark.parametrize("name", RUNS)
 def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))  # the LM's heads are found anew
+    if "gate_heads" in RUNS[name]:
+        monkeypatch.setattr(InBatch, "gate_first_layer", 0.3)  # of so few layers
     models = dict.fromkeys(("model", "lm"), str(tiny_lm_folder))
     recipe = Recipe.of(**models | RUNS[name])
     # A tokenizer takes more text.

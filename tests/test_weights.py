@@ -259,7 +259,7 @@ def test_only_without_a_network_does_another_model_stand_in(
     hub.answer = httpx.ConnectError("no network")
     assert weights.find_weights(REPO, str(tiny_lm_folder)) == tiny_lm_folder
     (said,) = caplog.messages
-    assert "offline_model" in said and str(tiny_lm_folder) in said
+    assert str(tiny_lm_folder) in said
     with pytest.raises(RevelaError):
         weights.find_weights(REPO, "")
     with pytest.raises(RevelaError):

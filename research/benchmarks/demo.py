@@ -166,7 +166,7 @@ def train_models(out: Path, minutes: float, lm: str) -> dict[str, str]:
     # What `revela fit` does, without its check, which would take as long as the fit.
     save_untrained(UNTRAINED["mean, 6 layers"], text, out / "untrained", lm)
     save_untrained(UNTRAINED["mean, 6 layers, fitted"], text, out / "fitted", lm, steps=None)
-    brief = f"--lm {lm} --max-minutes {minutes:g} --check-every 0 --check-passages 300".split()
+    brief = f"--lm {lm} --max-minutes {minutes:g} --check-every 0".split()
     pairs = ["--preset", "pairs", "--model", f"{out}/fitted"]  # a second fit would take minutes
     run("train", str(text), *pairs, *brief, "--out", f"{out}/trained")
     run("train", str(text), "--model", MINILM, *brief, "--out", f"{out}/adapted")

@@ -50,18 +50,15 @@ UNTRAINED = {
 }
 
 VARIANTS = {  # of the presets, for --what objectives
-    "gated with siblings": "--siblings 1",
     "dream, rate 3e-4": "--preset dream --learning-rate 3e-4",
     "dream, tau .05": "--preset dream --tau 0.05",
-    "replug, tau .1 and 1": "--preset replug --tau-lm 0.1 --tau 1 --learning-rate 1e-4",
     "attention, written questions": "--preset attention --queries lm",
     "attention, authors words": "--preset attention --queries authors-words",
-    "gains, no prior": "--preset gains --prior 0",
     "gains, by document": "--preset gains --groups document",
     "pairs, clusters": "--preset pairs --groups cluster",
-    "pairs, iterative": "--preset pairs --groups iterative --regroup-every 100",
-    "gated, iterative": "--groups iterative --regroup-every 50",
-    "attention, iterative": "--preset attention --groups iterative --regroup-every 75",
+    "pairs, iterative": "--preset pairs --groups iterative --refresh-every 100",
+    "gated, iterative": "--groups iterative --refresh-every 50",
+    "attention, iterative": "--preset attention --groups iterative --refresh-every 75",
 }
 ASKED = ("dream, rate 3e-4", "dream, tau .05", "attention, written questions")
 
@@ -186,7 +183,7 @@ def plan_objectives(
     """The same for every objective: one core, seed after seed, the most instructive first."""
     presets = ["pairs", "gains", "infonce", "crop", "dream", "attention", "replug", "gated"]
     for seed, name in product(seeds, ("cosqa", "scifact")):
-        common = [*BOTH, *f"--threads 1 --clock cpu --seed {seed} --keep last".split()]
+        common = [*BOTH, *f"--threads 1 --seed {seed} --keep last".split()]
         asked = ["--max-queries", "1000", "--queries-file", str(OUT / "written" / f"{name}.jsonl")]
         still = ["--max-minutes", "0", "--max-steps", "1", "--learning-rate", "0"]
         for words in (48, 80):
@@ -219,7 +216,7 @@ def plan_groups(steps: int, seeds: Sequence[int]) -> Iterator[tuple[str, str, di
     limits = f"--threads 1 --keep last --max-minutes 0 --max-steps {steps}"
     kinds = ("random", "document", "cluster", "iterative")
     for seed, name, groups in product(seeds, ("cosqa", "conala", "scifact"), kinds):
-        chosen = f"--seed {seed} --groups {groups} --regroup-every {steps // 3}"
+        chosen = f"--seed {seed} --groups {groups} --refresh-every {steps // 3}"
         flags = [*BOTH, *f"{limits} {blank} {chosen}".split()]
         yield name, f"groups {groups}, {steps} updates, seed {seed}", {"train": flags}
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
 SHOWN_AFTER = 5.0  # seconds
 LARGE_MODEL = 2_000_000_000  # bytes of weights; fewer are read in less than that
-_STDERR = threading.Lock()
 
 
 def silence_libraries() -> None:
@@ -85,27 +82,6 @@ def loading_bar(folder: Path) -> Iterator[None]:
 
 def _is_first_process() -> bool:
     return int(os.environ.get("RANK") or 0) == 0
-
-
-@contextmanager
-def silence_stderr() -> Iterator[None]:
-    """While open, what the process writes to stderr is lost, native code included: Rust adds a note
-    of its own to a panic that is an exception too. One thread at a time.
-    """
-    with _STDERR, Path(os.devnull).open("w") as nothing:
-        try:
-            real = os.dup(2)
-        except OSError:  # a service may have none
-            yield
-            return
-        if sys.stderr is not None:
-            sys.stderr.flush()
-        os.dup2(nothing.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(real, 2)
-            os.close(real)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from revela.lm.document_attention import (
     plain_document_attention,
 )
 from revela.lm.document_weights import DocumentWeights
-from revela.settings import Recipe
+from revela.objectives.revela import EPSILON
 
 LENGTHS = [3, 1, 5, 2]
 
@@ -185,7 +185,7 @@ def test_the_default_epsilon_costs_less_than_a_thousandth():
     scores = torch.randn(16, 16, dtype=torch.float64, generator=generator).requires_grad_()
     direction = torch.randn(4, 192, 8, dtype=torch.float64, generator=generator)
     found = {}
-    for epsilon in (0.0, Recipe.of().objective.epsilon):
+    for epsilon in (0.0, EPSILON):
         weights = (scores * 6).masked_fill(torch.eye(16, dtype=torch.bool), -torch.inf).softmax(-1)
         mixed = attend(query, key, value, weights, lengths, epsilon=epsilon)
         found[epsilon] = mixed.detach(), torch.autograd.grad((mixed * direction).sum(), scores)[0]

@@ -355,18 +355,16 @@ def objective_of(lm, **changes):
     )
 
 
-@pytest.mark.parametrize("siblings", [0.0, 0.5])
-def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one(siblings):
-    """Whatever their lengths, and though chunks of the second have siblings in the first."""
+def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one():
+    """Whatever their lengths."""
     lm = LanguageModel(build("llama").float().requires_grad_(False))
     ids = torch.randint(3, 400, (6, 5), generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[1] * n + [0] * (5 - n) for n in (5, 5, 5, 2, 3, 2)])
-    document = torch.tensor([0, 0, 1, 0, 2, 2])
-    features = {"input_ids": ids, "attention_mask": mask, "document": document}
-    together = objective_of(lm, group_size=3, siblings=siblings)
+    features = {"input_ids": ids, "attention_mask": mask}
+    together = objective_of(lm, group_size=3)
     loss = together([features] * 3)
     loss.backward()
-    apart = objective_of(lm, siblings=siblings)
+    apart = objective_of(lm)
     groups = slice(0, 3), slice(3, 6)
     losses = [apart([{k: v[g] for k, v in features.items()}] * 3) for g in groups]
     (sum(losses) / 2).backward()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
-from revela.errors import RevelaError
 from revela.lm.prompts import Prompts
 
 TEXTS = ["Ocean one is deep.", "A garden of two paths.\n", "Planet three."]
 
 
 def test_candidates_and_tail_are_marked(tiny_tokenizer):
-    prompts = Prompts(tiny_tokenizer, 64, 32, chat=False)
+    prompts = Prompts(tiny_tokenizer, 64, 32)
     ids, document = prompts.candidates(TEXTS)
     assert len(ids) == len(document) and set(document) == {-1, 0, 1, 2}
     for i, text in enumerate(TEXTS):
@@ -24,27 +21,8 @@ def test_candidates_and_tail_are_marked(tiny_tokenizer):
 
 
 def test_long_parts_are_truncated(tiny_tokenizer):
-    prompts = Prompts(tiny_tokenizer, 3, 4, chat=False)
+    prompts = Prompts(tiny_tokenizer, 3, 4)
     _, document = prompts.candidates(["ocean " * 50])
     assert document.count(0) <= 3 + len(tiny_tokenizer("[1] ")["input_ids"])
     _, role = prompts.tail("x " * 50, "y " * 50)
     assert role.count(2) == 3
-
-
-def test_a_chat_template_goes_around(tiny_tokenizer):
-    import copy
-
-    with pytest.raises(RevelaError, match="no chat template: use --lm-prompt plain"):
-        Prompts(tiny_tokenizer, 8, 8, chat=True)
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.chat_template = (
-        "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}"
-        "{% if add_generation_prompt %}<s>assistant:{% endif %}"
-    )
-    prompts = Prompts(tokenizer, 64, 64, chat=True)
-    ids, _ = prompts.candidates(TEXTS[:1])
-    tail, role = prompts.tail("Which?", TEXTS[0])
-    text = tokenizer.decode(ids + tail)
-    assert text.startswith("<s>user:") and "</s><s>assistant:" in text and text.endswith(TEXTS[0])
-    asked = tokenizer.decode([t for t, r in zip(tail, role, strict=True) if r == 1])
-    assert "assistant:" in asked  # the rows up to the answer are question rows

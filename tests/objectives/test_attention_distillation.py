@@ -114,7 +114,6 @@ def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
         HEADS,
         Start(at_start),
         tau=0.2,
-        sharpness=1.5,
         group_size=3,
         retriever_batch=retriever_batch,
     )
@@ -136,7 +135,7 @@ def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
         found = []
         for q, row in questions:
             attended = sum(z(scores) for scores in naive_scores(prompt, tail, group, row))
-            target = (1.5 * z(z(attended) + z(cosines(began, q, group).detach()))).softmax(0)
+            target = (2.0 * z(z(attended) + z(cosines(began, q, group).detach()))).softmax(0)
             predicted = (cosines(model, q, group) / 0.2).softmax(0)
             found.append(sum(t * (t / p).log() for t, p in zip(target, predicted, strict=True)))
         by_group.append(torch.stack(found).mean())
@@ -156,7 +155,6 @@ def test_it_learns_what_the_heads_say():
         HEADS,
         Start(contextlib.nullcontext),
         tau=0.2,
-        sharpness=2.0,
         group_size=3,
     )
     optimizer = torch.optim.SGD(objective.parameters(), lr=1.0)
@@ -188,7 +186,6 @@ def test_a_group_that_asks_nothing_is_left_out():
         HEADS,
         Start(contextlib.nullcontext),
         tau=0.2,
-        sharpness=1.5,
         group_size=3,
     )
     loss = objective([{k: v[:2] for k, v in question.items()}, passage, prompt, mine])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveFloat, ValidationError
+from pydantic.dataclasses import dataclass
 
 from revela import Retriever
 from revela.errors import RevelaError
 from revela.objectives.base import RetrieverLoss
-from revela.settings import Objective, setting
+from revela.settings import Objective
 
 
 # docs/objectives.md shows these two classes.
@@ -25,7 +26,7 @@ class Neighbours(Objective):
     learned_from = "{model} learned which chunks are of one document."
     loss_is = "contrastive loss (nats)"
 
-    tau: float = setting(0.1, above=0)
+    tau: PositiveFloat = 0.1
 
     def build(self, parts):
         size = parts.recipe.groups.group_size
@@ -74,11 +75,13 @@ def test_it_trains_through_the_api(tiny_lm_folder, corpus_file, tmp_path):
     settings = json.loads((tmp_path / "out" / "run.json").read_text())
     assert settings["objective"] == "neighbours" and settings["tau"] == 0.2
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"{tiny_lm_folder} learned which chunks are of one document." in card
+    assert f"{tiny_lm_folder.name} learned which chunks are of one document." in card
 
 
 def test_its_bounds_hold_and_options_that_it_lacks_are_refused(tmp_path):
-    with pytest.raises(RevelaError, match=r"--tau 0\.0: give a number above 0"):
+    with pytest.raises(ValidationError, match="greater than 0"):
         Neighbours(tau=0)
+    with pytest.raises(RevelaError, match="--tau 0: it should be greater than 0"):
+        Retriever.train("docs", tmp_path / "out", objective=Neighbours(), tau=0)
     with pytest.raises(RevelaError, match="--gate has no effect on --objective neighbours"):
         Retriever.train("docs", tmp_path / "out", objective=Neighbours(), gate=0.3)

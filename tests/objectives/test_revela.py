@@ -17,7 +17,6 @@ from revela.objectives.revela import (
     gates_in_upper_layers,
     gates_on_heads,
     in_batch_weights,
-    sibling_loss,
 )
 
 
@@ -71,35 +70,6 @@ def test_standardised_weights_by_hand_and_with_equal_cosines():
     same = in_batch_weights(query, query, 2.0, standardise=True)
     same[0, 1].backward()
     assert same[0, 1] == same[0, 2] == 0.5 and query.grad.isfinite().all()
-
-
-def test_sibling_loss_equals_a_loop_and_needs_siblings():
-    generator = torch.Generator().manual_seed(2)
-    query, passage = (
-        torch.randn(6, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-        for _ in range(2)
-    )
-    document = torch.tensor([4, 7, 4, 9, 7, 4])  # 9 has no sibling
-    loss = sibling_loss(in_batch_weights(query, passage, 0.3), document)
-    cosine = (
-        torch.nn.functional.normalize(query, dim=1)
-        @ torch.nn.functional.normalize(passage, dim=1).T
-    )
-    rows = []
-    for i in (0, 1, 2, 4, 5):
-        others = [j for j in range(6) if j != i]
-        siblings = [j for j in others if document[j] == document[i]]
-        rows.append(
-            (cosine[i, others] / 0.3).logsumexp(0) - (cosine[i, siblings] / 0.3).logsumexp(0)
-        )
-    want = torch.stack(rows).mean()
-    torch.testing.assert_close(loss, want)
-    found, wanted = (
-        torch.autograd.grad(loss, query, retain_graph=True)[0],
-        torch.autograd.grad(want, query)[0],
-    )
-    torch.testing.assert_close(found, wanted)
-    assert sibling_loss(in_batch_weights(query, passage, 0.3), torch.arange(6)) == 0
 
 
 def test_bf16_ties_soften_a_saturated_row():

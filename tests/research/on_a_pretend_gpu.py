@@ -89,14 +89,14 @@ def objective(name: str, device: torch.device) -> dict[str, Any]:
     gated = dict(gates_LH=gates_in_upper_layers(lm, 0.5, 2), v_norm=False)
     heads = [(2, 3), (0, 1), (2, 0)]
     if name == "gains":
-        more: Any = dict(start=start, sharpness=2.0, prior=1.0)
+        more: Any = dict(start=start)
         # Standard scores of two candidates say only which is greater, if equal by rounding.
         more["group_size"] = 6
         loss_of: Any = GainsLoss(Embed(), lm, **gated, **{**shared, **more})
     elif name == "replug":
         loss_of = ReplugLoss(Embed(), lm, tau_lm=0.2, **shared)
     elif name == "attention":
-        loss_of = AttentionLoss(Embed(), lm, heads, start, sharpness=2.0, **shared)
+        loss_of = AttentionLoss(Embed(), lm, heads, start, **shared)
     else:
         tail = {part: values[[0, 1, 3]] for part, values in tail.items()}  # without "N/A"
         tail["role"][:, 4:] = 2

@@ -47,7 +47,7 @@ def plain(request, tiny_bert_folder, tiny_lm_folder):
 def contextual(plain, **changes):
     """A copy with slots, and a first stage whose head and null row are not 0."""
     model = copy.deepcopy(plain)
-    recipe = Recipe.of(context=SLOTS, context_tokens=24, **changes)
+    recipe = Recipe.of(context=SLOTS, **changes)
     first = add_context(recipe, model, TEXTS[0])
     with torch.no_grad():
         generator = torch.Generator().manual_seed(5)
@@ -91,7 +91,7 @@ def test_a_context_is_its_anchors_and_what_the_first_stage_reads(plain):
         first.of_texts(TEXTS), first.anchors_JD, TEXTS[:SLOTS], strict=True
     ):
         read = reader.tokenizer(
-            reader.prompts["document"] + text, truncation=True, max_length=24, return_tensors="pt"
+            reader.prompts["document"] + text, truncation=True, max_length=64, return_tensors="pt"
         )
         states_TD = reader[0].model(input_ids=read["input_ids"]).last_hidden_state[0]
         x = reader[2].norm(states_TD.mean(dim=0))

@@ -175,10 +175,6 @@ def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, mon
     with pytest.raises(RevelaError, match="no chunk has a query: try another --queries than lm"):
         train_into("out")
     assert not (tmp_path / "out").exists()
-    monkeypatch.undo()
-    with pytest.raises(RevelaError, match="no chat template"):
-        train_into("out", file="other.jsonl", query_prompting="instruction")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

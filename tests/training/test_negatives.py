@@ -21,9 +21,9 @@ from revela.groups.folder import GroupFolder
 from revela.groups.order import order_of_groups
 from revela.groups.training_set import TrainingSet
 from revela.index.bm25 import BM25
-from revela.objectives.contrastive import ContrastiveLoss, InfoNCE, QueryBatches
+from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
 from revela.retriever.build import load_retriever
-from revela.settings import Recipe, presets
+from revela.settings import InfoNCE, Recipe, presets
 from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
 from revela.training.train import train
@@ -34,7 +34,7 @@ DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_row
 TINY = dict(
     layers=2, chunk_words=30, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6,
     log_every=1, save_every=3, check_every=0, precision="fp32", threads=1, lm_tokens=64,
-    max_tokens=64, warmup_steps=2, negatives=2, refresh_every=2, mined_from=10,
+    max_tokens=64, warmup_steps=2, negatives=2, refresh_every=2,
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def judged_rows():
 def miner(data, folder, encoder=None, rounds=1, seed=0, **settings):
     asked = [i for i, row in enumerate(data.rows) if row.query]
     same = [[asked[:8], asked[8:16]]] * rounds
-    found = InfoNCE(**{"negatives": 3, "mined_from": 5, **settings})
+    found = InfoNCE(**{"negatives": 3, **settings})
     return Negatives(found, seed, data, iter(same), encoder or Hashed(), folder)
 
 
@@ -94,10 +94,11 @@ def batch(negatives, round_=0):
 
 @pytest.mark.parametrize("by", ["bm25", "model"])
 @pytest.mark.parametrize("make", [free_rows, judged_rows])
-def test_negatives_are_the_best_that_do_not_answer(tmp_path, by, make):
+def test_negatives_are_the_best_that_do_not_answer(tmp_path, monkeypatch, by, make):
     """Against a loop over all passages: none answers the query, and none has fewer than five
     others, that do not either, before it.
     """
+    monkeypatch.setattr(InfoNCE, "mined_from", 5)
     data = make()
     rows, encoder = list(data.rows), Hashed()
     negatives = miner(data, tmp_path, encoder, rounds=2)
@@ -125,7 +126,7 @@ def test_negatives_are_the_best_that_do_not_answer(tmp_path, by, make):
 def test_draws_follow_from_seed_round_and_row(tmp_path):
     drawn = {}
     for name, seed, round_ in (("a", 0, 1), ("b", 0, 1), ("seed", 1, 1), ("round", 0, 2)):
-        one = miner(free_rows(), tmp_path / name, seed=seed, rounds=3, mined_from=20)
+        one = miner(free_rows(), tmp_path / name, seed=seed, rounds=3)
         for number in range(round_ + 1):
             rows = batch(one, number)
         drawn[name] = one(rows)
@@ -291,9 +292,10 @@ def test_a_resumed_run_reads_the_same_negatives(recipe, tmp_path, rounds):
     assert not (tmp_path / "whole" / "checkpoints").exists()
 
 
-def test_a_refresh_sees_what_was_learned(recipe, tmp_path, rounds):
+def test_a_refresh_sees_what_was_learned(recipe, tmp_path, rounds, monkeypatch):
     """All that rank best are drawn: the sets change with the weights, and with nothing else."""
-    recipe = recipe.but(max_steps=3, mined_from=2)
+    monkeypatch.setattr(InfoNCE, "mined_from", 2)
+    recipe = recipe.but(max_steps=3)
     mined = {}
     for rate in (0.0, 3e-2):
         rounds.clear()
@@ -323,7 +325,7 @@ PAIRS = [(f"q{i}", f"d{i % 12}", 1) for i in range(16)] + [("q0", "d5", 2), ("q1
 
 def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     folder = judged_folder(tmp_path / "judged", PAIRS)
-    recipe = recipe.but(pairs=str(folder), group_size=6, train_tokens=40)
+    recipe = recipe.but(pairs=str(folder), group_size=6, lm_tokens=40)
     data = TrainingSet(recipe, DOCUMENTS)
     chunks = list(data.rows)
     assert len(chunks) == 17 + 12 and len(data.asked) == 17
@@ -367,9 +369,8 @@ def test_fewer_pairs_than_a_group_has(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (dict(negatives=99, mined_from=99), "--negatives 99: there are 20 passages to mine them"),
+        (dict(negatives=99), "--negatives 99: there are 20 passages to mine them"),
         (dict(groups="iterative"), "give another --groups, cluster for example"),
-        (dict(train_tokens=65), "--train-tokens 65: the retriever reads 64 at most"),
     ],
 )
 def test_what_cannot_be_mined_or_read(recipe, tmp_path, changes, sentence):
@@ -403,8 +404,8 @@ def test_stored_groups_have_no_judged_pairs(recipe, corpus_file, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (dict(negatives=9, mined_from=8), "--negatives 9 cannot be drawn from --mined-from 8"),
-        (dict(refresh_every=0), "--refresh-every 0: give a number of 1 or more"),
+        (dict(negatives=201), "--negatives 201: it should be less than or equal to 200"),
+        (dict(refresh_every=0), "--refresh-every 0: it should be greater than 0"),
         (dict(objective="crop", pairs="x"), "--pairs has no effect on --objective crop: leave it"),
         (dict(objective="gains", negatives=1), "--negatives has no effect on --objective gains"),
     ],

@@ -38,20 +38,19 @@ TINY: dict[str, Any] = dict(
 TIMEOUT = 300.0  # seconds, on a loaded machine
 ASKED = dict(queries="telling-sentence")
 PRESETS = {name: {**settings, **TINY} for name, settings in presets().items()}
-GATED = PRESETS["gated"] | dict(gate_heads=4, gate_first_layer=0.3)
-CONTEXT = dict(context=3, context_from="corpus", context_null=0.5, context_dropout=0.2)
+GATED = PRESETS["gated"] | dict(gate_heads=4)
+CONTEXT = dict(context=3, context_from="corpus")
 CASES = {
     "gated": GATED,
-    "all that can be trained": GATED
-    | dict(learn_tau=True, learn_gates=True, lm_lora=True, lora_dropout=0.1),
+    "all that can be trained": GATED | dict(lm_lora=True, lora_dropout=0.1),
     "several batches": GATED | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
-    "iterative": GATED | dict(groups="iterative", regroup_every=2),
+    "iterative": GATED | dict(groups="iterative", refresh_every=2),
     "shared lm": GATED | dict(shard_lm=True),
-    "gains": PRESETS["gains"] | dict(gate_heads=4, gate_first_layer=0.3),
+    "gains": PRESETS["gains"] | dict(gate_heads=4),
     "replug": PRESETS["replug"],
     "attention": PRESETS["attention"] | ASKED | dict(query_heads=3),
     "dream": PRESETS["dream"] | ASKED | dict(query_heads=3),
-    "negatives": PRESETS["infonce"] | ASKED | dict(negatives=2, refresh_every=2, mined_from=20),
+    "negatives": PRESETS["infonce"] | ASKED | dict(negatives=2, refresh_every=2),
     "crop": PRESETS["crop"] | dict(groups_per_batch=2, matryoshka=(16,), retriever_batch=3),
     "cde": PRESETS["cde"] | ASKED | CONTEXT,
     "spans": PRESETS["spans"] | dict(model="new:tiny", lora_rank=0),

@@ -39,7 +39,7 @@ CASES = {
     "replug": {},
     "infonce": {**SENTENCES, "negatives": 2},
     "crop": {"crop_window": 30, "groups_per_step": 2, "groups_per_batch": 2},
-    "iterative": {"groups": "iterative", "regroup_every": 2},
+    "iterative": {"groups": "iterative", "refresh_every": 2},
 }
 SIZE = {"group_size": 8, "chunk_words": 12, "lora_rank": 4, "lora_alpha": 8, "warmup_steps": 2}
 

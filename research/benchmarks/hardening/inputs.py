@@ -315,7 +315,7 @@ def recipe(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
         lines.insert(rng.randrange(len(lines) + 1), rng.choice(["[variants.a]", "[x]", "[[y]]"]))
     data = "\n".join(lines).encode()
     (folder / "recipe.toml").write_bytes(damaged(rng, data) if rng.random() < 0.3 else data)
-    given = ["--recipe", str(folder / "recipe.toml"), "--offline-model", str(sound.lm)]
+    given = ["--recipe", str(folder / "recipe.toml")]
     if rng.random() < 0.75:
         return ["groups", str(sound.corpus), "--out", str(folder / "out"), *given]
     small = ["--model", str(sound.lm), "--lm", str(sound.lm), "--max-steps", "1", "--threads", "1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +17,14 @@ from revela.on_ray import Cluster
 from revela.settings import (
     OBJECTIVES,
     SECTIONS,
+    Objective,
     Recipe,
-    documented,
+    described,
+    fields_of,
     flag_of,
+    is_rare,
     merge,
     merged,
-    objective_class,
     presets,
     read_recipe,
     refuse_unread,
@@ -127,41 +130,24 @@ def show_settings(verb: Any, tokens: Sequence[str]) -> None:
     )
     preset = presets().get(values.get("--preset", ""), {})
     objective = values.get("--objective", preset.get("objective", "revela"))
-    flags = settings_flags(objective if objective in OBJECTIVES else "revela")
+    flags = settings_flags(OBJECTIVES.get(objective, OBJECTIVES["revela"]))
     verb.__annotations__["given"] = Annotated[
         flags | None, Parameter(name="*", consume_multiple=True)
     ]
 
 
-@functools.cache
-def settings_flags(objective: str) -> type:
+def settings_flags(shown: type[Objective]) -> type:
     """A dataclass with a field per flag, None where it is not given."""
-    shown = objective_class(objective)
-    kinds = dict(SECTIONS, objective=shown)
-    every = [*kinds.items(), *(("objective", objective_class(name)) for name in OBJECTIVES)]
-    names = Parameter(
-        help=f"What is learned from: {', '.join(OBJECTIVES)}.", group=_group("objective")
-    )
-    fields: dict[str, Any] = {"objective": (Annotated[str | None, names], None)}
-    for section, kind in every:
-        docs, hints = documented(kind), get_type_hints(kind)
-        for item in dataclasses.fields(kind):
+    names = f"What is learned from: {', '.join(OBJECTIVES)}."
+    about = Parameter(help=names, group=_group("objective"))
+    fields: dict[str, Any] = {"objective": (Annotated[str | None, about], None)}
+    for objective in (shown, *OBJECTIVES.values()):
+        for section, item in fields_of(objective):
+            kind: Any = SECTIONS.get(section, objective)
             name = flag_of(section, item.name)
-            if name in fields:
-                continue
-            is_shown = not item.metadata.get("rare") and kinds.get(section) is kind
-            default = (
-                " ".join(map(str, item.default))
-                if isinstance(item.default, tuple)
-                else item.default
-            )
-            about = Parameter(
-                help=f"{docs.get(item.name, '')} [default: {default}]".replace(" [default: ]", ""),
-                show=is_shown,
-                group=_group(section),
-                negative_iterable=(),
-            )
-            fields[name] = (Annotated[hints[item.name] | None, about], None)
+            if name not in fields:
+                is_shown = kind in (*SECTIONS.values(), shown) and not is_rare(kind, item.name)
+                fields[name] = (_flag(section, kind, item, is_shown), None)
     made = dataclasses.make_dataclass(
         "Settings", [(name, kind, default) for name, (kind, default) in fields.items()], frozen=True
     )
@@ -169,11 +155,41 @@ def settings_flags(objective: str) -> type:
     return made
 
 
+def _flag(section: str, kind: Any, item: dataclasses.Field[Any], is_shown: bool) -> Any:
+    """The annotation of a field that is a flag."""
+    default = getattr(kind, item.name)
+    default = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    about = Parameter(
+        help=f"{described(kind).get(item.name, '')} [default: {default}]".replace(
+            " [default: ]", ""
+        ),
+        show=is_shown,
+        group=_group(section),
+        negative_iterable=(),
+    )
+    return Annotated[get_type_hints(kind)[item.name] | None, about]
+
+
 @functools.cache
 def _group(section: str) -> Group:
     title = "Language model" if section == "lm" else section.capitalize()
     order = ["objective", *SECTIONS]
     return Group(title, sort_key=order.index(section) + 10)
+
+
+def refuse_at_once(corpus: Sequence[Path], preset: str, file: Path | None, given: Any) -> None:
+    """Refuse settings, and a corpus that does not exist, before torch is imported; under torchrun
+    one of the processes says it later.
+    """
+    if "RANK" in os.environ:
+        return
+    recipe_of(preset, file, given)
+    for source in corpus:
+        if not (source.exists() or str(source).startswith("hub:")):
+            from revela.corpus.readers import files_of
+            from revela.corpus.readers.common import ReadReport
+
+            next(files_of(source, ReadReport()))  # says what a corpus may be
 
 
 def given_settings(given: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +12,6 @@ from revela.cli.main import app
 from revela.cli.printing import print_hits, print_json
 from revela.errors import RevelaError
 from revela.settings import OFFLINE_MODEL
-from revela.silence import silence_stderr
 
 
 @app.command
@@ -66,9 +64,7 @@ def search(
     from revela.index.store import Index
 
     opened = Index.open(index_folder, model, lm=lm, weight=weight)
-    # Threads of Lance write of a damaged file themselves, before the error that says it.
-    with silence_stderr() if rerank != "heads" else nullcontext():  # there a bar may be shown
-        hits = opened.search(query, top, mode, where, fusion, rerank)
+    hits = opened.search(query, top, mode, where, fusion, rerank)
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of
+from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of, refuse_at_once
 from revela.cli.main import app
 from revela.cli.printing import print_scores
 from revela.silence import duration
@@ -48,6 +48,7 @@ def train(
     resume:
         Continue the run in --out from its last checkpoint.
     """
+    refuse_at_once(corpus, preset, recipe_file, given)
     from revela.api import train as run
     from revela.processes import joined
 

@@ -25,20 +25,12 @@ from revela.errors import RevelaError
 
 @dataclass(frozen=True)
 class Prompting:
-    """A prompt: the text before and after the passage; ``chat`` puts it in the chat template."""
+    """A prompt: the text before and after the passage."""
 
     before: str
     after: str
-    chat: bool
 
 
-INSTRUCTION = Prompting(
-    "Read this passage:\n\n",
-    "\n\nWrite one question that can be answered from this passage and from nothing else, and "
-    "whose answer takes more than one of its sentences. Do not mention the passage. Write it "
-    "inside <question> and </question>.",
-    chat=True,
-)
 # A small model follows examples, where it only repeats an instruction.
 EXAMPLES = Prompting(
     "Passage: Bees tell one another where flowers are by dancing. The angle of the dance gives the "
@@ -51,9 +43,7 @@ EXAMPLES = Prompting(
     "Question: How is the area of a circle computed from its radius?\n\n"
     "Passage: ",
     "\nQuestion:",
-    chat=False,
 )
-PROMPTINGS = {"examples": EXAMPLES, "instruction": INSTRUCTION}
 OPENING, CLOSING = "<question>", "</question>"
 BEGINNING = b'{"passage": "'  # of every line of a file of queries
 COPIED = 8  # words in a row that a question may not share with its passage

@@ -74,7 +74,7 @@ def compare(
     comparison = Comparison(bm25, {})
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
-        recipe = recipe.but(seed=seed, checks=points)
+        recipe = recipe.but(seed=seed)
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
         data, check = readings[recipe.corpus]
         # A run that is limited by time would spend it on queries, which later runs find written.
@@ -95,6 +95,7 @@ def compare(
                 command=command,
                 resume=begun,
                 judge=judge,
+                points=points,
             )
             if outcome.interrupted:
                 raise RevelaError(f"stopped in {folder}: run the same command again to resume")

@@ -224,7 +224,7 @@ class Tasks:
 
     Args:
         reader: of the rows.
-        group_size, cluster_size: chunks a group; most members of a cluster inside these clusters.
+        group_size: chunks per group.
         seed: of the run.
         owners: hashes of documents that a survey keeps.
         folder: of the groups.
@@ -235,7 +235,6 @@ class Tasks:
 
     reader: RowReader
     group_size: int
-    cluster_size: int
     seed: int
     owners: int
     folder: Path
@@ -307,7 +306,7 @@ class Tasks:
             if not whole:
                 continue
             own = kind % 2**63
-            similar = order_by_similarity(vectors, None, self.cluster_size, [seed, own], members)
+            similar = order_by_similarity(vectors, None, self.group_size, [seed, own], members)
             similar = np.roll(similar, -random.Random(f"{seed}/{own}").randrange(size))
             for first in range(0, whole * size, size):
                 yield np.sort(similar[first : first + size]).tolist()
@@ -373,7 +372,6 @@ def groups_of_clusters(
         tasks = Tasks(
             RowReader(column, corpus.text_field, corpus.title_field),
             size,
-            recipe.groups.cluster_size or size,
             recipe.training.seed,
             owners=corpus.held_out_at_most + KEPT,
             folder=folder.resolve(),

@@ -70,7 +70,6 @@ def build_groups(
         "groups": ["ready" if source in prebuilt else recipe.groups.kind for source in sources],
         "objective": recipe.objective.name,
         "chunk_words": recipe.corpus.chunk_words,
-        "neighbours": recipe.groups.neighbours,
         "surrogate": recipe.groups.surrogate,
         "seed": seed,
     }

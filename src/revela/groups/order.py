@@ -121,9 +121,7 @@ def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArr
     began = time.monotonic()
     vectors = _vectors(recipe, rows, *_surrogate(recipe, model))
     embedded = time.monotonic()
-    order_N = order_by_similarity(
-        *vectors, recipe.groups.cluster_size or recipe.groups.group_size, recipe.training.seed
-    )
+    order_N = order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
     log.info(
         f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in "
         f"{time.monotonic() - embedded:.0f} s"
@@ -179,7 +177,7 @@ class IterativeGroups:
         recipe = self.recipe
         size, wanted = (
             recipe.groups.group_size,
-            recipe.groups.regroup_every * recipe.training.groups_per_step,
+            recipe.groups.refresh_every * recipe.training.groups_per_step,
         )
         rng = np.random.default_rng([recipe.training.seed, round_])
         some = np.sort(
@@ -192,7 +190,7 @@ class IterativeGroups:
             by_all(in_parts(self.encoder.encode_queries)),
             by_all(in_parts(self.encoder.encode_passages)),
         )
-        largest, seed = recipe.groups.cluster_size or size, int(rng.integers(2**31))
+        largest, seed = size, int(rng.integers(2**31))
         order = of_first(lambda: order_by_similarity(*vectors, largest, seed))
         groups = _only_with_queries(recipe, rows, groups_along(recipe, rows, order))(round_)
         return [some[group].tolist() for group in islice(groups, wanted)]

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.judgements import judged
 from revela.corpus.written_queries import (
-    PROMPTINGS,
+    EXAMPLES,
     REPEATED,
     Answer,
     QueryFile,
@@ -50,7 +50,7 @@ def writes_late(recipe: Recipe) -> bool:
     objective: Any = recipe.objective
     by_lm = objective.reads == "queries" and recipe.queries.source == "lm" and not judged(recipe)
     mines = bool(getattr(objective, "negatives", False))
-    return by_lm and not mines and recipe.groups.kind in ("document", "random")
+    return by_lm and not mines and recipe.groups.kind not in ("cluster", "iterative")
 
 
 def chunks_to_ask(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
@@ -121,7 +121,7 @@ class QueryLM:
             raise RevelaError("written queries need a file to be kept in: give --queries-file")
         self.recipe, name = recipe, recipe.queries.query_lm or recipe.lm.model
         self.folder = find_weights(name, recipe.retriever.offline_model)
-        by = f"{fingerprint(self.folder)}, {recipe.queries.query_prompting}"
+        by = f"{fingerprint(self.folder)}, examples"
         self.file = QueryFile(path, by)
 
     def __str__(self) -> str:
@@ -147,9 +147,8 @@ class QueryLM:
     def _writer(self) -> Writer:
         from revela.lm.generate import writer
 
-        prompting = PROMPTINGS[self.recipe.queries.query_prompting]
         tokens, precision = self.recipe.lm.lm_tokens, self.recipe.training.precision
-        return writer(self.folder, prompting, tokens, precision)
+        return writer(self.folder, EXAMPLES, tokens, precision)
 
 
 class QueriesInTraining:

@@ -275,7 +275,7 @@ class TrainingSet:
         vectors_ND = order_N = None
         if recipe.groups.kind == "cluster":
             order_N = similar_order(recipe, rows, model)
-        if recipe.groups.kind == "document" and recipe.groups.neighbours == "similar":
+        if recipe.groups.kind == "document":
             vectors_ND = vectors_of_beginnings(recipe, self.documents, model)
         return order_of_groups(recipe, rows, vectors_ND, order_N, unasked=self.late)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from revela.corpus.written_queries import CLOSING, OPENING, Prompting, Writer
+from revela.corpus.written_queries import CLOSING, Prompting, Writer
 from revela.device import compute_device, uses_bf16
 from revela.lm.language_model import load_tokenizer, open_causal_lm
-from revela.lm.prompts import in_chat, plain_ids, start_ids
+from revela.lm.prompts import plain_ids, start_ids
 from revela.settings import Precision
 
 NEW_TOKENS = 40  # longest output
@@ -34,7 +34,7 @@ def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: P
         precision: of the LM.
 
     Raises:
-        RevelaError: no causal LM, or no chat template although ``prompting`` needs one.
+        RevelaError: no causal LM.
     """
     from transformers import DynamicCache
 
@@ -43,9 +43,6 @@ def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: P
     model = open_causal_lm(folder, dtype).to(device)
     tokenizer = load_tokenizer(folder)
     before, after, start = prompting.before, prompting.after, start_ids(tokenizer)
-    if prompting.chat:
-        before, after = in_chat(tokenizer, before, after, "--query-prompting examples")
-        after, start = after + OPENING, []
     head, foot = [*start, *plain_ids(tokenizer, before)], plain_ids(tokenizer, after)
     read, head_1T = DynamicCache(), torch.tensor([head], device=device)
     with torch.inference_mode():

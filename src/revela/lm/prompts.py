@@ -8,8 +8,7 @@ Used by DREAM, attention distillation and the query-focused heads. A prompt has 
     This one: ...                    a tail, one per question: the question and, for DREAM, the
                                      chunk that answers it
 
-Each piece is tokenized on its own, so that each token belongs to one piece. With ``chat`` the LM's
-chat template goes around candidates and question, and the answer is the assistant's turn.
+Each piece is tokenized on its own, so that each token belongs to one piece.
 
 As batches, padded on the right:
 - prompt: ``input_ids``, ``attention_mask``, and ``document``, the candidate that each token belongs
@@ -17,7 +16,7 @@ As batches, padded on the right:
 - tail: ``input_ids``, ``attention_mask``, and each token's ``role`` (QUESTION, ANSWER, 0: padding),
   all (Q, N); the ``group`` of each question, (Q,).
 
-``plain_ids``, ``start_ids`` and ``in_chat`` also make the prompts of generate.py.
+``plain_ids`` and ``start_ids`` also make the prompts of generate.py.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import torch
 from torch import Tensor
 
 from revela.device import on_cpu, sent
-from revela.errors import RevelaError
 from revela.types import Chunk
 
 INTRODUCTION = "Here are some passages.\n\n"
@@ -39,7 +37,6 @@ LEAD = "\nThis one:\n"
 NULL_QUESTION = "N/A"  # QRHead subtracts the attention that this question gets
 QUESTION_TOKENS = 64  # longest question
 QUESTION, ANSWER = 1, 2  # roles of a tail's tokens
-_MARK = "\x1f"
 Marked = tuple[list[int], list[int]]
 """Token ids, and a mark for each of them."""
 Batch = dict[str, Tensor]
@@ -52,21 +49,12 @@ class Prompts:
         tokenizer: of the LM.
         candidate_tokens: candidates and answers are truncated to this length.
         question_tokens: questions are truncated to this length.
-        chat: use the tokenizer's chat template.
-
-    Raises:
-        RevelaError: there is no chat template.
     """
 
-    def __init__(
-        self, tokenizer: Any, candidate_tokens: int, question_tokens: int, chat: bool
-    ) -> None:
+    def __init__(self, tokenizer: Any, candidate_tokens: int, question_tokens: int) -> None:
         self.tokenizer = tokenizer
         self.candidate_tokens, self.question_tokens = candidate_tokens, question_tokens
-        self.head, self.foot = start_ids(tokenizer), list[int]()
-        if chat:
-            head, foot = in_chat(tokenizer, "", "", "--lm-prompt plain")
-            self.head, self.foot = self._ids(head), self._ids(foot)
+        self.head = start_ids(tokenizer)
 
     def candidates(self, texts: Sequence[str]) -> Marked:
         """The candidates; each token is marked with its candidate, or -1."""
@@ -82,7 +70,7 @@ class Prompts:
     def tail(self, question: str, answer: str = "") -> Marked:
         """A question, up to where the answer begins, and the answer; marked with their roles."""
         question_ids = self._ids(question.strip())[: self.question_tokens]
-        asked = [*self._ids(ASK), *question_ids, *self.foot, *self._ids(LEAD)]
+        asked = [*self._ids(ASK), *question_ids, *self._ids(LEAD)]
         answered = self._ids(answer.strip())[: self.candidate_tokens]
         return asked + answered, [QUESTION] * len(asked) + [ANSWER] * len(answered)
 
@@ -97,11 +85,10 @@ class PromptMaker:
         tokenizer: of the LM, with a padding token.
         lm_tokens: candidates and answers are truncated to this length.
         group_size: candidates per group.
-        chat: use the tokenizer's chat template.
     """
 
-    def __init__(self, tokenizer: Any, lm_tokens: int, group_size: int, chat: bool = False) -> None:
-        self.prompts = Prompts(tokenizer, lm_tokens, QUESTION_TOKENS, chat)
+    def __init__(self, tokenizer: Any, lm_tokens: int, group_size: int) -> None:
+        self.prompts = Prompts(tokenizer, lm_tokens, QUESTION_TOKENS)
         self.pad, self.group_size = tokenizer.pad_token_id, group_size
 
     def with_answers(
@@ -212,25 +199,3 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
 def start_ids(tokenizer: Any) -> list[int]:
     """The BOS token, if this tokenizer puts one before a text."""
     return [i for i in tokenizer("a")["input_ids"][:1] if i == tokenizer.bos_token_id]
-
-
-def in_chat(tokenizer: Any, before: str, after: str, instead: str) -> tuple[str, str]:
-    """The chat template around a text, split where the text goes: up to it, and from it up to the
-    answer.
-
-    Args:
-        tokenizer: of the LM.
-        before, after: what surrounds the text in the user's turn.
-        instead: the setting that the error recommends.
-
-    Raises:
-        RevelaError: the tokenizer has no chat template.
-    """
-    if not tokenizer.chat_template:
-        raise RevelaError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template: use {instead}"
-        )
-    turns = [{"role": "user", "content": before + _MARK + after}]
-    settings = dict(add_generation_prompt=True, tokenize=False)
-    before, _, after = tokenizer.apply_chat_template(turns, **settings).partition(_MARK)
-    return before, after

@@ -21,8 +21,7 @@ Shapes: Q questions, B candidates, K heads, D width of a vector.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,44 +36,19 @@ from revela.objectives.base import (
     Side,
     Start,
     ranking_loss,
-    refuse_without_start,
     standard,
 )
-from revela.objectives.dream import PromptBatches, QueryFocused
-from revela.settings import Recipe, setting
+from revela.objectives.dream import PromptBatches, focused
+from revela.settings import Attention
 
 
-@dataclass(frozen=True)
-class Attention(QueryFocused):
-    """Learn the ranking of candidates by the attention of query-focused heads."""
-
-    name: ClassVar[str] = "attention"
-    learned_from: ClassVar[str] = (
-        "{model} learned to rank texts as the attention of {lm} does when it reads a query."
+def build(settings: Attention, parts: Parts) -> tuple[nn.Module, Collate]:
+    """The loss of ``attention``, and what makes its batches."""
+    lm, heads, make = focused(settings, parts, answers=0)
+    loss = AttentionLoss(
+        parts.model, lm, heads, Start.of(parts), tau=settings.tau, **parts.batching
     )
-    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
-
-    sharpness: float = setting(2.0, above=0)
-    "Factor of the target's standard scores, before their softmax."
-    prior: float = setting(1.0, least=None)
-    "Weight of the retriever's cosines before training in the target."
-
-    def refuse(self, recipe: Recipe) -> None:
-        refuse_without_start(recipe, self.prior)
-
-    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        lm, heads, make = self.focused(parts, answers=0)
-        loss = AttentionLoss(
-            parts.model,
-            lm,
-            heads,
-            Start.of(parts),
-            tau=self.tau,
-            sharpness=self.sharpness,
-            prior=self.prior,
-            **parts.batching,
-        )
-        return loss, PromptBatches(parts, make.with_null_question)
+    return loss, PromptBatches(parts, make.with_null_question)
 
 
 class AttentionLoss(RetrieverLoss):
@@ -85,8 +59,6 @@ class AttentionLoss(RetrieverLoss):
         lm: the language model, frozen.
         heads: (layer, head) pairs to learn from.
         start: what ``model`` was before training.
-        sharpness: factor of the target's standard scores.
-        prior: weight of the retriever's start in the target.
         tau, group_size, retriever_batch: see RetrieverLoss.
     """
 
@@ -96,14 +68,10 @@ class AttentionLoss(RetrieverLoss):
         lm: Any,
         heads: Sequence[tuple[int, int]],
         start: Start,
-        *,
-        sharpness: float,
-        prior: float = 1.0,
         **shared: Any,
     ) -> None:
         super().__init__(model, **shared)
         self.lm, self.heads, self.start = lm, list(heads), start
-        self.sharpness, self.prior = sharpness, prior
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per question; ``features`` as for ``DreamLoss``, but no answers, and each
@@ -112,18 +80,14 @@ class AttentionLoss(RetrieverLoss):
         question, passage, prompt, tail = features
         group_Q = tail["group"]
         cosines = self.question_cosines(self.unit(question), self.unit(passage), group_Q)
-        start = [torch.zeros_like(cosine) for cosine in cosines]
-        if self.prior:
-            question_QD, passage_ND = (self.start.unit(self, s) for s in (question, passage))
-            start = self.question_cosines(question_QD, passage_ND, group_Q)
+        question_QD, passage_ND = (self.start.unit(self, s) for s in (question, passage))
+        start = self.question_cosines(question_QD, passage_ND, group_Q)
         losses = []
         for i, (cosine_QB, start_QB) in enumerate(zip(cosines, start, strict=True)):
             if not len(cosine_QB):
                 continue
             teacher_QB = attended(self.lm, *of_group(prompt, tail, i), self.heads)
-            losses.append(
-                ranking_loss(cosine_QB, self.tau, teacher_QB, start_QB, self.prior, self.sharpness)
-            )
+            losses.append(ranking_loss(cosine_QB, self.tau, teacher_QB, start_QB))
         return torch.stack(losses).mean()
 
     def question_cosines(

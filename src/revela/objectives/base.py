@@ -32,6 +32,7 @@ from revela.retriever.context import FirstStage
 from revela.settings import Recipe
 from revela.types import Chunk, Document, evenly
 
+TARGET_SCALE = 2.0  # factor of the standard scores of a teacher, before their softmax
 KEPT = 2**26  # numbers in the vectors of a retriever's start that are kept: 256 MiB
 
 Row = Mapping[str, Any]
@@ -212,13 +213,11 @@ def ranking_loss(
     tau: float | Tensor,
     teacher_QB: Tensor,
     start_QB: Tensor,
-    prior: float,
-    sharpness: float,
 ) -> Tensor:
     """KL of the retriever's ranking from that of an LM and its own start: mean over rows, in nats.
 
-        t = z( z(teacher) + prior * z(start) )
-        L = KL( softmax(sharpness * t) || softmax(cos / tau) )
+        t = z( z(teacher) + z(start) )
+        L = KL( softmax(2 t) || softmax(cos / tau) )
 
     z gives standard scores (``standard``).
 
@@ -227,27 +226,11 @@ def ranking_loss(
         tau: their temperature.
         teacher_QB: the LM's scores of the same pairs.
         start_QB: the cosines before training.
-        prior: weight of the start beside the LM.
-        sharpness: factor of the target's standard scores.
     """
     with torch.autocast(cosine_QB.device.type, enabled=False):
-        target_QB = sharpness * standard(standard(teacher_QB) + prior * standard(start_QB))
+        target_QB = TARGET_SCALE * standard(standard(teacher_QB) + standard(start_QB))
         return F.kl_div(
             (cosine_QB / tau).log_softmax(dim=-1), target_QB.softmax(dim=-1), reduction="batchmean"
-        )
-
-
-def refuse_without_start(recipe: Recipe, prior: float) -> None:
-    """Refuse to compare with the retriever before training, at the weight ``prior``, where it is
-    not kept.
-
-    Raises:
-        RevelaError: all weights are trained, without LoRA to turn off.
-    """
-    if prior and not recipe.retriever.lora_rank:
-        raise RevelaError(
-            f"--objective {recipe.objective.name} compares with the retriever before training, "
-            "which --lora-rank 0 does not keep: give a rank, or --prior 0"
         )
 
 

@@ -30,7 +30,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,122 +38,32 @@ from torch import Tensor, nn
 
 from revela.corpus.text_queries import number_of_query
 from revela.corpus.words import joined, words
-from revela.errors import RevelaError
 from revela.objectives.base import Batch, Collate, Parts, RetrieverLoss, Row, row_random
-from revela.settings import Objective, setting, share
+from revela.settings import Crop, InfoNCE
 from revela.types import Encoder
 
 MIN_WORDS = 3  # of a crop
 
 
-@dataclass(frozen=True)
-class Contrast(Objective):
-    """Settings that both contrastive objectives read."""
-
-    loss_is: ClassVar[str] = "contrastive loss (nats)"
-
-    tau: float = setting(0.05, above=0)
-    "Temperature of the cosines."
-    learn_tau: bool = setting(False, rare=True)
-    "Train the temperature."
-    drop_false_negatives: bool = False
-    "Compare a query with no passage that --surrogate finds as near to it as its own."
-    margin: float = setting(0.0, least=None, rare=True)
-    "Nor with one that comes this close to that, in cosine."
-
-    def contrastive_loss(self, parts: Parts) -> ContrastiveLoss:
-        return ContrastiveLoss(
-            parts.model,
-            tau=self.tau,
-            learn_tau=self.learn_tau,
-            retriever_batch=parts.recipe.training.retriever_batch,
-            margin=self.margin,
-        )
-
-    def surrogate(self, parts: Parts) -> Encoder | None:
-        """What finds false negatives, if the recipe asks for it."""
-        from revela.retriever.load import load_encoder
-        from revela.weights import find_weights
-
-        if not self.drop_false_negatives:
-            return None
-        groups = parts.recipe.groups
-        if not groups.surrogate:
-            raise RevelaError(
-                "--drop-false-negatives needs a model that finds them: "
-                "give --surrogate, embedded:minilm-l6 for example"
-            )
-        folder = find_weights(groups.surrogate, "")
-        return load_encoder(folder, parts.recipe.training.precision, groups.surrogate_tokens)
+def build(settings: InfoNCE | Crop, parts: Parts) -> tuple[nn.Module, Collate]:
+    """The loss of ``infonce`` or ``crop``, and what makes its batches."""
+    batch = parts.recipe.training.retriever_batch
+    loss = ContrastiveLoss(parts.model, tau=settings.tau, retriever_batch=batch)
+    if isinstance(settings, Crop):
+        return loss, CropBatches(parts, surrogate(parts), settings)
+    return loss, QueryBatches(parts, surrogate(parts))
 
 
-@dataclass(frozen=True)
-class InfoNCE(Contrast):
-    """Learn to find the chunk that a query was made for."""
+def surrogate(parts: Parts) -> Encoder | None:
+    """What finds false negatives, if the recipe names it."""
+    from revela.retriever.load import load_encoder
+    from revela.weights import find_weights
 
-    name: ClassVar[str] = "infonce"
-    reads: ClassVar[Literal["chunks", "queries", "windows"]] = "queries"
-    learned_from: ClassVar[str] = (
-        "{model} learned to tell the text that a query was made for from others"
-        " (queries: {queries})."
-    )
-
-    pairs: str = ""
-    """Folder in BEIR layout (queries.jsonl, qrels/train.tsv) whose judged queries are learned from,
-    each beside a whole document that answers it. Empty: --queries."""
-    negatives: int = 0
-    """Hard negatives per query: passages that are mined for it, beside those of its group. 0:
-    none."""
-    refresh_every: int = setting(200, least=1, rare=True)
-    "Steps between two minings of negatives, by the retriever as it then is."
-    mined_from: int = setting(200, least=1, rare=True)
-    "Draw them from this many passages, the best ranked that do not answer the query."
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.negatives > self.mined_from:
-            raise RevelaError(
-                f"--negatives {self.negatives} cannot be drawn from --mined-from "
-                f"{self.mined_from}: lower the first, or raise the second"
-            )
-
-    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        return self.contrastive_loss(parts), QueryBatches(parts, self.surrogate(parts))
-
-
-@dataclass(frozen=True)
-class Crop(Contrast):
-    """Learn to find another crop of the same text."""
-
-    name: ClassVar[str] = "crop"
-    reads: ClassVar[Literal["chunks", "queries", "windows"]] = "windows"
-    across_groups: ClassVar[bool] = True
-    learned_from: ClassVar[str] = (
-        "{model} learned to tell another crop of the same text from crops of others."
-    )
-
-    crop_window: int = setting(240, least=2)
-    "Maximum words of a document that two crops are taken from."
-    crop_least: float = share(0.1)
-    "Shortest crop, as a share of the text's words."
-    crop_most: float = share(0.5)
-    "Longest crop."
-    crop_deletion: float = share(0.0, rare=True)
-    "Probability of each word of a crop to be left out."
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.crop_least <= self.crop_most:
-            raise RevelaError(
-                f"--crop-least {self.crop_least} and --crop-most {self.crop_most} must be shares, "
-                "the first the smaller"
-            )
-
-    def window_words(self, recipe: Any) -> int:
-        return self.crop_window
-
-    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        return self.contrastive_loss(parts), CropBatches(parts, self.surrogate(parts), self)
+    groups = parts.recipe.groups
+    if not groups.surrogate:
+        return None
+    folder = find_weights(groups.surrogate, "")
+    return load_encoder(folder, parts.recipe.training.precision, groups.surrogate_tokens)
 
 
 @dataclass(frozen=True)
@@ -226,9 +136,7 @@ class CropBatches(PairBatches):
     def _crops(self, row: Row) -> tuple[str, str]:
         draw = row_random(row, self.parts.recipe.training.seed)
         s = self.settings
-        first, second = (
-            crop(row["text"], s.crop_least, s.crop_most, s.crop_deletion, draw) for _ in range(2)
-        )
+        first, second = (crop(row["text"], *s.crop_shares, s.crop_deletion, draw) for _ in range(2))
         return first, second
 
 
@@ -270,19 +178,17 @@ def info_nce(
     return F.cross_entropy(scores_QB, target_Q)
 
 
-def true_negatives(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor, margin: float) -> Tensor:
+def true_negatives(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor) -> Tensor:
     """Which passages a query is compared with, (Q, B): its own, and every j with f(q, d_j) < f(q,
-    d_own) - margin.
+    d_own) (CDE).
 
     Args:
         query_QS, passage_BS: vectors of the surrogate, whose dot product is f.
         target_Q: index of each query's own passage.
-        margin: 0 leaves out what f finds as near as the own one (CDE); above 0, also what comes
-            that close.
     """
     scores_QB = query_QS @ passage_BS.T
     own_Q1 = target_Q[:, None]
-    return (scores_QB < scores_QB.gather(1, own_Q1) - margin).scatter(1, own_Q1, True)
+    return (scores_QB < scores_QB.gather(1, own_Q1)).scatter(1, own_Q1, True)
 
 
 def compared(target_Q: Tensor, group_B: Tensor, number_B: Tensor) -> Tensor:
@@ -303,13 +209,8 @@ class ContrastiveLoss(RetrieverLoss):
 
     Args:
         model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
-        margin: of ``true_negatives``, where the sides have vectors of a ``surrogate``.
         tau, learn_tau, retriever_batch: see RetrieverLoss.
     """
-
-    def __init__(self, model: nn.Module, *, margin: float = 0.0, **shared: Any) -> None:
-        super().__init__(model, **shared)
-        self.margin = margin
 
     def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
         """Loss in nats per query; ``features`` are queries, with the ``target`` index of each, and
@@ -326,7 +227,7 @@ class ContrastiveLoss(RetrieverLoss):
                 target_Q = target_Q + first
                 near_BS = None if near_BS is None else of_all_processes(near_BS)[0]
             if near_QS is not None and near_BS is not None:
-                true_QB = true_negatives(near_QS, near_BS, target_Q, self.margin)
+                true_QB = true_negatives(near_QS, near_BS, target_Q)
                 allowed_QB = true_QB if allowed_QB is None else allowed_QB & true_QB
             return info_nce(query_QD, passage_BD, target_Q, self.tau, allowed_QB)
 

@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,103 +57,61 @@ from revela.objectives.base import (
     language_model,
 )
 from revela.objectives.gradcache import backward_now
-from revela.settings import Objective, setting
+from revela.settings import Dream, QueryFocused
 
 log = logging.getLogger(__name__)
+EPSILON = 1e-4  # pairs with no more weight are skipped
 MakePrompts = Callable[[Sequence[str], Sequence[tuple[str, int]]], tuple[Batch, Batch]]
 
 
-@dataclass(frozen=True)
-class QueryFocused(Objective):
-    """Settings of query-focused heads, for the objectives that read them."""
-
-    reads: ClassVar[Literal["chunks", "queries", "windows"]] = "queries"
-
-    tau: float = setting(0.05, above=0)
-    "Temperature of the cosines."
-    query_heads: int = setting(16, least=1)
-    "Use this many heads: the best that look from a question to its answer."
-    heads: str = setting("", rare=True)
-    "JSON file of such heads, from revela heads --objective dream --out. Empty: find them."
-    drop_outliers: bool = setting(False, rare=True)
-    """Rank heads without a candidate's tokens that get far less attention than its mean, as QRHead
-    does."""
-    lm_prompt: Literal["plain", "chat"] = setting("plain", rare=True)
-    "What the LM reads around passages and questions; chat: its own chat template."
-
-    def focused(self, parts: Parts, answers: int) -> tuple[Any, list[tuple[int, int]], PromptMaker]:
-        """The LM, its query-focused heads, and what makes its prompts.
-
-        Args:
-            parts: of the objective.
-            answers: passages that follow a question.
-        """
-        from revela.lm.heads import heads_from_file
-        from revela.objectives.find_heads import query_heads
-
-        lm, tokenizer, folder = language_model(parts)
-        recipe, size = parts.recipe, parts.recipe.groups.group_size
-        tokens = recipe.lm.lm_tokens
-        context = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
-        longest = (size + answers) * (tokens + 8) + QUESTION_TOKENS
-        if context is not None and longest > context:
-            raise RevelaError(
-                f"{size} candidates of {tokens} tokens may take {longest:,} tokens, more than the "
-                f"{context:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
-            )
-        if self.heads:
-            ranking = heads_from_file(Path(self.heads), folder)
-        else:
-            ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows, parts.written)
-        heads = [(layer, head) for layer, head, _ in ranking[: self.query_heads]]
-        named = " ".join(f"{layer}-{head}" for layer, head in heads)
-        log.info(f"{len(heads)} heads that look from questions to answers: {named}")
-        return lm, heads, PromptMaker(tokenizer, tokens, size, self.lm_prompt == "chat")
-
-
-@dataclass(frozen=True)
-class Dream(QueryFocused):
-    """Learn from an LM's loss on answers, with scores injected into query-focused heads."""
-
-    name: ClassVar[str] = "dream"
-    learned_from: ClassVar[str] = (
-        "{lm}, which answers questions by what {model} finds, told it what to find."
+def build(settings: Dream, parts: Parts) -> tuple[nn.Module, Collate]:
+    """The loss of ``dream``, and what makes its batches."""
+    lm, heads, make = focused(settings, parts, answers=1)
+    loss = DreamLoss(
+        parts.model,
+        lm,
+        heads,
+        tau=settings.tau,
+        learn_tau=True,
+        gate=settings.gate,
+        learn_gate=True,
+        **parts.batching,
+        epsilon=EPSILON,
+        kernel=settings.kernel,
     )
-    loss_is: ClassVar[str] = "loss of the answers' tokens (nats)"
+    return loss, PromptBatches(parts, make.with_answers)
 
-    tau: float = setting(0.2, above=0)
-    "Temperature of the cosines."
-    learn_tau: bool = setting(True, rare=True)
-    "Train the temperature."
-    gate: float = setting(0.5, above=0, most=1)
-    "The gate g, between 0 and 1: how much of the heads' attention is the retriever's."
-    learn_gates: bool = setting(True, rare=True)
-    "Train the gate."
-    epsilon: float = setting(1e-4, rare=True)
-    "Pairs with no more weight than this are skipped. 0: compute all."
-    kernel: Literal["torch", "triton"] = setting("torch", rare=True)
-    "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gate == 1:
-            raise RevelaError(f"--gate {self.gate}: DREAM's gate lies between 0 and 1")
+def focused(
+    settings: QueryFocused, parts: Parts, answers: int
+) -> tuple[Any, list[tuple[int, int]], PromptMaker]:
+    """The LM, its query-focused heads, and what makes its prompts.
 
-    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        lm, heads, make = self.focused(parts, answers=1)
-        loss = DreamLoss(
-            parts.model,
-            lm,
-            heads,
-            tau=self.tau,
-            learn_tau=self.learn_tau,
-            gate=self.gate,
-            learn_gate=self.learn_gates,
-            **parts.batching,
-            epsilon=self.epsilon,
-            kernel=self.kernel,
+    Args:
+        settings, parts: of the objective.
+        answers: passages that follow a question.
+    """
+    from revela.lm.heads import heads_from_file
+    from revela.objectives.find_heads import query_heads
+
+    lm, tokenizer, folder = language_model(parts)
+    recipe, size = parts.recipe, parts.recipe.groups.group_size
+    tokens = recipe.lm.lm_tokens
+    context = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = (size + answers) * (tokens + 8) + QUESTION_TOKENS
+    if context is not None and longest > context:
+        raise RevelaError(
+            f"{size} candidates of {tokens} tokens may take {longest:,} tokens, more than the "
+            f"{context:,} that {recipe.lm.model} reads: lower --lm-tokens or --group-size"
         )
-        return loss, PromptBatches(parts, make.with_answers)
+    if settings.heads:
+        ranking = heads_from_file(Path(settings.heads), folder)
+    else:
+        ranking = query_heads(recipe, lm, tokenizer, folder, parts.rows, parts.written)
+    heads = [(layer, head) for layer, head, _ in ranking[: settings.query_heads]]
+    named = " ".join(f"{layer}-{head}" for layer, head in heads)
+    log.info(f"{len(heads)} heads that look from questions to answers: {named}")
+    return lm, heads, PromptMaker(tokenizer, tokens, size)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, sco
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
 from revela.processes import is_first
-from revela.settings import Recipe
+from revela.settings import QueryFocused, Recipe
 from revela.types import Chunk, Document
 from revela.weights import find_weights
 
@@ -44,8 +44,6 @@ def rank_heads(
     bf16 = uses_bf16(recipe.training.precision, device)
     lm = load_language_model(folder, bf16=bf16, name=recipe.lm.model).to(device)
     tokenizer = load_tokenizer(folder)
-    from revela.objectives.dream import QueryFocused
-
     if not isinstance(recipe.objective, QueryFocused):
         return folder, sibling_heads(recipe, lm, tokenizer, folder, documents)
     data = TrainingSet(recipe, documents, queries_file=queries_file)
@@ -99,15 +97,12 @@ def query_heads(
         rows: chunks with their queries.
         written: has these, where they are written as they are needed.
     """
-    settings: Any = recipe.objective  # of QueryFocused
-    chat, drop = settings.lm_prompt == "chat", settings.drop_outliers
-    make = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size, chat)
+    make = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size)
 
     def probe() -> list[Head]:
-        return ranked_heads(score_query_heads(lm, _questions(recipe, rows, written, make), drop))
+        return ranked_heads(score_query_heads(lm, _questions(recipe, rows, written, make)))
 
-    kind = "questions-without-outliers" if drop else "questions"
-    return cached_ranking(kind, lm, folder, probe)
+    return cached_ranking("questions", lm, folder, probe)
 
 
 def _probe_groups(

@@ -22,56 +22,40 @@ Shapes: B chunks of a batch, n of a group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from revela.objectives.base import (
+    ChunkBatches,
     Collate,
     Parts,
     Side,
     Start,
+    language_model,
     others,
     ranking_loss,
-    refuse_without_start,
 )
-from revela.objectives.revela import InBatch, RevelaLoss
-from revela.settings import Recipe, setting
+from revela.objectives.revela import EPSILON, RevelaLoss, gates
+from revela.settings import Gains
 
 
-@dataclass(frozen=True)
-class Gains(InBatch):
-    """Learn the ranking of chunks by how much they help an LM, at equal weights."""
-
-    name: ClassVar[str] = "gains"
-    learned_from: ClassVar[str] = (
-        "{model} learned to rank texts by how much each helps {lm} to predict another."
+def build(settings: Gains, parts: Parts) -> tuple[nn.Module, Collate]:
+    """The loss of ``gains``, and what makes its batches."""
+    lm, tokenizer, folder = language_model(parts)
+    loss = GainsLoss(
+        parts.model,
+        lm,
+        start=Start.of(parts),
+        tau=settings.tau,
+        gates_LH=gates(settings, parts, lm, tokenizer, folder),
+        v_norm=False,
+        epsilon=EPSILON,
+        kernel=settings.kernel,
+        **parts.batching,
     )
-    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
-
-    tau: float = setting(0.05, above=0)
-    "Temperature of the cosines."
-    sharpness: float = setting(2.0, above=0)
-    "Factor of the target's standard scores, before their softmax."
-    prior: float = setting(1.0, least=None)
-    "Weight of the retriever's cosines before training in the target."
-
-    def refuse(self, recipe: Recipe) -> None:
-        refuse_without_start(recipe, self.prior)
-
-    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        lm, arguments, collate = self.in_batch(parts, trained=False)
-        loss = GainsLoss(
-            parts.model,
-            lm,
-            start=Start.of(parts),
-            sharpness=self.sharpness,
-            prior=self.prior,
-            **arguments,
-        )
-        return loss, collate
+    return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
 class GainsLoss(RevelaLoss):
@@ -80,8 +64,6 @@ class GainsLoss(RevelaLoss):
     Args:
         model, lm, arguments: as for ``RevelaLoss``; of Sim only ``tau`` and ``learn_tau`` count.
         start: what ``model`` was before training.
-        sharpness: factor of the target's standard scores.
-        prior: weight of the retriever's start in the target. 0: the LM's gains alone.
     """
 
     def __init__(
@@ -90,27 +72,23 @@ class GainsLoss(RevelaLoss):
         lm: Any,
         *,
         start: Start,
-        sharpness: float,
-        prior: float,
         **arguments: Any,
     ) -> None:
         super().__init__(model, lm, **arguments)
-        self.start, self.sharpness, self.prior = start, sharpness, prior
+        self.start = start
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per chunk; ``features`` as for ``RevelaLoss``."""
         query, passage, chunk = features
         cosines = self.cosines(query, passage)
-        start = [torch.zeros_like(cosine) for cosine in cosines]
-        if self.prior:
-            start = self.cosines_of(*(self.start.unit(self, side) for side in (query, passage)))
+        start = self.cosines_of(*(self.start.unit(self, side) for side in (query, passage)))
         gains_BB = self.gains(self.lm.pack(chunk["input_ids"], chunk["attention_mask"]))
         losses = []
         places = self.places(len(gains_BB))
         for group, cosine_nn, start_nn in zip(places, cosines, start, strict=True):
             gain_nn = gains_BB[group, group]
             teacher, before, now = others(gain_nn + gain_nn.T), others(start_nn), others(cosine_nn)
-            losses.append(ranking_loss(now, self.tau, teacher, before, self.prior, self.sharpness))
+            losses.append(ranking_loss(now, self.tau, teacher, before))
         return torch.stack(losses).mean()
 
     def gains(self, packed: Any) -> Tensor:

@@ -17,8 +17,7 @@ Shapes: B chunks of a group, T tokens in all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,49 +34,24 @@ from revela.objectives.base import (
     language_model,
     others,
 )
-from revela.settings import Objective, setting
+from revela.settings import Replug
 
 
-@dataclass(frozen=True)
-class Replug(Objective):
-    """Learn the ranking of chunks by the likelihood of another chunk after each."""
-
-    name: ClassVar[str] = "replug"
-    learned_from: ClassVar[str] = (
-        "{model} learned to rank texts by how likely {lm} finds another text after each."
+def build(settings: Replug, parts: Parts) -> tuple[nn.Module, Collate]:
+    """The loss of ``replug``, and what makes its batches."""
+    lm, tokenizer, _ = language_model(parts)
+    plain, full = (
+        tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True)
     )
-    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
-
-    tau: float = setting(1e-3, above=0)
-    "Temperature of the cosines."
-    learn_tau: bool = setting(False, rare=True)
-    "Train the temperature."
-    tau_lm: float = setting(1e-3, above=0)
-    "Temperature of the LM's log-likelihoods."
-    likelihood: Literal["mean", "sum"] = "mean"
-    "Log-likelihood of a chunk: the mean over its tokens, or the sum."
-    lm_batch: int = setting(0, rare=True)
-    "Chunks per forward pass of the LM that continue another one. 0: all of a group."
-    query_side: Literal["first-half", "random-span", "whole"] = setting("first-half", rare=True)
-    "What of a chunk is its query; random-span: half of its tokens, from a random place on."
-
-    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        lm, tokenizer, _ = language_model(parts)
-        plain, full = (
-            tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True)
-        )
-        loss = ReplugLoss(
-            parts.model,
-            lm,
-            tau=self.tau,
-            learn_tau=self.learn_tau,
-            tau_lm=self.tau_lm,
-            by_token=self.likelihood == "mean",
-            lead=full.index(plain[0]),
-            lm_batch=self.lm_batch,
-            **parts.batching,
-        )
-        return loss, ChunkBatches(parts, tokenizer, self.query_side)
+    loss = ReplugLoss(
+        parts.model,
+        lm,
+        tau=settings.tau,
+        tau_lm=settings.tau_lm,
+        lead=full.index(plain[0]),
+        **parts.batching,
+    )
+    return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
 class ReplugLoss(RetrieverLoss):
@@ -86,10 +60,8 @@ class ReplugLoss(RetrieverLoss):
     Args:
         model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
         lm: the language model, frozen.
-        tau_lm: temperature of the log-likelihoods, in nats (per token, if ``by_token``).
-        by_token: take the mean log-likelihood of a chunk's tokens, not their sum.
+        tau_lm: temperature of the mean log-likelihoods of a chunk's tokens, in nats.
         lead: special tokens that begin every chunk; they are not repeated when it follows another.
-        lm_batch: chunks that continue another per forward pass. 0: all.
         tau, learn_tau, group_size, retriever_batch: see RetrieverLoss.
     """
 
@@ -99,14 +71,11 @@ class ReplugLoss(RetrieverLoss):
         lm: ReadableLM,
         *,
         tau_lm: float,
-        by_token: bool = True,
         lead: int = 0,
-        lm_batch: int = 0,
         **shared: Any,
     ) -> None:
         super().__init__(model, **shared)
-        self.lm, self.tau_lm, self.by_token = lm, tau_lm, by_token
-        self.lead, self.lm_batch = lead, lm_batch
+        self.lm, self.tau_lm, self.lead = lm, tau_lm, lead
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per chunk; ``features`` are the chunks as queries, as passages, and as the
@@ -119,9 +88,7 @@ class ReplugLoss(RetrieverLoss):
         for cosine_BB, (ids_BL, mask_BL) in zip(self.cosines(query, passage), texts, strict=True):
             with torch.autocast(cosine_BB.device.type, enabled=False):
                 scores_BB = cosine_BB / self.tau
-            likelihoods_BB = likelihoods(
-                self.lm, ids_BL, mask_BL, self.by_token, self.lead, self.lm_batch
-            )
+            likelihoods_BB = likelihoods(self.lm, ids_BL, mask_BL, self.lead)
             losses.append(ranking_divergence(likelihoods_BB / self.tau_lm, scores_BB))
         return torch.stack(losses).mean()
 
@@ -133,17 +100,15 @@ def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def likelihoods(
-    lm: ReadableLM, ids_BL: Tensor, mask_BL: Tensor, by_token: bool, lead: int = 0, batch: int = 0
-) -> Tensor:
-    """log P(D_i | D_j) in nats, row i, column j, (B, B); the diagonal is 0 and means nothing.
+def likelihoods(lm: ReadableLM, ids_BL: Tensor, mask_BL: Tensor, lead: int = 0) -> Tensor:
+    """log P(D_i | D_j) in nats per token, row i, column j, (B, B); the diagonal is 0 and means
+    nothing.
 
     Args:
         lm: a language model.
         ids_BL: the chunks' tokens.
         mask_BL: 1 where there is a token; padding is at the right.
-        by_token: the mean over a chunk's tokens, not their sum.
-        lead, batch: see ReplugLoss.
+        lead: see ReplugLoss.
     """
     lengths = mask_BL.sum(dim=1).tolist()
     packed = lm.pack(ids_BL, mask_BL)
@@ -155,17 +120,12 @@ def likelihoods(
         last = ids_BL[j, length - 1]
         before = memory.part(start, start + length - 1) if length > 1 else None
         start += length
-        others = torch.tensor([i for i in range(len(lengths)) if i != j])
-        for some in torch.split(others, batch or len(others)):
-            tails_BL = torch.cat([last.expand(len(some), 1), ids_BL[some, lead:]], dim=1)
-            tail_mask_BL = torch.cat([mask_BL.new_ones(len(some), 1), mask_BL[some, lead:]], dim=1)
-            tails = lm.pack(tails_BL, tail_mask_BL)
-            losses_R = lm.token_losses(tails, tails.layout.with_next_R, before=before)
-            sums = torch.stack(
-                [
-                    part.mean() if by_token else part.sum()
-                    for part in torch.split(losses_R, [n - 1 for n in tails.lengths])
-                ]
-            )
-            found_BB[:, j].index_copy_(0, sent(some, sums.device), -sums.to(found_BB.dtype))
+        some = torch.tensor([i for i in range(len(lengths)) if i != j])
+        tails_BL = torch.cat([last.expand(len(some), 1), ids_BL[some, lead:]], dim=1)
+        tail_mask_BL = torch.cat([mask_BL.new_ones(len(some), 1), mask_BL[some, lead:]], dim=1)
+        tails = lm.pack(tails_BL, tail_mask_BL)
+        losses_R = lm.token_losses(tails, tails.layout.with_next_R, before=before)
+        parts = torch.split(losses_R, [n - 1 for n in tails.lengths])
+        means = torch.stack([part.mean() for part in parts])
+        found_BB[:, j].index_copy_(0, sent(some, means.device), -means.to(found_BB.dtype))
     return found_BB

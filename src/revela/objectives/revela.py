@@ -25,16 +25,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.errors import RevelaError
 from revela.lm.document_attention import Kernel
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.prompts import by_layer
@@ -50,117 +48,47 @@ from revela.objectives.base import (
     softmax_of_others,
 )
 from revela.objectives.gradcache import backward_now
-from revela.settings import Objective, Recipe, setting, share
+from revela.settings import InBatch, Revela
 
 log = logging.getLogger(__name__)
 
+EPSILON = 1e-4  # pairs with no more weight are skipped
 TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
 
 
-@dataclass(frozen=True)
-class InBatch(Objective):
-    """Settings of in-batch attention, for the objectives that read it."""
-
-    tau: float = setting(1.0, above=0)
-    "Temperature of the similarities: of the standard scores, or of the cosines."
-    learn_tau: bool = setting(False, rare=True)
-    "Train the temperature."
-    gate: float = share(0.5)
-    "The gate g: how much of the gated heads' attention output comes from the other chunks."
-    gate_heads: int = setting(24)
-    "Gate this many heads, the best of the label-free probe. 0: all."
-    gate_first_layer: float = share(0.6, rare=True)
-    "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
-    mix: Literal["gated", "sum"] = "gated"
-    "How the in-batch output joins the LM's own attention: (1-g) s + g b, or the paper's s + b."
-    v_norm: bool = setting(False, rare=True)
-    "V-normalise the in-batch output."
-    epsilon: float = setting(1e-4, rare=True)
-    "Pairs with no more weight than this are skipped. 0: compute all."
-    kernel: Literal["torch", "triton"] = setting("torch", rare=True)
-    "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
-    heads: str = setting("", rare=True)
-    "JSON file of heads to gate, from revela heads --out. Empty: find them."
-    query_side: Literal["first-half", "random-span", "whole"] = setting("first-half", rare=True)
-    "What of a chunk is its query; random-span: half of its tokens, from a random place on."
-
-    def in_batch(self, parts: Parts, trained: bool) -> tuple[Any, dict[str, Any], ChunkBatches]:
-        """The LM, the loss's arguments of in-batch attention, and what makes the batches."""
-        lm, tokenizer, folder = language_model(parts, trained)
-        arguments = dict(
-            tau=self.tau,
-            learn_tau=self.learn_tau,
-            gates_LH=None if self.mix == "sum" else self._gates(parts, lm, tokenizer, folder),
-            v_norm=self.v_norm,
-            epsilon=self.epsilon,
-            kernel=self.kernel,
-            **parts.batching,
-        )
-        return lm, arguments, ChunkBatches(parts, tokenizer, self.query_side)
-
-    def _gates(self, parts: Parts, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
-        from revela.lm.heads import heads_from_file
-        from revela.objectives.find_heads import sibling_heads
-
-        first = int(self.gate_first_layer * lm.n_layers)
-        if self.heads:
-            ranking = heads_from_file(Path(self.heads), folder)
-        elif self.gate_heads:
-            ranking = sibling_heads(parts.recipe, lm, tokenizer, folder, parts.documents)
-        else:
-            ranking = []
-        if not ranking:
-            why = "the documents are too short to probe the LM's heads: " if self.gate_heads else ""
-            log.info(f"{why}gate {self.gate} on every head of layers {first} to {lm.n_layers - 1}")
-            return gates_in_upper_layers(lm, self.gate, first)
-        best = [(layer, head) for layer, head, _ in ranking if layer >= first][: self.gate_heads]
-        named = " ".join(f"{layer}-{head}" for layer, head in best[:12])
-        log.info(
-            f"gate {self.gate} on {len(best)} heads: {named}{' ...' if len(best) > 12 else ''}"
-        )
-        return gates_on_heads(lm, self.gate, best)
+def build(settings: Revela, parts: Parts) -> tuple[nn.Module, Collate]:
+    """The loss of ``revela``, and what makes its batches."""
+    lm, tokenizer, folder = language_model(parts, settings.lm_lora)
+    if settings.mix == "sum":  # as published
+        how: dict[str, Any] = dict(gates_LH=None, v_norm=True, sim_dtype=torch.bfloat16)
+    else:
+        gates_LH = gates(settings, parts, lm, tokenizer, folder)
+        how = dict(gates_LH=gates_LH, v_norm=False, epsilon=EPSILON, standardise=True)
+    how |= dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
+    return RevelaLoss(parts.model, lm, **how), ChunkBatches(parts, tokenizer, settings.query_side)
 
 
-@dataclass(frozen=True)
-class Revela(InBatch):
-    """Learn from an LM's next-token loss with in-batch attention."""
+def gates(settings: InBatch, parts: Parts, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
+    """The gates of the heads that are gated, 0 of the others; (L, H)."""
+    from revela.lm.heads import heads_from_file
+    from revela.objectives.find_heads import sibling_heads
 
-    name: ClassVar[str] = "revela"
-    learned_from: ClassVar[str] = (
-        "The next-token prediction of {lm} told {model} which text helps to predict which."
-    )
-    loss_is: ClassVar[str] = "next-token loss (nats)"
-
-    learn_gates: bool = setting(False, rare=True)
-    "Train the gates."
-    standardise: bool = setting(True, rare=True)
-    """Divide each row's cosines by their standard deviation, so that the loss cannot fall by
-    vectors that only collapse."""
-    sim_dtype: Literal["fp32", "bf16"] = setting("fp32", rare=True)
-    "Precision of the similarities; the published run's was bf16."
-    siblings: float = setting(0.0, rare=True)
-    "Weight of a contrastive loss on the same vectors: chunks of one document are positives."
-    lm_lora: bool = setting(False, rare=True)
-    "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
-
-    def refuse(self, recipe: Recipe) -> None:
-        if self.lm_lora and not recipe.retriever.lora_rank:
-            raise RevelaError(
-                "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
-            )
-
-    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        lm, arguments, collate = self.in_batch(parts, trained=self.lm_lora)
-        loss = RevelaLoss(
-            parts.model,
-            lm,
-            **arguments,
-            standardise=self.standardise,
-            sim_dtype=torch.bfloat16 if self.sim_dtype == "bf16" else None,
-            learn_gates=self.learn_gates,
-            siblings=self.siblings,
-        )
-        return loss, collate
+    first = int(settings.gate_first_layer * lm.n_layers)
+    if settings.heads:
+        ranking = heads_from_file(Path(settings.heads), folder)
+    elif settings.gate_heads:
+        ranking = sibling_heads(parts.recipe, lm, tokenizer, folder, parts.documents)
+    else:
+        ranking = []
+    gate = settings.gate
+    if not ranking:
+        why = "the documents are too short to probe the LM's heads: " if settings.gate_heads else ""
+        log.info(f"{why}gate {gate} on every head of layers {first} to {lm.n_layers - 1}")
+        return gates_in_upper_layers(lm, gate, first)
+    best = [(layer, head) for layer, head, _ in ranking if layer >= first][: settings.gate_heads]
+    named = " ".join(f"{layer}-{head}" for layer, head in best[:12])
+    log.info(f"gate {gate} on {len(best)} heads: {named}{' ...' if len(best) > 12 else ''}")
+    return gates_on_heads(lm, gate, best)
 
 
 class RevelaLoss(RetrieverLoss):
@@ -174,7 +102,6 @@ class RevelaLoss(RetrieverLoss):
         v_norm, epsilon, kernel: see InBatchAttention.
         standardise: see in_batch_weights.
         sim_dtype: precision of Sim, None for the embeddings' own.
-        siblings: weight of ``sibling_loss`` beside the LM's.
         tau, learn_tau, group_size, retriever_batch: see RetrieverLoss.
     """
 
@@ -190,11 +117,10 @@ class RevelaLoss(RetrieverLoss):
         standardise: bool = False,
         sim_dtype: torch.dtype | None = None,
         learn_gates: bool = False,
-        siblings: float = 0.0,
         **shared: Any,
     ) -> None:
         super().__init__(model, **shared)
-        self.lm, self.siblings = lm, siblings
+        self.lm = lm
         self.v_norm, self.epsilon, self.kernel = v_norm, epsilon, kernel
         self.standardise, self.sim_dtype = standardise, sim_dtype
         self.gates_LH = (
@@ -205,22 +131,14 @@ class RevelaLoss(RetrieverLoss):
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per token of a group, mean over the groups. ``features`` are the chunks as
-        queries, as passages, and as the LM reads them (with the ``document`` of each, where
-        siblings count).
+        queries, as passages, and as the LM reads them.
         """
         query, passage, chunk = features
         weights_BB = self.weights(self.embed(query), self.embed(passage))
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
-        of_siblings: Tensor | float = 0.0
-        if self.siblings:
-            losses = [
-                sibling_loss(weights_BB[group, group], chunk["document"][group])
-                for group in self.places(len(weights_BB))
-            ]
-            of_siblings = self.siblings * torch.stack(losses).mean()
         if self.lm.trainable:
-            return self.lm_loss(packed, weights_BB, self.gates_LH) + of_siblings
-        return backward_now(partial(self.lm_loss, packed), weights_BB, self.gates_LH) + of_siblings
+            return self.lm_loss(packed, weights_BB, self.gates_LH)
+        return backward_now(partial(self.lm_loss, packed), weights_BB, self.gates_LH)
 
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """Sim within each group of the batch, 0 between groups; (B, B)."""
@@ -296,19 +214,6 @@ def in_batch_weights(
                 scores_BB / (others(scores_BB).var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
             )
         return softmax_of_others(scores_BB / tau)
-
-
-def sibling_loss(weights_BB: Tensor, document_B: Tensor) -> Tensor:
-    """Mean over the chunks that have some of -log of Sim's share on their siblings, the other
-    chunks of their document (ours).
-
-    A contrastive loss whose positives are what the author put into one text, as random crops are;
-    the vectors are there already.
-    """
-    sibling_BB = (document_B[:, None] == document_B).fill_diagonal_(False)
-    share_B = (weights_BB * sibling_BB).sum(dim=1)
-    has_B = sibling_BB.any(dim=1)
-    return -(share_B.clamp_min(TINY).log() * has_B).sum() / has_B.sum().clamp_min(1)
 
 
 def _block_diagonal(blocks: Iterable[Tensor]) -> Tensor:

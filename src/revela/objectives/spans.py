@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,68 +33,37 @@ from torch.nn.utils.rnn import pad_sequence
 from revela.device import autocast
 from revela.errors import RevelaError
 from revela.objectives.base import Batch, Collate, Parts, Row, Side, row_random
-from revela.settings import Objective, Recipe, setting
+from revela.settings import Spans
 
 NO_TARGET = -100  # the label of padding
 
 
-@dataclass(frozen=True)
-class Spans(Objective):
-    """Learn to write the spans that are hidden from an encoder-decoder (T5)."""
+def build(settings: Spans, parts: Parts) -> tuple[nn.Module, Collate]:
+    """The loss of ``spans``, and what makes its batches."""
+    from revela.lm.encoder_decoder import load_encoder_decoder
 
-    name: ClassVar[str] = "spans"
-    reads: ClassVar[Literal["chunks", "queries", "windows"]] = "windows"
-    learned_from: ClassVar[str] = (
-        "{model}, the encoder of an encoder-decoder, learned to say what is hidden in a text."
-    )
-    loss_is: ClassVar[str] = "span loss (nats)"
+    tokens = parts.recipe.lm.lm_tokens
+    lm = load_encoder_decoder(parts.folder, parts.bf16)
+    lm.share(parts.model[0].model.encoder, parts.model.tokenizer)
+    needed = span_count(tokens, settings.span_share, settings.span_length)
+    if needed > len(lm.sentinels):
+        raise RevelaError(
+            f"--lm-tokens {tokens} makes {needed} spans and the tokenizer has "
+            f"{len(lm.sentinels)} sentinels: lower --lm-tokens"
+        )
+    return SpanLoss(parts.model, lm.to(parts.device)), SpanBatches(parts, lm, settings)
 
-    span_share: float = setting(0.15, above=0, most=0.5)
-    "Share of a text's tokens that are hidden."
-    span_length: float = setting(3.0, least=1)
-    "Mean tokens of a hidden span."
 
-    def refuse(self, recipe: Recipe) -> None:
-        if recipe.retriever.lora_rank:
-            raise RevelaError("--objective spans trains all weights: give --lora-rank 0")
-        for flag, given in (
-            ("--context", recipe.context.slots),
-            ("--matryoshka", recipe.retriever.matryoshka),
-        ):
-            if given:
-                raise RevelaError(
-                    f"{flag} has no effect on --objective spans, which compares no vectors: "
-                    "leave it out, and give it to the stage after"
-                )
+def save(loss: SpanLoss, folder: Path) -> None:
+    """Save the encoder-decoder beside the retriever."""
+    from revela.lm.encoder_decoder import FOLDER
 
-    def window_words(self, recipe: Recipe) -> int:
-        # A word has one token at least, so a row fills a run; SpanBatches takes one of it.
-        return recipe.tokens_in_training
-
-    def build(self, parts: Parts) -> tuple[nn.Module, Collate]:
-        from revela.lm.encoder_decoder import load_encoder_decoder
-
-        tokens = parts.recipe.tokens_in_training
-        lm = load_encoder_decoder(parts.folder, parts.bf16)
-        lm.share(parts.model[0].model.encoder, parts.model.tokenizer)
-        if (needed := span_count(tokens, self.span_share, self.span_length)) > len(lm.sentinels):
-            flag = "--train-tokens" if parts.recipe.retriever.train_tokens else "--lm-tokens"
-            raise RevelaError(
-                f"{flag} {tokens} makes {needed} spans and the tokenizer has "
-                f"{len(lm.sentinels)} sentinels: lower {flag} or --span-share, or raise "
-                "--span-length"
-            )
-        return SpanLoss(parts.model, lm.to(parts.device)), SpanBatches(parts, lm, self)
-
-    def save(self, loss: SpanLoss, folder: Path) -> None:
-        from revela.lm.encoder_decoder import FOLDER
-
-        loss.lm.save(folder / FOLDER)
+    loss.lm.save(folder / FOLDER)
 
 
 @dataclass(frozen=True)
 class SpanBatches:
-    """A run of ``tokens_in_training`` tokens of each row, with spans hidden, and what is hidden.
+    """A run of ``lm_tokens`` tokens of each row, with spans hidden, and what is hidden.
 
     A row has as many words as a run has tokens, or a few more, so a run is most of it: which part
     differs by epoch. A shorter row is read whole.
@@ -119,7 +88,7 @@ class SpanBatches:
 
     def _pair(self, row: Row, ids: list[int]) -> tuple[list[int], list[int]]:
         """What the encoder reads, and what the decoder is to write."""
-        lm, longest = self.lm, self.parts.recipe.tokens_in_training
+        lm, longest = self.lm, self.parts.recipe.lm.lm_tokens
         draw = row_random(row, self.parts.recipe.training.seed)
         start = draw.randint(0, max(0, len(ids) - longest))
         run = ids[start : start + longest]

@@ -36,9 +36,8 @@ from revela.groups.training_set import TrainingSet
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
 from revela.objectives.base import Row
-from revela.objectives.contrastive import InfoNCE
 from revela.processes import of_first
-from revela.settings import Recipe
+from revela.settings import InfoNCE, Recipe
 from revela.types import Encoder, Vectors
 
 
@@ -58,7 +57,7 @@ def mined_negatives(
             "--negatives are mined for groups that are known before, and --groups iterative are "
             "not: give another --groups, cluster for example"
         )
-    rounds = _rounds(groups, objective.refresh_every * recipe.training.groups_per_step)
+    rounds = _rounds(groups, recipe.groups.refresh_every * recipe.training.groups_per_step)
     return Negatives(objective, recipe.training.seed, data, rounds, encoder, folder)
 
 

@@ -30,7 +30,7 @@ BEFORE_A_CHECKPOINT = frozenset({LOCK, RUN_FILE, METRICS, CHECKPOINTS, TRACKER_F
 # Settings that may differ when a finished run is not repeated, and when a run is resumed.
 FREE_WHEN_DONE = frozenset({"save_every", "log_every", "track"})
 FREE = FREE_WHEN_DONE | {
-    *("max_steps", "max_minutes", "max_tokens_read", "check_every", "checks", "threads", "shard_lm")
+    *("max_steps", "max_minutes", "max_tokens_read", "check_every", "threads", "shard_lm")
 }
 LIBRARIES = (
     *("torch", "transformers", "sentence-transformers"),

@@ -25,7 +25,6 @@ from revela import processes
 from revela.corpus.arrow_list import Texts
 from revela.corpus.judgements import judged
 from revela.device import after_a_batch, compute_device, uses_bf16
-from revela.errors import RevelaError
 from revela.files import remove_whole
 from revela.groups.folder import GroupFolder
 from revela.groups.training_set import TrainingSet
@@ -42,7 +41,7 @@ from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.save import save_retriever
 from revela.retriever.trained_table import TrainedTable
-from revela.settings import Recipe, Training
+from revela.settings import Crop, InfoNCE, Recipe
 from revela.silence import silence_libraries
 from revela.training.checkpoint import (
     BestState,
@@ -122,6 +121,7 @@ def train(
     command: str = "",
     resume: bool = False,
     judge: Check | None = None,
+    points: int = 0,
 ) -> Outcome:
     """Train a retriever on documents and save it to ``out``; under torchrun, by several processes.
 
@@ -135,6 +135,7 @@ def train(
         corpus, command: for the model card.
         resume: continue from the last checkpoint of ``out``.
         judge: gives scores that are recorded at every check and decide nothing.
+        points: check after each of so many equal parts of the run, not by ``check_every``. 0: no.
 
     Raises:
         RevelaError: the output folder is in the way, the corpus is too small, a model cannot be
@@ -235,7 +236,11 @@ def train(
                 if logs:
                     progress.log(step, summed / (step - logged), norm, rate)
                     logged, sums = step, torch.zeros_like(sums)
-                if checks and not ends and _is_check_due(settings, step, done, budget.done(step)):
+                if (
+                    checks
+                    and not ends
+                    and _is_check_due(settings.check_every, points, step, done, budget.done(step))
+                ):
                     reader.wait()
                     checks.run(step)
                 if saves and first:
@@ -328,13 +333,7 @@ def _truncate_for_training(recipe: Recipe, model: SentenceTransformer) -> int:
     limit = model.max_seq_length or recipe.retriever.max_tokens
     if isinstance(model[0], TrainedTable):  # which reads texts whole
         return limit
-    wanted, slots = recipe.retriever.train_tokens, recipe.context.slots
-    if wanted and wanted + slots > limit:
-        raise RevelaError(
-            f"--train-tokens {wanted}: the retriever reads {limit - slots} at most: "
-            "give no more, or a higher --max-tokens where --model is a language model"
-        )
-    model.max_seq_length = min(limit, recipe.tokens_in_training + slots)
+    model.max_seq_length = min(limit, recipe.lm.lm_tokens + recipe.context.slots)
     return limit
 
 
@@ -468,9 +467,10 @@ def _knows_batches(recipe: Recipe, data: TrainingSet) -> bool:
     """Whether no model is asked for what batches hold: the retriever as it is by then, an LM that
     writes queries, a surrogate.
     """
-    objective: Any = recipe.objective
-    mines = getattr(objective, "negatives", 0) or getattr(objective, "drop_false_negatives", False)
-    return recipe.groups.kind != "iterative" and not mines and data.written is None
+    objective = recipe.objective
+    mines = isinstance(objective, InfoNCE) and objective.negatives
+    asks = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
+    return recipe.groups.kind != "iterative" and not (mines or asks) and data.written is None
 
 
 def _collated(data: TrainingSet, collate: Collate, batch: Rows) -> dict[str, Tensor]:
@@ -495,11 +495,11 @@ def _in_precision(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
         yield
 
 
-def _is_check_due(settings: Training, step: int, before: float, done: float) -> bool:
+def _is_check_due(every: int, points: int, step: int, before: float, done: float) -> bool:
     """Whether to check after this step, which took the run from one share of it to another."""
-    if parts := settings.checks:
-        return int(done * parts) > int(before * parts)
-    return bool(settings.check_every) and step % settings.check_every == 0
+    if points:
+        return int(done * points) > int(before * points)
+    return bool(every) and step % every == 0
 
 
 def _save(

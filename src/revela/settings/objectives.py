@@ -1,0 +1,313 @@
+"""The settings of each objective. Its loss and its batches are in ``revela.objectives``, which is
+imported when an objective is built: torch is with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from revela.errors import RevelaError
+from revela.settings.sections import CHECKED, PositiveFloat, Rare, Share
+
+Reads = Literal["chunks", "queries", "windows"]
+QuerySide = Literal["first-half", "random-span", "whole"]
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Objective:
+    """Settings of a method, and all that the rest of the package has to know about it.
+
+    To add one, subclass it with the settings of its own, and write ``build`` (docs/objectives.md).
+    An instance can be given to ``Recipe(objective=...)`` and ``Retriever.train(objective=...)``.
+    """
+
+    name: ClassVar[str] = ""
+    module: ClassVar[str] = ""
+    "File of ``revela.objectives`` with its ``build``."
+    reads: ClassVar[Reads] = "chunks"
+    "What groups are made of: chunks; chunks with queries; or windows, which are chunks joined."
+    learned_from: ClassVar[str] = "{model} was trained by an objective of its own."
+    "A sentence for the model card, filled in from the recipe's settings."
+    loss_is: ClassVar[str] = "loss"
+    "What the loss is, and its unit, for plots."
+    across_groups: ClassVar[bool] = False
+    """Whether texts of all groups of a batch are compared; several processes then share each
+    batch, and gather what they compare."""
+
+    def build(self, parts: Any) -> tuple[Any, Callable[[Sequence[Mapping[str, Any]]], Any]]:
+        """The loss, and what makes its batches.
+
+        Args:
+            parts: ``objectives.base.Parts``: the recipe, the retriever, the rows of the corpus.
+
+        Returns:
+            A module that takes the batch's sides, a dict of tensors each, and gives a scalar; and a
+            function from rows ({"text", "query", "document"}) to tensors, named SIDE_NAME.
+        """
+        if not self.module:
+            raise NotImplementedError(f"{type(self).__name__} has no build(): write it")
+        made: tuple[Any, Any] = self._code.build(self, parts)
+        return made
+
+    @property
+    def _code(self) -> Any:
+        return import_module(f"revela.objectives.{self.module}")
+
+    def refuse(self, recipe: Any) -> None:
+        """Raise RevelaError if a setting of the recipe does not suit, before a corpus is read."""
+
+    def window_words(self, recipe: Any) -> int:
+        """Maximum words of a row, for an objective that reads windows."""
+        raise NotImplementedError(f"{type(self).__name__} has no window_words(): write it")
+
+    def save(self, loss: Any, folder: Path) -> None:
+        """Write what was trained beside the retriever into the run's folder: nothing by default.
+
+        Args:
+            loss: the module that ``build`` gave.
+            folder: of the run.
+        """
+
+
+@dataclass(frozen=True, config=CHECKED)
+class InBatch(Objective):
+    """Settings of in-batch attention, for the objectives that read it."""
+
+    tau: PositiveFloat = 1.0
+    "Temperature of the similarities: of the standard scores, or of the cosines."
+    gate: Share = 0.5
+    "The gate g: how much of the gated heads' attention output comes from the other chunks."
+    gate_heads: NonNegativeInt = 24
+    "Gate this many heads, the best of the label-free probe. 0: all."
+    gate_first_layer: ClassVar[float] = 0.6
+    "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
+    kernel: Rare[Literal["torch", "triton"]] = "torch"
+    "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
+    heads: Rare[str] = ""
+    "JSON file of heads to gate, from revela heads --out. Empty: find them."
+    query_side: Rare[QuerySide] = "first-half"
+    "What of a chunk is its query; random-span: half of its tokens, from a random place on."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Revela(InBatch):
+    """Learn from an LM's next-token loss with in-batch attention."""
+
+    name: ClassVar[str] = "revela"
+    module: ClassVar[str] = "revela"
+    learned_from: ClassVar[str] = (
+        "The next-token prediction of {lm} told {model} which text helps to predict which."
+    )
+    loss_is: ClassVar[str] = "next-token loss (nats)"
+
+    mix: Rare[Literal["gated", "sum"]] = "gated"
+    """How the in-batch output joins the LM's own attention: (1-g) s + g b, with cosines divided by
+    their standard deviation; or the paper's s + b, V-normalised, with bf16 cosines as they are."""
+    lm_lora: Rare[bool] = False
+    "Train the LM too, by LoRA of the retriever's rank; otherwise it is frozen."
+
+    def refuse(self, recipe: Any) -> None:
+        if self.lm_lora and not recipe.retriever.lora_rank:
+            raise RevelaError(
+                "--lm-lora puts LoRA of the retriever's rank on the LM: give --lora-rank 1 or more"
+            )
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Gains(InBatch):
+    """Learn the ranking of chunks by how much they help an LM, at equal weights."""
+
+    name: ClassVar[str] = "gains"
+    module: ClassVar[str] = "gains"
+    learned_from: ClassVar[str] = (
+        "{model} learned to rank texts by how much each helps {lm} to predict another."
+    )
+    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
+
+    tau: PositiveFloat = 0.05
+    "Temperature of the cosines."
+
+    def refuse(self, recipe: Any) -> None:
+        _refuse_without_start(recipe)
+
+
+@dataclass(frozen=True, config=CHECKED)
+class QueryFocused(Objective):
+    """Settings of query-focused heads, for the objectives that read them."""
+
+    reads: ClassVar[Reads] = "queries"
+
+    tau: PositiveFloat = 0.05
+    "Temperature of the cosines."
+    query_heads: PositiveInt = 16
+    "Use this many heads: the best that look from a question to its answer."
+    heads: Rare[str] = ""
+    "JSON file of such heads, from revela heads --objective dream --out. Empty: find them."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Dream(QueryFocused):
+    """Learn from an LM's loss on answers, with scores injected into query-focused heads."""
+
+    name: ClassVar[str] = "dream"
+    module: ClassVar[str] = "dream"
+    learned_from: ClassVar[str] = (
+        "{lm}, which answers questions by what {model} finds, told it what to find."
+    )
+    loss_is: ClassVar[str] = "loss of the answers' tokens (nats)"
+
+    tau: PositiveFloat = 0.2
+    "Temperature of the cosines at the start; it is trained."
+    gate: float = Field(default=0.5, gt=0, lt=1)
+    "The gate g at the start: how much of the heads' attention is the retriever's; it is trained."
+    kernel: Rare[Literal["torch", "triton"]] = "torch"
+    "What computes document attention: torch anywhere, or a Triton kernel on a GPU."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Attention(QueryFocused):
+    """Learn the ranking of candidates by the attention of query-focused heads."""
+
+    name: ClassVar[str] = "attention"
+    module: ClassVar[str] = "attention_distillation"
+    learned_from: ClassVar[str] = (
+        "{model} learned to rank texts as the attention of {lm} does when it reads a query."
+    )
+    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
+
+    def refuse(self, recipe: Any) -> None:
+        _refuse_without_start(recipe)
+
+
+def _refuse_without_start(recipe: Any) -> None:
+    if not recipe.retriever.lora_rank:
+        raise RevelaError(
+            f"--objective {recipe.objective.name} compares with the retriever before training, "
+            "which --lora-rank 0 does not keep: give a rank of 1 or more"
+        )
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Replug(Objective):
+    """Learn the ranking of chunks by the likelihood of another chunk after each."""
+
+    name: ClassVar[str] = "replug"
+    module: ClassVar[str] = "replug"
+    learned_from: ClassVar[str] = (
+        "{model} learned to rank texts by how likely {lm} finds another text after each."
+    )
+    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
+
+    tau: PositiveFloat = 1e-3
+    "Temperature of the cosines."
+    tau_lm: ClassVar[float] = 1e-3
+    "Temperature of the LM's mean log-likelihoods."
+    query_side: Rare[QuerySide] = "first-half"
+    "What of a chunk is its query; random-span: half of its tokens, from a random place on."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class InfoNCE(Objective):
+    """Learn to find the chunk that a query was made for."""
+
+    name: ClassVar[str] = "infonce"
+    module: ClassVar[str] = "contrastive"
+    reads: ClassVar[Reads] = "queries"
+    learned_from: ClassVar[str] = (
+        "{model} learned to tell the text that a query was made for from others"
+        " (queries: {queries})."
+    )
+    loss_is: ClassVar[str] = "contrastive loss (nats)"
+
+    tau: PositiveFloat = 0.05
+    "Temperature of the cosines."
+    pairs: str = ""
+    """Folder in BEIR layout (queries.jsonl, qrels/train.tsv) whose judged queries are learned from,
+    each beside a whole document that answers it. Empty: --queries."""
+    negatives: int = Field(default=0, ge=0, le=200)
+    """Hard negatives per query, mined for it beside the passages of its group: drawn from the 200
+    best that do not answer it, of BM25 at first and then of the retriever. 0: none."""
+    mined_from: ClassVar[int] = 200
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Crop(Objective):
+    """Learn to find another crop of the same text."""
+
+    name: ClassVar[str] = "crop"
+    module: ClassVar[str] = "contrastive"
+    reads: ClassVar[Reads] = "windows"
+    across_groups: ClassVar[bool] = True
+    learned_from: ClassVar[str] = (
+        "{model} learned to tell another crop of the same text from crops of others."
+    )
+    loss_is: ClassVar[str] = "contrastive loss (nats)"
+
+    tau: PositiveFloat = 0.05
+    "Temperature of the cosines."
+    crop_window: int = Field(default=240, ge=2)
+    "Maximum words of a document that two crops, of a tenth to a half of them, are taken from."
+
+    crop_shares: ClassVar[tuple[float, float]] = (0.1, 0.5)
+    "Shortest and longest crop, as a share of the text's words."
+    crop_deletion: ClassVar[float] = 0.0  # chance of each word of a crop to be left out
+
+    def window_words(self, recipe: Any) -> int:
+        return self.crop_window
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Spans(Objective):
+    """Learn to write the spans that are hidden from an encoder-decoder (T5)."""
+
+    name: ClassVar[str] = "spans"
+    module: ClassVar[str] = "spans"
+    reads: ClassVar[Reads] = "windows"
+    learned_from: ClassVar[str] = (
+        "{model}, the encoder of an encoder-decoder, learned to say what is hidden in a text."
+    )
+    loss_is: ClassVar[str] = "span loss (nats)"
+    span_share: ClassVar[float] = 0.15  # of a text's tokens that are hidden
+    span_length: ClassVar[float] = 3.0  # mean tokens of a hidden span
+
+    def refuse(self, recipe: Any) -> None:
+        if recipe.retriever.lora_rank:
+            raise RevelaError("--objective spans trains all weights: give --lora-rank 0")
+        for flag, given in (
+            ("--context", recipe.context.slots),
+            ("--matryoshka", recipe.retriever.matryoshka),
+        ):
+            if given:
+                raise RevelaError(
+                    f"{flag} has no effect on --objective spans, which compares no vectors: "
+                    "leave it out, and give it to the stage after"
+                )
+
+    def window_words(self, recipe: Any) -> int:
+        # A word has one token at least, so a row fills a run; SpanBatches takes one of it.
+        return int(recipe.lm.lm_tokens)
+
+    def save(self, loss: Any, folder: Path) -> None:
+        self._code.save(loss, folder)
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    kind.name: kind for kind in (Revela, Gains, Dream, Attention, Replug, InfoNCE, Crop, Spans)
+}
+
+
+def objective_class(name: str) -> type[Objective]:
+    """The settings of the objective of this name.
+
+    Raises:
+        RevelaError: there is none.
+    """
+    if name not in OBJECTIVES:
+        raise RevelaError(f"--objective {name}: give one of {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name]

@@ -1,0 +1,259 @@
+"""The sections of a recipe, without those of an objective; each default and its bounds stand at
+the field, and what it does stands below it.
+
+This file imports no torch, so that ``revela train --help`` and a refusal are quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+
+Pooling = Literal["eos", "mean", "weighted-mean"]
+Precision = Literal["auto", "fp32", "bf16"]
+VectorForm = Literal["float32", "int8", "binary"]
+T = TypeVar("T")
+
+RARE = "rare"
+Rare = Annotated[T, RARE]
+"Not listed by ``--help``; docs/settings.md lists all."
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+CHECKED = ConfigDict(
+    extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+)
+
+OFFLINE_MODEL = "embedded:smollm2-135m"
+"Language model that needs no network; the instruct model in 4 bits."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Corpus:
+    """What is read, how it is cut, and what of it is held out of training."""
+
+    text_field: str = "text"
+    "Field of JSONL, or column of a table, that holds the text."
+    title_field: str = "title"
+    "Field or column that holds the title, where there is one."
+    join_titles: bool = False
+    "Join neighbouring rows with the same title: a file of passages becomes articles again."
+    language: Rare[str] = "auto"
+    "Language whose words BM25 stems in the label-free check, as for index."
+    near_duplicates: Share = 0.8
+    """Drop documents that share this much of their wording with an earlier one (Jaccard of runs of
+    five words). 0: keep them."""
+    max_bad_share: Rare[Share] = 0.01
+    "Share of unreadable rows and files above which the run stops."
+    chunk_words: PositiveInt = 48
+    """Maximum words per chunk; a chunk is made of whole sentences, or of whole functions and blocks
+    of code. Where words are not spaced, two characters of Chinese and Japanese count as one, five
+    of Thai and the like, and so they do for all lengths in words."""
+    held_out: Share = 0.05
+    "Share of the documents that is never trained on, for the label-free check; at most 300."
+    held_out_at_most: ClassVar[int] = 300
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Groups:
+    """Which chunks are compared with one another."""
+
+    kind: Literal["document", "document-random", "random", "cluster", "iterative"] = "document"
+    """Chunks per group: of one document, any, or similar ones, as --surrogate or (iterative) the
+    retriever in training finds them. Short documents share a group with similar ones (document) or
+    with any (document-random)."""
+    group_size: Annotated[int, Field(ge=2)] = 16
+    "Chunks per group."
+    surrogate: str = ""
+    """Model that finds similar chunks, as for --model; infonce and crop then compare a query with
+    no passage that it finds as near as the query's own. Empty: the retriever's own token
+    embeddings."""
+    surrogate_tokens: ClassVar[int] = 64  # that the surrogate reads of a text
+    refresh_every: Rare[PositiveInt] = 200
+    "Steps between two rebuildings of iterative groups, and between two minings of --negatives."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Queries:
+    """Where queries come from, for the objectives that learn from queries and for
+    --check-questions.
+    """
+
+    source: Literal["lm", "authors-words", "title", "first-sentence", "telling-sentence"] = "lm"
+    """Written by a language model (lm), or taken from the text (authors-words: docstrings, titles,
+    else a sentence)."""
+    query_lm: Rare[str] = ""
+    "Language model that writes queries. Empty: --lm."
+    queries_file: Rare[str] = ""
+    "JSONL file that keeps written queries. Empty: one in the cache, by the place of the corpus."
+    max_queries: Rare[NonNegativeInt] = 4000
+    "Maximum queries to write; training uses the documents that have them. 0: no limit."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Retriever:
+    """The model that is trained."""
+
+    model: str = "HuggingFaceTB/SmolLM2-135M"
+    """Model that becomes the retriever: a hub id (owner/name, or owner/name@revision), a local
+    folder, embedded:smollm2-135m (instruct, 4 bits) or embedded:minilm-l6; or new:tiny, new:small
+    or new:base, an encoder-decoder without training and a tokenizer of the corpus; or auto, or
+    auto:NAME,NAME with more candidates: the one that suits the text, found without labels."""
+    offline_model: ClassVar[str] = OFFLINE_MODEL
+    "Replaces the default --model and --lm when the hub cannot be reached and they are not cached."
+    layers: NonNegativeInt = 6
+    """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models and
+    T5Gemma stay complete."""
+    pooling: Rare[Pooling] = "mean"
+    "How a decoder's token vectors become one vector."
+    lower_case: Rare[Literal["auto", "yes", "no"]] = "auto"
+    "Fold case in the retriever's tokenizer; auto does so if the corpus has almost no capitals."
+    query_prompt: Rare[str] = "query: "
+    "Prefix of every query of a decoder; Sentence-Transformers models keep their own prompts."
+    passage_prompt: Rare[str] = "passage: "
+    "Prefix of every passage, likewise."
+    max_tokens: PositiveInt = 512
+    "Longest text that the saved retriever reads, in tokens; the rest is truncated."
+    lora_rank: NonNegativeInt = 64
+    """Rank of the retriever's LoRA, which is merged on saving. 0: train all weights of its
+    transformer instead. A static retriever has no LoRA."""
+    lora_alpha: Rare[PositiveInt] = 64
+    "The scale of LoRA is alpha / rank."
+    lora_dropout: Rare[Share] = 0.0
+    "Dropout inside LoRA."
+    matryoshka: Widths = ()
+    """Train vectors that may be truncated to these widths, 64 128 256 for example; each batch
+    trains one width."""
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Context:
+    """Documents of the corpus that the retriever reads before every text (CDE)."""
+
+    slots: NonNegativeInt = 0
+    """Read this many documents of the corpus, a vector each, before every text, so that vectors say
+    what is special in this corpus (CDE). 0: none."""
+    context_from: Rare[Literal["batch", "corpus", "constant"]] = "batch"
+    """Which ones in training: texts of the batch, any of its corpus, or constant: learned rows
+    without documents, the control."""
+    context_tokens: ClassVar[int] = 64  # that are read of each
+    context_dropout: ClassVar[float] = 0.005  # chance of each to be left out, for each text
+    context_null: ClassVar[float] = 0.1
+    "Chance of a batch to have no documents, so that a retriever without a corpus still works."
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Fit:
+    """The label-free fit of a decoder's pooling to the corpus, before training."""
+
+    token_weighting: NonNegativeFloat = 3e-3
+    """SIF: weight each token in the mean by a / (a + its share of the corpus's tokens), this being
+    a; punctuation by 0. 0: equal weights."""
+    whitening: NonNegativeFloat = 0.4
+    """Whiten pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a
+    linear layer. 0: off, 0.5: fully."""
+    lexical: NonNegativeFloat = 1.0
+    """Append the mean of the tokens' own whitened embeddings at this weight, which doubles the
+    width. 0: off."""
+
+
+@dataclass(frozen=True, config=CHECKED)
+class LM:
+    """The language model that gives the signal."""
+
+    model: str = "HuggingFaceTB/SmolLM2-135M"
+    """Language model that gives the signal: a hub id, a local folder or embedded:smollm2-135m (the
+    instruct model in 4 bits)."""
+    lm_tokens: Annotated[int, Field(ge=2)] = 156
+    "Longest chunk that the LM, and the retriever in training, read, in tokens."
+    loss_tokens: Rare[Literal["all", "corpus"]] = "all"
+    """Tokens that the soft-max of the LM's loss is over: all, or those of the corpus, which saves
+    more than half of a step with a vocabulary of 262,144."""
+    shard_lm: Rare[bool] = False
+    """Under torchrun, each process holds a part of the frozen LM's layers, for one that does not
+    fit into a GPU beside the rest."""
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Training:
+    """The loop: limits, checks, checkpoints and arithmetic."""
+
+    learning_rate: NonNegativeFloat = 1e-4
+    """Highest learning rate of AdamW; the rows of a static retriever take ten times that, and their
+    weights fifty times."""
+    warmup_steps: Rare[NonNegativeInt] = 10
+    "Steps of linear warm-up."
+    groups_per_step: PositiveInt = 1
+    "Groups per optimiser step, of all processes together."
+    groups_per_batch: Rare[PositiveInt] = 1
+    "Groups per forward pass; more fill a GPU and take more memory."
+    retriever_batch: Rare[NonNegativeInt] = 0
+    """Texts per forward pass of the retriever, repeated in the backward pass: less memory, one more
+    forward pass. 0: all at once."""
+    max_steps: NonNegativeInt = 0
+    "Stop after this many steps. 0: no limit."
+    max_minutes: NonNegativeFloat = 20.0
+    """Stop after this much training time. 0: no limit. The learning rate falls to 0 over whichever
+    limit is nearer."""
+    max_tokens_read: Rare[NonNegativeFloat] = 0.0
+    "Stop after the retriever has read this many million tokens. 0: no limit."
+    check_every: NonNegativeInt = 50
+    "Steps between label-free checks. 0: only at the end."
+    check_queries: ClassVar[int] = 150  # of a task of the label-free check
+    check_passages: ClassVar[int] = 600  # of a task of the label-free check
+    check_questions: NonNegativeInt = 0
+    """Let a language model write questions about this many of these passages, which the check then
+    asks."""
+    keep: Literal["best", "last"] = "best"
+    "Save the state with the best label-free check, or the last one."
+    save_every: Rare[PositiveInt] = 50
+    "Steps between checkpoints."
+    log_every: Rare[PositiveInt] = 5
+    "Steps between lines of metrics.jsonl."
+    seed: NonNegativeInt = 0
+    "Seed of everything that is drawn at random."
+    threads: NonNegativeInt = 0
+    "CPU threads. 0: all cores."
+    precision: Precision = "auto"
+    "Arithmetic of the models; auto is bf16 where the hardware has it."
+    track: Rare[Literal["", "tensorboard", "trackio", "wandb"]] = ""
+    "Also send metrics to this experiment tracker, which must be installed."
+
+
+@dataclasses.dataclass(frozen=True)
+class Indexing:
+    """What an index is made with; it keeps to that when documents are added."""
+
+    chunk_words: int = 120
+    """Maximum words per chunk, counted as for train; one that has more tokens than the model reads
+    is cut again."""
+    language: str = "auto"
+    """Language whose words BM25 stems. auto: found in the text. none: nothing is stemmed. Or a code
+    such as en, de or zh; ru+en for two that have a script of their own."""
+    dimensions: int = 0
+    "Keep this many dimensions of each vector, of those the model was trained for. 0: all."
+    vectors: VectorForm = "binary"
+    """How a large index holds the vectors that it scans; what it finds is scored again by the full
+    ones."""
+    keep_tokens: bool = False
+    """Keep each token's vector too, at one bit per number, so that search --rerank tokens takes
+    milliseconds: about 8 kB more per chunk."""
+
+
+def described(kind: Any) -> dict[str, str]:
+    """The sentence below each field of a section or an objective, and of those it extends."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        for name, field in vars(base).get("__pydantic_fields__", {}).items():
+            if field.description:
+                texts[name] = " ".join(field.description.split())
+    return texts
+
+
+def is_rare(kind: Any, name: str) -> bool:
+    """Whether ``--help`` leaves out a field of a section or an objective."""
+    fields = getattr(kind, "__pydantic_fields__", {})
+    return name in fields and RARE in fields[name].metadata
