@@ -27,6 +27,7 @@ from revela.evaluation.label_free import HeldOutCheck, tasks
 from revela.lm.encoder_decoder import EncoderDecoder
 from revela.objectives import find_heads
 from revela.settings import Recipe
+from revela.settings.objectives import InBatch
 from revela.training import train as run
 from revela.training.loop import BatchReader
 from revela.training.metrics import Progress
@@ -49,6 +50,7 @@ def computing_on(device: torch.device) -> Iterator[None]:
         mock.patch.object(EncoderDecoder, "save", lambda self, folder: save(self.cpu(), folder)),
         mock.patch.object(run, "compute_device", lambda: device),
         mock.patch.object(find_heads, "compute_device", lambda: device),
+        mock.patch.object(InBatch, "gate_first_layer", 0.3),  # as for the records
         mock.patch.object(sentence_transformers, "get_device_name", lambda: device.type),
     ):
         yield
