@@ -108,12 +108,8 @@ class FirstStage(nn.Module):
 
 def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> FirstStage | None:
     """Give a retriever the slots that the recipe asks for, in place, and build its first stage;
-    None without ``--context``. The slots hold the anchors.
-
-    Args:
-        recipe: its section ``context``.
-        model: the retriever, not fitted or trained yet.
-        example: a text of the corpus, whose first tokens a decoder's anchors start as.
+    None without ``--context``. The slots hold the anchors; a decoder's start as the first tokens of
+    ``example``, a text of the corpus.
 
     Raises:
         RevelaError: the model has a context already, or cannot have one.
@@ -127,10 +123,14 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Fir
         return None
     _check_slots(model, settings.slots)
     constant = settings.context_from == "constant"
+    table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
     if position_table(model[0].model) is None:
-        anchors_AD = _anchors_of_tokens(model, settings.slots, example)
+        ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
+        anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
     else:
-        anchors_AD = _anchors_of_mask(model, settings.slots, constant, recipe.training.seed)
+        mask = model.tokenizer.mask_token_id
+        seed = recipe.training.seed if constant else None
+        anchors_AD = _anchors_of_mask(table_VD, mask, settings.slots, seed)
     reader = _documents_reader(model, settings.context_tokens)
     first = FirstStage(reader, anchors_AD, settings.slots, constant).to(model.device)
     add_slots(model, settings.slots)
@@ -138,26 +138,15 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Fir
     return first
 
 
-def _token_table(model: SentenceTransformer) -> Tensor:
-    table_VD: Tensor = model[0].model.get_input_embeddings().weight.detach().float().cpu()
-    return table_VD
-
-
-def _anchors_of_tokens(model: SentenceTransformer, slots: int, example: str) -> Tensor:
-    """The embeddings of the example's first tokens, one for each slot."""
-    ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
-    return _token_table(model)[(ids * slots)[:slots]]
-
-
-def _anchors_of_mask(model: SentenceTransformer, slots: int, constant: bool, seed: int) -> Tensor:
+def _anchors_of_mask(table_VD: Tensor, mask: int | None, slots: int, seed: int | None) -> Tensor:
     """The embedding of the mask token, for all slots, as they have no positions. MiniLM finds as
     much with 16 mask tokens before a text as without (research/notebook.md).
 
-    A constant context has one anchor each, near it: rows that begin equal would stay equal.
+    With a seed, one for each slot, near it: a constant context's rows that begin equal would stay
+    equal.
     """
-    table_VD, mask = _token_table(model), model.tokenizer.mask_token_id
     anchor_1D = torch.zeros_like(table_VD[:1]) if mask is None else table_VD[mask][None]
-    if not constant:
+    if seed is None:
         return anchor_1D
     noise_JD = torch.randn(slots, len(anchor_1D[0]), generator=torch.Generator().manual_seed(seed))
     return anchor_1D + SMALL * table_VD.square().mean().sqrt() * noise_JD
@@ -205,7 +194,6 @@ def slot_ids(model: SentenceTransformer) -> range:
 
 
 def _check_slots(model: SentenceTransformer, count: int) -> None:
-    """Refuse a model that cannot read so many slots."""
     if not isinstance(model[0], modules.Transformer):
         raise RevelaError(
             f"--context {count} needs a transformer, and this model reads each token by itself: "
@@ -291,17 +279,8 @@ def _leave_slots_out(model: SentenceTransformer) -> None:
 
 
 def write_rows(model: SentenceTransformer, rows_JD: Tensor) -> None:
-    """Put a context into a model's slots for good.
-
-    Raises:
-        RevelaError: it has another shape than the slots, or is not finite.
-    """
+    """Put a context into a model's slots for good."""
     table, ids = model[0].model.get_input_embeddings().weight, slot_ids(model)
-    if rows_JD.shape != (len(ids), table.shape[1]) or not rows_JD.isfinite().all():
-        raise RevelaError(
-            f"a context of shape {tuple(rows_JD.shape)} does not fit {len(ids)} slots of "
-            f"{table.shape[1]} numbers, or is not finite: draw it again with this model"
-        )
     with torch.no_grad():
         table[ids.start : ids.stop] = rows_JD.to(table)
 
@@ -313,13 +292,8 @@ def filled(
     null_JD: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Iterator[None]:
-    """While open, a model's slots hold these rows, which may need a gradient.
-
-    Args:
-        model: with J slots.
-        rows_JD: the context.
-        null_JD: what a slot holds instead with probability ``dropout``, drawn per text and slot.
-        dropout: see there.
+    """While open, a model's slots hold these rows, which may need a gradient; each slot of each
+    text with probability ``dropout`` that of ``null_JD``.
     """
     ids, table = slot_ids(model), model[0].model.get_input_embeddings()
 
@@ -348,12 +322,8 @@ def read_as_text(texts: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SavedContext:
-    """What is saved beside a retriever with slots: its first stage, and a context by it.
-
-    Args:
-        first_stage: of the retriever.
-        rows_JD: the context that the retriever is saved with.
-        about: what it was drawn from, for context.json.
+    """What is saved beside a retriever with slots: its first stage, and a context by it, with what
+    it was drawn from.
     """
 
     first_stage: FirstStage
@@ -372,11 +342,7 @@ class SavedContext:
 
 
 def load_first_stage(folder: Path) -> FirstStage | None:
-    """The first stage of a saved retriever; None if it has none.
-
-    Raises:
-        RevelaError: it cannot be opened.
-    """
+    """The first stage of a saved retriever; None if it has none."""
     own = folder / FOLDER
     if not (own / ABOUT).is_file():
         return None
@@ -394,13 +360,8 @@ def load_first_stage(folder: Path) -> FirstStage | None:
 def draw_documents(
     documents: Sequence[Document], count: int, seed: int = 0, words: int = 0
 ) -> list[str]:
-    """Texts for a context, drawn uniformly from documents: one of each while there are enough.
-
-    Args:
-        documents: of a corpus.
-        count: as many as there are slots; fewer are returned only if there are no more.
-        seed: of the draw.
-        words: most words of a text: a random chunk of its document; 0: the whole document.
+    """So many texts for a context, drawn uniformly from documents: one of each while there are
+    enough; chunks of at most so many words, or whole documents (0).
     """
     rng = random.Random(seed)
     order = rng.sample(range(len(documents)), min(count, len(documents)))

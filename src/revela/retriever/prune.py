@@ -32,16 +32,8 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def prune(model: SentenceTransformer, texts: Iterable[str]) -> None:
-    """Drop the tokens that a corpus has no use for, in place: their rows of the embedding table,
-    and their places in the tokenizer.
-
-    Args:
-        model: whose first module is a transformer, not fitted yet.
-        texts: all of the corpus; read once, a few at a time.
-
-    Raises:
-        RevelaError: the tokenizer is neither BPE nor Unigram, or the model has more than one table
-            of tokens.
+    """Drop the tokens that a corpus has no use for, in place, from a model that is not fitted yet:
+    their rows of the embedding table, and their places in the tokenizer.
     """
     from tokenizers import Tokenizer
 

@@ -38,9 +38,6 @@ def save_retriever(
             they become "matryoshka_dims" of its configuration.
         context: of a retriever with slots, which are saved with its rows.
         words_to_vectors: kept in its configuration if it is not 1 (``words_to_vectors_of``).
-
-    Raises:
-        RevelaError: the disk is full, or the folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -48,7 +45,10 @@ def save_retriever(
         tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden,
     ):
         temporary = Path(hidden)
-        _cut_nothing(model)
+        # Training truncates texts shorter than the saved model may read.
+        if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
         # A copy takes the model's memory again, and spares it what is merged and filled in; it is
         # made on the CPU.
         changed = context is not None or needs_merging(model) or model.device.type != "cpu"
@@ -71,13 +71,6 @@ def save_retriever(
         make_readable(temporary)
         flush(temporary)
         _move(temporary, folder)
-
-
-def _cut_nothing(model: SentenceTransformer) -> None:
-    """Reset the tokenizer: training truncates texts shorter than the saved model may read."""
-    if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
 
 
 def _move(temporary: Path, folder: Path) -> None:

@@ -84,16 +84,9 @@ def tables(
 def train_table(
     table: WordTable, texts: Sequence[str], *, steps: int | None = None, seed: int = 0
 ) -> WordTable:
-    """Train the rows and weights of a table.
-
-    Args:
-        table: as ``word_table`` makes it; it is not changed.
-        texts: to learn from; those of fewer than ten words are left out.
-        steps: of Adam; None: ``EPOCHS`` epochs, but ``MOST_STEPS`` at most.
-        seed: of the draws.
-
-    Returns:
-        A table of twice the width; the same table if there are not two texts to learn from.
+    """Train the rows and weights of a table: a new one of twice the width, or the same if there are
+    not two texts of ten words to learn from. By default ``EPOCHS`` epochs, but ``MOST_STEPS`` at
+    most.
     """
     known = [stems_T for stems_T in table.stems(texts) if len(stems_T) >= 2 * SHORTEST]
     if steps is None:
@@ -124,9 +117,7 @@ def row_trainer(
     steps: int | None = None,
     seed: int = 0,
 ) -> TrainRows:
-    """What trains the lexical half of a fit (retriever/fit.py) on documents; the rows are of the
-    model's tokens.
-    """
+    """What trains the lexical half of a fit (retriever/fit.py) on documents."""
     texts, tokenizer = texts_of(documents), model.tokenizer.backend_tokenizer
     return partial(train_pieces, tokenizer, texts=texts, steps=steps, seed=seed)
 
@@ -144,7 +135,6 @@ def train_pieces(
     Args:
         tokenizer: of the ``tokenizers`` library.
         rows_VD: whitened rows of the tokens; 0 for a token that does not count.
-        texts, steps, seed: as for ``train_table``.
 
     Returns:
         (V, 2D): the rows times their trained weights; those of tokens that no text has weigh as one
@@ -165,7 +155,7 @@ def piece_table(
     tokenizer: Any, rows_VD: Tensor, texts: Sequence[str]
 ) -> tuple[WordTable, NDArray[np.int64]]:
     """A table of those of a language model's tokens that texts have, before training, and which
-    they are, (S,); arguments as for ``train_pieces``.
+    they are, (S,).
     """
     norm_V = rows_VD.norm(dim=1)
     each_V = np.where(norm_V > 0, np.arange(len(rows_VD)), -1)
