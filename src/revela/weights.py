@@ -107,9 +107,7 @@ def resolve(name: str) -> Path:
 
 
 def find_weights(name: str, offline_model: str) -> Path:
-    """``resolve``, but a recipe's default model is replaced by ``offline_model`` if there is no
-    network, which is logged.
-    """
+    """``resolve``; without a network ``offline_model`` stands in for a recipe's default model."""
     try:
         return resolve(name)
     except Unreachable:
@@ -198,9 +196,7 @@ def trained_dimensions(folder: Path) -> list[int]:
 
 
 def words_to_vectors_of(folder: Path) -> float:
-    """How much oftener words than a retriever's vectors are taken to find a passage, at least
-    (index/calibration.py): "words_to_vectors" of its configuration, else 1.
-    """
+    """The least odds of words over its vectors (index/calibration.py) of a retriever; else 1."""
     found = _configured(folder).get("words_to_vectors")
     return max(1.0, float(found)) if isinstance(found, int | float) else 1.0
 
@@ -219,9 +215,7 @@ def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
 
 
 def _from_hub(name: str) -> Path:
-    """The snapshot of a model: of its newest commit, or of the last that is cached if the hub
-    cannot be reached. An id without an owner may be one of sentence-transformers.
-    """
+    """A model's newest commit, or the last that is cached; gpt2 may be of sentence-transformers."""
     repo, _, revision = name.partition("@")
     revision = commits.get(name, revision)
     try:

@@ -118,10 +118,8 @@ def test_exactly_what_loads_it_and_its_card_are_sent(trained, monkeypatch, capsy
     assert capsys.readouterr().out == "https://huggingface.co/owner/name\n" and not hub.deleted
     _, path, body, headers = hub.asked[0]
     assert path == "/api/repos/create"
-    assert (
-        json.loads(body)["visibility"] == "private"
-        and headers["authorization"] == "Bearer hf_secret"
-    )
+    assert json.loads(body)["visibility"] == "private"
+    assert headers["authorization"] == "Bearer hf_secret"
     modules = {Path(name).parts[0] for name in hub.sent if "/" in name}
     listed = [part["path"] for part in json.loads(hub.sent["modules.json"])]
     assert modules == {path for path in listed if any((trained / path).glob("*"))} - {""}
@@ -190,7 +188,9 @@ def test_what_the_hub_refuses_is_one_sentence(trained, monkeypatch, answers, mes
     assert not hub.sent
 
 
-def test_a_model_that_exists_is_replaced_only_on_request(trained, monkeypatch):
+def test_a_model_that_exists_is_replaced_only_on_request_and_an_empty_one_filled(
+    trained, monkeypatch
+):
     conflict = {"POST /api/repos/create": 409}
     files = [".gitattributes", "modules.json", "old.bin"]
     hub = Hub(monkeypatch, conflict, files)
@@ -199,10 +199,7 @@ def test_a_model_that_exists_is_replaced_only_on_request(trained, monkeypatch):
     assert not hub.sent
     push(trained, "owner/name", update=True)
     assert hub.sent and "old.bin" in hub.deleted and ".gitattributes" not in hub.deleted
-
-
-def test_one_that_an_earlier_push_left_empty_is_filled(trained, monkeypatch):
-    hub = Hub(monkeypatch, {"POST /api/repos/create": 409}, [".gitattributes"])
+    hub = Hub(monkeypatch, conflict, [".gitattributes"])  # as a push that failed leaves it
     push(trained, "owner/name")
     assert "modules.json" in hub.sent
 

@@ -85,7 +85,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path, how):
     agree(save(tmp_path / "model", **how), how.get("prompts", {}))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_so_are_those_of_a_folder_of_model2vec(tmp_path, dtype):
     """With a row for two tokens, and a weight for each token."""
     file = save(tmp_path / "model") / "model.safetensors"

@@ -169,11 +169,8 @@ def test_truncation_of_texts_and_vectors_is_that_of_the_model(tmp_path):
 def test_a_folder_of_model2vec_is_trained_too(tmp_path):
     static_model().save_pretrained(str(tmp_path))
     rows = rows_VD().numpy()
-    arrays = {
-        "embeddings": rows[:11],
-        "mapping": np.arange(len(rows)) // 2,
-        "weights": np.linspace(0, 1, len(rows)),
-    }
+    arrays = {"embeddings": rows[:11], "mapping": np.arange(len(rows)) // 2}
+    arrays["weights"] = np.linspace(0, 1, len(rows))
     save_file(arrays, tmp_path / "model.safetensors")
     stock = SentenceTransformer(str(tmp_path), device="cpu").float()
     one = RetrieverEncoder(stock, False).encode_passages(TEXTS)

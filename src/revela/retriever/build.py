@@ -178,9 +178,7 @@ def untrained_retriever(
 
 
 def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
-    """Whether a corpus is written in one case: then case says nothing, and queries in another case
-    must not be lost.
-    """
+    """Whether a corpus has one case only, so that queries in another must not be lost."""
     sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
     letters = sum(c.isalpha() for c in sample)
     capitals = sum(c.isupper() for c in sample)

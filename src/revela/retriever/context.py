@@ -108,11 +108,7 @@ class FirstStage(nn.Module):
 
 def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> FirstStage | None:
     """Give a retriever the slots that the recipe asks for, in place, and build its first stage;
-    None without ``--context``. The slots hold the anchors; a decoder's start as the first tokens of
-    ``example``, a text of the corpus.
-
-    Raises:
-        RevelaError: the model has a context already, or cannot have one.
+    None without ``--context``. A decoder's anchors start as the first tokens of ``example``.
     """
     settings = recipe.context
     if slot_ids(model):
@@ -139,11 +135,9 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Fir
 
 
 def _anchors_of_mask(table_VD: Tensor, mask: int | None, slots: int, seed: int | None) -> Tensor:
-    """The embedding of the mask token, for all slots, as they have no positions. MiniLM finds as
-    much with 16 mask tokens before a text as without (research/notebook.md).
-
-    With a seed, one for each slot, near it: a constant context's rows that begin equal would stay
-    equal.
+    """The embedding of the mask token for all slots, which have no positions: MiniLM finds as much
+    with 16 mask tokens before a text as without (research/notebook.md). With a seed (of a constant
+    context), a row near it for each slot, as equal rows would stay equal.
     """
     anchor_1D = torch.zeros_like(table_VD[:1]) if mask is None else table_VD[mask][None]
     if seed is None:
@@ -258,9 +252,7 @@ def _insert_positions(transformer: Any, table: nn.Embedding, count: int) -> None
 
 
 def _leave_slots_out(model: SentenceTransformer) -> None:
-    """Give slots no weight in a mean over tokens, and rows of 0 in a lexical half, as fit.py does
-    in the retrievers that it fits later.
-    """
+    """Give slots no weight in a mean over tokens, and rows of 0 in a lexical half."""
     vocabulary = model.tokenizer.convert_ids_to_tokens(range(len(model.tokenizer)))
     slots = {SLOT.format(j): 0.0 for j in range(len(slot_ids(model)))}
     parts: list[nn.Module] = []
@@ -292,8 +284,8 @@ def filled(
     null_JD: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Iterator[None]:
-    """While open, a model's slots hold these rows, which may need a gradient; each slot of each
-    text with probability ``dropout`` that of ``null_JD``.
+    """While open, a model's slots hold these rows, which may need a gradient; with probability
+    ``dropout`` those of ``null_JD``, drawn per text and slot.
     """
     ids, table = slot_ids(model), model[0].model.get_input_embeddings()
 
@@ -322,9 +314,7 @@ def read_as_text(texts: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SavedContext:
-    """What is saved beside a retriever with slots: its first stage, and a context by it, with what
-    it was drawn from.
-    """
+    """A retriever's first stage, a context by it, and what that was drawn from."""
 
     first_stage: FirstStage
     rows_JD: Tensor
@@ -360,8 +350,8 @@ def load_first_stage(folder: Path) -> FirstStage | None:
 def draw_documents(
     documents: Sequence[Document], count: int, seed: int = 0, words: int = 0
 ) -> list[str]:
-    """So many texts for a context, drawn uniformly from documents: one of each while there are
-    enough; chunks of at most so many words, or whole documents (0).
+    """``count`` texts for a context, drawn uniformly: one of each document while there are enough;
+    chunks of so many words, or whole documents (0).
     """
     rng = random.Random(seed)
     order = rng.sample(range(len(documents)), min(count, len(documents)))

@@ -158,12 +158,9 @@ class RetrieverEncoder:
     def encode_with_tokens(
         self, texts: Sequence[str], progress: bool = False
     ) -> tuple[Vectors, list[Vectors]]:
-        """``encode_passages``, and each passage's token vectors, (T, W) float32 of length one, from
-        the same forward pass, without prompts and special tokens.
-
-        They are those of the transformer's last layer, put through the linear layer after the
-        pooling where the model has one (the mean of a text's tokens goes through it too). A model
-        without a transformer has none.
+        """``encode_passages``, and each passage's unit token vectors, (T, W) float32, without
+        prompts and special tokens: those of the transformer's last layer, put through the linear
+        layer after the pooling where the model has one.
         """
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
         return self._encode(texts, passage_prompt_of(self.model), progress, tokens), tokens
@@ -297,9 +294,8 @@ def _prompt_length(model: SentenceTransformer, prompt: str) -> int:
 def token_batches(
     model: SentenceTransformer, texts: Sequence[str], prompt: str
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Batches of texts of like length, as many as ``TOKENS_PER_BATCH`` holds on a CPU and
-    ``TOKENS_ON_A_GPU`` there, longest first: the indices of a batch's texts, and their features on
-    the model's device.
+    """Batches of texts of like length, longest first: the indices of a batch's texts, and their
+    features on the model's device.
     """
     most = TOKENS_PER_BATCH if model.device.type == "cpu" else TOKENS_ON_A_GPU
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -328,7 +324,7 @@ def token_batches(
 @contextlib.contextmanager
 def transformer_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
     """While open, the model's transformer runs under bf16 autocast, if ``bf16``, and gives fp32;
-    pooling, whitening and rotation, which would lose more by it than they cost, stay in fp32.
+    the modules after it, which would lose more than they cost, stay in fp32.
     """
     if not bf16:
         yield

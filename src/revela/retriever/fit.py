@@ -201,9 +201,7 @@ def token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[
 
 
 def _token_weights(tokenizer: PreTrainedTokenizerFast, counts_V: Tensor, a: float) -> Tensor:
-    """(V,): a / (a + p), where p is the share of a token; 0 without a letter or digit. All 1 if a
-    is 0.
-    """
+    """(V,): a / (a + p(token)); 0 without a letter or digit. All 1 if a is 0."""
     if not a:
         return torch.ones(len(counts_V))
     texts = tokenizer.batch_decode([[i] for i in range(len(counts_V))])
@@ -240,9 +238,7 @@ class _Moments:
 def _read_sample(
     model: SentenceTransformer, texts: Sequence[str], bf16: bool
 ) -> tuple[Tensor, _Moments]:
-    """Pooled vectors of passages, (N, D) in fp64, and moments of their token vectors without
-    prompts and padding.
-    """
+    """Pooled vectors of passages, (N, D) in fp64, and moments of their token vectors."""
     training = model.training
     model.eval()
     prompt_ids = torch.tensor(_prompt_ids(model))
@@ -273,9 +269,7 @@ def _read_sample(
 def _whitening(
     model: SentenceTransformer, pooled_ND: Tensor, token_moments: _Moments, power: float
 ) -> tuple[Tensor, Tensor]:
-    """Weight (D, D) and bias (D,) of the linear layer that centres and whitens pooled vectors, to
-    unit spread.
-    """
+    """Weight (D, D) and bias (D,) that centre and whiten pooled vectors, to unit spread."""
     pooling = next(m for m in model if isinstance(m, modules.Pooling))
     # The last token, or the first, is unlike the others, so its own covariance is taken.
     one = pooling.pooling_mode in ONE_TOKEN
@@ -295,8 +289,7 @@ def _inverse_power(covariance_DD: Tensor, power: float) -> Tensor:
 
 
 def _to_unit_spread(vectors_ND: Tensor) -> float:
-    """The factor that brings the standard deviation of dot products of unrelated texts to 1:
-    1 / sqrt(|C|_F).
+    """1 / sqrt(|C|_F): brings the standard deviation of dot products of unrelated texts to 1.
 
     The cosine sums the two halves of a vector like two noisy scores, so their noise has to be
     equal. Equal norms would not do: training brings contextual vectors closer together at the same
@@ -306,9 +299,7 @@ def _to_unit_spread(vectors_ND: Tensor) -> float:
 
 
 def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tensor) -> Tensor:
-    """(V, D): each token's input embedding, whitened over the corpus's tokens and of unit length,
-    times its weight.
-    """
+    """(V, D): each token's whitened input embedding, of unit length, times its weight."""
     embeddings_VD = model[0].model.get_input_embeddings().weight.float().cpu()
     whiten = whitening_of(embeddings_VD, counts_V)
     table_VD = torch.empty(len(counts_V), embeddings_VD.shape[1])
@@ -319,9 +310,7 @@ def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tenso
 
 
 def whitening_of(rows_VD: Tensor, counts_V: Tensor) -> Callable[[Tensor], Tensor]:
-    """What whitens rows, by the rows that occur so often, and brings them to unit length; all rows
-    count as of unit length.
-    """
+    """What whitens rows, by those that occur so often; both are taken as of unit length."""
     seen_S = counts_V.nonzero().squeeze(1)
     share_S1 = (counts_V[seen_S] / counts_V.sum()).double()[:, None]
     unit_SD = F.normalize(rows_VD[seen_S], dim=1).double()
@@ -360,9 +349,7 @@ def _principal_axes(vectors_NW: Tensor) -> Tensor:
 
 
 def insert_fit(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
-    """Make a model, in place, of its transformer and pooling and what ``fit_to_corpus`` has found:
-    token weights, whitening, lexical half and rotation, those that there are.
-    """
+    """Make a model of its transformer, its pooling and what a fit has found, in place."""
     transformer = model[0]
     pooling = next(part for part in model if isinstance(part, modules.Pooling))
     parts: list[nn.Module] = [transformer, pooling]

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = None) -> Loaded:
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
 
-    ``precision`` is that of a transformer; static retrievers are added up in fp32. ``max_tokens``
-    truncates texts before the model's own limit does.
-
     Raises:
         RevelaError: the folder is not one, or is damaged.
     """

@@ -82,12 +82,7 @@ def export_onnx(model: SentenceTransformer, out: Path) -> float:
 
 
 class OnnxEncoder:
-    """The ``Encoder`` of an exported folder, by onnxruntime and tokenizers alone.
-
-    Args:
-        folder: made by ``export_onnx``.
-        threads: of onnxruntime; 0: all cores.
-    """
+    """The ``Encoder`` of an exported folder; ``threads`` of 0 are all cores."""
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
         with extra("onnx", "an ONNX model"):

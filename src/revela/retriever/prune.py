@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def prune(model: SentenceTransformer, texts: Iterable[str]) -> None:
-    """Drop the tokens that a corpus has no use for, in place, from a model that is not fitted yet:
-    their rows of the embedding table, and their places in the tokenizer.
-    """
+    """Drop the tokens that a corpus has no use for from a model that is not fitted, in place."""
     from tokenizers import Tokenizer
 
     transformer, tokenizer = model[0].model, model.tokenizer

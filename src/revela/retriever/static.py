@@ -154,9 +154,7 @@ class StaticEncoder:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterator[list[int]]:
-    """The tokens of each text, without special ones, by a tokenizer of the ``tokenizers`` library;
-    many texts are read at once.
-    """
+    """The tokens of each text, without special ones; many texts are read at once."""
     for start in range(0, len(texts), READ_AHEAD):
         part = [prompt + text for text in texts[start : start + READ_AHEAD]]
         for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
@@ -191,8 +189,8 @@ def _fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _table(file: Path) -> NDArray[Any]:
-    """The row of each token, (V, D), as a part of the file in memory, of which only the rows that
-    are needed are read; model2vec's weights and mapping of tokens are worked in.
+    """The row of each token, (V, D), in a memory-mapped file, so that only rows that are needed are
+    read; model2vec's weights and mapping of tokens are worked in.
     """
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")

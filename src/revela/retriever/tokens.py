@@ -142,8 +142,8 @@ def halves(
     max_tokens: int,
     draws: Sequence[random.Random] | None = None,
 ) -> list[str]:
-    """Each text up to the middle of its tokens, after truncation to ``max_tokens``; with ``draws``,
-    as many tokens in one piece, from any place on.
+    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, as
+    many from any place on.
     """
     tokens = tokenizer(
         list(texts),

@@ -177,9 +177,7 @@ def idf_weights(texts_S: NDArray[np.float64], total: int) -> Tensor:
 
 
 def _pieces(splits: Any, word: str) -> Iterator[tuple[str, list[int]]]:
-    """The pieces that an LM splits a word into, as text, and their tokens; tokens of parts of a
-    character's bytes are joined.
-    """
+    """The pieces that an LM splits a word into, of whole characters, and their tokens."""
     read = splits.encode(word, add_special_tokens=False)
     begin, past, ids = 0, 0, list[int]()
     for token, (start, end) in zip(read.ids, read.offsets, strict=True):

@@ -50,9 +50,7 @@ Stems = NDArray[np.int64]
 
 
 def texts_of(documents: Sequence[Document]) -> list[str]:
-    """What a table is made of and learns from: windows of the documents, each after its title; an
-    even sample of very many.
-    """
+    """Windows of the documents, each after its title; an even sample of very many."""
     some = [(i, documents[i]) for i in evenly(len(documents), MOST_TEXTS).tolist()]
     windows = [
         f"{document.title} {window.text}".strip()
@@ -71,9 +69,7 @@ def tables(
     steps: int | None = None,
     seed: int = 0,
 ) -> tuple[WordTable, WordTable]:
-    """The table of the words of all documents, and the same trained on those that are not held out;
-    ``lm`` is the folder of a language model.
-    """
+    """The table of the words of all documents, and the same trained on those not held out."""
     texts = texts_of(documents)
     terms = Analyzer(detect(texts) if language == "auto" else language)
     table = word_table(lm, [*texts, *texts_of(held_out)], terms)
@@ -84,9 +80,8 @@ def tables(
 def train_table(
     table: WordTable, texts: Sequence[str], *, steps: int | None = None, seed: int = 0
 ) -> WordTable:
-    """Train the rows and weights of a table: a new one of twice the width, or the same if there are
-    not two texts of ten words to learn from. By default ``EPOCHS`` epochs, but ``MOST_STEPS`` at
-    most.
+    """A table of twice the width, trained for ``steps`` (by default ``EPOCHS``, ``MOST_STEPS`` at
+    most); the same table if there are not two texts of ten words to learn from.
     """
     known = [stems_T for stems_T in table.stems(texts) if len(stems_T) >= 2 * SHORTEST]
     if steps is None:
@@ -154,9 +149,7 @@ def train_pieces(
 def piece_table(
     tokenizer: Any, rows_VD: Tensor, texts: Sequence[str]
 ) -> tuple[WordTable, NDArray[np.int64]]:
-    """A table of those of a language model's tokens that texts have, before training, and which
-    they are, (S,).
-    """
+    """An untrained table of those of an LM's tokens that texts have; and which they are, (S,)."""
     norm_V = rows_VD.norm(dim=1)
     each_V = np.where(norm_V > 0, np.arange(len(rows_VD)), -1)
     _, texts_V = frequencies(WordTable(tokenizer, each_V, rows_VD, norm_V), texts)
