@@ -98,28 +98,26 @@ class OnnxEncoder:
         self.config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode texts as queries: (N, D) float32 vectors of length one."""
+        """(N, D) float32 vectors of length one."""
         return self._encode(texts, self.config["prompts"]["query"], progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode texts as passages: (N, D) float32 vectors of length one."""
+        """(N, D) float32 vectors of length one."""
         return self._encode(texts, self.config["prompts"]["passage"], progress)
 
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
         vectors_ND = np.empty((len(texts), self.config["dimension"]), dtype=np.float32)
         texts = read_as_text(texts) if STEM in prompt else texts
         by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
-            for start in range(0, len(texts), BATCH):
-                rows = by_length[start : start + BATCH]
-                # An empty text has no token to pool.
-                read = [prompt + (texts[i] if texts[i].strip() else ".") for i in rows]
-                encodings = self.tokenizer.encode_batch(read)
-                ids_BL = np.array([e.ids for e in encodings], np.int64)
-                mask_BL = np.array([e.attention_mask for e in encodings], np.int64)
-                inputs = dict(zip(INPUTS, (ids_BL, mask_BL), strict=True))
-                vectors_ND[rows] = self.session.run([OUTPUT], inputs)[0]
-                bar.update(len(rows))
+        for start in tqdm(range(0, len(texts), BATCH), unit="batch", disable=not progress):
+            rows = by_length[start : start + BATCH]
+            # An empty text has no token to pool.
+            read = [prompt + (texts[i] if texts[i].strip() else ".") for i in rows]
+            encodings = self.tokenizer.encode_batch(read)
+            ids_BL = np.array([e.ids for e in encodings], np.int64)
+            mask_BL = np.array([e.attention_mask for e in encodings], np.int64)
+            inputs = dict(zip(INPUTS, (ids_BL, mask_BL), strict=True))
+            vectors_ND[rows] = self.session.run([OUTPUT], inputs)[0]
         return vectors_ND
 
 

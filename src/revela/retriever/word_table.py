@@ -13,7 +13,6 @@ Shapes: N texts, T tokens of a text, V tokens, S stems, P pieces of the LM, D nu
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -236,11 +235,7 @@ def _input_embeddings(lm: Path) -> Tensor:
         model = AutoModel.from_config(AutoConfig.from_pretrained(lm))
     table = model.get_input_embeddings().weight
     (name,) = (name for name, parameter in model.named_parameters() if parameter is table)
-    index = lm / "model.safetensors.index.json"
-    files = {lm / "model.safetensors"}
-    if index.is_file():
-        files = {lm / file for file in json.loads(index.read_text())["weight_map"].values()}
-    for file in sorted(files):
+    for file in sorted(lm.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             for stored in opened.keys():  # noqa: SIM118 (not a dict)
                 if stored == name or stored.endswith(f".{name}"):
