@@ -81,7 +81,7 @@ def resolve(name: str) -> Path:
 
     Raises:
         Unreachable: the hub cannot be reached, and the model is not cached.
-        RevelaError: not a model folder, not installed, damaged, or the hub does not give it.
+        RevelaError: it is no model, not installed, or the hub does not give it.
     """
     if name in EMBEDDED:
         return _embedded(name, EMBEDDED[name])

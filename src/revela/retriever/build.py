@@ -61,11 +61,10 @@ def build_retriever(
     query_prompt: str,
     passage_prompt: str,
 ) -> SentenceTransformer:
-    """Build an untrained retriever from a model folder, in fp32.
+    """Build an untrained retriever from a model folder, in fp32: bf16 would round small updates of
+    LoRA away.
 
-    A Sentence-Transformers folder is taken as it is, with its own pooling, prompts, length and
-    case; the other arguments are for decoders. Weights are fp32 whatever they were stored in: bf16
-    would round small updates of LoRA away.
+    A Sentence-Transformers folder is taken as it is; the other arguments are for decoders.
 
     Args:
         folder: of a decoder, or of a Sentence-Transformers model.

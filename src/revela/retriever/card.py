@@ -69,9 +69,8 @@ class Card:
 
     Attributes:
         learned_from: a sentence: what was trained or fitted, and how. May name settings: {model}.
-        corpus: what it was made on, joined by ", "; it has so many ``documents``.
+        corpus: joined by ", "; it has so many ``documents``.
         scores: nDCG@10 by system, then by task.
-        minutes: that training, or the fit, took.
         steps: of training; None: it was fitted only.
         matryoshka: widths that its vectors were trained to be truncated to.
         slots: how many documents it reads as its context; 0: none.
@@ -117,8 +116,7 @@ class Card:
 
 
 def without_folders(paths: str) -> str:
-    """The last part of each of these paths, joined by ", "; of a flag's value, --flag=path, too.
-    What is no path, such as the name of a model on the hub, stays.
+    """The last part of each path, or of --flag=path; what is no path stays.
 
     >>> without_folders("/home/bob/docs, ../wiki"), without_folders("owner/name")
     ('docs, wiki', 'owner/name')

@@ -50,16 +50,9 @@ SMALL = 0.1  # of the embedding table's root mean square
 
 
 class FirstStage(nn.Module):
-    """What fills the slots of a retriever.
-
-    Args:
-        model: head(M1(y)) as ``sentence_embedding``.
-        anchors_AD: a row per slot, or one that all share.
-        slots: J.
-        constant: the context is the anchors, whatever the documents.
-
-    Attributes:
-        null_D: added to the anchor of a slot without a document, in place of its vector.
+    """What fills the slots of a retriever: ``model`` gives head(M1(y)), ``anchors_AD`` has a row
+    for each slot or one for all. A slot without a document has ``null_D`` in place of its vector; a
+    ``constant`` context is the anchors, whatever the documents.
     """
 
     def __init__(

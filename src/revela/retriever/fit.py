@@ -154,7 +154,7 @@ def fit_to_corpus(
         settings: which of them, and how much.
         seed: of the sample.
         bf16: run the transformer under bf16 autocast.
-        train_rows: of the lexical half; None: it is not trained.
+        train_rows: of the lexical half, if it is trained.
     """
     texts = random.Random(seed).sample(texts, min(len(texts), FITTING_SAMPLE))
     tokenizer, fitted = model[0].tokenizer, dict[str, Tensor]()

@@ -34,10 +34,9 @@ def save_retriever(
         model: the retriever, with or without LoRA.
         folder: created if need be.
         card: text of README.md.
-        matryoshka: widths that its vectors were trained to be truncated to; with the full width
-            they become "matryoshka_dims" of its configuration.
+        matryoshka: widths that its vectors were trained to be truncated to.
         context: of a retriever with slots, which are saved with its rows.
-        words_to_vectors: kept in its configuration if it is not 1 (``words_to_vectors_of``).
+        words_to_vectors: see ``words_to_vectors_of``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (

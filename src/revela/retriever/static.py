@@ -50,15 +50,10 @@ def _table_folder(folder: Path) -> Path | None:
 
 
 class StaticEncoder:
-    """The ``TokenEncoder`` of a static retriever; of single tokens it has no vectors.
+    """The ``TokenEncoder`` of a static retriever, without vectors of tokens; threads may share it.
 
-    Threads may share it.
-
-    Args:
-        table_VD: a row per token, as numbers or as the bits of bf16; added up in fp32.
-        tokenizer: of the ``tokenizers`` library.
-        max_tokens: truncate texts here; None: where the tokenizer does.
-        name: of the model, for messages.
+    ``table_VD`` has numbers or the bits of bf16; it is added up in fp32. Texts are truncated to
+    ``max_tokens``, or where the tokenizer (of the ``tokenizers`` library) does.
     """
 
     slots = 0

@@ -55,12 +55,7 @@ def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> Toke
 class TokenCounter:
     """Counts tokens as a model reads them, with its prompts, by a copy of its tokenizer: its
     own changes truncation and padding at every call, which is not safe beside another thread.
-
-    Args:
-        tokenizer: of the ``tokenizers`` library.
-        limit: tokens that the model reads of a text; None: all.
-        special_tokens: whether the model adds them to a text.
-        as_text: changes texts before the model reads them.
+    ``limit`` is how many tokens the model reads; ``as_text`` changes texts before it does.
     """
 
     def __init__(

@@ -60,12 +60,8 @@ class TwoHalves(nn.Module):
         return torch.cat([self.fixed_SD, self.rows_SD.detach()], dim=1)
 
     def forward(self, rows_T: Tensor, starts_N: Tensor, begun: bool = False) -> Tensor:
-        """(N, 2 D): the weighted sum of each text's rows, of both halves side by side.
-
-        Args:
-            rows_T: of all texts, one after another.
-            starts_N: where each text begins.
-            begun: of the rows before training, which have one half: (N, D).
+        """(N, 2 D): the weighted sum of each text's rows, which lie one after another from
+        ``starts_N`` on; of the rows before training, if ``begun``, (N, D).
         """
         halves = [self.fixed_SD] if begun else [self.fixed_SD, self.rows_SD]
         weight_T = (self.begun_S if begun else self.weight_S())[rows_T]
@@ -77,14 +73,8 @@ class TwoHalves(nn.Module):
 
 
 class TrainedTable(modules.InputModule):
-    """In place of a ``StaticEmbedding`` while it is trained; reads texts whole.
-
-    Args:
-        static: what is trained.
-        width: numbers of a row that are kept; None: all.
-
-    Attributes:
-        begun: whether vectors are those before training: of half the width, with the same cosines.
+    """In place of a ``StaticEmbedding`` while it is trained, of whose rows ``width`` numbers are
+    kept; reads texts whole. While ``begun``, vectors are those before training, of half the width.
     """
 
     max_seq_length = math.inf

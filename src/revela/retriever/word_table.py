@@ -203,10 +203,12 @@ def _mean_rows(
     used, place = np.unique(np.concatenate([*ids, []]).astype(np.int64), return_inverse=True)
     unit_UD = F.normalize(embeddings_PD[torch.from_numpy(used)].float(), dim=1)
     share_V = np.maximum(counts_V, 1) / np.maximum(sizes_V, 1)
-    share = torch.from_numpy(np.repeat(share_V, sizes_V)).float()
-    indices = torch.from_numpy(np.stack([np.repeat(stem_V, sizes_V), place]))
-    share_SU = torch.sparse_coo_tensor(indices, share, (stems, len(used)))
-    return torch.sparse.mm(share_SU, unit_UD)
+    of_stem = np.repeat(stem_V, sizes_V)
+    order = np.argsort(of_stem, kind="stable")
+    starts_S = torch.from_numpy(np.searchsorted(of_stem[order], np.arange(stems)))
+    share = torch.from_numpy(np.repeat(share_V, sizes_V)[order]).float()
+    places = torch.from_numpy(place[order])
+    return F.embedding_bag(places, unit_UD, starts_S, mode="sum", per_sample_weights=share)
 
 
 def _lm_tokenizer(lm: Path) -> Any:
