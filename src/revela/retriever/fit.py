@@ -165,8 +165,8 @@ def fit_to_corpus(
         fitted["weight_V"] = weight_V
     insert_fit(model, fitted)  # texts are read with it
     if settings.whitening or settings.lexical:
-        pooled_ND, token_moments = _read_sample(model, texts, bf16)
-        weight_DD, bias_D = _whitening(model, pooled_ND, token_moments, settings.whitening)
+        pooled_ND, covariance_DD = _read_sample(model, texts, bf16)
+        weight_DD, bias_D = _whitening(pooled_ND, covariance_DD, settings.whitening)
         fitted |= {"weight_DD": weight_DD, "bias_D": bias_D}
         halves = [pooled_ND @ weight_DD.double().T + bias_D]
         if settings.lexical:
@@ -217,28 +217,12 @@ def _prompt_ids(model: SentenceTransformer) -> list[int]:
     return [i for prompt in prompts for i in token_ids(model.tokenizer, [prompt])[0]]
 
 
-class _Moments:
-    """Running mean and covariance of vectors (D,), in fp64."""
-
-    def __init__(self, width: int) -> None:
-        self.count, self.sum_D = 0, torch.zeros(width).double()
-        self.outer_DD = torch.zeros(width, width).double()
-
-    def add(self, rows_TD: Tensor) -> None:
-        rows_TD = rows_TD.double()
-        self.count += len(rows_TD)
-        self.sum_D += rows_TD.sum(dim=0)
-        self.outer_DD += rows_TD.T @ rows_TD
-
-    def covariance(self) -> Tensor:
-        mean_D = self.sum_D / self.count
-        return self.outer_DD / self.count - torch.outer(mean_D, mean_D)
-
-
 def _read_sample(
     model: SentenceTransformer, texts: Sequence[str], bf16: bool
-) -> tuple[Tensor, _Moments]:
-    """Pooled vectors of passages, (N, D) in fp64, and moments of their token vectors."""
+) -> tuple[Tensor, Tensor]:
+    """Pooled vectors of passages, (N, D), and the covariance of their token vectors, in fp64; of
+    the vectors themselves where each is one token, the last or the first, unlike the others.
+    """
     training = model.training
     model.eval()
     prompt_ids = torch.tensor(_prompt_ids(model))
@@ -246,7 +230,8 @@ def _read_sample(
     pooling = next(i for i, part in enumerate(parts) if isinstance(part, modules.Pooling))
     transformer, *rest = parts[: pooling + 1]
     width = transformer.get_embedding_dimension()
-    pooled_ND, moments = torch.empty(len(texts), width).double(), _Moments(width)
+    pooled_ND, tokens = torch.empty(len(texts), width).double(), 0
+    sum_D, outer_DD = torch.zeros(width).double(), torch.zeros(width, width).double()
     shown = waiting("fitting", "chunk", total=len(texts))
     with without_padding(model), transformer_in_bf16(model, bf16):
         for indices, features in token_batches(model, texts, passage_prompt_of(model)):
@@ -254,7 +239,10 @@ def _read_sample(
             kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
             places = sent(kept_NT.flatten().nonzero().squeeze(1), model.device)
             features = transformer(features)
-            moments.add(features["token_embeddings"].flatten(0, 1)[places].cpu())
+            states_TD = features["token_embeddings"].flatten(0, 1)[places].cpu().double()
+            tokens += len(states_TD)
+            sum_D += states_TD.sum(dim=0)
+            outer_DD += states_TD.T @ states_TD
             for module in rest:
                 features = module(features)
             pooled_ND[indices] = features["sentence_embedding"].cpu().double()
@@ -263,19 +251,15 @@ def _read_sample(
     return_freed(model.device)
     shown.close()
     model.train(training)
-    return pooled_ND, moments
+    if parts[pooling].pooling_mode in ONE_TOKEN:
+        return pooled_ND, torch.cov(pooled_ND.T)
+    mean_D = sum_D / tokens
+    return pooled_ND, outer_DD / tokens - torch.outer(mean_D, mean_D)
 
 
-def _whitening(
-    model: SentenceTransformer, pooled_ND: Tensor, token_moments: _Moments, power: float
-) -> tuple[Tensor, Tensor]:
+def _whitening(pooled_ND: Tensor, covariance_DD: Tensor, power: float) -> tuple[Tensor, Tensor]:
     """Weight (D, D) and bias (D,) that centre and whiten pooled vectors, to unit spread."""
-    pooling = next(m for m in model if isinstance(m, modules.Pooling))
-    # The last token, or the first, is unlike the others, so its own covariance is taken.
-    one = pooling.pooling_mode in ONE_TOKEN
-    covariance_DD = torch.cov(pooled_ND.T) if one else token_moments.covariance()
-    weight_DD = _inverse_power(covariance_DD, power)
-    mean_D = pooled_ND.mean(dim=0)
+    weight_DD, mean_D = _inverse_power(covariance_DD, power), pooled_ND.mean(dim=0)
     scale = _to_unit_spread((pooled_ND - mean_D) @ weight_DD)
     return (scale * weight_DD.T).float().contiguous(), (-scale * (mean_D @ weight_DD)).float()
 

@@ -135,29 +135,22 @@ def train_pieces(
         (V, 2D): the rows times their trained weights; those of tokens that no text has weigh as one
         that a single text has. (V, D), the same rows, if there is nothing to learn from.
     """
-    table, seen_S = piece_table(tokenizer, rows_VD, texts)
-    trained = train_table(table, texts, steps=steps, seed=seed)
-    if trained is table:
-        return rows_VD
-    # Of 262,144 tokens each copy would be most of a gigabyte.
-    norm_V1 = rows_VD.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    both_VW = rows_VD.repeat(1, 2).div_(norm_V1).mul_(table.weight_S.max())
-    both_VW[seen_S] = trained.rows_SD * trained.weight_S[:, None]
-    return both_VW
-
-
-def piece_table(
-    tokenizer: Any, rows_VD: Tensor, texts: Sequence[str]
-) -> tuple[WordTable, NDArray[np.int64]]:
-    """An untrained table of those of an LM's tokens that texts have; and which they are, (S,)."""
     norm_V = rows_VD.norm(dim=1)
     each_V = np.where(norm_V > 0, np.arange(len(rows_VD)), -1)
     _, texts_V = frequencies(WordTable(tokenizer, each_V, rows_VD, norm_V), texts)
     seen_S = np.flatnonzero(texts_V)
     stem_V = np.full(len(rows_VD), -1)
     stem_V[seen_S] = np.arange(len(seen_S))
-    unit_SD = rows_VD[seen_S] / norm_V[seen_S, None]
-    return WordTable(tokenizer, stem_V, unit_SD, idf_weights(texts_V[seen_S], len(texts))), seen_S
+    weight_S = idf_weights(texts_V[seen_S], len(texts))
+    table = WordTable(tokenizer, stem_V, rows_VD[seen_S] / norm_V[seen_S, None], weight_S)
+    trained = train_table(table, texts, steps=steps, seed=seed)
+    if trained is table:
+        return rows_VD
+    # Of 262,144 tokens each copy would be most of a gigabyte.
+    norm_V1 = norm_V.clamp(min=1e-12)[:, None]
+    both_VW = rows_VD.repeat(1, 2).div_(norm_V1).mul_(weight_S.max())
+    both_VW[seen_S] = trained.rows_SD * trained.weight_S[:, None]
+    return both_VW
 
 
 def crop_loss(query_BW: Tensor, passage_BW: Tensor) -> Tensor:
