@@ -163,7 +163,7 @@ def fit_to_corpus(
     weight_V[[*_prompt_ids(model), *tokenizer.all_special_ids]] = 0.0
     if settings.token_weighting or slot_ids(model):
         fitted["weight_V"] = weight_V
-    insert_fit(model, fitted)  # texts are read with it
+    _insert_token_weights(model, fitted)  # texts are read with them
     if settings.whitening or settings.lexical:
         pooled_ND, covariance_DD = _read_sample(model, texts, bf16)
         weight_DD, bias_D = _whitening(pooled_ND, covariance_DD, settings.whitening)
@@ -179,7 +179,7 @@ def fit_to_corpus(
             halves.append(scale * means_ND.double())
             fitted["table_VD"] = table_VD.mul_(scale)
         fitted["axes_WW"] = _principal_axes(torch.cat(halves, dim=1)).float()
-    insert_fit(model, fitted)
+    _append_layers(model, fitted)
     log.info(f"token weights and whitening fitted to {len(texts):,} texts")
     return fitted
 
@@ -334,6 +334,12 @@ def _principal_axes(vectors_NW: Tensor) -> Tensor:
 
 def insert_fit(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
     """Make a model of its transformer, its pooling and what a fit has found, in place."""
+    _insert_token_weights(model, fitted)
+    _append_layers(model, fitted)
+
+
+def _insert_token_weights(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
+    """Leave transformer and pooling, and the tokens' weights if there are some."""
     transformer = model[0]
     pooling = next(part for part in model if isinstance(part, modules.Pooling))
     parts: list[nn.Module] = [transformer, pooling]
@@ -344,6 +350,12 @@ def insert_fit(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
         # What one token says is not weighed; the lexical half, which comes later, is.
         place = 2 if pooling.pooling_mode in ONE_TOKEN else 1
         parts.insert(place, modules.WordWeights(vocabulary, by_word))
+    set_parts(model, parts)
+
+
+def _append_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
+    """Append whitening, lexical half and rotation, those that there are, and a normalisation."""
+    parts = list(model)
     if "axes_WW" in fitted:
         whitening = _linear(fitted["weight_DD"], fitted["bias_D"])
         if "table_VD" in fitted:
