@@ -125,7 +125,10 @@ def test_what_cannot_be_fitted_is_refused_before_text_is_read(
         (("--model", "new:tiny"), "new:tiny is made by revela train"),
         (("--model", tmp_path), "neither config.json nor modules.json"),
         (("--model", tiny_lm_folder, "--language", "klingon"), '"klingon" is not known'),
-        (("--model", tiny_lm_folder, "--lexical", "-1"), "--lexical -1.0: give a number of 0 or"),
+        (
+            ("--model", tiny_lm_folder, "--lexical", "-1"),
+            "--lexical -1.0: it should be greater than or",
+        ),
         (("--model", tiny_lm_folder), f"{none} does not exist"),
     ):
         code, _, err = doing("fit", none, *given, "--out", out)
