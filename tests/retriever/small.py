@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tokenizers import Tokenizer, models, pre_tokenizers
+
 from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
 from revela.settings import Fit
@@ -24,3 +26,12 @@ def fit(model, texts, **settings):
     """Fit it, with everything off that is not asked for."""
     off = dict(token_weighting=0.0, whitening=0.0, lexical=0.0)
     fit_to_corpus(model, texts, Fit(**(off | settings)))
+
+
+def tokenizer_of(words, limit=None):
+    """Splits text into these words, of which the first stands for others."""
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, words[0]))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    if limit:
+        made.enable_truncation(limit)
+    return made

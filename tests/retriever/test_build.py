@@ -51,36 +51,35 @@ def test_saved_folders_give_the_same_vectors_in_stock_sentence_transformers(
         if pooling == "mean":
             fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
         add_lora(model, 4, 8, 0.0)
-        torch.manual_seed(0)
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
+        randomise_lora(model)
         save_retriever(model, tmp_path / pooling, "card")
         encoders[str(tmp_path / pooling)] = RetrieverEncoder(model, bf16=False)
     command = [sys.executable, "-c", STOCK, json.dumps(TEXTS), *encoders]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for (queries, passages), encoder in zip(
-        json.loads(done.stdout), encoders.values(), strict=True
-    ):
+    found = json.loads(done.stdout)
+    for (queries, passages), encoder in zip(found, encoders.values(), strict=True):
         np.testing.assert_allclose(queries, encoder.encode_queries(TEXTS), atol=1e-5)
         np.testing.assert_allclose(passages, encoder.encode_passages(TEXTS), atol=1e-5)
         assert not np.allclose(queries, passages, atol=1e-3)  # the prompts differ
     assert not [*tmp_path.rglob("*.bin"), *tmp_path.rglob("*.pt")]
 
 
-def test_lora_changes_the_vectors_and_alone_is_trained(tiny_lm_folder):
-    model = build(tiny_lm_folder)
-    before = RetrieverEncoder(model, False).encode_queries(TEXTS)
-    add_lora(model, 4, 8, 0.0)
-    trained = trainable_state(model)
-    assert trained and all("lora_" in name for name in trained)
-    np.testing.assert_allclose(
-        before, RetrieverEncoder(model, False).encode_queries(TEXTS), atol=1e-6
-    )
+def randomise_lora(model):
+    torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter)
-    assert not np.allclose(before, RetrieverEncoder(model, False).encode_queries(TEXTS), atol=1e-2)
+            torch.nn.init.normal_(parameter, std=0.1)
+
+
+def test_lora_changes_the_vectors_and_alone_is_trained(tiny_lm_folder):
+    encoder = RetrieverEncoder(build(tiny_lm_folder), False)
+    before = encoder.encode_queries(TEXTS)
+    add_lora(encoder.model, 4, 8, 0.0)
+    trained = trainable_state(encoder.model)
+    assert trained and all("lora_" in name for name in trained)
+    np.testing.assert_allclose(before, encoder.encode_queries(TEXTS), atol=1e-6)
+    randomise_lora(encoder.model)
+    assert not np.allclose(before, encoder.encode_queries(TEXTS), atol=1e-2)
 
 
 def test_a_chat_template_is_not_applied(tiny_lm_folder, tmp_path):
@@ -89,14 +88,10 @@ def test_a_chat_template_is_not_applied(tiny_lm_folder, tmp_path):
         "{% for m in messages %}<s>garden5 engine4 {{ m['content'] }}</s>{% endfor %}"
     )
     model = build(folder)
-    assert model.preprocess(["ocean1"])["input_ids"].tolist() == [
-        model.tokenizer("ocean1")["input_ids"]
-    ]
     save_retriever(model, tmp_path / "out", "card")
-    again = load_retriever(tmp_path / "out")
-    assert again.preprocess(["ocean1"])["input_ids"].tolist() == [
-        model.tokenizer("ocean1")["input_ids"]
-    ]
+    ids = [model.tokenizer("ocean1")["input_ids"]]
+    for read in (model, load_retriever(tmp_path / "out")):
+        assert read.preprocess(["ocean1"])["input_ids"].tolist() == ids
 
 
 def test_eos_survives_truncation(tiny_lm_folder):
@@ -152,9 +147,8 @@ def test_encoding_by_token_budget_gives_the_vectors_of_sentence_transformers(
         for i in range(23)
     ] + [""]
     shapes = []
-    model[0].register_forward_pre_hook(
-        lambda _m, inputs: shapes.append(inputs[0]["input_ids"].shape)
-    )
+    transformer = model[0]
+    transformer.register_forward_pre_hook(lambda _, x: shapes.append(x[0]["input_ids"].shape))
     got = RetrieverEncoder(model, bf16=False).encode_passages(texts)
     assert max(rows * columns for rows, columns in shapes) <= 40 and len(shapes) > 4
     want = model.encode([t or "." for t in texts], prompt=model.prompts["document"])
@@ -195,77 +189,60 @@ def test_frozen_weights_are_half_as_large_while_it_is_open(tiny_lm_folder):
 def test_a_model_stored_in_bf16_is_trained_in_fp32(tiny_lm_folder, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    AutoModelForCausalLM.from_pretrained(tiny_lm_folder, dtype=torch.bfloat16).save_pretrained(
-        tmp_path / "half"
-    )
+    half = AutoModelForCausalLM.from_pretrained(tiny_lm_folder, dtype=torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
     AutoTokenizer.from_pretrained(tiny_lm_folder).save_pretrained(tmp_path / "half")
-    model = build(tmp_path / "half", "mean")
-    model.bfloat16().save_pretrained(str(tmp_path / "whole"))
+    build(tmp_path / "half").bfloat16().save_pretrained(str(tmp_path / "whole"))
     for folder in ("half", "whole"):
-        model = build(tmp_path / folder, "mean")
+        model = build(tmp_path / folder)
         add_lora(model, 4, 8, 0.0)
         assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def unit_states(model, text, prompt="", linear=None):
+    """The transformer's states of a text, of length one."""
+    states_TW = model[0](model.preprocess([text], prompt=prompt))["token_embeddings"][0].float()
+    states_TW = states_TW if linear is None else linear(states_TW)
+    return torch.nn.functional.normalize(states_TW, dim=1).detach().numpy()
 
 
 def test_token_vectors_leave_out_prompts_and_special_tokens_and_come_with_the_same_vectors(
     tiny_lm_folder,
 ):
     model = build(tiny_lm_folder, pooling="eos")
-    encoder, texts = (
-        RetrieverEncoder(model, bf16=False),
-        ["ocean1 ocean2", "the garden and the planet", "x"],
-    )
+    encoder = RetrieverEncoder(model, bf16=False)
+    texts = ["ocean1 ocean2", "the garden and the planet", "x"]
     vectors, tokens = encoder.encode_with_tokens(texts)
     np.testing.assert_array_equal(vectors, encoder.encode_passages(texts))
     for text, tokens_TW in zip(texts, tokens, strict=True):
         count = len(model.tokenizer(" " + text, add_special_tokens=False)["input_ids"])
-        features = model[0](model.preprocess([text], prompt="passage: "))
-        whole_TW = (
-            torch.nn.functional.normalize(features["token_embeddings"][0].float(), dim=1)
-            .detach()
-            .numpy()
-        )
+        whole_TW = unit_states(model, text, "passage: ")
         np.testing.assert_allclose(tokens_TW, whole_TW[-1 - count : -1], atol=1e-5)
     query = "garden1 planet"
     ((vector_D, query_TW, spans), _) = encoder.query_tokens([query, texts[0]])
     np.testing.assert_allclose(vector_D, encoder.encode_queries([query])[0], atol=1e-6)
-    assert (
-        len(query_TW) == len(spans)
-        and "".join(query[a:b] for a, b in spans).replace(" ", "") == "garden1planet"
-    )
+    assert len(query_TW) == len(spans)
+    assert "".join(query[a:b] for a, b in spans).replace(" ", "") == "garden1planet"
 
 
 def test_token_vectors_go_through_the_linear_layer_that_follows_the_pooling(tiny_lm_folder):
-    plain, fitted = (
-        build(tiny_lm_folder, query_prompt="", passage_prompt=""),
-        build(tiny_lm_folder, query_prompt="", passage_prompt=""),
-    )
+    plain, fitted = (build(tiny_lm_folder, query_prompt="", passage_prompt="") for _ in range(2))
     fit(fitted, TEXTS * 5, token_weighting=3e-3, whitening=0.4, lexical=1.0)
     tokens_TW = RetrieverEncoder(fitted, bf16=False).encode_with_tokens(TEXTS[:1])[1][0]
     linear = next(module for module in fitted if isinstance(module, modules.Dense)).linear
-    whole_TW = linear(plain[0](plain.preprocess(TEXTS[:1]))["token_embeddings"][0].float())
-    np.testing.assert_allclose(
-        tokens_TW, torch.nn.functional.normalize(whole_TW, dim=1).detach().numpy(), atol=1e-5
-    )
+    expected = unit_states(plain, TEXTS[0], linear=linear)
+    np.testing.assert_allclose(tokens_TW, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "static"])
-def test_vectors_that_are_not_finite_are_refused_wherever_they_are_made(
-    tiny_lm_folder, tiny_tokenizer, kind
-):
-    if kind == "static":
-        table = modules.StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)
-        model = SentenceTransformer(modules=[table])
-    else:
-        model = build(tiny_lm_folder)
+def test_vectors_that_are_not_finite_are_refused_wherever_they_are_made(tiny_lm_folder):
+    model = build(tiny_lm_folder)
     encoder = RetrieverEncoder(model, bf16=False, name="my-model")
-    row = model.tokenizer.encode(" ocean1", add_special_tokens=False)
-    ids = row if kind == "transformer" else row.ids
-    next(model.parameters()).data[ids[-1]] = np.inf
+    token = model.tokenizer.encode(" ocean1", add_special_tokens=False)[-1]
+    next(model.parameters()).data[token] = np.inf
     encoder.encode_passages(["garden5"])
     said = "my-model gives vectors that are not finite for 1 of 3 texts: its weights are broken"
-    methods = [encoder.encode_queries, encoder.encode_passages]
-    for encode_texts in [*methods, *[encoder.encode_with_tokens] * (kind == "transformer")]:
+    methods = (encoder.encode_queries, encoder.encode_passages, encoder.encode_with_tokens)
+    for encode_texts in methods:
         with pytest.raises(RevelaError, match=said):
             encode_texts(["garden5", "a ocean1", "planet0"])
 

@@ -43,10 +43,8 @@ def test_packed_is_padded_is_one_at_a_time(encoder, other, role):
     alone = np.concatenate([getattr(other, f"encode_{role}")([text]) for text in TEXTS])
     np.testing.assert_allclose(packed, alone, atol=1e-6)
     model, read = encoder.model, [text or "." for text in TEXTS]
-    rows, prompt = (
-        encoder.context_of(TEXTS[1:4]),
-        model.prompts[role.rstrip("s").replace("querie", "query").replace("passage", "document")],
-    )
+    rows = encoder.context_of(TEXTS[1:4])
+    prompt = model.prompts[{"queries": "query", "passages": "document"}[role]]
     with torch.no_grad(), filled(model, rows):
         padded = model(model.preprocess(read, prompt=prompt))["sentence_embedding"].numpy()
     np.testing.assert_allclose(packed, padded, atol=1e-6)
@@ -55,11 +53,8 @@ def test_packed_is_padded_is_one_at_a_time(encoder, other, role):
 
 def test_text_that_looks_like_a_slot_is_text(encoder):
     ids, seen = slot_ids(encoder.model), []
-    handle = (
-        encoder.model[0]
-        .model.get_input_embeddings()
-        .register_forward_hook(lambda _module, inputs, _out: seen.append(inputs[0]))
-    )
+    table = encoder.model[0].model.get_input_embeddings()
+    handle = table.register_forward_hook(lambda _module, inputs, _out: seen.append(inputs[0]))
     text = "ocean1 <|context-3|> engine2 <|context-0|><|context-7|>"
     try:
         vector = encoder.encode_passages([text])
@@ -82,23 +77,17 @@ def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
         assert count([text])[0] > SLOTS + len(bare)
     assert counter.limit == model.max_seq_length == 100 + SLOTS
     # Texts of 40 tokens besides: with slots as without.
-    plain = load_retriever(saved_retriever)
-    assert token_window(model, "m", 40).size == pytest.approx(
-        token_window(plain, "m", 40).size, abs=1
-    )
+    plain = token_window(load_retriever(saved_retriever), "m", 40)
+    assert token_window(model, "m", 40).size == pytest.approx(plain.size, abs=1)
 
 
 def test_onnx_says_what_torch_says(folder, encoder, tmp_path):
     pytest.importorskip("onnxruntime")
-    check = export_onnx(load_retriever(folder), tmp_path / "onnx")
+    assert export_onnx(load_retriever(folder), tmp_path / "onnx") < 1e-5
     exported, texts = OnnxEncoder(tmp_path / "onnx"), [*TEXTS, "a <|context-3|> b"]
-    assert check.difference < 1e-5
-    np.testing.assert_allclose(
-        exported.encode_queries(texts), encoder.encode_queries(texts), atol=1e-5
-    )
-    np.testing.assert_allclose(
-        exported.encode_passages(texts), encoder.encode_passages(texts), atol=1e-5
-    )
+    for encode in ("encode_queries", "encode_passages"):
+        found, expected = (getattr(each, encode)(texts) for each in (exported, encoder))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @settings(max_examples=15)

@@ -45,34 +45,24 @@ def test_whitening_at_half_power_whitens_the_tokens(tiny_lm_folder):
 
 def test_the_lexical_half_is_the_weighted_mean_of_whitened_unit_embeddings(tiny_lm_folder):
     texts, model = some_texts(), build(tiny_lm_folder)
-    tokenizer = model.tokenizer
-    embeddings = torch.nn.functional.normalize(
-        model[0].model.get_input_embeddings().weight.detach(), dim=1
-    ).double()
+    table = model[0].model.get_input_embeddings().weight.detach()
+    unit = torch.nn.functional.normalize(table, dim=1).double()
     fit(model, texts, token_weighting=1e-2, whitening=0.5, lexical=4.0)
-    occurrences = [
-        i for row in tokenizer(texts, add_special_tokens=False)["input_ids"] for i in row
-    ]
-    values, vectors = torch.linalg.eigh(torch.cov(embeddings[occurrences].T, correction=0))
+    rows = model.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    occurrences = [i for row in rows for i in row]
+    values, vectors = torch.linalg.eigh(torch.cov(unit[occurrences].T, correction=0))
     values = values.clamp(min=0) + corpus_fit.RIDGE * values.clamp(min=0).mean()
-    mean = embeddings[occurrences].mean(0)
-    ids = tokenizer("ocean1 garden5", add_special_tokens=False)["input_ids"]
-    expected = torch.zeros(embeddings.shape[1]).double()
-    for i in ids:
-        vector = (embeddings[i] - mean) @ vectors @ torch.diag(values**-0.5)
-        expected += (
-            1e-2
-            / (1e-2 + occurrences.count(i) / len(occurrences))
-            * vector
-            / vector.norm()
-            @ vectors.T
-        )
+    expected = torch.zeros(unit.shape[1]).double()
+    for i in model.tokenizer("ocean1 garden5", add_special_tokens=False)["input_ids"]:
+        vector = (unit[i] - unit[occurrences].mean(0)) @ vectors @ torch.diag(values**-0.5)
+        weight = 1e-2 / (1e-2 + occurrences.count(i) / len(occurrences))
+        expected += weight * vector / vector.norm() @ vectors.T
     without_its_last(model, 2)
     features = model(model.preprocess(["ocean1 garden5"]))
     both = features["sentence_embedding"][0].detach().double()
     lexical = both[len(both) // 2 :]
     np.testing.assert_allclose(lexical / lexical.norm(), expected / expected.norm(), atol=1e-4)
-    assert model.get_embedding_dimension() == len(both) == 2 * embeddings.shape[1]
+    assert model.get_embedding_dimension() == len(both) == 2 * unit.shape[1]
 
 
 def test_the_lexical_weight_is_a_ratio_of_what_the_halves_add_to_dot_products(tiny_lm_folder):
@@ -81,20 +71,14 @@ def test_the_lexical_weight_is_a_ratio_of_what_the_halves_add_to_dot_products(ti
     without_its_last(model, 2)
     vectors = RetrieverEncoder(model, False).encode_passages(texts)
     half, different = vectors.shape[1] // 2, ~np.eye(len(texts), dtype=bool)
-    contextual, lexical = (
-        (part @ part.T)[different].std() for part in (vectors[:, :half], vectors[:, half:])
-    )
+    parts = vectors[:, :half], vectors[:, half:]
+    contextual, lexical = ((part @ part.T)[different].std() for part in parts)
     assert lexical / contextual == pytest.approx(4.0, rel=0.05)
 
 
 def test_lexical_vectors_know_which_texts_share_words(tiny_lm_folder):
-    texts = [
-        "ocean1 ocean2 engine3",
-        "engine3 ocean2",
-        "garden5 garden6",
-        "garden6 garden5 garden7",
-        "",
-    ]
+    texts = ["ocean1 ocean2 engine3", "engine3 ocean2", "garden5 garden6"]
+    texts += ["garden6 garden5 garden7", ""]
     cosines = (v := corpus_fit.lexical_vectors(build(tiny_lm_folder), texts, 1e-2)) @ v.T
     assert cosines[0, 1] > cosines[0, 2] and cosines[2, 3] > cosines[1, 3]
     assert not v[4].any() and np.isfinite(v).all()
@@ -104,13 +88,9 @@ def test_rare_tokens_weigh_more(tiny_lm_folder):
     model = build(tiny_lm_folder)
     fit(model, ["ocean1 ocean1 ocean1 ocean1 garden5"], token_weighting=1e-2)
     weights = model[1].emb_layer.weight[:, 0]
-    frequent, rare = (
-        model.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" ocean1", " garden5")
-    )
-    assert weights[frequent].mean() < weights[rare].mean() <= 1.0
-    assert all(
-        weights[i] == 0 for i in model.tokenizer("query:", add_special_tokens=False)["input_ids"]
-    )
+    read = model.tokenizer([" ocean1", " garden5", "query:"], add_special_tokens=False)
+    frequent, rare, prompt = read["input_ids"]
+    assert weights[frequent].mean() < weights[rare].mean() <= 1.0 and not weights[prompt].any()
 
 
 def test_punctuation_weighs_nothing(tiny_lm_folder):
@@ -137,9 +117,8 @@ def test_the_rotation_changes_no_cosine_and_puts_first_what_says_most(tiny_lm_fo
     np.testing.assert_allclose(rotated @ rotated.T, plain @ plain.T, atol=1e-6)
     energy = (rotated**2).mean(0)
     assert (np.diff(energy) < 1e-6).all()
-    np.testing.assert_allclose(
-        energy, np.linalg.eigvalsh(plain.T @ plain / len(plain))[::-1], atol=1e-5
-    )
+    values = np.linalg.eigvalsh(plain.T @ plain / len(plain))
+    np.testing.assert_allclose(energy, values[::-1], atol=1e-5)
 
 
 TEXTS = [row["text"] for row in make_rows(60)]
@@ -209,9 +188,8 @@ def test_a_model_in_half_precision_becomes_fp32(tiny_bert_folder):
 def test_what_cannot_be_fitted_is_told_in_one_sentence(tiny_bert_folder):
     fitted = revela.fit(SentenceTransformer(str(tiny_bert_folder)), TEXTS)
     dense = embedder(tiny_bert_folder, "mean", modules.Dense(32, 16), modules.Normalize())
-    static = SentenceTransformer(
-        modules=[modules.StaticEmbedding(fitted.tokenizer, embedding_dim=8)]
-    )
+    table = modules.StaticEmbedding(fitted.tokenizer, embedding_dim=8)
+    static = SentenceTransformer(modules=[table])
     cases = [
         (fitted, "WordEmbeddings, .* that is not fitted yet"),
         (dense, "Transformer, Pooling, Dense, Normalize"),

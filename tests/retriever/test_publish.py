@@ -36,19 +36,10 @@ def trained(saved_retriever, tmp_path):
     corpus = "/home/bob/my docs/invoices, /mnt/secret/wiki"
     command = f"revela train '/home/bob/my docs/invoices' --out {HOME}/runs/my-retriever"
     settings = {"model": "/mnt/secret/models/smollm2", "lm": "owner/name", "queries_file": ""}
-    card = Card(
-        name="my-retriever",
-        learned_from="{model} learned.",
-        corpus=corpus,
-        documents=3,
-        command=command,
-        settings=settings,
-        scores={"BM25": {"title": 0.9}, "after": {"title": 0.81234, "title + BM25": 0.95}},
-        minutes=1.0,
-        steps=3,
-        slots=2,
-    ).text()
-    (folder / "README.md").write_text(card)
+    scores = {"BM25": {"title": 0.9}, "after": {"title": 0.81234, "title + BM25": 0.95}}
+    made = dict(command=command, settings=settings, scores=scores, minutes=1.0, steps=3, slots=2)
+    card = Card("my-retriever", "{model} learned.", corpus, 3, **made)
+    (folder / "README.md").write_text(card.text())
     (folder / "run.json").write_text(json.dumps({"about": {"corpus": corpus, "command": command}}))
     (folder / "metrics.jsonl").write_text("{}\n")
     (folder / "training.png").write_bytes(b"png")
@@ -118,10 +109,8 @@ def test_exactly_what_loads_it_and_its_card_are_sent(trained, monkeypatch, capsy
     assert capsys.readouterr().out == "https://huggingface.co/owner/name\n" and not hub.deleted
     _, path, body, headers = hub.asked[0]
     assert path == "/api/repos/create"
-    assert (
-        json.loads(body)["visibility"] == "private"
-        and headers["authorization"] == "Bearer hf_secret"
-    )
+    assert json.loads(body)["visibility"] == "private"
+    assert headers["authorization"] == "Bearer hf_secret"
     modules = {Path(name).parts[0] for name in hub.sent if "/" in name}
     listed = [part["path"] for part in json.loads(hub.sent["modules.json"])]
     assert modules == {path for path in listed if any((trained / path).glob("*"))} - {""}
@@ -152,24 +141,15 @@ def test_the_card_has_the_name_of_the_hub_and_no_paths(trained, monkeypatch):
     assert "https://arxiv.org/abs/2506.16552" in text
 
 
-def test_what_was_sent_loads_by_its_id(trained, monkeypatch, tmp_path):
-    hub = Hub(monkeypatch)
+def test_what_was_sent_loads(trained, monkeypatch, tmp_path):
+    hub, folder = Hub(monkeypatch), tmp_path / "again"
     push(trained, "owner/name")
-    cached = tmp_path / "hub" / "models--owner--name"
     for name, content in hub.sent.items():
-        file = cached / "snapshots" / "0123" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("0123")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.file_download, "HF_HUB_CACHE", str(tmp_path / "hub"), False)
-    hub.answers["all"] = httpx.ConnectError("no network")
-    ours = Retriever("owner/name", precision="fp32")
-    assert ours.folder == cached / "snapshots" / "0123"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     expected = Retriever(trained, precision="fp32").encode_passages(["ocean garden"])
-    assert (ours.encode_passages(["ocean garden"]) == expected).all()
-    stock = SentenceTransformer(str(ours.folder)).encode_document(["ocean garden"])
+    assert (Retriever(folder, precision="fp32").encode_passages(["ocean garden"]) == expected).all()
+    stock = SentenceTransformer(str(folder)).encode_document(["ocean garden"])
     assert abs(stock - expected).max() < 1e-6
 
 
@@ -190,7 +170,9 @@ def test_what_the_hub_refuses_is_one_sentence(trained, monkeypatch, answers, mes
     assert not hub.sent
 
 
-def test_a_model_that_exists_is_replaced_only_on_request(trained, monkeypatch):
+def test_a_model_that_exists_is_replaced_only_on_request_and_an_empty_one_filled(
+    trained, monkeypatch
+):
     conflict = {"POST /api/repos/create": 409}
     files = [".gitattributes", "modules.json", "old.bin"]
     hub = Hub(monkeypatch, conflict, files)
@@ -199,10 +181,7 @@ def test_a_model_that_exists_is_replaced_only_on_request(trained, monkeypatch):
     assert not hub.sent
     push(trained, "owner/name", update=True)
     assert hub.sent and "old.bin" in hub.deleted and ".gitattributes" not in hub.deleted
-
-
-def test_one_that_an_earlier_push_left_empty_is_filled(trained, monkeypatch):
-    hub = Hub(monkeypatch, {"POST /api/repos/create": 409}, [".gitattributes"])
+    hub = Hub(monkeypatch, conflict, [".gitattributes"])  # as a push that failed leaves it
     push(trained, "owner/name")
     assert "modules.json" in hub.sent
 

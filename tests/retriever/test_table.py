@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 
@@ -106,16 +105,11 @@ def test_input_embeddings_are_read_from_shards_and_asked_for_where_there_are_non
     for file in ("config.json", "tokenizer.json"):
         (tmp_path / file).write_bytes((tiny_lm_folder / file).read_bytes())
     weights = load_file(tiny_lm_folder / "model.safetensors")
-    parts = {"a.safetensors": {}, "b.safetensors": {}}
-    for name, tensor in weights.items():
-        parts["b.safetensors" if "embed" in name else "a.safetensors"][name] = tensor
-    for file, tensors in parts.items():
-        save_file(tensors, tmp_path / file)
-    placed = {name: file for file, tensors in parts.items() for name in tensors}
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": placed}))
+    table = {name: weights.pop(name) for name in list(weights) if "embed" in name}
+    save_file(weights, tmp_path / "model-1.safetensors")
+    save_file(table, tmp_path / "model-2.safetensors")
     assert torch.equal(word_table(tmp_path, TEXTS, NO_STEMS).rows_SD, whole.rows_SD)
-    index.write_text(json.dumps({"weight_map": {"a": "a.safetensors"}}))
+    (tmp_path / "model-2.safetensors").unlink()
     with pytest.raises(RevelaError, match=r"has no .*embed.* in safetensors"):
         word_table(tmp_path, TEXTS, NO_STEMS)
     (tmp_path / "tokenizer.json").unlink()

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from small import build
+from tokenizers import Tokenizer, models
 
 from revela.errors import RevelaError
 from revela.retriever.encode import RetrieverEncoder
@@ -22,40 +24,22 @@ def test_a_text_that_fills_the_window_is_read_to_its_end(tiny_lm_folder, pooling
     window = token_window(model, "m", 512)
     spans = window.spans([TEXT])[0]
 
-    def last_read(count):
-        text = TEXT[: spans[count - 1][1]]
-        ids = model.preprocess([text], prompt=model.prompts["query"])["input_ids"][0].tolist()
-        return (
-            ids[-2 if pooling == "eos" else -1]
-            == model.tokenizer(text, add_special_tokens=False)["input_ids"][-1]
-            and len(ids) <= 40
-        )
-
-    assert last_read(window.size) and window.size > 20
+    text = TEXT[: spans[window.size - 1][1]]
+    ids = model.preprocess([text], prompt=model.prompts["query"])["input_ids"][0].tolist()
+    last = model.tokenizer(text, add_special_tokens=False)["input_ids"][-1]
+    assert ids[-2 if pooling == "eos" else -1] == last and 20 < window.size < len(ids) <= 40
     assert token_window(model, "m", 30).size == window.size - 10
 
 
 def test_a_model_without_offsets_is_refused():
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-    from tokenizers import Tokenizer, models
-
-    static = SentenceTransformer(
-        modules=[
-            StaticEmbedding(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), embedding_dim=4)
-        ]
-    )
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    static = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=4)])
     with pytest.raises(RevelaError, match="static has no fast tokenizer"):
         token_window(static, "static", 64)
 
 
-LONG = [
-    TEXT * 3,
-    "ocean1",
-    "",
-    "QUJD" * 60,
-    "蜜蜂通过舞蹈告诉同伴花的位置。" * 9,
-    "ผึ้งเต้นรำเพื่อบอกเพื่อนว่าดอกไม้อยู่ที่ไหน " * 4,
-]
+LONG = [TEXT * 3, "ocean1", "", "QUJD" * 60, "蜜蜂通过舞蹈告诉同伴花的位置。" * 9]
+LONG += ["ผึ้งเต้นรำเพื่อบอกเพื่อนว่าดอกไม้อยู่ที่ไหน " * 4]
 
 
 @pytest.mark.parametrize("head", ["", "About the ocean "])

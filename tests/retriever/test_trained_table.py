@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
-from tokenizers import Tokenizer, models, pre_tokenizers
+from small import tokenizer_of
 
 from revela.errors import RevelaError
 from revela.objectives.contrastive import info_nce
@@ -25,12 +25,6 @@ WORDS = ["<unk>", *(f"word{i}" for i in range(20))]
 TEXTS = ["word1 word2 word2", "word3", "", "unheard of", "word19 word4 word5 word1 word7 nothing"]
 
 
-def tokenizer():
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return made
-
-
 def rows_VD():
     """Random rows; that of unknown words is 0, and words 4 and 5 share one."""
     rows = torch.randn(len(WORDS), 6, generator=torch.Generator().manual_seed(0))
@@ -39,8 +33,8 @@ def rows_VD():
     return rows
 
 
-def static_model(*more, tokenizer=tokenizer, **settings):
-    parts = [modules.StaticEmbedding(tokenizer(), rows_VD()), *more]
+def static_model(*more, limit=None, **settings):
+    parts = [modules.StaticEmbedding(tokenizer_of(WORDS, limit), rows_VD()), *more]
     return SentenceTransformer(modules=parts, device="cpu", **settings)
 
 
@@ -149,15 +143,9 @@ def test_before_training_is_what_the_cosines_were():
     assert (first - now).abs() > 1e-2
 
 
-def truncating():
-    made = tokenizer()
-    made.enable_truncation(2)
-    return made
-
-
 def test_truncation_of_texts_and_vectors_is_that_of_the_model(tmp_path):
-    stock = static_model(tokenizer=truncating, truncate_dim=4)
-    model = trainable(tokenizer=truncating, truncate_dim=4)
+    stock = static_model(limit=2, truncate_dim=4)
+    model = trainable(limit=2, truncate_dim=4)
     one, two = (RetrieverEncoder(m, False).encode_passages(TEXTS) for m in (stock, model))
     assert one.shape[1] == 4 and two.shape[1] == 8
     np.testing.assert_allclose(two @ two.T, one @ one.T, atol=1e-6)
@@ -169,11 +157,8 @@ def test_truncation_of_texts_and_vectors_is_that_of_the_model(tmp_path):
 def test_a_folder_of_model2vec_is_trained_too(tmp_path):
     static_model().save_pretrained(str(tmp_path))
     rows = rows_VD().numpy()
-    arrays = {
-        "embeddings": rows[:11],
-        "mapping": np.arange(len(rows)) // 2,
-        "weights": np.linspace(0, 1, len(rows)),
-    }
+    arrays = {"embeddings": rows[:11], "mapping": np.arange(len(rows)) // 2}
+    arrays["weights"] = np.linspace(0, 1, len(rows))
     save_file(arrays, tmp_path / "model.safetensors")
     stock = SentenceTransformer(str(tmp_path), device="cpu").float()
     one = RetrieverEncoder(stock, False).encode_passages(TEXTS)

@@ -53,7 +53,7 @@ def test_a_crop_and_the_rest_are_the_text():
 
 def test_the_first_half_stays_and_the_second_learns_which_words_go_together(table):
     trained = train_table(table, texts_of_topics(), steps=60)
-    width = table.width
+    width = table.rows_SD.shape[1]
     assert torch.equal(trained.rows_SD[:, :width], table.rows_SD)
     assert not torch.equal(trained.rows_SD[:, width:], table.rows_SD)
 

@@ -15,8 +15,6 @@ from revela.settings import Corpus as corpus_settings
 from revela.settings import Fit, Pooling, Precision, Recipe, Retriever, Training
 from revela.silence import duration
 
-FIT = Fit()
-
 
 @app.command
 def fit(
@@ -27,7 +25,9 @@ def fit(
     layers: int = Retriever.layers,
     pooling: Pooling = Retriever.pooling,
     max_tokens: int = Retriever.max_tokens,
-    fitting: Annotated[Fit, Flat] = FIT,
+    token_weighting: float = Fit.token_weighting,
+    whitening: float = Fit.whitening,
+    lexical: float = Fit.lexical,
     prune: Annotated[bool, Parameter(negative=())] = False,
     static: Annotated[bool, Parameter(negative=())] = False,
     steps: int | None = None,
@@ -55,6 +55,13 @@ def fit(
         How token vectors become one vector.
     max_tokens:
         Longest text that the retriever reads, in tokens; the rest is truncated.
+    token_weighting:
+        Weight each token in the mean by a / (a + its share of the text's tokens), this being a. 0:
+        equal weights.
+    whitening:
+        Whiten pooled vectors by (covariance of token vectors) ** -whitening. 0: off, 0.5: fully.
+    lexical:
+        Append the mean of the tokens' own whitened embeddings at this weight. 0: off.
     prune:
         Leave out the tokens that the corpus has no use for: of a multilingual model most. Other
         words are read in smaller pieces.
@@ -82,7 +89,9 @@ def fit(
         language=language,
         seed=seed,
         precision=precision,
-        **vars(fitting),
+        token_weighting=token_weighting,
+        whitening=whitening,
+        lexical=lexical,
         **vars(reading),
     )
     command = "revela " + shlex.join(sys.argv[1:])

@@ -32,11 +32,7 @@ POOLING_MODES = {"eos": "lasttoken", "mean": "mean", "weighted-mean": "weightedm
 
 
 def load_retriever(folder: Path | str) -> SentenceTransformer:
-    """Open a saved retriever, or any Sentence-Transformers folder, on a GPU if there is one.
-
-    Raises:
-        RevelaError: the folder is not one, or is damaged.
-    """
+    """Open a saved retriever, or any Sentence-Transformers folder, on a GPU if there is one."""
     if not (Path(folder) / "modules.json").is_file():
         reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
         if (Path(folder) / "config.json").is_file():
@@ -65,11 +61,10 @@ def build_retriever(
     query_prompt: str,
     passage_prompt: str,
 ) -> SentenceTransformer:
-    """Build an untrained retriever from a model folder, in fp32.
+    """Build an untrained retriever from a model folder, in fp32: bf16 would round small updates of
+    LoRA away.
 
-    A Sentence-Transformers folder is taken as it is, with its own pooling, prompts, length and
-    case; the other arguments are for decoders. Weights are fp32 whatever they were stored in: bf16
-    would round small updates of LoRA away.
+    A Sentence-Transformers folder is taken as it is; the other arguments are for decoders.
 
     Args:
         folder: of a decoder, or of a Sentence-Transformers model.
@@ -79,9 +74,6 @@ def build_retriever(
         lower_case: lower texts before they are tokenized.
         query_prompt: put before queries.
         passage_prompt: put before passages.
-
-    Raises:
-        RevelaError: the folder cannot be opened as a model.
     """
     if (folder / "modules.json").is_file():
         return load_retriever(folder).float()
@@ -163,21 +155,21 @@ def untrained_retriever(
     recipe: Recipe, folder: Path, documents: Sequence[Document]
 ) -> SentenceTransformer:
     """The retriever before anything is fitted or trained; a static one can be trained."""
-    fold = recipe.retriever.lower_case == "yes" or (
-        recipe.retriever.lower_case == "auto" and has_no_case(documents)
-    )
-    if fold and recipe.retriever.lower_case == "auto":
+    settings = recipe.retriever
+    fold = settings.lower_case == "yes"
+    if settings.lower_case == "auto" and has_no_case(documents):
+        fold = True
         logging.getLogger(__name__).info(
             "the corpus has one case only: queries and passages are folded to lower case"
         )
     model = build_retriever(
         folder,
-        layers=recipe.retriever.layers,
-        pooling=recipe.retriever.pooling,
-        max_tokens=recipe.retriever.max_tokens,
+        layers=settings.layers,
+        pooling=settings.pooling,
+        max_tokens=settings.max_tokens,
         lower_case=fold,
-        query_prompt=recipe.retriever.query_prompt,
-        passage_prompt=recipe.retriever.passage_prompt,
+        query_prompt=settings.query_prompt,
+        passage_prompt=settings.passage_prompt,
     )
     if not isinstance(model[0], modules.Transformer):
         make_trainable(model)
@@ -185,9 +177,7 @@ def untrained_retriever(
 
 
 def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
-    """Whether a corpus is written in one case: then case says nothing, and queries in another case
-    must not be lost.
-    """
+    """Whether a corpus has one case only, so that queries in another must not be lost."""
     sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
     letters = sum(c.isalpha() for c in sample)
     capitals = sum(c.isupper() for c in sample)

@@ -68,15 +68,9 @@ class Card:
     """What a retriever's README.md says.
 
     Attributes:
-        name: of the retriever.
-        learned_from: a sentence: what was trained, and by which objective; or what was fitted. May
-            name settings: {model}.
-        corpus: what it was trained on or fitted to, joined by ", ".
-        documents: of the corpus.
-        command: that made it.
-        settings: of the run.
+        learned_from: a sentence: what was trained or fitted, and how. May name settings: {model}.
+        corpus: joined by ", "; it has so many ``documents``.
         scores: nDCG@10 by system, then by task.
-        minutes: that training, or the fit, took.
         steps: of training; None: it was fitted only.
         matryoshka: widths that its vectors were trained to be truncated to.
         slots: how many documents it reads as its context; 0: none.
@@ -98,6 +92,8 @@ class Card:
 
     def text(self) -> str:
         """The file."""
+        fitted = self.steps is None
+        steps = "" if fitted else f", {self.steps:,} steps"
         settings = {
             name: without_folders(value) if isinstance(value, str) else value
             for name, value in self.settings.items()
@@ -107,27 +103,20 @@ class Card:
         more += CONTEXT.format(slots=self.slots) if self.slots else ""
         return TEMPLATE.format(
             name=self.name,
-            made="fitted" if self.steps is None else "trained",
+            made="fitted" if fitted else "trained",
             how="on judged queries" if self.labelled else "without labels",
             learned_from=self.learned_from.format(**settings),
             more=more,
-            text=self._made_of(),
+            text=f"{'Fitted to' if fitted else 'Trained on'} {without_folders(self.corpus)} "
+            f"({self.documents:,} documents){steps} in {duration(self.minutes)}",
             command=shlex.join(map(without_folders, shlex.split(self.command))),
             check=CHECK.format(table=_table(self.scores)) if self.scores else "",
             settings="\n".join(f"{name} = {value!r}" for name, value in settings.items()),
         )
 
-    def _made_of(self) -> str:
-        corpus = f"{without_folders(self.corpus)} ({self.documents:,} documents)"
-        time = duration(self.minutes)
-        if self.steps is None:
-            return f"Fitted to {corpus} in {time}"
-        return f"Trained on {corpus}, {self.steps:,} steps in {time}"
-
 
 def without_folders(paths: str) -> str:
-    """The last part of each of these paths, joined by ", "; of a flag's value, --flag=path, too.
-    What is no path, such as the name of a model on the hub, stays.
+    """The last part of each path, or of --flag=path; what is no path stays.
 
     >>> without_folders("/home/bob/docs, ../wiki"), without_folders("owner/name")
     ('docs, wiki', 'owner/name')

@@ -50,16 +50,9 @@ SMALL = 0.1  # of the embedding table's root mean square
 
 
 class FirstStage(nn.Module):
-    """What fills the slots of a retriever.
-
-    Args:
-        model: head(M1(y)) as ``sentence_embedding``.
-        anchors_AD: a row per slot, or one that all share.
-        slots: J.
-        constant: the context is the anchors, whatever the documents.
-
-    Attributes:
-        null_D: added to the anchor of a slot without a document, in place of its vector.
+    """What fills the slots of a retriever: ``model`` gives head(M1(y)), ``anchors_AD`` has a row
+    for each slot or one for all. A slot without a document has ``null_D`` in place of its vector; a
+    ``constant`` context is the anchors, whatever the documents.
     """
 
     def __init__(
@@ -108,15 +101,7 @@ class FirstStage(nn.Module):
 
 def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> FirstStage | None:
     """Give a retriever the slots that the recipe asks for, in place, and build its first stage;
-    None without ``--context``. The slots hold the anchors.
-
-    Args:
-        recipe: its section ``context``.
-        model: the retriever, not fitted or trained yet.
-        example: a text of the corpus, whose first tokens a decoder's anchors start as.
-
-    Raises:
-        RevelaError: the model has a context already, or cannot have one.
+    None without ``--context``. A decoder's anchors start as the first tokens of ``example``.
     """
     settings = recipe.context
     if slot_ids(model):
@@ -127,10 +112,14 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Fir
         return None
     _check_slots(model, settings.slots)
     constant = settings.context_from == "constant"
+    table_VD = model[0].model.get_input_embeddings().weight.detach().float().cpu()
     if position_table(model[0].model) is None:
-        anchors_AD = _anchors_of_tokens(model, settings.slots, example)
+        ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
+        anchors_AD = table_VD[(ids * settings.slots)[: settings.slots]]
     else:
-        anchors_AD = _anchors_of_mask(model, settings.slots, constant, recipe.training.seed)
+        mask = model.tokenizer.mask_token_id
+        seed = recipe.training.seed if constant else None
+        anchors_AD = _anchors_of_mask(table_VD, mask, settings.slots, seed)
     reader = _documents_reader(model, settings.context_tokens)
     first = FirstStage(reader, anchors_AD, settings.slots, constant).to(model.device)
     add_slots(model, settings.slots)
@@ -138,26 +127,13 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Fir
     return first
 
 
-def _token_table(model: SentenceTransformer) -> Tensor:
-    table_VD: Tensor = model[0].model.get_input_embeddings().weight.detach().float().cpu()
-    return table_VD
-
-
-def _anchors_of_tokens(model: SentenceTransformer, slots: int, example: str) -> Tensor:
-    """The embeddings of the example's first tokens, one for each slot."""
-    ids = model.tokenizer(example, add_special_tokens=False)["input_ids"]
-    return _token_table(model)[(ids * slots)[:slots]]
-
-
-def _anchors_of_mask(model: SentenceTransformer, slots: int, constant: bool, seed: int) -> Tensor:
-    """The embedding of the mask token, for all slots, as they have no positions. MiniLM finds as
-    much with 16 mask tokens before a text as without (research/notebook.md).
-
-    A constant context has one anchor each, near it: rows that begin equal would stay equal.
+def _anchors_of_mask(table_VD: Tensor, mask: int | None, slots: int, seed: int | None) -> Tensor:
+    """The embedding of the mask token for all slots, which have no positions: MiniLM finds as much
+    with 16 mask tokens before a text as without (research/notebook.md). With a seed (of a constant
+    context), a row near it for each slot, as equal rows would stay equal.
     """
-    table_VD, mask = _token_table(model), model.tokenizer.mask_token_id
     anchor_1D = torch.zeros_like(table_VD[:1]) if mask is None else table_VD[mask][None]
-    if not constant:
+    if seed is None:
         return anchor_1D
     noise_JD = torch.randn(slots, len(anchor_1D[0]), generator=torch.Generator().manual_seed(seed))
     return anchor_1D + SMALL * table_VD.square().mean().sqrt() * noise_JD
@@ -205,7 +181,6 @@ def slot_ids(model: SentenceTransformer) -> range:
 
 
 def _check_slots(model: SentenceTransformer, count: int) -> None:
-    """Refuse a model that cannot read so many slots."""
     if not isinstance(model[0], modules.Transformer):
         raise RevelaError(
             f"--context {count} needs a transformer, and this model reads each token by itself: "
@@ -270,9 +245,7 @@ def _insert_positions(transformer: Any, table: nn.Embedding, count: int) -> None
 
 
 def _leave_slots_out(model: SentenceTransformer) -> None:
-    """Give slots no weight in a mean over tokens, and rows of 0 in a lexical half, as fit.py does
-    in the retrievers that it fits later.
-    """
+    """Give slots no weight in a mean over tokens, and rows of 0 in a lexical half."""
     vocabulary = model.tokenizer.convert_ids_to_tokens(range(len(model.tokenizer)))
     slots = {SLOT.format(j): 0.0 for j in range(len(slot_ids(model)))}
     parts: list[nn.Module] = []
@@ -291,17 +264,8 @@ def _leave_slots_out(model: SentenceTransformer) -> None:
 
 
 def write_rows(model: SentenceTransformer, rows_JD: Tensor) -> None:
-    """Put a context into a model's slots for good.
-
-    Raises:
-        RevelaError: it has another shape than the slots, or is not finite.
-    """
+    """Put a context into a model's slots for good."""
     table, ids = model[0].model.get_input_embeddings().weight, slot_ids(model)
-    if rows_JD.shape != (len(ids), table.shape[1]) or not rows_JD.isfinite().all():
-        raise RevelaError(
-            f"a context of shape {tuple(rows_JD.shape)} does not fit {len(ids)} slots of "
-            f"{table.shape[1]} numbers, or is not finite: draw it again with this model"
-        )
     with torch.no_grad():
         table[ids.start : ids.stop] = rows_JD.to(table)
 
@@ -313,13 +277,8 @@ def filled(
     null_JD: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Iterator[None]:
-    """While open, a model's slots hold these rows, which may need a gradient.
-
-    Args:
-        model: with J slots.
-        rows_JD: the context.
-        null_JD: what a slot holds instead with probability ``dropout``, drawn per text and slot.
-        dropout: see there.
+    """While open, a model's slots hold these rows, which may need a gradient; with probability
+    ``dropout`` those of ``null_JD``, drawn per text and slot.
     """
     ids, table = slot_ids(model), model[0].model.get_input_embeddings()
 
@@ -348,13 +307,7 @@ def read_as_text(texts: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SavedContext:
-    """What is saved beside a retriever with slots: its first stage, and a context by it.
-
-    Args:
-        first_stage: of the retriever.
-        rows_JD: the context that the retriever is saved with.
-        about: what it was drawn from, for context.json.
-    """
+    """A retriever's first stage, a context by it, and what that was drawn from."""
 
     first_stage: FirstStage
     rows_JD: Tensor
@@ -372,11 +325,7 @@ class SavedContext:
 
 
 def load_first_stage(folder: Path) -> FirstStage | None:
-    """The first stage of a saved retriever; None if it has none.
-
-    Raises:
-        RevelaError: it cannot be opened.
-    """
+    """The first stage of a saved retriever; None if it has none."""
     own = folder / FOLDER
     if not (own / ABOUT).is_file():
         return None
@@ -394,13 +343,8 @@ def load_first_stage(folder: Path) -> FirstStage | None:
 def draw_documents(
     documents: Sequence[Document], count: int, seed: int = 0, words: int = 0
 ) -> list[str]:
-    """Texts for a context, drawn uniformly from documents: one of each while there are enough.
-
-    Args:
-        documents: of a corpus.
-        count: as many as there are slots; fewer are returned only if there are no more.
-        seed: of the draw.
-        words: most words of a text: a random chunk of its document; 0: the whole document.
+    """``count`` texts for a context, drawn uniformly: one of each document while there are enough;
+    chunks of so many words, or whole documents (0).
     """
     rng = random.Random(seed)
     order = rng.sample(range(len(documents)), min(count, len(documents)))

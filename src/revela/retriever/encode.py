@@ -82,7 +82,6 @@ class RetrieverEncoder:
     Threads may share it; they encode one after another.
 
     Args:
-        model: any Sentence-Transformers model; its own last module brings vectors to length one.
         bf16: run the transformer under bf16 autocast.
         max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
         name: of the model, for messages.
@@ -112,11 +111,7 @@ class RetrieverEncoder:
     def load(
         cls, folder: Path, precision: Precision, max_tokens: int | None = None
     ) -> RetrieverEncoder:
-        """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
-
-        Raises:
-            RevelaError: the folder is not one.
-        """
+        """Open a saved retriever, or any Sentence-Transformers folder (``load_encoder``)."""
         silence_libraries()
         model = load_retriever(folder)
         static = isinstance(model[0], modules.StaticEmbedding)
@@ -126,25 +121,19 @@ class RetrieverEncoder:
         return encoder
 
     def with_context(self, rows: Tensor | Callable[[], Tensor]) -> RetrieverEncoder:
-        """The same encoder with another context in its slots; both may be used by turns.
-
-        Args:
-            rows: (J, D), or what gives them whenever texts are encoded.
+        """The same encoder with another context in its slots: (J, D), or what gives it whenever
+        texts are encoded. Both may be used by turns.
         """
         other = copy.copy(self)  # shares the model, and its lock
         other._rows = rows if callable(rows) else lambda: rows
         return other
 
     def with_context_of(self, texts: Sequence[str]) -> RetrieverEncoder:
-        """The same encoder with the context of these texts; a model without slots stays as it is.
-
-        Raises:
-            RevelaError: the model has slots, but no first stage to fill them.
-        """
+        """The same encoder with the context of these texts; without slots itself."""
         return self.with_context(self.context_of(texts)) if self.slots else self
 
     def context_of(self, texts: Sequence[str]) -> Tensor:
-        """The context (J, D) of the first J of these texts; raises as above."""
+        """The context (J, D) of the first J of these texts."""
         if self.first_stage is None:
             raise RevelaError(
                 f"{self.name} has slots for a context, but no first stage (context/): copy the "
@@ -159,11 +148,7 @@ class RetrieverEncoder:
         return rows_JD
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode texts as queries: (N, D) float32.
-
-        Raises:
-            RevelaError: a vector is not finite.
-        """
+        """(N, D) float32. Raises RevelaError for infinity and NaN."""
         return self._encode(texts, query_prompt_of(self.model), progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
@@ -173,14 +158,9 @@ class RetrieverEncoder:
     def encode_with_tokens(
         self, texts: Sequence[str], progress: bool = False
     ) -> tuple[Vectors, list[Vectors]]:
-        """``encode_passages``, and each passage's token vectors, (T, W) float32 of length one, from
-        the same forward pass, without prompts and special tokens.
-
-        They are those of the transformer's last layer, put through the linear layer after the
-        pooling where the model has one (the mean of a text's tokens goes through it too).
-
-        Raises:
-            RevelaError: the model has no transformer, or a vector is not finite.
+        """``encode_passages``, and each passage's unit token vectors, (T, W) float32, without
+        prompts and special tokens: those of the transformer's last layer, put through the linear
+        layer after the pooling where the model has one.
         """
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
         return self._encode(texts, passage_prompt_of(self.model), progress, tokens), tokens
@@ -204,20 +184,8 @@ class RetrieverEncoder:
         return found
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
-        """Cut each text between words so that its head and a piece are read to the end.
-
-        Args:
-            heads: what is read before each piece.
-            texts: each gives pieces of about as many words; itself if it is short enough.
-            part: of the window that may be filled: 1 / ``part``.
-        """
-        limit = self.counter.limit
-        if self.max_tokens is not None:
-            wanted = self.max_tokens + self.slots
-            limit = min(wanted, limit or wanted)
-        if limit is None:
-            return [[text] for text in texts]
-        return self.counter.fitted(heads, texts, limit, part)
+        """``LimitedEncoder.fitted``."""
+        return self.counter.fitted(heads, texts, self._limit(self.counter.limit), part)
 
     @functools.cached_property
     def counter(self) -> TokenCounter:
@@ -242,18 +210,16 @@ class RetrieverEncoder:
             if is_transformer:
                 vectors_ND = self._in_batches(texts, prompt, progress, tokens)
             else:
-                vectors_ND = self._at_once(texts, prompt, progress)
+                progress = progress and not isinstance(self.model[0], TrainedTable)
+                found = self.model.encode(
+                    list(texts),
+                    prompt=prompt,
+                    show_progress_bar=progress,
+                    normalize_embeddings=True,
+                )
+                vectors_ND = np.asarray(found, dtype=np.float32)
         refuse_broken(vectors_ND, self.name)
         return vectors_ND
-
-    def _at_once(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
-        vectors = self.model.encode(
-            list(texts),
-            prompt=prompt,
-            show_progress_bar=progress and not isinstance(self.model[0], TrainedTable),
-            normalize_embeddings=True,
-        )
-        return np.asarray(vectors, dtype=np.float32)
 
     def _in_batches(
         self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None
@@ -283,8 +249,7 @@ class RetrieverEncoder:
         """While open, the model truncates texts at ``max_tokens`` and has no dropout."""
         model, training, limit = self.model, self.model.training, token_limit(self.model)
         if self.max_tokens is not None:
-            wanted = self.max_tokens + self.slots
-            _truncate(model, min(wanted, limit or wanted))
+            _truncate(model, self._limit(limit))
         model.eval()
         try:
             yield
@@ -292,6 +257,13 @@ class RetrieverEncoder:
             if self.max_tokens is not None:
                 _truncate(model, limit)
             model.train(training)
+
+    def _limit(self, own: int | None) -> int | None:
+        """How many tokens of a text are read where the model's own limit is this; None: all."""
+        if self.max_tokens is None:
+            return own
+        wanted = self.max_tokens + self.slots
+        return min(wanted, own or wanted)
 
 
 def _token_vectors(
@@ -322,11 +294,8 @@ def _prompt_length(model: SentenceTransformer, prompt: str) -> int:
 def token_batches(
     model: SentenceTransformer, texts: Sequence[str], prompt: str
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Batches of texts of like length, as many as ``TOKENS_PER_BATCH`` holds on a CPU and
-    ``TOKENS_ON_A_GPU`` there, longest first.
-
-    Yields:
-        The indices of a batch's texts, and their features on the model's device.
+    """Batches of texts of like length, longest first: the indices of a batch's texts, and their
+    features on the model's device.
     """
     most = TOKENS_PER_BATCH if model.device.type == "cpu" else TOKENS_ON_A_GPU
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -355,7 +324,7 @@ def token_batches(
 @contextlib.contextmanager
 def transformer_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
     """While open, the model's transformer runs under bf16 autocast, if ``bf16``, and gives fp32;
-    pooling, whitening and rotation, which would lose more by it than they cost, stay in fp32.
+    the modules after it, which would lose more than they cost, stay in fp32.
     """
     if not bf16:
         yield

@@ -1,19 +1,19 @@
 """Fit a model's pooling to raw text without labels, as stock modules: by ``fit``, and before the
-first step of training.
+first step of training. Five steps, in the order of ``fit_to_corpus``:
 
-- token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017), so that frequent
-  tokens count less. Tokens without a letter or digit get 0, as in BM25, which has no words for
-  them: in code every other token is one. So do the tokens of the prompts, since a decoder turns its
-  first tokens into attention sinks, and special tokens (BERT's [CLS], Llama's BOS), which are the
-  same in every text;
-- whitening x -> (x - mean) C^-p (Su et al., 2021), with C taken over tokens: the vectors of a raw
-  LM share a few large directions that do not depend on the text, and pooled vectors are too few and
-  too alike to find them;
-- lexical half: beside the mean of the contextual vectors, the mean of the tokens' input embeddings,
-  whitened over the corpus's tokens and each of unit length, so that a rare word is found by itself;
-  ``revela fit`` also trains it (training/train_table.py);
-- rotation of the whole vector to its principal axes over the corpus, so that the first numbers
-  carry most and a vector can be truncated. It changes no cosine of whole vectors.
+1. Token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017). Tokens without
+   a letter or digit get 0, as in BM25: in code every other token is one. So do the tokens of the
+   prompts, since a decoder turns its first tokens into attention sinks, and special tokens, which
+   are the same in every text.
+2. Whitening x -> (x - mean) C^-p (Su et al., 2021), with C taken over tokens: the vectors of a raw
+   LM share a few large directions that do not depend on the text, and pooled vectors are too few
+   and too alike to find them.
+3. Lexical half: the mean of the tokens' input embeddings, whitened over the corpus's tokens and
+   each of unit length, so that a rare word is found by itself. ``revela fit`` also trains it
+   (training/train_table.py).
+4. Rotation of the whole vector to its principal axes over the corpus, so that the first numbers
+   carry most and a vector can be truncated. It changes no cosine of whole vectors.
+5. What was found is inserted into the model.
 
 Together they gain more than most training (research/notebook.md), and give the retriever a start
 from which cosines already mean something.
@@ -60,6 +60,7 @@ TEXTS = 1024  # texts that are tokenized at once
 ROWS = 8192  # of an embedding table that are whitened at once
 COUNTED = 20_000  # texts, of many more, that token frequencies are counted on
 FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
+RIDGE = 1e-2  # of the mean eigenvalue; keeps directions that the sample never uses small
 ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 3.0
@@ -67,7 +68,6 @@ WORDS_TO_VECTORS = 3.0
 than what is asked about it (docs/results.md)."""
 TrainRows = Callable[[Tensor], Tensor]
 """Trains the rows of the LM's tokens, (V, D), which are 0 where a token does not count: (V, W)."""
-RIDGE = 1e-2  # of the mean eigenvalue; keeps directions that the sample never uses small
 
 
 def fit(
@@ -89,22 +89,29 @@ def fit(
         model: changed in place, to fp32; or a name (a folder, a hub id, embedded:smollm2-135m),
             of which a language model's lower layers are taken, as ``revela train`` does.
         texts: what will be searched, or a part of it; 1,500 of them are drawn.
-        token_weighting: as for ``revela train`` (docs/settings.md); 0: without.
-        whitening: likewise.
-        lexical: likewise.
+        token_weighting: docs/settings.md explains it, whitening and lexical; 0: without.
+        whitening: exponent.
+        lexical: weight of the lexical half.
         seed: of the draw.
 
     Returns:
-        The model, of stock modules: it is saved by ``save_pretrained`` and loaded by
-        ``SentenceTransformer``.
+        The model, of stock modules: ``save_pretrained`` saves it.
 
     Raises:
         RevelaError: it is not made of a transformer, a pooling and a normalisation, or there are
             fewer than two texts with words.
     """
     if not isinstance(model, SentenceTransformer):
-        model = _lower_layers(resolve(str(model)))
-    _refuse_unknown_parts(model)
+        model = build_retriever(
+            resolve(str(model)),
+            layers=Retriever.layers,
+            pooling=Retriever.pooling,
+            max_tokens=Retriever.max_tokens,
+            lower_case=False,
+            query_prompt=Retriever.query_prompt,
+            passage_prompt=Retriever.passage_prompt,
+        )
+    _check_parts(model)
     known = [text for text in texts if any(map(str.isalnum, text))]
     if len(known) < 2:
         raise RevelaError(f"{len(known)} of {len(texts)} texts have words: give two at least")
@@ -114,20 +121,7 @@ def fit(
     return model
 
 
-def _lower_layers(folder: Path) -> SentenceTransformer:
-    """A language model's, as ``revela train`` takes them."""
-    return build_retriever(
-        folder,
-        layers=Retriever.layers,
-        pooling=Retriever.pooling,
-        max_tokens=Retriever.max_tokens,
-        lower_case=False,
-        query_prompt=Retriever.query_prompt,
-        passage_prompt=Retriever.passage_prompt,
-    )
-
-
-def _refuse_unknown_parts(model: SentenceTransformer) -> None:
+def _check_parts(model: SentenceTransformer) -> None:
     parts = list(model)
     kinds = (modules.Transformer, modules.Pooling, modules.Normalize)
     fits = len(parts) in (2, 3) and all(map(isinstance, parts, kinds))
@@ -152,7 +146,7 @@ def fit_to_corpus(
     train_rows: TrainRows | None = None,
 ) -> dict[str, Tensor]:
     """Fit token weights, whitening, lexical half and rotation to a sample of texts, and insert
-    them, in place.
+    them, in place. Returns what was found, for ``insert_fit``.
 
     Args:
         model: of transformer and pooling, and normalisation and weights of slots if it has some.
@@ -160,10 +154,7 @@ def fit_to_corpus(
         settings: which of them, and how much.
         seed: of the sample.
         bf16: run the transformer under bf16 autocast.
-        train_rows: of the lexical half; None: it is not trained.
-
-    Returns:
-        What was found, for ``insert_fit``.
+        train_rows: of the lexical half, if it is trained.
     """
     texts = random.Random(seed).sample(texts, min(len(texts), FITTING_SAMPLE))
     tokenizer, fitted = model[0].tokenizer, dict[str, Tensor]()
@@ -172,10 +163,10 @@ def fit_to_corpus(
     weight_V[[*_prompt_ids(model), *tokenizer.all_special_ids]] = 0.0
     if settings.token_weighting or slot_ids(model):
         fitted["weight_V"] = weight_V
-    _insert_token_weights(model, fitted)
+    _insert_token_weights(model, fitted)  # texts are read with them
     if settings.whitening or settings.lexical:
-        pooled_ND, token_moments = _read_sample(model, texts, bf16)
-        weight_DD, bias_D = _whitening(model, pooled_ND, token_moments, settings.whitening)
+        pooled_ND, covariance_DD = _read_sample(model, texts, bf16)
+        weight_DD, bias_D = _whitening(pooled_ND, covariance_DD, settings.whitening)
         fitted |= {"weight_DD": weight_DD, "bias_D": bias_D}
         halves = [pooled_ND @ weight_DD.double().T + bias_D]
         if settings.lexical:
@@ -187,85 +178,135 @@ def fit_to_corpus(
             scale = settings.lexical**0.5 * _to_unit_spread(means_ND)
             halves.append(scale * means_ND.double())
             fitted["table_VD"] = table_VD.mul_(scale)
-        whole_NW = F.normalize(torch.cat(halves, dim=1), dim=1)
-        fitted["axes_WW"] = _principal_axes(whole_NW).float()
-    _insert_layers(model, fitted)
+        fitted["axes_WW"] = _principal_axes(torch.cat(halves, dim=1)).float()
+    _append_layers(model, fitted)
     log.info(f"token weights and whitening fitted to {len(texts):,} texts")
     return fitted
 
 
-def insert_fit(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
-    """Insert what ``fit_to_corpus`` has found for the same model, in place."""
-    _insert_token_weights(model, fitted)
-    _insert_layers(model, fitted)
-
-
-def _insert_token_weights(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
-    """Leave transformer and pooling, and the tokens' weights if there are some."""
-    transformer = model[0]
-    pooling = next(part for part in model if isinstance(part, modules.Pooling))
-    parts: list[nn.Module] = [transformer, pooling]
-    if "weight_V" in fitted:
-        weights = fitted["weight_V"].tolist()
-        vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(weights)))
-        # What one token says is not weighed; the lexical half, which comes later, is.
-        place = 2 if pooling.pooling_mode in ONE_TOKEN else 1
-        by_word = dict(zip(vocabulary, weights, strict=True))
-        parts.insert(place, modules.WordWeights(vocabulary, by_word))
-    set_parts(model, parts)
-
-
-def _insert_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
-    """Append whitening, lexical half and rotation, those that there are, and a normalisation."""
-    device, identity = model.device, nn.Identity()
-    if "axes_WW" in fitted:
-        weight_DD, bias_D, axes_WW = (fitted[name] for name in ("weight_DD", "bias_D", "axes_WW"))
-        width, whole = len(bias_D), len(axes_WW)
-        given: dict[str, Any] = dict(init_weight=weight_DD, init_bias=bias_D)
-        dense = modules.Dense(width, width, activation_function=identity, **given)
-        if "table_VD" in fitted:
-            # Pooling joins what lies under "cls_token_embeddings" to the mean of
-            # "token_embeddings".
-            dense.module_output_name = "cls_token_embeddings"
-            model.append(modules.WordEmbeddings(model.tokenizer, fitted["table_VD"]))
-            model.append(dense)
-            model.append(modules.Pooling(width, pooling_mode=("cls", "mean")))
-        else:
-            model.append(dense)
-        given = dict(bias=False, init_weight=axes_WW)
-        model.append(modules.Dense(whole, whole, activation_function=identity, **given))
-    model.append(modules.Normalize())
-    model.to(device)
-
-
-@torch.no_grad()
-def lexical_vectors(
-    model: SentenceTransformer, texts: Sequence[str], token_weighting: float
-) -> Vectors:
-    """(N, D) unit vectors of the texts' words, on disk: the weighted mean of the model's whitened
-    input embeddings, no layer is run; of a table's rows as they are.
-
-    Args:
-        model: gives tokenizer and input embeddings.
-        texts: documents, or the beginnings of long ones; read twice, a few at a time.
-        token_weighting: a of a / (a + p); 0: all tokens weigh the same.
-    """
-    if isinstance(model[0], TrainedTable):
-        table_VD = model[0].table_VD()
-        weight_V = torch.ones(len(table_VD))
-    else:
-        counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
-        weight_V = _token_weights(model.tokenizer, counts_V, token_weighting)
-        table_VD = _lexical_table(model, counts_V, weight_V)
-    vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
-    shown = waiting("reading words", "text", total=len(texts))
+def _token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
+    """How often each token occurs; (V,)."""
+    counts_V = torch.zeros(len(tokenizer), dtype=torch.long)
     for start in range(0, len(texts), TEXTS):
-        some = texts[start : start + TEXTS]
-        shown.update(len(some))
-        sums_ND, _ = _sums_of_rows(model.tokenizer, some, table_VD, weight_V)
-        vectors_ND[start : start + TEXTS] = F.normalize(sums_ND, dim=1).numpy()
+        ids = [i for row in token_ids(tokenizer, texts[start : start + TEXTS]) for i in row]
+        counts_V += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=len(tokenizer))
+    return counts_V.float()
+
+
+def token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text, without special ones."""
+    read = tokenizer(list(texts), add_special_tokens=False, verbose=False)
+    rows: list[list[int]] = read["input_ids"]
+    return rows
+
+
+def _token_weights(tokenizer: PreTrainedTokenizerFast, counts_V: Tensor, a: float) -> Tensor:
+    """(V,): a / (a + p(token)); 0 without a letter or digit. All 1 if a is 0."""
+    if not a:
+        return torch.ones(len(counts_V))
+    texts = tokenizer.batch_decode([[i] for i in range(len(counts_V))])
+    # A token of only a part of a letter's bytes is decoded as a replacement character.
+    part = "\N{REPLACEMENT CHARACTER}"
+    word_V = torch.tensor([any(c.isalnum() or c == part for c in text) for text in texts])
+    return torch.where(word_V, a / (a + counts_V / counts_V.sum()), 0.0)
+
+
+def _prompt_ids(model: SentenceTransformer) -> list[int]:
+    """Tokens of the prompts, whose weight is 0."""
+    prompts = [prompt.rstrip() for prompt in model.prompts.values() if prompt]
+    return [i for prompt in prompts for i in token_ids(model.tokenizer, [prompt])[0]]
+
+
+def _read_sample(
+    model: SentenceTransformer, texts: Sequence[str], bf16: bool
+) -> tuple[Tensor, Tensor]:
+    """Pooled vectors of passages, (N, D), and the covariance of their token vectors, in fp64; of
+    the vectors themselves where each is one token, the last or the first, unlike the others.
+    """
+    training = model.training
+    model.eval()
+    prompt_ids = torch.tensor(_prompt_ids(model))
+    parts = list(model)
+    pooling = next(i for i, part in enumerate(parts) if isinstance(part, modules.Pooling))
+    transformer, *rest = parts[: pooling + 1]
+    width = transformer.get_embedding_dimension()
+    pooled_ND, tokens = torch.empty(len(texts), width).double(), 0
+    sum_D, outer_DD = torch.zeros(width).double(), torch.zeros(width, width).double()
+    shown = waiting("fitting", "chunk", total=len(texts))
+    with without_padding(model), transformer_in_bf16(model, bf16):
+        for indices, features in token_batches(model, texts, passage_prompt_of(model)):
+            in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
+            kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
+            places = sent(kept_NT.flatten().nonzero().squeeze(1), model.device)
+            features = transformer(features)
+            states_TD = features["token_embeddings"].flatten(0, 1)[places].cpu().double()
+            tokens += len(states_TD)
+            sum_D += states_TD.sum(dim=0)
+            outer_DD += states_TD.T @ states_TD
+            for module in rest:
+                features = module(features)
+            pooled_ND[indices] = features["sentence_embedding"].cpu().double()
+            shown.update(len(indices))
+            after_a_batch(model.device)
+    return_freed(model.device)
     shown.close()
-    return vectors_ND
+    model.train(training)
+    if parts[pooling].pooling_mode in ONE_TOKEN:
+        return pooled_ND, torch.cov(pooled_ND.T)
+    mean_D = sum_D / tokens
+    return pooled_ND, outer_DD / tokens - torch.outer(mean_D, mean_D)
+
+
+def _whitening(pooled_ND: Tensor, covariance_DD: Tensor, power: float) -> tuple[Tensor, Tensor]:
+    """Weight (D, D) and bias (D,) that centre and whiten pooled vectors, to unit spread."""
+    weight_DD, mean_D = _inverse_power(covariance_DD, power), pooled_ND.mean(dim=0)
+    scale = _to_unit_spread((pooled_ND - mean_D) @ weight_DD)
+    return (scale * weight_DD.T).float().contiguous(), (-scale * (mean_D @ weight_DD)).float()
+
+
+def _inverse_power(covariance_DD: Tensor, power: float) -> Tensor:
+    """C ** -power of a covariance, in fp64, with a ridge."""
+    values_D, vectors_DD = torch.linalg.eigh(covariance_DD)
+    values_D = values_D.clamp(min=0) + RIDGE * values_D.clamp(min=0).mean().clamp(min=1e-12)
+    power_DD: Tensor = vectors_DD @ torch.diag(values_D.pow(-power)) @ vectors_DD.T
+    return power_DD
+
+
+def _to_unit_spread(vectors_ND: Tensor) -> float:
+    """1 / sqrt(|C|_F): brings the standard deviation of dot products of unrelated texts to 1.
+
+    The cosine sums the two halves of a vector like two noisy scores, so their noise has to be
+    equal. Equal norms would not do: training brings contextual vectors closer together at the same
+    norm (research/notebook.md).
+    """
+    return float(torch.cov(vectors_ND.T).norm().clamp(min=1e-12) ** -0.5)
+
+
+def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tensor) -> Tensor:
+    """(V, D): each token's whitened input embedding, of unit length, times its weight."""
+    embeddings_VD = model[0].model.get_input_embeddings().weight.float().cpu()
+    whiten = whitening_of(embeddings_VD, counts_V)
+    table_VD = torch.empty(len(counts_V), embeddings_VD.shape[1])
+    for start in range(0, len(table_VD), ROWS):  # a copy of all in fp64 would be gigabytes
+        rows = slice(start, min(start + ROWS, len(table_VD)))
+        table_VD[rows] = weight_V[rows, None] * whiten(embeddings_VD[rows]).float()
+    return table_VD
+
+
+def whitening_of(rows_VD: Tensor, counts_V: Tensor) -> Callable[[Tensor], Tensor]:
+    """What whitens rows, by those that occur so often; both are taken as of unit length."""
+    seen_S = counts_V.nonzero().squeeze(1)
+    share_S1 = (counts_V[seen_S] / counts_V.sum()).double()[:, None]
+    unit_SD = F.normalize(rows_VD[seen_S], dim=1).double()
+    mean_D = (share_S1 * unit_SD).sum(dim=0)
+    centred_SD = unit_SD - mean_D
+    whitening_DD = _inverse_power(centred_SD.T @ (share_S1 * centred_SD), 0.5)
+
+    def whiten(rows_RD: Tensor) -> Tensor:
+        unit_RD = F.normalize(rows_RD, dim=1).double()
+        return F.normalize((unit_RD - mean_D) @ whitening_DD, dim=1)
+
+    return whiten
 
 
 def _sums_of_rows(
@@ -284,160 +325,78 @@ def _sums_of_rows(
     return sums_ND, weights_N
 
 
-def _token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
-    """How often each token occurs; (V,)."""
-    counts_V = torch.zeros(len(tokenizer), dtype=torch.long)
-    for start in range(0, len(texts), TEXTS):
-        ids = [i for row in token_ids(tokenizer, texts[start : start + TEXTS]) for i in row]
-        counts_V += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=len(tokenizer))
-    return counts_V.float()
-
-
-def token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of each text, without special ones."""
-    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)[
-        "input_ids"
-    ]
-    return rows
-
-
-def _token_weights(tokenizer: PreTrainedTokenizerFast, counts_V: Tensor, a: float) -> Tensor:
-    """(V,): a / (a + p), where p is the share of a token; 0 without a letter or digit. All 1 if a
-    is 0.
-    """
-    if not a:
-        return torch.ones(len(counts_V))
-    texts = tokenizer.batch_decode([[i] for i in range(len(counts_V))])
-    # A token of only a part of a letter's bytes is decoded as a replacement character.
-    part = "\N{REPLACEMENT CHARACTER}"
-    word_V = torch.tensor([any(c.isalnum() or c == part for c in text) for text in texts])
-    return torch.where(word_V, a / (a + counts_V / counts_V.sum()), 0.0)
-
-
-class _Moments:
-    """Running mean and covariance of vectors (D,), in fp64."""
-
-    def __init__(self, width: int) -> None:
-        self.count, self.sum_D = 0, torch.zeros(width).double()
-        self.outer_DD = torch.zeros(width, width).double()
-
-    def add(self, rows_TD: Tensor) -> None:
-        rows_TD = rows_TD.double()
-        self.count += len(rows_TD)
-        self.sum_D += rows_TD.sum(dim=0)
-        self.outer_DD += rows_TD.T @ rows_TD
-
-    def covariance(self) -> Tensor:
-        mean_D = self.sum_D / self.count
-        return self.outer_DD / self.count - torch.outer(mean_D, mean_D)
-
-
-def _whitening(
-    model: SentenceTransformer, pooled_ND: Tensor, token_moments: _Moments, power: float
-) -> tuple[Tensor, Tensor]:
-    """Weight (D, D) and bias (D,) of the linear layer that centres and whitens pooled vectors, to
-    unit spread.
-    """
-    pooling = next(m for m in model if isinstance(m, modules.Pooling))
-    # The last token, or the first, is unlike the others, so its own covariance is taken.
-    one = pooling.pooling_mode in ONE_TOKEN
-    covariance_DD = torch.cov(pooled_ND.T) if one else token_moments.covariance()
-    weight_DD = _inverse_power(covariance_DD, power)
-    mean_D = pooled_ND.mean(dim=0)
-    scale = _to_unit_spread((pooled_ND - mean_D) @ weight_DD)
-    return (scale * weight_DD.T).float().contiguous(), (-scale * (mean_D @ weight_DD)).float()
-
-
-def _to_unit_spread(vectors_ND: Tensor) -> float:
-    """The factor that brings the standard deviation of dot products of unrelated texts to 1:
-    1 / sqrt(|C|_F).
-
-    The cosine sums the two halves of a vector like two noisy scores, so their noise has to be
-    equal. Equal norms would not do: training brings contextual vectors closer together at the same
-    norm (research/notebook.md).
-    """
-    return float(torch.cov(vectors_ND.T).norm().clamp(min=1e-12) ** -0.5)
-
-
-def _prompt_ids(model: SentenceTransformer) -> list[int]:
-    """Tokens of the prompts, whose weight is 0."""
-    prompts = [prompt.rstrip() for prompt in model.prompts.values() if prompt]
-    return [i for prompt in prompts for i in token_ids(model.tokenizer, [prompt])[0]]
-
-
-def _read_sample(
-    model: SentenceTransformer, texts: Sequence[str], bf16: bool
-) -> tuple[Tensor, _Moments]:
-    """Pooled vectors of passages, (N, D) in fp64, and moments of their token vectors without
-    prompts and padding.
-    """
-    training = model.training
-    model.eval()
-    prompt_ids = torch.tensor(_prompt_ids(model))
-    parts = list(model)
-    pooling = next(i for i, part in enumerate(parts) if isinstance(part, modules.Pooling))
-    transformer, *rest = parts[: pooling + 1]
-    width = transformer.get_embedding_dimension()
-    pooled_ND, moments = torch.empty(len(texts), width).double(), _Moments(width)
-    shown = waiting("fitting", "chunk", total=len(texts))
-    with without_padding(model), transformer_in_bf16(model, bf16):
-        for indices, features in token_batches(model, texts, passage_prompt_of(model)):
-            in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
-            kept_NT = on_cpu(features["attention_mask"]).bool() & ~in_prompt_NT
-            places = sent(kept_NT.flatten().nonzero().squeeze(1), model.device)
-            features = transformer(features)
-            moments.add(features["token_embeddings"].flatten(0, 1)[places].cpu())
-            for module in rest:
-                features = module(features)
-            pooled_ND[indices] = features["sentence_embedding"].cpu().double()
-            shown.update(len(indices))
-            after_a_batch(model.device)
-    return_freed(model.device)
-    shown.close()
-    model.train(training)
-    return pooled_ND, moments
-
-
 def _principal_axes(vectors_NW: Tensor) -> Tensor:
-    """(W, W): orthonormal rows, those that contribute most to the dot products first."""
-    axes_WW: Tensor = torch.linalg.eigh(vectors_NW.T @ vectors_NW)[1].T  # ascending
+    """(W, W): orthonormal rows, those that contribute most to the cosines first."""
+    unit_NW = F.normalize(vectors_NW, dim=1)
+    axes_WW: Tensor = torch.linalg.eigh(unit_NW.T @ unit_NW)[1].T  # ascending
     return axes_WW.flip(0).contiguous()
 
 
-def _inverse_power(covariance_DD: Tensor, power: float) -> Tensor:
-    """C ** -power of a covariance, in fp64, with a ridge."""
-    values_D, vectors_DD = torch.linalg.eigh(covariance_DD)
-    values_D = values_D.clamp(min=0) + RIDGE * values_D.clamp(min=0).mean().clamp(min=1e-12)
-    power_DD: Tensor = vectors_DD @ torch.diag(values_D.pow(-power)) @ vectors_DD.T
-    return power_DD
+def insert_fit(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
+    """Make a model of its transformer, its pooling and what a fit has found, in place."""
+    _insert_token_weights(model, fitted)
+    _append_layers(model, fitted)
 
 
-def _lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tensor) -> Tensor:
-    """(V, D): each token's input embedding, whitened over the corpus's tokens and of unit length,
-    times its weight.
+def _insert_token_weights(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
+    """Leave transformer and pooling, and the tokens' weights if there are some."""
+    transformer = model[0]
+    pooling = next(part for part in model if isinstance(part, modules.Pooling))
+    parts: list[nn.Module] = [transformer, pooling]
+    if "weight_V" in fitted:
+        weights = fitted["weight_V"].tolist()
+        vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(weights)))
+        by_word = dict(zip(vocabulary, weights, strict=True))
+        # What one token says is not weighed; the lexical half, which comes later, is.
+        place = 2 if pooling.pooling_mode in ONE_TOKEN else 1
+        parts.insert(place, modules.WordWeights(vocabulary, by_word))
+    set_parts(model, parts)
+
+
+def _append_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
+    """Append whitening, lexical half and rotation, those that there are, and a normalisation."""
+    parts = list(model)
+    if "axes_WW" in fitted:
+        whitening = _linear(fitted["weight_DD"], fitted["bias_D"])
+        if "table_VD" in fitted:
+            # Pooling joins what lies under "cls_token_embeddings" to the mean of
+            # "token_embeddings".
+            whitening.module_output_name = "cls_token_embeddings"
+            parts.append(modules.WordEmbeddings(model.tokenizer, fitted["table_VD"]))
+            both = modules.Pooling(len(fitted["bias_D"]), pooling_mode=("cls", "mean"))
+            parts += [whitening, both]
+        else:
+            parts.append(whitening)
+        parts.append(_linear(fitted["axes_WW"], None))
+    set_parts(model, [*parts, modules.Normalize()])
+
+
+def _linear(weight_WW: Tensor, bias_W: Tensor | None) -> modules.Dense:
+    given: dict[str, Any] = dict(init_weight=weight_WW, init_bias=bias_W, bias=bias_W is not None)
+    width = len(weight_WW)
+    return modules.Dense(width, width, activation_function=nn.Identity(), **given)
+
+
+@torch.no_grad()
+def lexical_vectors(
+    model: SentenceTransformer, texts: Sequence[str], token_weighting: float
+) -> Vectors:
+    """(N, D) unit vectors of the texts' words, on disk: the weighted mean of the model's whitened
+    input embeddings, no layer is run; of a table's rows as they are. Texts are read twice.
     """
-    embeddings_VD = model[0].model.get_input_embeddings().weight.float().cpu()
-    whiten = whitening_of(embeddings_VD, counts_V)
-    table_VD = torch.empty(len(counts_V), embeddings_VD.shape[1])
-    for start in range(0, len(table_VD), ROWS):  # a copy of all in fp64 would be gigabytes
-        rows = slice(start, min(start + ROWS, len(table_VD)))
-        table_VD[rows] = weight_V[rows, None] * whiten(embeddings_VD[rows]).float()
-    return table_VD
-
-
-def whitening_of(rows_VD: Tensor, counts_V: Tensor) -> Callable[[Tensor], Tensor]:
-    """What whitens rows, by the rows that occur so often, and brings them to unit length; all rows
-    count as of unit length.
-    """
-    seen_S = counts_V.nonzero().squeeze(1)
-    share_S1 = (counts_V[seen_S] / counts_V.sum()).double()[:, None]
-    unit_SD = F.normalize(rows_VD[seen_S], dim=1).double()
-    mean_D = (share_S1 * unit_SD).sum(dim=0)
-    centred_SD = unit_SD - mean_D
-    whitening_DD = _inverse_power(centred_SD.T @ (share_S1 * centred_SD), 0.5)
-
-    def whiten(rows_RD: Tensor) -> Tensor:
-        unit_RD = F.normalize(rows_RD, dim=1).double()
-        return F.normalize((unit_RD - mean_D) @ whitening_DD, dim=1)
-
-    return whiten
+    if isinstance(model[0], TrainedTable):
+        table_VD = model[0].table_VD()
+        weight_V = torch.ones(len(table_VD))
+    else:
+        counts_V = _token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
+        weight_V = _token_weights(model.tokenizer, counts_V, token_weighting)
+        table_VD = _lexical_table(model, counts_V, weight_V)
+    vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
+    shown = waiting("reading words", "text", total=len(texts))
+    for start in range(0, len(texts), TEXTS):
+        some = texts[start : start + TEXTS]
+        shown.update(len(some))
+        sums_ND, _ = _sums_of_rows(model.tokenizer, some, table_VD, weight_V)
+        vectors_ND[start : start + TEXTS] = F.normalize(sums_ND, dim=1).numpy()
+    shown.close()
+    return vectors_ND

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 def load_encoder(folder: Path, precision: Precision, max_tokens: int | None = None) -> Loaded:
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
 
-    Args:
-        folder: of the retriever.
-        precision: arithmetic of a transformer; static retrievers are added up in fp32.
-        max_tokens: truncate texts here instead of at the model's own limit.
-
     Raises:
         RevelaError: the folder is not one, or is damaged.
     """

@@ -45,9 +45,7 @@ def needs_merging(model: SentenceTransformer) -> bool:
 
 @contextlib.contextmanager
 def before_training(model: SentenceTransformer) -> Iterator[None]:
-    """While open, the vectors of a model with LoRA, or of a table, have the cosines that they had
-    before training.
-    """
+    """While open, a model with LoRA, or a table, gives the cosines it had before training."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -68,8 +66,8 @@ def before_training(model: SentenceTransformer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
-    """While open, the transformer's frozen linear layers hold bf16 weights, if ``bf16``: what
-    autocast makes of them in every forward pass otherwise. The weights themselves wait on the CPU.
+    """While open, the transformer's frozen linear layers hold bf16 weights, if ``bf16``, which
+    autocast makes in every forward pass otherwise. The weights themselves wait on the CPU.
     """
     linear = [m for m in model[0].modules() if isinstance(m, nn.Linear)] if bf16 else []
     frozen = [p for m in linear for p in m.parameters(recurse=False) if not p.requires_grad]
@@ -84,9 +82,7 @@ def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
 
 
 def merged(model: SentenceTransformer) -> SentenceTransformer:
-    """A frozen copy on the CPU, of stock modules only: LoRA is merged into the weights, and what a
-    table has learned into its rows.
-    """
+    """A frozen copy on the CPU, of stock modules only, with what was learned in its weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     # A copy of a GPU's tensors is made on the CPU, not beside them.

@@ -1,17 +1,9 @@
 """Export a retriever to ONNX: token ids in, unit vectors out, for runtimes without torch and
 sentence-transformers. The only file that imports ONNX.
 
-The graph holds all modules of a saved folder: token weights, pooling, the lexical half, whitening,
-normalisation. Beside it lie tokenizer.json, which truncates, pads and lowers case as the model
-does, and retriever.json with the prompts, which the caller puts before a text. An export is kept
-only if onnxruntime's vectors are torch's.
-
-``int8`` (onnxruntime's dynamic quantisation) holds embedding tables, and weights that multiply
-token vectors, in 8 bits, and rounds activations as they come. Two kinds of products stay fp32:
-those of pooled vectors, since whitening amplifies what rounding destroys, and those of the inner
-activations of a feed-forward block, where a decoder has a few values so large that the others are
-rounded to 0. They take little time and a fifth of the size; in 8 bits, cosines with torch's vectors
-fall from .99 to .93 (docs/results.md).
+The graph holds all modules of a saved folder. Beside it lie tokenizer.json, which truncates, pads
+and lowers case as the model does, and retriever.json with the prompts, which the caller puts before
+a text. An export is kept only if onnxruntime's vectors are torch's.
 
 Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
 """
@@ -21,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +34,6 @@ from revela.types import Vectors
 MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
 TOLERANCE = 1e-5  # between onnxruntime's vectors and torch's, in any component
-LEAST_COSINE = 0.95  # between 8-bit vectors and torch's
 BATCH = 32  # texts
 SAMPLE = (
     "kidneys",
@@ -57,27 +47,11 @@ SAMPLE = (
 )
 
 
-@dataclass(frozen=True)
-class Check:
-    """onnxruntime's vectors of ``SAMPLE`` against torch's: largest difference of a component, and
-    least cosine.
-    """
-
-    difference: float
-    cosine: float
-
-
-def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Check:
-    """Export a retriever into a new folder.
-
-    Args:
-        model: a Sentence-Transformers model of text whose first module is a transformer; it is
-            moved to the CPU, in fp32.
-        out: must not exist.
-        int8: quantise to 8 bits.
+def export_onnx(model: SentenceTransformer, out: Path) -> float:
+    """Export a retriever, which is moved to the CPU, in fp32, into a new folder.
 
     Returns:
-        How well the exported model agrees with torch.
+        The largest difference between a number of onnxruntime's vectors and torch's.
 
     Raises:
         RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
@@ -91,39 +65,24 @@ def export_onnx(model: SentenceTransformer, out: Path, int8: bool = False) -> Ch
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     model = model.cpu().float().eval()
-    parts = waiting("exporting", "part", total=4 if int8 else 2)
-    with atomic_write(out) as temporary, parts as shown:
+    with atomic_write(out) as temporary, waiting("exporting", "part", total=2) as shown:
         temporary.mkdir()
         _write_graph(model, temporary / MODEL)
         shown.update()
         _write_tokenizer(model, temporary / TOKENIZER)
         _write_config(model, temporary / CONFIG)
-        check = _check(model, temporary)
+        difference = _difference(model, temporary)
         shown.update()
-        if check.difference > TOLERANCE:
+        if difference > TOLERANCE:
             raise RevelaError(
                 "this model gives other vectors in ONNX than in torch (they differ by "
-                f"{check.difference:.1e}): it cannot be exported"
+                f"{difference:.1e}): it cannot be exported"
             )
-        if int8:
-            _quantise(temporary / MODEL, width=int(model[0].get_embedding_dimension()))
-            shown.update()
-            check = _check(model, temporary)
-            if check.cosine < LEAST_COSINE:
-                raise RevelaError(
-                    "8 bits are too few for this model (cosine with its vectors: "
-                    f"{check.cosine:.3f}): export without --int8"
-                )
-    return check
+    return difference
 
 
 class OnnxEncoder:
-    """The ``Encoder`` of an exported folder, by onnxruntime and tokenizers alone.
-
-    Args:
-        folder: made by ``export_onnx``.
-        threads: of onnxruntime; 0: all cores.
-    """
+    """The ``Encoder`` of an exported folder; ``threads`` of 0 are all cores."""
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
         with extra("onnx", "an ONNX model"):
@@ -139,28 +98,26 @@ class OnnxEncoder:
         self.config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode texts as queries: (N, D) float32 vectors of length one."""
+        """(N, D) float32 vectors of length one."""
         return self._encode(texts, self.config["prompts"]["query"], progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode texts as passages: (N, D) float32 vectors of length one."""
+        """(N, D) float32 vectors of length one."""
         return self._encode(texts, self.config["prompts"]["passage"], progress)
 
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
         vectors_ND = np.empty((len(texts), self.config["dimension"]), dtype=np.float32)
         texts = read_as_text(texts) if STEM in prompt else texts
         by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
-            for start in range(0, len(texts), BATCH):
-                rows = by_length[start : start + BATCH]
-                # An empty text has no token to pool.
-                read = [prompt + (texts[i] if texts[i].strip() else ".") for i in rows]
-                encodings = self.tokenizer.encode_batch(read)
-                ids_BL = np.array([e.ids for e in encodings], np.int64)
-                mask_BL = np.array([e.attention_mask for e in encodings], np.int64)
-                inputs = dict(zip(INPUTS, (ids_BL, mask_BL), strict=True))
-                vectors_ND[rows] = self.session.run([OUTPUT], inputs)[0]
-                bar.update(len(rows))
+        for start in tqdm(range(0, len(texts), BATCH), unit="batch", disable=not progress):
+            rows = by_length[start : start + BATCH]
+            # An empty text has no token to pool.
+            read = [prompt + (texts[i] if texts[i].strip() else ".") for i in rows]
+            encodings = self.tokenizer.encode_batch(read)
+            ids_BL = np.array([e.ids for e in encodings], np.int64)
+            mask_BL = np.array([e.attention_mask for e in encodings], np.int64)
+            inputs = dict(zip(INPUTS, (ids_BL, mask_BL), strict=True))
+            vectors_ND[rows] = self.session.run([OUTPUT], inputs)[0]
         return vectors_ND
 
 
@@ -231,46 +188,15 @@ def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
     tokenizer.save(str(file))
 
 
-def _quantise(file: Path, width: int) -> None:
-    """Quantise, in place, the tables and the products of token vectors (of this width, or parts of
-    it); the rest stays fp32.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    graph = onnx.load(file, load_external_data=False).graph
-    shapes = {weight.name: tuple(weight.dims) for weight in graph.initializer}
-    tables = [n for n in graph.node if n.op_type == "Gather" and n.input[0] in shapes]
-    products = [n for n in graph.node if n.op_type == "MatMul" and n.input[1] in shapes]
-    products = [n for n in products if shapes[n.input[1]][0] <= width]
-    fp32 = file.with_suffix(".fp32")
-    file.rename(fp32)
-    with silence_warnings():
-        quantize_dynamic(
-            fp32,
-            file,
-            op_types_to_quantize=["MatMul", "Gather"],
-            nodes_to_quantize=[node.name for node in tables + products],
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-        )
-    fp32.unlink()
-    # Where weights of more than 2 GB lie.
-    file.with_name(f"{MODEL}.data").unlink(missing_ok=True)
-
-
-def _check(model: SentenceTransformer, folder: Path) -> Check:
-    """Compare the vectors of ``SAMPLE`` by onnxruntime and by torch, tokenizers included."""
-    encoder = OnnxEncoder(folder, threads=1)
+def _difference(model: SentenceTransformer, folder: Path) -> float:
+    """Between the vectors of ``SAMPLE`` by onnxruntime and by torch, tokenizers included."""
+    encoder, largest = OnnxEncoder(folder, threads=1), 0.0
     how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
-    got, wanted = [], []
     for encode, prompt in (
         (encoder.encode_queries, query_prompt_of(model)),
         (encoder.encode_passages, passage_prompt_of(model)),
     ):
         for texts in (SAMPLE, SAMPLE[:1]):
-            got.append(encode(texts))
-            wanted.append(model.encode(list(texts), prompt=prompt, **how))
-    got_ND, wanted_ND = np.concatenate(got), np.concatenate(wanted)
-    cosines_N = (got_ND * wanted_ND).sum(axis=1)
-    return Check(float(np.abs(got_ND - wanted_ND).max()), float(cosines_N.min()))
+            wanted_ND = model.encode(list(texts), prompt=prompt, **how)
+            largest = max(largest, float(np.abs(encode(texts) - wanted_ND).max()))
+    return largest

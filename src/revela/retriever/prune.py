@@ -32,17 +32,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def prune(model: SentenceTransformer, texts: Iterable[str]) -> None:
-    """Drop the tokens that a corpus has no use for, in place: their rows of the embedding table,
-    and their places in the tokenizer.
-
-    Args:
-        model: whose first module is a transformer, not fitted yet.
-        texts: all of the corpus; read once, a few at a time.
-
-    Raises:
-        RevelaError: the tokenizer is neither BPE nor Unigram, or the model has more than one table
-            of tokens.
-    """
+    """Drop the tokens that a corpus has no use for from a model that is not fitted, in place."""
     from tokenizers import Tokenizer
 
     transformer, tokenizer = model[0].model, model.tokenizer

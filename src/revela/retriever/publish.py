@@ -23,13 +23,8 @@ MODULE = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 
 def push(folder: Path, name: str, *, public: bool = False, update: bool = False) -> str:
-    """Upload a retriever as ``name`` (owner/name), private unless ``public``; returns its address.
-
-    Args:
-        folder: made by ``revela train``, or any Sentence-Transformers folder.
-        name: on the hub.
-        public: for everyone to see, if the hub does not have it yet.
-        update: replace the model that the hub has by this name.
+    """Upload a Sentence-Transformers folder as ``name`` (owner/name), private unless ``public``;
+    returns its address. ``update`` replaces the model that the hub has by this name.
 
     Raises:
         RevelaError: the folder is no retriever, the name cannot be one, or exists; there is no

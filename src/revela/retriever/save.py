@@ -34,13 +34,9 @@ def save_retriever(
         model: the retriever, with or without LoRA.
         folder: created if need be.
         card: text of README.md.
-        matryoshka: widths that its vectors were trained to be truncated to; with the full width
-            they become "matryoshka_dims" of its configuration.
+        matryoshka: widths that its vectors were trained to be truncated to.
         context: of a retriever with slots, which are saved with its rows.
-        words_to_vectors: kept in its configuration if it is not 1 (``words_to_vectors_of``).
-
-    Raises:
-        RevelaError: the disk is full, or the folder cannot be written to.
+        words_to_vectors: see ``words_to_vectors_of``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -48,7 +44,10 @@ def save_retriever(
         tempfile.TemporaryDirectory(prefix=".model-", dir=folder) as hidden,
     ):
         temporary = Path(hidden)
-        _cut_nothing(model)
+        # Training truncates texts shorter than the saved model may read.
+        if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
         # A copy takes the model's memory again, and spares it what is merged and filled in; it is
         # made on the CPU.
         changed = context is not None or needs_merging(model) or model.device.type != "cpu"
@@ -71,13 +70,6 @@ def save_retriever(
         make_readable(temporary)
         flush(temporary)
         _move(temporary, folder)
-
-
-def _cut_nothing(model: SentenceTransformer) -> None:
-    """Reset the tokenizer: training truncates texts shorter than the saved model may read."""
-    if (tokenizer := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
 
 
 def _move(temporary: Path, folder: Path) -> None:

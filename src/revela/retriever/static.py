@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,18 +50,10 @@ def _table_folder(folder: Path) -> Path | None:
 
 
 class StaticEncoder:
-    """The ``TokenEncoder`` of a static retriever; of single tokens it has no vectors.
+    """The ``TokenEncoder`` of a static retriever, without vectors of tokens; threads may share it.
 
-    Threads may share it.
-
-    Args:
-        table_VD: a row per token, as numbers or as the bits of bf16; added up in fp32.
-        tokenizer: of the ``tokenizers`` library.
-        query_prompt: put before queries.
-        passage_prompt: put before passages.
-        max_tokens: truncate texts here; None: where the tokenizer does.
-        name: of the model, for messages.
-        words_to_vectors: of its configuration (``words_to_vectors_of``).
+    ``table_VD`` has numbers or the bits of bf16; it is added up in fp32. Texts are truncated to
+    ``max_tokens``, or where the tokenizer (of the ``tokenizers`` library) does.
     """
 
     slots = 0
@@ -87,11 +79,7 @@ class StaticEncoder:
 
     @classmethod
     def load(cls, folder: Path, max_tokens: int | None = None) -> StaticEncoder:
-        """Open a folder that ``is_static``.
-
-        Raises:
-            RevelaError: it is damaged.
-        """
+        """Open a folder that ``is_static``; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer
 
         inside, settings = _table_folder(folder), folder / "config_sentence_transformers.json"
@@ -118,11 +106,7 @@ class StaticEncoder:
             ) from error
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """Encode texts as queries: (N, D) float32; 0 for a text without tokens.
-
-        Raises:
-            RevelaError: a vector is not finite.
-        """
+        """(N, D) float32; 0 for a text without tokens. Raises RevelaError for infinity and NaN."""
         return self._encode(texts, self.query_prompt, progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
@@ -138,9 +122,7 @@ class StaticEncoder:
         refuse_tokens()
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
-        """``LimitedEncoder.fitted``: each text itself, unless the tokenizer truncates."""
-        if self._limit is None:
-            return [[text] for text in texts]
+        """``LimitedEncoder.fitted``."""
         return self.counter.fitted(heads, texts, self._limit, part)
 
     @functools.cached_property
@@ -156,26 +138,26 @@ class StaticEncoder:
         vectors_ND = np.zeros((len(texts), table_VD.shape[1]), np.float32)
         how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
         with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
-            for start in range(0, len(texts), READ_AHEAD):
-                part = [prompt + text for text in texts[start : start + READ_AHEAD]]
-                read = self._tokenizer.encode_batch_fast(part, add_special_tokens=False)
-                for i, encoding in enumerate(read, start):
-                    if ids := encoding.ids:
-                        # Their sum, as its length is not kept.
-                        np.add.reduce(_fp32(table_VD.take(ids, axis=0)), out=vectors_ND[i])
-                bar.update(len(part))
+            for i, ids in enumerate(token_ids(self._tokenizer, texts, prompt)):
+                if ids:  # their sum, as its length is not kept
+                    np.add.reduce(_fp32(table_VD.take(ids, axis=0)), out=vectors_ND[i])
+                bar.update()
         refuse_broken(vectors_ND, self.name)
         norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
         vectors_ND /= np.maximum(norms_N1, 1e-12)  # as torch does
         return vectors_ND
 
 
-def refuse_broken(vectors_ND: Vectors, name: str) -> None:
-    """Refuse NaN and infinity: the one check, which what takes vectors from an encoder relies on.
+def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterator[list[int]]:
+    """The tokens of each text, without special ones; many texts are read at once."""
+    for start in range(0, len(texts), READ_AHEAD):
+        part = [prompt + text for text in texts[start : start + READ_AHEAD]]
+        for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
+            yield read.ids
 
-    Raises:
-        RevelaError: a vector is not finite.
-    """
+
+def refuse_broken(vectors_ND: Vectors, name: str) -> None:
+    """Refuse NaN and infinity: the one check, which all who take vectors rely on."""
     finite_N = np.isfinite(vectors_ND).all(axis=1)
     if not finite_N.all():
         raise RevelaError(
@@ -185,11 +167,7 @@ def refuse_broken(vectors_ND: Vectors, name: str) -> None:
 
 
 def refuse_tokens() -> NoReturn:
-    """Refuse to give token vectors.
-
-    Raises:
-        RevelaError: always.
-    """
+    """Refuse to give token vectors."""
     raise RevelaError(
         "this model has no transformer, and so no token vectors: "
         "search without --rerank and --keep-tokens"
@@ -206,12 +184,8 @@ def _fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _table(file: Path) -> NDArray[Any]:
-    """The row of each token, (V, D), as a part of the file in memory, of which only the rows that
-    are needed are read; model2vec's weights and mapping of tokens are worked in.
-
-    Raises:
-        ValueError: another kind of numbers, or of file.
-        KeyError: there is no table.
+    """The row of each token, (V, D), in a memory-mapped file, so that only rows that are needed are
+    read; model2vec's weights and mapping of tokens are worked in.
     """
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")

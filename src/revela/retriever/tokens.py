@@ -22,18 +22,13 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """A model's tokenizer, and how many tokens of a text the model reads: ``size``.
-
-    Prompts and special tokens are already subtracted from ``size``.
-    """
+    """A model's tokenizer, and how many tokens it reads besides prompts and special ones."""
 
     tokenizer: Any
     size: int
 
     def spans(self, texts: Sequence[str]) -> list[Spans]:
         """Start and end of each token of each text, in characters."""
-        if not texts:
-            return []
         found: list[Spans] = self.tokenizer(
             list(texts), add_special_tokens=False, return_offsets_mapping=True
         )["offset_mapping"]
@@ -41,11 +36,7 @@ class TokenWindow:
 
 
 def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> TokenWindow:
-    """The window of a retriever: ``max_tokens``, or the model's own limit if that is lower.
-
-    Raises:
-        RevelaError: its tokenizer does not give character offsets.
-    """
+    """The window of a retriever: ``max_tokens``, or the model's own limit if that is lower."""
     from revela.retriever.context import slot_ids
     from revela.retriever.encode import passage_prompt_of, query_prompt_of
 
@@ -62,18 +53,9 @@ def token_window(model: SentenceTransformer, name: str, max_tokens: int) -> Toke
 
 
 class TokenCounter:
-    """Counts tokens as a model reads them, with its prompts, by a tokenizer of its own.
-
-    It is a copy that neither truncates nor pads: the model's own changes both at every call, which
-    is not safe beside another thread.
-
-    Args:
-        tokenizer: of the ``tokenizers`` library; it is copied.
-        query_prompt: put before queries.
-        passage_prompt: put before passages.
-        limit: tokens that the model reads of a text; what follows is truncated. None: no limit.
-        special_tokens: whether the model adds them to a text.
-        as_text: changes texts before the model reads them.
+    """Counts tokens as a model reads them, with its prompts, by a copy of its tokenizer: its
+    own changes truncation and padding at every call, which is not safe beside another thread.
+    ``limit`` is how many tokens the model reads; ``as_text`` changes texts before it does.
     """
 
     def __init__(
@@ -103,17 +85,19 @@ class TokenCounter:
         return cls(tokenizer, *prompts, token_limit(model), as_text=as_text)
 
     def count_queries(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text as a query, with prompt and special tokens, before truncation."""
+        """Tokens of each query, with prompt and special tokens, before truncation."""
         return self._count(self._query_prompt, texts)
 
     def count_passages(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text as a passage, with prompt and special tokens, before truncation."""
+        """``count_queries``, but of passages."""
         return self._count(self._passage_prompt, texts)
 
     def fitted(
-        self, heads: Sequence[str], texts: Sequence[str], limit: int, part: int = 1
+        self, heads: Sequence[str], texts: Sequence[str], limit: int | None, part: int = 1
     ) -> list[list[str]]:
-        """``LimitedEncoder.fitted``, for an encoder that reads ``limit`` tokens."""
+        """``LimitedEncoder.fitted``, for an encoder that reads ``limit`` tokens; None: all."""
+        if limit is None:
+            return [[text] for text in texts]
         empty = self.count_passages([""])[0]
         spare = (limit - empty) // part
         limit = empty + spare
@@ -142,10 +126,9 @@ class TokenCounter:
 
     def _count(self, prompt: str, texts: Sequence[str]) -> list[int]:
         prompted = [prompt + text for text in self._as_text(texts)]
-        encodings = self._tokenizer.encode_batch_fast(
-            prompted, add_special_tokens=self._special_tokens
-        )
-        return [len(encoding) for encoding in encodings]
+        special = self._special_tokens
+        read = self._tokenizer.encode_batch_fast(prompted, add_special_tokens=special)
+        return [len(encoding) for encoding in read]
 
 
 def halves(
@@ -154,8 +137,8 @@ def halves(
     max_tokens: int,
     draws: Sequence[random.Random] | None = None,
 ) -> list[str]:
-    """Each text up to the middle of its tokens, after truncation to ``max_tokens``; with ``draws``,
-    as many tokens in one piece, from any place on.
+    """The first half of each text's tokens, after truncation to ``max_tokens``; with ``draws``, as
+    many from any place on.
     """
     tokens = tokenizer(
         list(texts),

@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from revela.errors import RevelaError
+from revela.retriever.static import token_ids
 
 ROWS, WEIGHTS = 10.0, 50.0
 """How many times the learning rate of a transformer rows and logarithms of weights take: at its
@@ -34,12 +35,7 @@ ROWS, WEIGHTS = 10.0, 50.0
 
 
 class TwoHalves(nn.Module):
-    """The rows of a table, each as it was beside a copy that is trained, and their weights.
-
-    Args:
-        rows_SD: as they are.
-        weight_S: of the rows, 0 or more.
-    """
+    """The rows of a table, each beside a copy that is trained, and their weights (>= 0)."""
 
     fixed_SD: Tensor
     begun_S: Tensor
@@ -64,12 +60,8 @@ class TwoHalves(nn.Module):
         return torch.cat([self.fixed_SD, self.rows_SD.detach()], dim=1)
 
     def forward(self, rows_T: Tensor, starts_N: Tensor, begun: bool = False) -> Tensor:
-        """(N, 2 D): the weighted sum of each text's rows, of both halves side by side.
-
-        Args:
-            rows_T: of all texts, one after another.
-            starts_N: where each text begins.
-            begun: of the rows before training, which have one half: (N, D).
+        """(N, 2 D): the weighted sum of each text's rows, which lie one after another from
+        ``starts_N`` on; of the rows before training, if ``begun``, (N, D).
         """
         halves = [self.fixed_SD] if begun else [self.fixed_SD, self.rows_SD]
         weight_T = (self.begun_S if begun else self.weight_S())[rows_T]
@@ -81,14 +73,8 @@ class TwoHalves(nn.Module):
 
 
 class TrainedTable(modules.InputModule):
-    """In place of a ``StaticEmbedding`` while it is trained; reads texts whole.
-
-    Args:
-        static: what is trained.
-        width: numbers of a row that are kept; None: all.
-
-    Attributes:
-        begun: whether vectors are those before training: of half the width, with the same cosines.
+    """In place of a ``StaticEmbedding`` while it is trained, of whose rows ``width`` numbers are
+    kept; reads texts whole. While ``begun``, vectors are those before training, of half the width.
     """
 
     max_seq_length = math.inf
@@ -110,9 +96,8 @@ class TrainedTable(modules.InputModule):
         self, inputs: list[str], prompt: str | None = None, **_kwargs: Any
     ) -> dict[str, Tensor]:
         """Texts as a transformer reads them, padded on the right: (N, L) both."""
-        texts = [f"{prompt or ''}{text}" for text in inputs]
-        read = self._own.encode_batch_fast(texts, add_special_tokens=False)
-        ids = [torch.tensor(encoding.ids, dtype=torch.long) for encoding in read]
+        read = token_ids(self._own, inputs, prompt or "")
+        ids = [torch.tensor(row, dtype=torch.long) for row in read]
         masks = [torch.ones_like(ids_L) for ids_L in ids]
         return {
             "input_ids": pad_sequence(ids, batch_first=True),
@@ -147,11 +132,7 @@ class TrainedTable(modules.InputModule):
 
 
 def make_trainable(model: SentenceTransformer) -> None:
-    """Put a ``TrainedTable`` into a static retriever, in place.
-
-    Raises:
-        RevelaError: it is made of something else.
-    """
+    """Put a ``TrainedTable`` into a static retriever, in place."""
     first, *rest = model
     fits = all(isinstance(part, modules.Normalize) for part in rest)
     if not isinstance(first, modules.StaticEmbedding) or not fits:

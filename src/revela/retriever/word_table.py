@@ -13,7 +13,6 @@ Shapes: N texts, T tokens of a text, V tokens, S stems, P pieces of the LM, D nu
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,15 +27,13 @@ from torch import Tensor
 
 from revela.errors import RevelaError
 from revela.retriever.fit import WORDS_TO_VECTORS, whitening_of
-from revela.retriever.static import StaticEncoder
+from revela.retriever.static import StaticEncoder, token_ids
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 MOST_WORDS = 100_000  # of the corpus, the most frequent ones
 UNKNOWN = "<unk>"
-READ_AHEAD = 1024  # texts that are tokenized at once
-AT_ONCE = 2**16  # embeddings that are added up at once
 
 Terms = Callable[[str], list[str]]
 """Finds the stems of a text."""
@@ -44,13 +41,8 @@ Terms = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class WordTable:
-    """A tokenizer of words, and a row for each stem.
-
-    Args:
-        tokenizer: of the ``tokenizers`` library; its token 0 is for unknown characters.
-        stem_V: the stem of each token; -1 of token 0.
-        rows_SD: unit rows of the stems.
-        weight_S: of the stems.
+    """A tokenizer of words of the ``tokenizers`` library, whose token 0 is for unknown characters,
+    the stem of each token (-1 of token 0), and a unit row and a weight of each stem.
     """
 
     tokenizer: Any
@@ -60,7 +52,7 @@ class WordTable:
 
     def stems(self, texts: Sequence[str]) -> Iterator[NDArray[np.int64]]:
         """The stems of each text, (T,), in order."""
-        for ids in _token_ids(self.tokenizer, texts):
+        for ids in token_ids(self.tokenizer, texts):
             found_T = self.stem_V[np.array(ids, np.int64)]
             yield found_T[found_T >= 0]
 
@@ -71,8 +63,8 @@ class WordTable:
 
     def encoder(self) -> StaticEncoder:
         """The retriever, for encoding here."""
-        rows_VD = self.rows_VD().numpy()
-        return StaticEncoder(rows_VD, self.tokenizer, words_to_vectors=WORDS_TO_VECTORS)
+        rows = self.rows_VD().numpy()
+        return StaticEncoder(rows, self.tokenizer, words_to_vectors=WORDS_TO_VECTORS)
 
     def model(self) -> SentenceTransformer:
         """The retriever, for saving."""
@@ -96,6 +88,8 @@ def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
         RevelaError: the model has no fast tokenizer or no weights in safetensors, or the texts have
             fewer than two words.
     """
+    from tokenizers import models
+
     splits, tokenizer = _lm_tokenizer(lm), _words_of(texts)
     counts = _counts(tokenizer, texts)
     spaced, pieces, ids_of_piece = dict[str, str](), Counter[str](), dict[str, list[int]]()
@@ -112,7 +106,10 @@ def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     stem_of = {**{piece: f"  {piece}" for piece in pieces}, **spaced}
     number = {stem: i for i, stem in enumerate(dict.fromkeys(stem_of.values()))}
     stem_V = np.array([-1, *(number[stem] for stem in stem_of.values())], np.int64)
-    tokenizer.model = _fewest_pieces(list(stem_of))
+    # All tokens are as likely, so that a word is split into as few of them as can be; a character
+    # that none holds is token 0.
+    likely = [(UNKNOWN, -2.0), *((token, -1.0) for token in stem_of)]
+    tokenizer.model = models.Unigram(likely, unk_id=0)
     pieces_of = [
         splits.encode(f" {token}", add_special_tokens=False).ids
         if token in spaced
@@ -150,31 +147,13 @@ def _words_of(texts: Sequence[str]) -> Any:
     return tokenizer
 
 
-def _fewest_pieces(tokens: Sequence[str]) -> Any:
-    """Splits a word into as few of these tokens as it can; a character that none holds is token 0.
-
-    A Unigram model in which all tokens are as likely.
-    """
-    from tokenizers import models
-
-    return models.Unigram([(UNKNOWN, -2.0), *((token, -1.0) for token in tokens)], unk_id=0)
-
-
 def _counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
     """How often each word of letters or digits occurs."""
     counts_V = np.zeros(tokenizer.get_vocab_size(), np.int64)
-    for ids in _token_ids(tokenizer, texts):
+    for ids in token_ids(tokenizer, texts):
         np.add.at(counts_V, ids, 1)
     words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     return Counter({w: int(counts_V[i]) for w, i in words if i and any(map(str.isalnum, w))})
-
-
-def _token_ids(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
-    """The tokens of each text, without special ones."""
-    for start in range(0, len(texts), READ_AHEAD):
-        part = list(texts[start : start + READ_AHEAD])
-        for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
-            yield read.ids
 
 
 def frequencies(
@@ -197,9 +176,7 @@ def idf_weights(texts_S: NDArray[np.float64], total: int) -> Tensor:
 
 
 def _pieces(splits: Any, word: str) -> Iterator[tuple[str, list[int]]]:
-    """The pieces that an LM splits a word into, as text, and their tokens; tokens of parts of a
-    character's bytes are joined.
-    """
+    """The pieces that an LM splits a word into, of whole characters, and their tokens."""
     read = splits.encode(word, add_special_tokens=False)
     begin, past, ids = 0, 0, list[int]()
     for token, (start, end) in zip(read.ids, read.offsets, strict=True):
@@ -226,13 +203,12 @@ def _mean_rows(
     used, place = np.unique(np.concatenate([*ids, []]).astype(np.int64), return_inverse=True)
     unit_UD = F.normalize(embeddings_PD[torch.from_numpy(used)].float(), dim=1)
     share_V = np.maximum(counts_V, 1) / np.maximum(sizes_V, 1)
-    share = torch.from_numpy(np.repeat(share_V, sizes_V)).float()
-    of_stem, places = (torch.from_numpy(i) for i in (np.repeat(stem_V, sizes_V), place))
-    sums_SD = torch.zeros(stems, unit_UD.shape[1])
-    for start in range(0, len(places), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        sums_SD.index_add_(0, of_stem[part], unit_UD[places[part]] * share[part, None])
-    return sums_SD
+    of_stem = np.repeat(stem_V, sizes_V)
+    order = np.argsort(of_stem, kind="stable")
+    starts_S = torch.from_numpy(np.searchsorted(of_stem[order], np.arange(stems)))
+    share = torch.from_numpy(np.repeat(share_V, sizes_V)[order]).float()
+    places = torch.from_numpy(place[order])
+    return F.embedding_bag(places, unit_UD, starts_S, mode="sum", per_sample_weights=share)
 
 
 def _lm_tokenizer(lm: Path) -> Any:
@@ -252,11 +228,7 @@ def _lm_tokenizer(lm: Path) -> Any:
 
 
 def _input_embeddings(lm: Path) -> Tensor:
-    """(P, D): the input embeddings of a language model; its layers are not read.
-
-    Raises:
-        RevelaError: they are not in safetensors under the name that transformers gives them.
-    """
+    """(P, D): the input embeddings of a language model; its layers are not read."""
     from accelerate import init_empty_weights
     from safetensors import safe_open
     from transformers import AutoConfig, AutoModel
@@ -265,11 +237,7 @@ def _input_embeddings(lm: Path) -> Tensor:
         model = AutoModel.from_config(AutoConfig.from_pretrained(lm))
     table = model.get_input_embeddings().weight
     (name,) = (name for name, parameter in model.named_parameters() if parameter is table)
-    index = lm / "model.safetensors.index.json"
-    files = {lm / "model.safetensors"}
-    if index.is_file():
-        files = {lm / file for file in json.loads(index.read_text())["weight_map"].values()}
-    for file in sorted(files):
+    for file in sorted(lm.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             for stored in opened.keys():  # noqa: SIM118 (not a dict)
                 if stored == name or stored.endswith(f".{name}"):

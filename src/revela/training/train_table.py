@@ -50,9 +50,7 @@ Stems = NDArray[np.int64]
 
 
 def texts_of(documents: Sequence[Document]) -> list[str]:
-    """What a table is made of and learns from: windows of the documents, each after its title; an
-    even sample of very many.
-    """
+    """Windows of the documents, each after its title; an even sample of very many."""
     some = [(i, documents[i]) for i in evenly(len(documents), MOST_TEXTS).tolist()]
     windows = [
         f"{document.title} {window.text}".strip()
@@ -71,9 +69,7 @@ def tables(
     steps: int | None = None,
     seed: int = 0,
 ) -> tuple[WordTable, WordTable]:
-    """The table of the words of all documents, and the same trained on those that are not held out;
-    ``lm`` is the folder of a language model.
-    """
+    """The table of the words of all documents, and the same trained on those not held out."""
     texts = texts_of(documents)
     terms = Analyzer(detect(texts) if language == "auto" else language)
     table = word_table(lm, [*texts, *texts_of(held_out)], terms)
@@ -84,16 +80,8 @@ def tables(
 def train_table(
     table: WordTable, texts: Sequence[str], *, steps: int | None = None, seed: int = 0
 ) -> WordTable:
-    """Train the rows and weights of a table.
-
-    Args:
-        table: as ``word_table`` makes it; it is not changed.
-        texts: to learn from; those of fewer than ten words are left out.
-        steps: of Adam; None: ``EPOCHS`` epochs, but ``MOST_STEPS`` at most.
-        seed: of the draws.
-
-    Returns:
-        A table of twice the width; the same table if there are not two texts to learn from.
+    """A table of twice the width, trained for ``steps`` (by default ``EPOCHS``, ``MOST_STEPS`` at
+    most); the same table if there are not two texts of ten words to learn from.
     """
     known = [stems_T for stems_T in table.stems(texts) if len(stems_T) >= 2 * SHORTEST]
     if steps is None:
@@ -124,9 +112,7 @@ def row_trainer(
     steps: int | None = None,
     seed: int = 0,
 ) -> TrainRows:
-    """What trains the lexical half of a fit (retriever/fit.py) on documents; the rows are of the
-    model's tokens.
-    """
+    """What trains the lexical half of a fit (retriever/fit.py) on documents."""
     texts, tokenizer = texts_of(documents), model.tokenizer.backend_tokenizer
     return partial(train_pieces, tokenizer, texts=texts, steps=steps, seed=seed)
 
@@ -144,28 +130,10 @@ def train_pieces(
     Args:
         tokenizer: of the ``tokenizers`` library.
         rows_VD: whitened rows of the tokens; 0 for a token that does not count.
-        texts, steps, seed: as for ``train_table``.
 
     Returns:
         (V, 2D): the rows times their trained weights; those of tokens that no text has weigh as one
         that a single text has. (V, D), the same rows, if there is nothing to learn from.
-    """
-    table, seen_S = piece_table(tokenizer, rows_VD, texts)
-    trained = train_table(table, texts, steps=steps, seed=seed)
-    if trained is table:
-        return rows_VD
-    # Of 262,144 tokens each copy would be most of a gigabyte.
-    norm_V1 = rows_VD.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    both_VW = rows_VD.repeat(1, 2).div_(norm_V1).mul_(table.weight_S.max())
-    both_VW[seen_S] = trained.rows_SD * trained.weight_S[:, None]
-    return both_VW
-
-
-def piece_table(
-    tokenizer: Any, rows_VD: Tensor, texts: Sequence[str]
-) -> tuple[WordTable, NDArray[np.int64]]:
-    """A table of those of a language model's tokens that texts have, before training, and which
-    they are, (S,); arguments as for ``train_pieces``.
     """
     norm_V = rows_VD.norm(dim=1)
     each_V = np.where(norm_V > 0, np.arange(len(rows_VD)), -1)
@@ -173,8 +141,16 @@ def piece_table(
     seen_S = np.flatnonzero(texts_V)
     stem_V = np.full(len(rows_VD), -1)
     stem_V[seen_S] = np.arange(len(seen_S))
-    unit_SD = rows_VD[seen_S] / norm_V[seen_S, None]
-    return WordTable(tokenizer, stem_V, unit_SD, idf_weights(texts_V[seen_S], len(texts))), seen_S
+    weight_S = idf_weights(texts_V[seen_S], len(texts))
+    table = WordTable(tokenizer, stem_V, rows_VD[seen_S] / norm_V[seen_S, None], weight_S)
+    trained = train_table(table, texts, steps=steps, seed=seed)
+    if trained is table:
+        return rows_VD
+    # Of 262,144 tokens each copy would be most of a gigabyte.
+    norm_V1 = norm_V.clamp(min=1e-12)[:, None]
+    both_VW = rows_VD.repeat(1, 2).div_(norm_V1).mul_(weight_S.max())
+    both_VW[seen_S] = trained.rows_SD * trained.weight_S[:, None]
+    return both_VW
 
 
 def crop_loss(query_BW: Tensor, passage_BW: Tensor) -> Tensor:
