@@ -65,15 +65,8 @@ class QueryHeads:
 
 
 def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryHeads:
-    """Load an LM as a re-ranker by its best heads.
-
-    Args:
-        name: the LM: a folder, a hub id or a name of ``EMBEDDED``.
-        passages: gives text to rank the heads by; called unless a ranking is cached.
-
-    Raises:
-        RevelaError: the LM cannot be loaded, its context is too short, or the passages give too few
-            questions.
+    """Load an LM as a re-ranker by its best heads; ``passages`` gives text to rank the heads by, if
+    no ranking is cached.
     """
     silence_libraries()
     folder, device = resolve(name), compute_device()
