@@ -311,7 +311,7 @@ def hybrid(
     dense: Sequence[Scores],
     weight: float | None = None,
 ) -> list[Scores]:
-    """The fusion by score of each query's rankings by vectors and by words, ``FUSED`` of each."""
+    """Fuse by score each query's rankings by vectors and by words, ``FUSED`` of each."""
     return [
         fuse(snapshot, query, vector, _first(near), _first(lexical), weight)
         for query, vector, near, lexical in zip(

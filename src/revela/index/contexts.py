@@ -119,8 +119,7 @@ def sample_texts(texts: Sequence[str], count: int, seed: int) -> list[str]:
 
 def slots_of(encoder: Encoder) -> int:
     """How many documents an encoder reads as its context; 0 if it reads none."""
-    slots: int = getattr(encoder, "slots", 0)
-    return slots
+    return int(getattr(encoder, "slots", 0))
 
 
 def with_slots(encoder: Encoder) -> RetrieverEncoder:
@@ -134,7 +133,7 @@ def with_slots(encoder: Encoder) -> RetrieverEncoder:
 
 
 def refuse_without_slots(encoders: Sequence[Encoder]) -> None:
-    """Refuse a context for models if none of them reads one."""
+    """Refuse a context if none of the models reads one."""
     if encoders and not any(map(slots_of, encoders)):
         with_slots(encoders[0])
 
@@ -145,10 +144,9 @@ def chosen_for(
     """The context for an encoder, by default drawn from the documents, at most ``words`` of each;
     None if the encoder reads none and none is chosen.
     """
-    slots = slots_of(encoder)
-    if choice is None and not slots:
+    if choice is None and not slots_of(encoder):
         return None
-    with_slots(encoder)
+    slots = with_slots(encoder).slots
     from revela.retriever.context import draw_documents
 
     chosen = Context.of("corpus" if choice is None else choice)

@@ -206,11 +206,7 @@ def _without_accents(word: str) -> str:
 
 
 def script_of(text: str) -> str:
-    """The script of the first letter of a text, as its name in Unicode begins; "" if it has none.
-
-    >>> script_of("Москва"), script_of("北京"), script_of("42")
-    ('CYRILLIC', 'CJK', '')
-    """
+    """The script of a text's first letter, as its name in Unicode begins, such as "CYRILLIC"."""
     letter = next((letter for letter in text if letter.isalpha()), "")
     return _script_of(letter) if letter else ""
 

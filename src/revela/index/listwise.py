@@ -41,10 +41,7 @@ QUESTIONS = 3 * HEADS_DEPTH  # maximum that heads are ranked by
 
 
 class QueryHeads:
-    """The ``Reranker`` of a frozen LM by some of its heads, (layer, head); threads may share it.
-
-    ``make`` makes prompts of ``HEADS_DEPTH`` candidates.
-    """
+    """The ``Reranker`` of a frozen LM by some of its heads, (layer, head); threads may share it."""
 
     def __init__(
         self, lm: LanguageModel, make: PromptMaker, heads: Sequence[tuple[int, int]]

@@ -8,8 +8,7 @@
 
 over the tokens t of the query and j of the passage; V / W as in fusion.py, since token vectors fail
 where the vectors of whole texts do. This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020),
-untrained. One bit per number finds as much as floats do (research/notebook.md), so an index can
-keep them: ``Indexing.keep_tokens``. The weight of a word is its BM25 idf.
+untrained. One bit per number finds as much as floats do, so an index can keep them.
 
 ``rerank_listwise``, by the scores s of a re-ranker such as the heads of an LM (listwise.py), in the
 order of

@@ -1,8 +1,7 @@
 """The steps of a search: candidates by vectors and by words -> fusion -> re-ranking.
 
-``Index.search`` serves with the functions that ``evaluate`` and the label-free check score with. A
-``Snapshot`` gives these what they read of the texts: ``IndexSnapshot`` of an index, by chunk;
-``MemorySnapshot`` of a collection, by document.
+``Index.search`` (``IndexSnapshot``, by chunk) shares them with ``evaluate`` and the label-free
+check (``MemorySnapshot``, by document).
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from revela.errors import QueryError
-from revela.index.bm25 import BM25
 from revela.index.fusion import DEPTH, Fusion, Ranking, best_chunks, fuse_ranks, fuse_scores, joined
 from revela.index.rerank import (
     HEADS_DEPTH,
@@ -27,6 +25,9 @@ from revela.index.rerank import (
 from revela.index.statistics import Statistics
 from revela.index.table import Table, id_filter
 from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
+
+if TYPE_CHECKING:
+    from revela.index.bm25 import BM25
 
 Mode = Literal["dense", "lexical", "hybrid"]
 Scores = dict[int, float]

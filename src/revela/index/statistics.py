@@ -33,10 +33,8 @@ hash_of = lru_cache(CORPUS_WORDS)(hash64)  # of a corpus, where most terms come 
 
 def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
     """Lucene's idf of terms in N passages, (T,): log(1 + (N - df + 0.5) / (df + 0.5))."""
-    weights_T: NDArray[np.float64] = np.log1p(
-        (passages - frequencies_T + 0.5) / (frequencies_T + 0.5)
-    )
-    return weights_T
+    odds_T = (passages - frequencies_T + 0.5) / (frequencies_T + 0.5)
+    return np.asarray(np.log1p(odds_T), np.float64)
 
 
 def max_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
