@@ -201,8 +201,13 @@ def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_pat
 
 def test_terms_are_counted_while_others_search(tmp_path):
     statistics, terms = Statistics(tmp_path), [f"w{i}" for i in range(50)]
+
+    def search(_: int) -> float:
+        statistics.refresh()
+        return statistics.max_bm25(terms)
+
     with ThreadPoolExecutor(2) as pool:
-        searches = [pool.submit(statistics.max_bm25, terms) for _ in range(2000)]
+        searches = [pool.submit(search, i) for i in range(2000)]
         for _ in range(1000):
             statistics.add(TermCounts.of([terms]))
     assert all(search.result() >= 0 for search in searches)
