@@ -112,7 +112,7 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
             if sys.stdout.isatty()
             else shown
         )
-        name = f"{hit.title} ({hit.id})" if hit.title else hit.id
+        name = hit.id if hit.title in ("", hit.id) else f"{hit.title} ({hit.id})"
         print(f"{rank}. {one_line(name)}  [{hit.score:.4f}]\n   {marked}")
     if not hits:
         print("nothing found")
