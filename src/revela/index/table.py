@@ -254,7 +254,8 @@ class Table:
         """Delete the former rows that a killed process has left of documents it replaced."""
         if not (file := self.folder / REPLACING).is_file():
             return
-        digests, written, old = json.loads(file.read_text(encoding="utf-8")), set[str](), []
+        digests = json.loads(file.read_text(encoding="utf-8"))
+        written, old = set[str](), list[dict[str, Any]]()
         with lance_errors(self.folder):
             for where in self.id_filters(list(digests)):
                 query = self.lance.search().where(where).select(["id", "digest"])
