@@ -36,7 +36,7 @@ def test_hits_are_shown_from_shortly_before_the_words_looked_for(capsys, monkeyp
         "why does the camshaft (turn",
     )
     first, text, second, snippet = capsys.readouterr().out.splitlines()
-    assert (first, text, second) == ("1. A title  [0.5000]", "   short text", "2. b  [0.2500]")
+    assert (first, text, second) == ("1. A title (a)  [0.5000]", "   short text", "2. b  [0.2500]")
     assert (
         snippet.startswith("   ... ")
         and 0 < snippet.index("the camshaft") < SNIPPET // 2

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
-from letters import Letters, documents
+from letters import Letters
 
 from revela.corpus.arrow_list import arrow_list
 from revela.corpus.words import count_words
@@ -15,7 +14,7 @@ from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest
 from revela.index.fusion import fuse_scores
-from revela.index.manifest import INFO, PRIOR, Calibration, Info
+from revela.index.manifest import PRIOR, Calibration, Info
 from revela.index.store import Index
 from revela.settings import Indexing
 from revela.types import Document
@@ -161,15 +160,6 @@ def test_search_uses_it_or_a_weight_by_hand(tmp_path):
         assert found == pytest.approx(fuse_scores(cosines, shares, weight=weight), rel=1e-4)
     with pytest.raises(RevelaError, match="--weight 2"):
         Index.open(tmp_path / "index", weight=2)
-
-
-def test_an_index_whose_manifest_has_no_test_is_searched(tmp_path):
-    build(tmp_path / "index", [doc.text for doc in documents(20)])
-    known = json.loads((tmp_path / "index" / INFO).read_text())
-    del known["calibration"]
-    (tmp_path / "index" / INFO).write_text(json.dumps(known))
-    opened = Index.open(tmp_path / "index", encoder=Letters())
-    assert opened.calibration == Calibration() and opened.search("abab cdcd")
 
 
 def test_tokens_weigh_less_where_vectors_know_nothing(tmp_path):

@@ -183,7 +183,7 @@ def build_former(folder: Path, docs: list[Document]) -> Index:
     index.add(arrow_list(Document, docs))
     known = json.loads((folder / INFO).read_text())
     assert known["format"] == 3
-    del known["language"]
+    del known["language"], known["calibration"]
     (folder / INFO).write_text(json.dumps(known))
     return Index.open(folder, encoder=Letters())
 

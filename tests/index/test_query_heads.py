@@ -191,12 +191,3 @@ def test_an_index_has_its_first_documents_read_whatever_found_them(tmp_path, mod
         assert [(hit.id, hit.score) for hit in found] == list(wanted.items())[:5]
         texts = {hit.id: hit.text for hit in plain}
         assert all(hit.text == texts[hit.id] for hit in found)
-
-
-def test_an_index_gives_a_sample_of_its_passages(tmp_path):
-    index = build(tmp_path / "index", documents(6))
-    assert sorted(index.sample()) == sorted(
-        row["passage"] for row in index.table.lance.search().limit(99).to_list()
-    )
-    index.delete([f"d{i}" for i in range(6)])
-    assert index.sample() == []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import threading
-import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from killing import kill_while_appending
 from letters import Letters, build, documents, extend, oracle, reopen, rows_of, wanted_rows
 
 from revela.errors import QueryError, RevelaError
@@ -201,40 +201,17 @@ def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_pat
 
 def test_terms_are_counted_while_others_search(tmp_path):
     statistics, terms = Statistics(tmp_path), [f"w{i}" for i in range(50)]
-    interval, done = sys.getswitchinterval(), threading.Event()
 
-    def search():
-        while not done.is_set():
-            statistics.refresh()
-            statistics.max_bm25(terms)
+    def search(_: int) -> float:
+        statistics.refresh()
+        return statistics.max_bm25(terms)
 
-    sys.setswitchinterval(1e-6)
-    searching = [threading.Thread(target=search) for _ in range(2)]
-    try:
-        for thread in searching:
-            thread.start()
-        for _ in range(3000):
+    with ThreadPoolExecutor(2) as pool:
+        searches = [pool.submit(search, i) for i in range(2000)]
+        for _ in range(1000):
             statistics.add(TermCounts.of([terms]))
-    finally:
-        done.set()
-        sys.setswitchinterval(interval)
-        for thread in searching:
-            thread.join()
-    assert statistics.idf(terms).tolist() == [idf(np.array([3000]), 3000)[0]] * 50
-
-
-def test_words_of_queries_are_not_kept_without_end(index):
-    statistics, find = reopen(index.folder)._statistics, reopen(index.folder).table.query_terms
-    best = statistics.max_bm25(find("abab"))
-    tracemalloc.start()
-    try:
-        for first in range(0, 40_000, 5_000):
-            statistics.max_bm25(find(" ".join(f"w{i}" for i in range(first, first + 5_000))))
-        kept = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert kept < 2.5e6, "40,000 words of queries take 6 MB"
-    assert statistics.max_bm25(find("abab")) == best > 0
+    assert all(search.result() >= 0 for search in searches)
+    assert statistics.idf(terms).tolist() == [idf(np.array([1000]), 1000)[0]] * 50
 
 
 def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):
@@ -414,17 +391,16 @@ def test_lexical_search_needs_no_model(tmp_path):
 
 
 OPEN = """
-import sys
-from pathlib import Path
-import pydantic
+import sys, pydantic
 checked = pydantic.validate_call
 from revela.index.store import Index
-Index.open(Path(sys.argv[1])).search("bees", mode="lexical")
+Index.open(sys.argv[1]).search("bees", mode="lexical")
 assert pydantic.validate_call is checked and hasattr(checked(lambda x: x), "raw_function")
+assert not {"torch", "revela.corpus.readers", "revela.index.encode_corpus"} & set(sys.modules)
 """
 
 
-def test_pydantic_is_as_it_was_once_a_table_is_open(index):
+def test_a_search_imports_little_and_leaves_pydantic_as_it_was(index):
     command = [sys.executable, "-c", OPEN, str(index.folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -456,13 +432,13 @@ def test_bad_queries_are_one_sentence(index, query, why):
 
 
 def test_only_one_process_writes(tmp_path):
-    build(tmp_path / "index", DOCS[:3])
-    with (
-        writing(tmp_path / "index"),
-        pytest.raises(RevelaError, match="another process is writing"),
-        writing(tmp_path / "index"),
-    ):
-        pass
+    made = build(tmp_path / "index", DOCS[:3])
+    for change in (lambda: extend(made, DOCS), lambda: made.delete(["d0"])):
+        with (
+            writing(tmp_path / "index"),
+            pytest.raises(RevelaError, match="another process is writing"),
+        ):
+            change()
 
 
 def test_folders_of_something_else_are_one_sentence(tmp_path):
@@ -477,29 +453,24 @@ def test_folders_of_something_else_are_one_sentence(tmp_path):
             reopen(tmp_path)
 
 
-@pytest.mark.parametrize("part", ["data", "_versions", "_indices", "cut data"])
+@pytest.mark.parametrize("part", ["data", "_versions", "_indices", "cut data", "cut manifest"])
 def test_damaged_folders_are_one_sentence(tmp_path, index, part):
     folder = tmp_path / "index"
     shutil.copytree(index.folder, folder)
+    lance = folder / "chunks.lance"
     if part == "cut data":
-        for file in (folder / "chunks.lance" / "data").iterdir():
+        for file in (lance / "data").iterdir():
             file.write_bytes(file.read_bytes()[:200])
+    elif part == "cut manifest":  # which makes LanceDB panic
+        for file in (lance / "_versions").iterdir():
+            data = bytearray(file.read_bytes())
+            place = int.from_bytes(data[-16:-8], "little")
+            data[place : place + 4] = (2**28).to_bytes(4, "little")  # the length of what follows
+            file.write_bytes(data)
     else:
-        shutil.rmtree(folder / "chunks.lance" / part)
+        shutil.rmtree(lance / part)
     with pytest.raises(RevelaError, match="is damaged or out of reach"):
         reopen(folder).search("title", where="year > 1")
-
-
-def test_a_manifest_that_makes_lance_panic_is_one_sentence(tmp_path, index):
-    folder = tmp_path / "index"
-    shutil.copytree(index.folder, folder)
-    for manifest in (folder / "chunks.lance" / "_versions").iterdir():
-        data = bytearray(manifest.read_bytes())
-        place = int.from_bytes(data[-16:-8], "little")
-        data[place : place + 4] = (2**28).to_bytes(4, "little")  # the length of what follows
-        manifest.write_bytes(data)
-    with pytest.raises(RevelaError, match=r"is damaged or out of reach .rust future panicked"):
-        reopen(folder)
 
 
 @pytest.mark.parametrize(
@@ -532,7 +503,7 @@ def test_an_empty_index_finds_nothing(tmp_path):
     made = build(tmp_path / "index", DOCS[:1])
     made.delete(["d0"])
     made.finish()
-    assert len(made) == 0 and made.search("abba") == []
+    assert len(made) == 0 and made.search("abba") == [] == made.sample()
 
 
 def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkeypatch):
@@ -568,3 +539,7 @@ def test_what_a_kill_left_before_index_json_is_no_index(tmp_path):
     for name in (f".{INFO}-abc", ".context.safetensors-abc"):
         (tmp_path / name).mkdir()
     assert len(build(tmp_path, DOCS[:2])) > 0
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(tmp_path):
+    assert kill_while_appending(tmp_path / "index", kills=3, seed=0)["acknowledged"] > 0

@@ -97,7 +97,6 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
     """Best first, with the best passage of each from shortly before the query's words on; those are
     bold on a terminal.
     """
-    from revela.corpus.headings import has_headings
     from revela.corpus.words import runs, terms
 
     spaced = (rf"(?<!\w){re.escape(word)}(?!\w)" for word in terms(query) if len(word) > 2)
@@ -113,8 +112,7 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
             if sys.stdout.isatty()
             else shown
         )
-        headings = hit.title and has_headings(hit.id)  # which do not say of which file
-        name = f"{hit.title} ({hit.id})" if headings else hit.title or hit.id
+        name = hit.id if hit.title in ("", hit.id) else f"{hit.title} ({hit.id})"
         print(f"{rank}. {one_line(name)}  [{hit.score:.4f}]\n   {marked}")
     if not hits:
         print("nothing found")

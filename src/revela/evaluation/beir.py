@@ -1,8 +1,7 @@
 """Score retrievers on local folders in BEIR layout, alone and fused with BM25, beside BM25.
 
-A folder holds corpus.jsonl and queries.jsonl (each may be .gz), and qrels/test.tsv with the columns
-query-id, corpus-id and score (judgements.py). Fusion and re-ranking are those of ``Index.search``
-(index/search.py), by document instead of by chunk.
+Fusion and re-ranking are those of ``Index.search`` (index/search.py), by document instead of by
+chunk.
 """
 
 from __future__ import annotations
@@ -42,9 +41,7 @@ DEPTH = 1000  # of the dense and lexical rankings, as MAP is usually computed at
 
 @dataclass(frozen=True)
 class Collection:
-    """A test collection: documents (title and text), queries, and judgements by query id and
-    document id; ``language`` is that of the words.
-    """
+    """A test collection; ``qrels`` are judgements by query id and document id."""
 
     name: str
     document_ids: list[str]
@@ -62,7 +59,7 @@ class Collection:
 
     @cached_property
     def among_documents(self) -> frozenset[str]:
-        """Queries that are documents too, under the same id, as in ArguAna and Quora; as in BEIR,
+        """Queries that are documents too, under the same id, as in ArguAna and Quora. As in BEIR,
         they do not find themselves. The texts are compared, since ids may coincide.
         """
         texts = dict(zip(self.document_ids, self.documents, strict=True))
@@ -88,28 +85,24 @@ class Collection:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one system: metrics of each judged query, and its first document's id, if it finds
-    any.
-    """
+    """Results of one system, by judged query: metrics, and the id of the first document, if any."""
 
     scores: dict[str, dict[str, float]]
     first: dict[str, str]
 
     def means(self) -> dict[str, float]:
-        """Metrics averaged over the queries."""
         return means(self.scores)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A collection, the models that were scored on it, and the outcomes of all systems."""
+    """The outcomes of all systems on a collection."""
 
     name: str
     collection: Collection
     models: list[str]
     outcomes: dict[str, Outcome]
-    contexts: dict[str, str] = field(default_factory=dict)
-    """What each model with slots reads as its context."""
+    contexts: dict[str, str] = field(default_factory=dict)  # of models with slots, in words
 
     @property
     def references(self) -> list[str]:
@@ -133,9 +126,8 @@ class EvalOptions:
         max_tokens: truncate texts to this length.
         precision: arithmetic; "auto" is bf16 where the hardware has it.
         progress: show progress bars.
-        context: of models that read one: "corpus" draws it from the documents of each collection
-            (the default), "saved" is the one of their training, "none" has no documents; or texts,
-            or a file with a text per line.
+        context: of models that read one, as ``Context.of`` takes it; drawn from each collection by
+            default.
         context_seed: seed of the draw.
         language: of the words, as ``Analyzer`` takes it; "auto" finds it in each collection.
         weight: of the vectors in the fusion by score, 0 to 1; None: by the rule of fusion.py.
@@ -159,17 +151,13 @@ def evaluate(
 
     Args:
         models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; none scores BM25 only.
-        on: folders in BEIR layout: corpus.jsonl, queries.jsonl, qrels/test.tsv.
+        on: folders in BEIR layout: corpus.jsonl, queries.jsonl (each may be .gz), qrels/test.tsv.
         options: fields of ``EvalOptions``, such as ``rerank="tokens"``.
 
     Returns:
         {collection: {system: scores}}. Systems are "BM25", each model, "MODEL + BM25" (fused by
         score) and "MODEL + BM25 (RRF)"; p values are against BM25 and, of several models, the
         first.
-
-    Raises:
-        RevelaError: a model or a folder cannot be read, the language is unknown, or a model gives
-            vectors that are not finite.
 
     Examples:
         >>> import tempfile
@@ -209,28 +197,24 @@ def evaluations(
         name: load_collection(Path(folder), language=options.language)
         for name, folder in labelled(on).items()
     }
-    reranking = _reranking(options, list(collections.values()))
+    reranker: Reranking | None = None if options.rerank == "heads" else options.rerank
+    if options.rerank == "heads" and collections:
+        from revela.index.listwise import load_query_heads
+
+        first = next(iter(collections.values()))
+        reranker = load_query_heads(options.lm, lambda: sample(first))
     for name, collection in collections.items():
         readers = {
             label: known.into(encoder, collection.documents) for label, encoder in encoders.items()
         }
-        how: Any = dict(rerank=reranking, progress=options.progress, weight=options.weight)
         contexts = {
             label: f"a context of {slots_of(encoder)} slots, {known.describe()}"
             for label, encoder in encoders.items()
             if slots_of(encoder)
         }
+        how: Any = dict(rerank=reranker, progress=options.progress, weight=options.weight)
         found = outcomes(collection, readers, **how)
         yield Evaluation(name, collection, list(encoders), found, contexts)
-
-
-def _reranking(options: EvalOptions, collections: Sequence[Collection]) -> Reranking | None:
-    """The re-ranker; the heads of an LM are found in the first collection."""
-    if options.rerank != "heads" or not collections:
-        return None if options.rerank == "heads" else options.rerank
-    from revela.index.listwise import load_query_heads
-
-    return load_query_heads(options.lm, lambda: sample(collections[0]))
 
 
 def labelled(names: Sequence[str | Path]) -> dict[str, str]:
@@ -279,11 +263,10 @@ def outcomes(
     progress: bool = False,
     weight: float | None = None,
 ) -> dict[str, Outcome]:
-    """Outcomes by system: BM25, and each encoder alone, fused with BM25 by score, and by rank
-    (RRF).
+    """Outcomes of BM25, and of each encoder alone, fused with BM25 by score, and by rank (RRF).
 
-    With ``rerank``, the fusion by score is re-ranked too: by token vectors (of encoders that give
-    them) or by a listwise re-ranker. ``weight`` is that of the vectors in the fusion by score.
+    ``rerank`` adds the fusion by score re-ranked: by token vectors, of encoders that give them, or
+    by a listwise re-ranker.
     """
     found = {"BM25": _outcome(collection, collection.lexical)}
     for name, encoder in encoders.items():
@@ -328,7 +311,7 @@ def hybrid(
     dense: Sequence[Scores],
     weight: float | None = None,
 ) -> list[Scores]:
-    """The fusion by score of each query's rankings by vectors and by words, ``FUSED`` of each."""
+    """Fuse by score each query's rankings by vectors and by words, ``FUSED`` of each."""
     return [
         fuse(snapshot, query, vector, _first(near), _first(lexical), weight)
         for query, vector, near, lexical in zip(

@@ -16,11 +16,7 @@ from revela.types import Vectors
 
 
 class BM25:
-    """A BM25 index over passages, in memory; it cannot be appended to.
-
-    Args:
-        passages: texts.
-        language: of their words, as ``Analyzer`` takes it; "auto" finds it in them.
+    """A BM25 index over passages, in memory; ``language`` as for ``Analyzer``, or "auto".
 
     Example:
         >>> indices, scores = BM25(["the cat sat", "a dog ran"], "en").top_k(["dogs"], k=1)

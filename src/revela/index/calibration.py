@@ -2,8 +2,7 @@
 
 A few words of a sentence should find the passage that the sentence was removed from, once by BM25
 and once by vectors. An embedder that was not trained for a language or a subject fails where words
-succeed, and the fusion (fusion.py) follows the side that succeeds. docs/results.md compares tests
-and rules.
+succeed, and the fusion (fusion.py) follows the side that succeeds.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import numpy as np
 from revela.corpus.chunk import sentences
 from revela.corpus.words import count_words, joined, words
 from revela.index.bm25 import BM25
-from revela.index.exact import shortened
 from revela.index.manifest import Calibration
+from revela.index.table import shortened
 from revela.types import Encoder, Vectors, hash64
 
 QUERIES = 200
@@ -27,12 +26,7 @@ LEAST_WORDS = 4  # of a sentence, and of what is left
 
 class SentenceTest:
     """Queries taken from passages, and how many of them BM25 answers; call it with the vectors of
-    an encoder.
-
-    Args:
-        passages: texts.
-        language: of the words, as ``BM25`` takes it.
-        queries: maximum number of queries.
+    an encoder. ``language`` as for ``BM25``.
     """
 
     def __init__(self, passages: Sequence[str], language: str, queries: int = QUERIES) -> None:

@@ -32,36 +32,22 @@ if TYPE_CHECKING:
 class Context:
     """What fills a retriever's slots.
 
-    Args:
-        kind: "corpus": texts drawn from the corpus; "saved": what the retriever was saved with;
-            "none": no documents; "texts": a user's own.
-        texts: of the corpus or the user; None: not drawn yet.
-        seed: of the sample of the corpus.
+    ``kind`` is "corpus" (texts drawn from the corpus), "saved" (what the retriever was saved with),
+    "none" (no documents) or "texts" (a user's own).
     """
 
     kind: str
-    texts: tuple[str, ...] | None = None
-    seed: int = 0
+    texts: tuple[str, ...] | None = None  # None: not drawn yet
+    seed: int = 0  # of the draw
 
     @classmethod
     def of(cls, choice: Context | str | Sequence[str], seed: int = 0) -> Context:
-        """From "corpus", "saved", "none", a file with a text per line, or texts, of which a
-        retriever reads as many as it has slots.
-        """
+        """From "corpus", "saved", "none", a file with a text per line, or texts."""
         if isinstance(choice, Context):
             return choice
         if choice in ("corpus", "saved", "none"):
             return cls(str(choice), seed=seed)
-        if isinstance(choice, str):
-            try:
-                texts: Sequence[str] = Path(choice).read_text(encoding="utf-8").splitlines()
-            except (OSError, ValueError) as error:
-                raise RevelaError(
-                    f"--context {choice} cannot be read ({type(error).__name__}): give corpus, "
-                    "saved, none or a file with a text per line"
-                ) from error
-        else:
-            texts = choice
+        texts = _lines_of(choice) if isinstance(choice, str) else choice
         if not (kept := tuple(text for text in texts if text.strip())):
             raise RevelaError(
                 f"the context {choice} has no text: give a file with a text per line, or corpus"
@@ -83,9 +69,7 @@ class Context:
         return reader.context_of(self.texts or ()).detach().float().cpu().numpy()
 
     def into(self, encoder: Encoder, documents: Sequence[str]) -> Encoder:
-        """An encoder that reads this context, drawn from these texts if it is of the corpus; an
-        encoder without slots is returned as it is.
-        """
+        """The encoder with this context, of these documents; itself if it has no slots."""
         if not slots_of(encoder) or self.kind == "saved":
             return encoder
         reader = with_slots(encoder)
@@ -117,6 +101,16 @@ Choice = Context | str | Sequence[str]
 """As ``Context.of`` takes it."""
 
 
+def _lines_of(file: str) -> list[str]:
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise RevelaError(
+            f"--context {file} cannot be read ({type(error).__name__}): give corpus, saved, none "
+            "or a file with a text per line"
+        ) from error
+
+
 def sample_texts(texts: Sequence[str], count: int, seed: int) -> list[str]:
     """So many of the texts that have words, or all of them."""
     order = random.Random(seed).sample(range(len(texts)), len(texts))
@@ -125,8 +119,7 @@ def sample_texts(texts: Sequence[str], count: int, seed: int) -> list[str]:
 
 def slots_of(encoder: Encoder) -> int:
     """How many documents an encoder reads as its context; 0 if it reads none."""
-    slots: int = getattr(encoder, "slots", 0)
-    return slots
+    return int(getattr(encoder, "slots", 0))
 
 
 def with_slots(encoder: Encoder) -> RetrieverEncoder:
@@ -140,7 +133,7 @@ def with_slots(encoder: Encoder) -> RetrieverEncoder:
 
 
 def refuse_without_slots(encoders: Sequence[Encoder]) -> None:
-    """Refuse a context for models if none of them reads one."""
+    """Refuse a context if none of the models reads one."""
     if encoders and not any(map(slots_of, encoders)):
         with_slots(encoders[0])
 
@@ -148,13 +141,12 @@ def refuse_without_slots(encoders: Sequence[Encoder]) -> None:
 def chosen_for(
     encoder: Encoder, choice: Choice | None, documents: Sequence[Document], words: int
 ) -> Context | None:
-    """The context of a corpus for an encoder, by default drawn from the documents, at most so many
-    words of each; None if the encoder reads none and none is chosen.
+    """The context for an encoder, by default drawn from the documents, at most ``words`` of each;
+    None if the encoder reads none and none is chosen.
     """
-    slots = slots_of(encoder)
-    if choice is None and not slots:
+    if choice is None and not slots_of(encoder):
         return None
-    with_slots(encoder)
+    slots = with_slots(encoder).slots
     from revela.retriever.context import draw_documents
 
     chosen = Context.of("corpus" if choice is None else choice)

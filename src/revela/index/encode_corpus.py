@@ -1,8 +1,7 @@
 """Documents -> rows of an index's table: cut into chunks and encoded.
 
-Documents are written in batches, each in one commit. A document whose digest is in the table is
-skipped, so a killed run resumes where it stopped, and a corpus that has changed a little is added
-quickly.
+A document whose digest is in the table is skipped, so a killed run resumes where it stopped, and a
+corpus that has changed a little is added quickly.
 
 Shapes: N chunks, D numbers of the encoder's vectors, W of the stored ones.
 """
@@ -19,32 +18,30 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from revela.corpus.chunk import chunk
 from revela.corpus.headings import has_headings, titles
 from revela.errors import RevelaError
-from revela.index.exact import shortened
 from revela.index.language import Terms
 from revela.index.manifest import Info
 from revela.index.rerank import encode_packed
-from revela.index.table import RESERVED, Table, arrow_rows
+from revela.index.table import RESERVED, Table, arrow_rows, as_stored
 from revela.settings import Indexing
-from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value, Vectors
+from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value
 from revela.weights import fingerprint
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MOST = 256, 2**25  # later commits hold 1/256 of what was read, and at most so many
 BATCH_DOCUMENTS = 1000  # maximum documents for each ``BATCH`` of a commit
 NUMBERS = {bool: "bool", int: "int64", float: "double"}
+COLUMN_TYPES = {frozenset({kind}): name for kind, name in NUMBERS.items()} | {
+    frozenset({int, float}): "double"
+}
 Rows = dict[str, list[Value | None]]
 
 
 @dataclass(frozen=True)
 class Added:
-    """Numbers of documents that were new, replaced and unchanged; of chunks that were written, and
-    of those that were cut, as the model reads less.
-    """
+    """Numbers of documents, of chunks written, and of those cut to what the model reads."""
 
     new: int = 0
     replaced: int = 0
@@ -59,7 +56,7 @@ class Added:
 def describe(
     model: Path, encoder: TokenEncoder, settings: Indexing, metadata: Mapping[str, str]
 ) -> Info:
-    """The manifest of an index of the vectors that a model's encoder gives."""
+    """The manifest of a new index."""
     width = encoder.encode_passages(["."]).shape[1]
     width = min(width, settings.dimensions or width)
     return Info(str(model.resolve()), fingerprint(model), width, settings, metadata)
@@ -109,10 +106,7 @@ class Encoded:
 def encode_rows(
     rows: Rows, info: Info, encoder: TokenEncoder, folder: Path, find: Terms | None
 ) -> Encoded:
-    """Encode the chunks of ``table_rows``, one at least, by the index's encoder.
-
-    ``find`` finds the terms of passages; None: none are wanted. ``folder`` is for messages.
-    """
+    """Encode the chunks of ``table_rows``, one at least; ``find`` finds their terms, if wanted."""
     rows, cut = cut_to_fit(rows, encoder)
     passages, tokens = [str(passage) for passage in rows["passage"]], None
     if info.settings.keep_tokens:
@@ -125,25 +119,11 @@ def encode_rows(
     return Encoded(arrow_rows(info, rows, as_stored(vectors, info, folder), tokens), terms, cut)
 
 
-def as_stored(vectors: Vectors, info: Info, folder: Path) -> Vectors:
-    """(N, D) vectors as an index stores them, (N, W): shortened if it is so made."""
-    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-    if wanted := info.settings.dimensions:
-        vectors = shortened(vectors, wanted)
-    if vectors.shape[1] != info.width:
-        raise RevelaError(
-            f"the model gives {vectors.shape[1]} dimensions and {folder} holds "
-            f"{info.width}: index again"
-        )
-    return vectors
-
-
 def table_rows(
     documents: Iterable[Document], digests: Mapping[str, str], info: Info, folder: Path
 ) -> Rows:
     """Cut documents into chunks, each a row: values by column, without terms, vectors and tokens.
-
-    ``digests`` are those of the documents, by id; ``folder`` is for messages.
+    ``digests`` are by id.
     """
     columns = info.columns
     names = [name for name in RESERVED if name not in ("terms", "vector", "tokens")]
@@ -160,10 +140,8 @@ def table_rows(
 
 
 def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
-    """Cut the chunks of ``table_rows`` that are longer than the encoder reads; the rows, and how
-    many chunks were cut.
-
-    A title is cut at half of what the encoder reads; the rest goes before the document's text.
+    """Cut the chunks that are longer than the encoder reads; the rows, and how many were cut. A
+    title is cut at half of what the encoder reads; the rest goes before the document's text.
     """
     if not isinstance(encoder, LimitedEncoder):
         return rows, 0
@@ -222,9 +200,6 @@ def repeated_id(name: str) -> RevelaError:
 def metadata_columns(documents: Iterable[Document], fields: Sequence[str]) -> dict[str, str]:
     """The Arrow type of each metadata field: of numbers if all its values are, else of text.
 
-    Raises:
-        RevelaError: no document has a field of this name, or the name is reserved.
-
     Example:
         >>> from revela import Document
         >>> metadata_columns([Document("a", "text", metadata={"year": 2020})], ["year"])
@@ -257,13 +232,7 @@ def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
         raise RevelaError(
             f'no document has a field "{missing[0]}": name others with --metadata, or omit it'
         )
-    return {name: _column_type(found) for name, found in types.items()}
-
-
-def _column_type(types: set[type]) -> str:
-    if types == {int, float}:
-        return "double"
-    return NUMBERS.get(next(iter(types)), "string") if len(types) == 1 else "string"
+    return {name: COLUMN_TYPES.get(frozenset(found), "string") for name, found in types.items()}
 
 
 def _as_column(document: Document, name: str, kind: str, folder: Path) -> Value | None:

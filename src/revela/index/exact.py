@@ -1,4 +1,4 @@
-"""Vectors in memory: exact nearest neighbours by inner product, and shorter vectors."""
+"""Exact nearest neighbours by inner product, of vectors in memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,8 @@ QUERIES, SCORES = 1024, 2**26  # held at a time
 
 
 def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:
-    """The k nearest passages of each query, best first; ties go to the lower index.
-
-    Args:
-        queries: (Q, D) float32.
-        passages: (N, D) float32; they may lie on disk.
-        k: at most N are returned.
-
-    Returns:
-        Indices (Q, min(k, N)) and their inner products.
+    """The k nearest passages (N, D) of each query (Q, D), best first: indices (Q, min(k, N)) and
+    inner products. Ties go to the lower index. The passages may lie on disk.
     """
     k = min(k, len(passages))
     indices = np.empty((len(queries), k), dtype=np.int64)
@@ -43,12 +36,3 @@ def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64
         indices[start : start + size] = np.take_along_axis(best, order, axis=1)
         scores[start : start + size] = np.take_along_axis(values, order, axis=1)
     return indices, scores
-
-
-def shortened(vectors_ND: Vectors, width: int) -> Vectors:
-    """The first dimensions of vectors, of length one again; (N, W)."""
-    if vectors_ND.shape[1] <= width:
-        return vectors_ND
-    cut_NW = vectors_ND[:, :width]
-    lengths_N1 = np.linalg.norm(cut_NW, axis=1, keepdims=True)
-    return np.asarray(cut_NW / np.maximum(lengths_N1, 1e-12), np.float32)

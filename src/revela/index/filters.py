@@ -28,14 +28,7 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
     an object must hold. A row without a value fails every comparison but ``{"column": null}``, and
     ``"not"`` selects every row that its filter does not.
 
-    Args:
-        where: the filter.
-        columns: the index's metadata and their Arrow types: string, int64, double, bool. JSON may
-            name these, id and title.
-
-    Raises:
-        RevelaError: an unknown column or operator, a value of another type than its column's, more
-            than 20 levels, or more than 10,000 characters of SQL.
+    ``columns`` are the index's metadata and their Arrow types; JSON may name these, id and title.
 
     Example:
         >>> where_sql({"year": {"gte": 2019, "lt": 2021}}, {"year": "int64"})

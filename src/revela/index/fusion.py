@@ -6,25 +6,22 @@ By score (``fuse_scores``), the default:
 
     w = 0.5 max(1, W / V)^2 g_words / g_vectors
 
-``best(q)`` is the BM25 score of a document that held nothing but the words of the query: the
-theoretical maximum of Bruch, Gai & Ingber (An Analysis of Fusion Functions for Hybrid Retrieval,
-TOIS 2023). Both cos and s are absolute, so a score can be read: 1 is the best that can be, and a
+``best(q)`` is the theoretical maximum of BM25 (Bruch, Gai & Ingber, An Analysis of Fusion Functions
+for Hybrid Retrieval, TOIS 2023). Both cos and s are absolute: 1 is the best that can be, and a
 query whose words the corpus lacks is ranked by its vectors.
 
 The weight w of the words needs no labels:
 
 - W / V, of the corpus: how often words find the passage that a sentence was taken from, to how
-  often vectors do (calibration.py). Where the embedder does not know the text, words decide. The
-  other way round it says little: a retriever that was trained on a text knows its sentences.
+  often vectors do (calibration.py). Below 1 it says little: a retriever that was trained on a text
+  knows its sentences.
 - g, of the query: how far a side's first score stands out from the mean of its first ten, as a
   share of its first score. A cosine counts from the mean of all candidates.
 
-The constants were chosen by leaving out whole collections and languages (docs/results.md). A weight
-of one's own, a = 1 / (1 + w), is the same for every query.
+The constants were chosen by leaving out whole collections and languages (docs/results.md).
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
-over rankings of 1 / (k + rank). It gives a weak side an equal weight (docs/results.md), and is kept
-for comparison.
+over rankings of 1 / (k + rank), for comparison.
 """
 
 from __future__ import annotations
@@ -66,11 +63,8 @@ def fuse_scores(
 ) -> dict[Item, float]:
     """Fuse two rankings by score: the score of every candidate, best first.
 
-    Args:
-        cosines: cos(q, d) of every candidate.
-        shares: s(q, d), 0 to 1, of the candidates that hold a word of the query.
-        odds: max(1, W / V)^2 of the corpus (``Calibration.odds``).
-        weight: of the vectors, 0 to 1, in place of the rule.
+    ``shares`` are s(q, d) of those that hold a word of the query; ``odds`` is max(1, W / V)^2
+    (``Calibration.odds``). ``weight`` is that of the vectors, 0 to 1, in place of the rule.
 
     Example:
         >>> fused = fuse_scores({"a": 0.8, "b": 0.6, "c": 0.1}, {"b": 0.5}, odds=4.0)
@@ -105,8 +99,6 @@ def _gap(scores: Sequence[float]) -> float:
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Item]], k: int = RRF_K) -> dict[Item, float]:
     """Fuse rankings of items by rank: the score of every item, best first.
 
-    Ranks count from 1; an item that is missing from a ranking gets nothing from it.
-
     Example:
         >>> list(reciprocal_rank_fusion([["a", "b"], ["b", "c"]]))
         ['b', 'a', 'c']
@@ -123,15 +115,14 @@ def joined(first: Ranking, second: Ranking) -> Ranking:
     return dict(sorted([*first.items(), *second.items()], key=lambda row: -row[1][1]))
 
 
-def best_chunks(ranking: Ranking) -> tuple[dict[str, int], dict[str, float]]:
-    """One ranking of chunks -> each document's best row, and the documents' scores, best first."""
+def best_chunks(ranking: Ranking) -> Ranking:
+    """The best row of each document of a ranking of chunks."""
     best = _first((document, row) for row, (document, _) in ranking.items())
-    return best, {document: ranking[row][1] for document, row in best.items()}
+    return {row: ranking[row] for row in best.values()}
 
 
-def fuse_ranks(rankings: Sequence[Ranking]) -> tuple[dict[str, int], dict[str, float]]:
-    """Rankings of chunks -> each document's best row, and the documents' scores by rank, best
-    first.
+def fuse_ranks(rankings: Sequence[Ranking]) -> Ranking:
+    """Fuse rankings of chunks by rank: the best row of each document, with the document's score.
 
     A document's rank in a ranking is that of its first chunk. Its best row is its first one in the
     fusion of the rankings of chunks.
@@ -139,7 +130,8 @@ def fuse_ranks(rankings: Sequence[Ranking]) -> tuple[dict[str, int], dict[str, f
     document_of = {row: document for ranking in rankings for row, (document, _) in ranking.items()}
     rows = reciprocal_rank_fusion([list(ranking) for ranking in rankings])
     best = _first((document_of[row], row) for row in rows)
-    return best, reciprocal_rank_fusion([list(_first(ranking.values())) for ranking in rankings])
+    scores = reciprocal_rank_fusion([list(_first(ranking.values())) for ranking in rankings])
+    return {best[document]: (document, score) for document, score in scores.items()}
 
 
 def _first(pairs: Iterable[tuple[Item, Found]]) -> dict[Item, Found]:

@@ -40,17 +40,11 @@ STEMMERS = {
 }  # fmt: skip
 # The script of languages that are not written in Latin letters, as Unicode's names begin.
 SCRIPTS = {
-    **dict.fromkeys(("ar", "fa"), "ARABIC"),
-    **dict.fromkeys(("he", "yi"), "HEBREW"),
-    **dict.fromkeys(("hi", "ne"), "DEVANAGARI"),
-    **dict.fromkeys(("bg", "ru", "sr", "uk"), "CYRILLIC"),
-    **dict.fromkeys(("ja", "zh"), "CJK"),
-    "el": "GREEK",
-    "gu": "GUJARATI",
-    "hy": "ARMENIAN",
-    "ko": "HANGUL",
-    "ta": "TAMIL",
-}
+    "ar": "ARABIC", "bg": "CYRILLIC", "el": "GREEK", "fa": "ARABIC", "gu": "GUJARATI",
+    "he": "HEBREW", "hi": "DEVANAGARI", "hy": "ARMENIAN", "ja": "CJK", "ko": "HANGUL",
+    "ne": "DEVANAGARI", "ru": "CYRILLIC", "sr": "CYRILLIC", "ta": "TAMIL", "uk": "CYRILLIC",
+    "yi": "HEBREW", "zh": "CJK",
+}  # fmt: skip
 # Of English, Lucene's: the list of the library has 1,333 words, "computer" among them.
 ENGLISH_STOP_WORDS = """a an and are as at be but by for if in into is it no not of on or such that
     the their then there these they this to was will with""".split()  # noqa: SIM905
@@ -90,9 +84,7 @@ _LETTERS = str.maketrans({"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss"
 
 
 class Terms(Protocol):
-    """Finds the terms of a text, in order; ``places`` gives begin and end of each as well, in the
-    text after NFKC.
-    """
+    """Finds the terms of a text, in order; ``places`` gives begin and end of each as well."""
 
     def __call__(self, text: str) -> list[str]: ...
     def places(self, text: str) -> Iterator[tuple[int, int, str]]: ...
@@ -101,9 +93,8 @@ class Terms(Protocol):
 class Analyzer:
     """Terms of texts in a language; threads may share one.
 
-    Args:
-        language: a code, several joined by + (one for each script), or "none", which does not stem.
-        known_words: size of the cache.
+    ``language`` is a code, several joined by + (one for each script), or "none", which does not
+    stem. ``known_words`` is the size of the cache. Places are those in the text after NFKC.
 
     Examples:
         >>> Analyzer("en")("The invoices are kept for ten years.")
@@ -199,9 +190,7 @@ def normalised(text: str) -> str:
 
 
 def _neighbours(run: str, begin: int, most: int) -> Iterator[tuple[int, int, str]]:
-    """Each ``most`` and each ``most`` - 1 neighbouring characters, with their marks; all of a run
-    that is shorter.
-    """
+    """Each ``most`` and ``most`` - 1 neighbouring characters; all of a shorter run."""
     edges = [0, *(cluster.end() for cluster in _CLUSTER.finditer(run))]
     known = len(edges) - 1
     if known < most - 1:
@@ -217,11 +206,7 @@ def _without_accents(word: str) -> str:
 
 
 def script_of(text: str) -> str:
-    """The script of the first letter of a text, as its name in Unicode begins; "" if it has none.
-
-    >>> script_of("Москва"), script_of("北京"), script_of("42")
-    ('CYRILLIC', 'CJK', '')
-    """
+    """The script of a text's first letter, as its name in Unicode begins, such as "CYRILLIC"."""
     letter = next((letter for letter in text if letter.isalpha()), "")
     return _script_of(letter) if letter else ""
 
@@ -280,8 +265,7 @@ def _identifier() -> Any:
 def detect(texts: Sequence[str]) -> str:
     """The language of each script of these texts, that of most text first; "none" if there is none.
 
-    Short texts are told together with their neighbours. A script in which no language has
-    ``DOMINANT`` of the text is left out.
+    A script in which no language has ``DOMINANT`` of the text is left out.
 
     >>> detect(["Les factures sont conservées pendant dix ans.", "Le jardin ouvre à neuf heures."])
     'fr'

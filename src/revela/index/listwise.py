@@ -41,10 +41,7 @@ QUESTIONS = 3 * HEADS_DEPTH  # maximum that heads are ranked by
 
 
 class QueryHeads:
-    """The ``Reranker`` of a frozen LM by some of its heads, (layer, head); threads may share it.
-
-    ``make`` makes prompts of ``HEADS_DEPTH`` candidates.
-    """
+    """The ``Reranker`` of a frozen LM by some of its heads, (layer, head); threads may share it."""
 
     def __init__(
         self, lm: LanguageModel, make: PromptMaker, heads: Sequence[tuple[int, int]]
@@ -65,15 +62,8 @@ class QueryHeads:
 
 
 def load_query_heads(name: str, passages: Callable[[], Sequence[str]]) -> QueryHeads:
-    """Load an LM as a re-ranker by its best heads.
-
-    Args:
-        name: the LM: a folder, a hub id or a name of ``EMBEDDED``.
-        passages: gives text to rank the heads by; called unless a ranking is cached.
-
-    Raises:
-        RevelaError: the LM cannot be loaded, its context is too short, or the passages give too few
-            questions.
+    """Load an LM as a re-ranker by its best heads; ``passages`` gives text to rank the heads by, if
+    no ranking is cached.
     """
     silence_libraries()
     folder, device = resolve(name), compute_device()

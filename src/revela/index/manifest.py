@@ -26,19 +26,14 @@ PRIOR = 5  # queries that count as found by both sides, so that few queries say 
 class Calibration:
     """How often a piece of a sentence found its passage first (calibration.py).
 
-    Args:
-        queries: how many were asked; 0 if the passages have too few sentences.
-        words: found by BM25.
-        vectors: found by the vectors.
-        passages: in the index when it was measured.
-        least: lower limit of ``ratio``. Above 1 for a retriever that was fitted to the text
-            (retriever/fit.py), which knows its sentences better than questions about it.
+    ``least`` is the minimum of ``ratio``: above 1 for a retriever that was fitted to the text
+    (retriever/fit.py), which knows its sentences better than questions about it.
     """
 
-    queries: int = 0
-    words: int = 0
-    vectors: int = 0
-    passages: int = 0
+    queries: int = 0  # asked
+    words: int = 0  # found by BM25
+    vectors: int = 0  # found by the vectors
+    passages: int = 0  # in the index when it was measured
     least: float = 1.0
 
     @property
@@ -70,35 +65,21 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Info:
-    """The contents of ``index.json``.
+    """The contents of ``index.json``."""
 
-    Args:
-        model: folder of the retriever that makes the vectors.
-        fingerprint: of that folder.
-        width: of the stored vectors.
-        settings: how documents are cut and vectors are stored.
-        columns: metadata fields and their Arrow types.
-        finished: false until the first documents are all in.
-        format: version of the folder's layout.
-        language: of the terms in the table, as ``Analyzer`` takes it; "" until the first documents
-            are known; None in an index of an earlier version, whose words are LanceDB's English.
-        calibration: how well words and vectors find its passages.
-        context: of a retriever that reads one: ``Context.about``, and the digest of its rows.
-    """
-
-    model: str
-    fingerprint: str
-    width: int
+    model: str  # folder of the retriever
+    fingerprint: str  # of that folder
+    width: int  # of the stored vectors
     settings: Indexing
-    columns: Mapping[str, str] = field(default_factory=dict)
-    finished: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)  # of metadata, and their Arrow types
+    finished: bool = False  # the first documents are all in
     format: int = FORMAT
-    language: str | None = ""
+    language: str | None = ""  # for ``Analyzer``; "": not known yet; None: LanceDB's English
     calibration: Calibration = field(default_factory=Calibration)
-    context: Mapping[str, Any] | None = None
+    context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
 
     def analyzer(self, known_words: int = CORPUS_WORDS) -> Terms:
-        """What finds the terms of passages and queries; argument as for ``Analyzer``."""
+        """Finds the terms of passages and queries."""
         if self.language is None:
             return FormerEnglish()
         return Analyzer(self.language, known_words)
@@ -114,11 +95,7 @@ class Info:
 
 
 def read_info(folder: Path) -> Info:
-    """Read ``index.json`` of a folder.
-
-    Raises:
-        RevelaError: it is not there, is damaged, or is another version's.
-    """
+    """Read ``index.json`` of a folder."""
     if not (folder / INFO).is_file():
         raise RevelaError(f"{folder} is not an index: it has no {INFO}; make one with revela index")
     try:
@@ -138,10 +115,8 @@ def read_info(folder: Path) -> Info:
 
 
 def unfinished_in(folder: Path) -> Info | None:
-    """The manifest that a killed run has left in this folder; None if the folder is free.
-
-    Raises:
-        RevelaError: the folder holds a finished index, or something else.
+    """The manifest that a killed run has left in this folder; None if the folder is free. One that
+    holds a finished index or something else is refused.
     """
     # What is written before index.json is there.
     early = (LOCK, CONTEXT, hidden_prefix(CONTEXT), hidden_prefix(INFO))

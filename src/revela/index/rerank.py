@@ -8,8 +8,7 @@
 
 over the tokens t of the query and j of the passage; V / W as in fusion.py, since token vectors fail
 where the vectors of whole texts do. This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020),
-untrained. One bit per number finds as much as floats do (research/notebook.md), so an index can
-keep them: ``Indexing.keep_tokens``. The weight of a word is its BM25 idf.
+untrained. One bit per number finds as much as floats do, so an index can keep them.
 
 ``rerank_listwise``, by the scores s of a re-ranker such as the heads of an LM (listwise.py), in the
 order of
@@ -67,14 +66,10 @@ def rerank_by_tokens(
     weights: Sequence[Weight],
     odds: float = 1.0,
 ) -> dict[Item, float]:
-    """score(q, d) of each result, best first.
+    """score(q, d) of each result, best first; ``scores`` are the fused ones, best first.
 
-    Args:
-        query: as the encoder reads it that made the signs.
-        scores: fused scores of the results, best first.
-        signs: ``packed_signs`` of the first results; m is 0 for the others.
-        weights: ``term_weights``.
-        odds: max(1, W / V)^2 of the corpus.
+    ``signs`` are those of the first results, in the order of their scores; m is 0 for the others.
+    ``odds`` as for ``fuse_scores``.
     """
     c = TOKENS_WEIGHT / max(1.0, odds)
     matched = late_interaction(query.tokens, token_weights(query.spans, weights), signs).tolist()
@@ -112,9 +107,7 @@ def term_weights(
 def token_weights(
     spans: Sequence[tuple[int, int]], weights: Sequence[Weight]
 ) -> NDArray[np.float64]:
-    """(T,): the weight of each token of a query: the greatest of the terms that it overlaps, else
-    0.
-    """
+    """The weight of each token of a query, (T,): the greatest of the terms that it overlaps."""
 
     def weight_of(begin: int, end: int) -> float:
         met = (weight for first, past, weight in weights if first < end and begin < past)
@@ -130,9 +123,7 @@ def rerank_listwise(
     reranker: Reranker,
     weight: float = HEADS_WEIGHT,
 ) -> dict[Item, float]:
-    """The same results and the same scores, best first, with the first results, whose passages are
-    given, reordered.
-    """
+    """The same results and scores, with the first results, whose passages are given, reordered."""
     if not passages:
         return dict(scores)
     found = list(scores)

@@ -1,8 +1,7 @@
 """The steps of a search: candidates by vectors and by words -> fusion -> re-ranking.
 
-``Index.search`` serves with the functions that ``evaluate`` and the label-free check score with. A
-``Snapshot`` gives these what they read of the texts: ``IndexSnapshot`` of an index, by chunk;
-``MemorySnapshot`` of a collection, by document.
+``Index.search`` (``IndexSnapshot``, by chunk) shares them with ``evaluate`` and the label-free
+check (``MemorySnapshot``, by document).
 """
 
 from __future__ import annotations
@@ -10,19 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from revela.errors import QueryError
-from revela.index.bm25 import BM25
-from revela.index.fusion import (
-    DEPTH,
-    Fusion,
-    Ranking,
-    best_chunks,
-    fuse_ranks,
-    fuse_scores,
-    joined,
-)
+from revela.index.fusion import DEPTH, Fusion, Ranking, best_chunks, fuse_ranks, fuse_scores, joined
 from revela.index.rerank import (
     HEADS_DEPTH,
     TOKENS_DEPTH,
@@ -35,6 +25,9 @@ from revela.index.rerank import (
 from revela.index.statistics import Statistics
 from revela.index.table import Table, id_filter
 from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
+
+if TYPE_CHECKING:
+    from revela.index.bm25 import BM25
 
 Mode = Literal["dense", "lexical", "hybrid"]
 Scores = dict[int, float]
@@ -65,8 +58,8 @@ def fuse(
     matching: Mapping[int, float],
     weight: float | None = None,
 ) -> Scores:
-    """The fusion by score of the rows nearest to a query's vector, with their cosines, and of those
-    that match its words, with BM25 scores; ``weight`` as for ``fuse_scores``.
+    """Fuse by score the rows nearest to a query's vector (cosines) and those that match its words
+    (BM25 scores).
     """
     cosines = {**nearest}
     if others := [row for row in matching if row not in nearest]:
@@ -82,7 +75,7 @@ def rerank(
     scores: Mapping[int, float],
     reranker: QueryTokens | Reranker,
 ) -> Scores:
-    """Re-rank the rows that a search found, by the query's tokens or by a listwise re-ranker."""
+    """Re-rank rows by the query's tokens or by a listwise re-ranker."""
     if not isinstance(reranker, QueryTokens):
         passages = snapshot.passages(list(scores)[:HEADS_DEPTH])
         return rerank_listwise(query, scores, passages, reranker)
@@ -137,11 +130,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class IndexSnapshot:
-    """The table of an index, with what else a search reads.
-
-    Another process may pack the table, so that rows are gone, which raises KeyError, or renumbered:
-    ``Index.search`` searches again then.
-    """
+    """The table of an index, with what else a search reads. A row that is gone raises KeyError."""
 
     table: Table
     statistics: Statistics
@@ -157,18 +146,14 @@ class IndexSnapshot:
         return {row: (found[row][0], score) for row, score in islice(scores.items(), options.k)}
 
     def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
-        """The best row of each document that was found, best first."""
         nearest, matching = self._candidates(query, vector, options)
         if vector is None or options.mode == "dense":
-            best, scores = best_chunks(matching if vector is None else nearest)
-        elif options.fusion == "rank":
-            best, scores = fuse_ranks([nearest, matching])
-        else:
-            sides = scores_of(nearest), scores_of(matching)
-            fused = fuse(self, query, vector, *sides, options.weight)
-            found = {**nearest, **matching}
-            best, scores = best_chunks({row: (found[row][0], s) for row, s in fused.items()})
-        return {best[document]: (document, score) for document, score in scores.items()}
+            return best_chunks(matching if vector is None else nearest)
+        if options.fusion == "rank":
+            return fuse_ranks([nearest, matching])
+        fused = fuse(self, query, vector, scores_of(nearest), scores_of(matching), options.weight)
+        found = {**nearest, **matching}
+        return best_chunks({row: (found[row][0], score) for row, score in fused.items()})
 
     def _candidates(
         self, query: str, vector: Vectors | None, options: SearchOptions

@@ -1,9 +1,8 @@
 """How many chunks of an index hold each term, which the fusion needs and LanceDB does not give.
 
-Terms are hashed: ten million of them are two arrays in one file. They are counted as batches are
-committed and saved with the version of the table that they describe. Where that is not the table's
-(a run was killed in between), they are counted again. Changes since a large index was packed are
-saved in a second, small file.
+Terms are hashed: ten million of them are two arrays in one file, saved with the version of the
+table that they describe. Where that is not the table's (a run was killed in between), they are
+counted again. Changes since a large index was packed are saved in a second, small file.
 """
 
 from __future__ import annotations
@@ -34,15 +33,13 @@ hash_of = lru_cache(CORPUS_WORDS)(hash64)  # of a corpus, where most terms come 
 
 def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
     """Lucene's idf of terms in N passages, (T,): log(1 + (N - df + 0.5) / (df + 0.5))."""
-    weights_T: NDArray[np.float64] = np.log1p(
-        (passages - frequencies_T + 0.5) / (frequencies_T + 0.5)
-    )
-    return weights_T
+    odds_T = (passages - frequencies_T + 0.5) / (frequencies_T + 0.5)
+    return np.asarray(np.log1p(odds_T), np.float64)
 
 
 def max_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
-    """The maximum BM25 score for a query of these terms: sum of idf (k1 + 1), the limit as term
-    frequency grows (Bruch, Gai & Ingber, TOIS 2023, section 3).
+    """The maximum BM25 score for a query: sum of idf (k1 + 1), the limit as term frequency grows
+    (Bruch, Gai & Ingber, TOIS 2023, section 3).
     """
     return float((K1 + 1) * idf(frequencies_T, passages).sum())
 
@@ -68,10 +65,8 @@ class TermCounts:
 class Statistics:
     """Document frequencies of the terms of an index. Threads may search while one changes them.
 
-    Attributes:
-        chunks: number of chunks; 0 if there is no file.
-        version: of the table that they describe.
-        changes: of the table since the whole was saved, as ``describe`` was told.
+    ``version`` is that of the table they describe; ``changes`` is how much of the table was changed
+    since the whole was saved. ``chunks`` is 0 if there is no file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -117,11 +112,9 @@ class Statistics:
         return self
 
     def max_bm25(self, terms: Sequence[str]) -> float:
-        """``max_score`` of a query of these terms; 0 without terms."""
         return max_score(*self._frequencies(terms))
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:
-        """``idf`` of each of these terms, (T,)."""
         return idf(*self._frequencies(terms))
 
     def _frequencies(self, terms: Sequence[str]) -> tuple[NDArray[np.int64], int]:
@@ -142,15 +135,13 @@ class Statistics:
         """Add the terms of some chunks; with ``times`` -1, subtract them."""
         with self._lock:
             self.chunks += times * terms.chunks
-            if len(self._pending) + len(terms.hashes) > PENDING:
+            for term, count in zip(terms.hashes.tolist(), terms.counts.tolist(), strict=True):
+                self._pending[term] += times * count
+            if len(self._pending) > PENDING:
                 self._merge()
-                self._merge_in(terms.hashes, times * terms.counts)
-            else:
-                for term, count in zip(terms.hashes.tolist(), terms.counts.tolist(), strict=True):
-                    self._pending[term] += times * count
 
     def describe(self, version: int, changes: int = 0) -> None:
-        """Note that the counts are those of this version of the table, which has ``changes``."""
+        """Note that the counts are those of this version of the table."""
         with self._lock:
             self.version, self.changes = version, self.changes + changes
 
@@ -182,15 +173,14 @@ class Statistics:
         return whole, changes
 
     def _merge(self) -> None:
-        if self._pending:
-            self._merge_in(*_sorted_counts(self._pending))
-            self._pending = Counter[int]()
-
-    def _merge_in(self, hashes: NDArray[np.uint64], counts: NDArray[np.int64]) -> None:
-        hashes, places = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
+        if not self._pending:
+            return
+        pending, counts = _sorted_counts(self._pending)
+        hashes, places = np.unique(np.concatenate([self._hashes, pending]), return_inverse=True)
         totals = np.zeros(len(hashes), np.int64)
         np.add.at(totals, places, np.concatenate([self._counts, counts]))
         self._hashes, self._counts, self._base = hashes[totals > 0], totals[totals > 0], -1
+        self._pending = Counter[int]()
 
 
 def _read(file: Path, *names: str) -> tuple[dict[str, int], NDArray[Any], NDArray[Any]]:

@@ -2,12 +2,7 @@
 
 Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
 returns documents, each once, with its best chunk (search.py). Beside the table lie ``index.json``
-(manifest.py), which names the retriever that made the vectors, and the counts of terms that the
-fusion reads (statistics.py).
-
-Dense search of a small table is an exact scan. From ``table.EXACT_BELOW`` chunks on, an approximate
-index finds candidates and the stored vectors score them (docs/results.md has its recall). The
-table's BM25 counts the same terms as bm25.py, with the same k1 and b.
+(manifest.py) and the counts of terms that the fusion reads (statistics.py).
 """
 
 from __future__ import annotations
@@ -18,23 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
-from revela.corpus.arrow_list import ArrowList, Texts, arrow_list
 from revela.errors import RevelaError
 from revela.files import writing
-from revela.index.encode_corpus import (
-    Added,
-    Changes,
-    as_stored,
-    commits,
-    describe,
-    encode_rows,
-    refuse_repeated,
-    table_rows,
-)
 from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, Ranking, check_weight
 from revela.index.language import check_language, detect
@@ -42,13 +24,14 @@ from revela.index.manifest import Calibration, Info, read_info, unfinished_in
 from revela.index.rerank import Rerank
 from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
 from revela.index.statistics import Statistics, TermCounts
-from revela.index.table import COMMIT, REPLACING, Table
+from revela.index.table import COMMIT, REPLACING, Table, as_stored
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import Document, Hit, QueryTokens, Reranker, TokenEncoder, Vectors, is_missing
 from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
 
 if TYPE_CHECKING:
     from revela.index.contexts import Choice, Context
+    from revela.index.encode_corpus import Added, Changes
 
 log = logging.getLogger(__name__)
 
@@ -102,21 +85,17 @@ class Index:
 
         Args:
             folder: for the index; it holds nothing else.
-            model: the retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
+            model: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
             metadata: fields of the documents to keep, for filters, and their Arrow types: "string",
                 "int64", "double" or "bool" (``encode_corpus.metadata_columns`` finds them).
             settings: how to cut documents and to store vectors.
-            context: what a retriever trained with a context reads before every text: texts drawn
-                from what will be indexed, the context that it was "saved" with (the default), or
-                "none". It cannot be changed later.
+            context: for a retriever trained with a context, as ``Context.of`` takes it; by default
+                the one it was saved with. It cannot be changed later.
             encoder: of ``model``, if it is loaded already.
             lm: language model of ``search(rerank="heads")``.
-
-        Raises:
-            RevelaError: the folder holds something else, or the model cannot be opened, or was not
-                trained for fewer dimensions.
         """
         from revela.index.contexts import Context, slots_of
+        from revela.index.encode_corpus import describe
 
         check_language(settings.language)
         path = resolve(str(model))
@@ -181,10 +160,6 @@ class Index:
                 embedded:smollm2-135m; loaded when it is first needed.
             weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: set
                 for each query by what the index has measured.
-
-        Raises:
-            RevelaError: the weight is not between 0 and 1; the folder is no index, is not finished,
-                or is damaged; or ``model`` did not make it.
         """
         check_weight(weight)
         folder = Path(folder)
@@ -210,11 +185,7 @@ class Index:
 
     @cached_property
     def model_folder(self) -> Path:
-        """The folder of the retriever that made the vectors.
-
-        Raises:
-            RevelaError: the retriever is missing, or is not the one that made the index.
-        """
+        """The folder of the retriever that made the vectors; any other is refused."""
         folder = resolve(str(self._model or self.info.model))
         if fingerprint(folder) != self.info.fingerprint:
             raise RevelaError(
@@ -225,11 +196,7 @@ class Index:
 
     @property
     def encoder(self) -> TokenEncoder:
-        """The encoder of the index's retriever, with the index's context; loaded when first needed.
-
-        Raises:
-            RevelaError: the retriever is missing, or is not the one that made the index.
-        """
+        """The index's retriever, with the index's context; loaded when first needed."""
         if self._encoder is None:
             from revela.retriever.load import load_encoder
 
@@ -251,9 +218,7 @@ class Index:
 
     @property
     def calibration(self) -> Calibration:
-        """How well words and vectors find its passages, as measured last, here or by another
-        process.
-        """
+        """How well words and vectors find its passages, as measured last by any process."""
         self._statistics.refresh()
         if self._calibrated != self._statistics.version:
             self._calibrated = self._statistics.version
@@ -266,7 +231,7 @@ class Index:
 
     def sample(self) -> list[str]:
         """At most a thousand passages, evenly spaced."""
-        return self.table.sample_passages()
+        return [str(text) for text in self.table.sample("passage")["passage"].to_pylist()]
 
     # Search
 
@@ -295,8 +260,7 @@ class Index:
             rerank: order the first documents again: 50 by the vectors of their "tokens"
                 (rerank.py), which the model reads now unless the index keeps them; or 20 by the
                 "heads" of a language model (listwise.py), or by another re-ranker.
-            encoded: the query's vector, (D,), or to re-rank by tokens its ``QueryTokens``, if known
-                already.
+            encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
 
         Raises:
             RevelaError: the query is empty, the filter is wrong, two options exclude each other,
@@ -305,10 +269,12 @@ class Index:
         where = where_sql(where, self.info.columns) if where else ""
         options = SearchOptions(k, mode, where, fusion, self.weight)
         check_query(query, options, rerank == "tokens")
-        reranker = self._reranker(query, rerank, encoded)
-        options = replace(options, reranker=reranker)
-        if isinstance(reranker, QueryTokens):
-            encoded = reranker
+        if rerank == "tokens":
+            if not isinstance(encoded, QueryTokens):
+                encoded = self.encoder.query_tokens([query])[0]
+            options = replace(options, reranker=encoded)
+        else:
+            options = replace(options, reranker=self._heads if rerank == "heads" else rerank)
         vector = None if mode == "lexical" else self._vector(query, encoded)
         makes_tokens = rerank == "tokens" and not self.info.settings.keep_tokens
         encoder = self.encoder if makes_tokens else None
@@ -332,23 +298,8 @@ class Index:
                     "make it again with revela index"
                 )
 
-    def _reranker(
-        self,
-        query: str,
-        rerank: Rerank | Reranker | None,
-        encoded: Vectors | QueryTokens | None,
-    ) -> QueryTokens | Reranker | None:
-        if rerank == "heads":
-            return self._heads
-        if rerank != "tokens":
-            return rerank
-        if isinstance(encoded, QueryTokens):
-            return encoded
-        return self.encoder.query_tokens([query])[0]
-
     def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
-        """The vector of a query, (W,)."""
-        vector: Vectors | None = encoded.vector if isinstance(encoded, QueryTokens) else encoded
+        vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded
         vectors = self.encoder.encode_queries([query]) if vector is None else vector[None]
         stored: Vectors = as_stored(vectors, self.info, self.folder)[0]
         return stored
@@ -360,13 +311,14 @@ class Index:
         return load_query_heads(str(self._lm), self.sample)
 
     def _hits(self, found: Ranking) -> list[Hit]:
-        rows = self.table.rows(list(found))
-        return [self._hit(rows[row], score) for row, (_, score) in found.items()]
-
-    def _hit(self, row: Mapping[str, Any], score: float) -> Hit:
-        metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
-        text = row["passage"][len(row["title"]) + 1 :] if row["title"] else row["passage"]
-        return Hit(row["id"], score, row["title"], text, row["chunk"], metadata)
+        rows, hits = self.table.rows(list(found)), list[Hit]()
+        for number, (_, score) in found.items():
+            row = rows[number]
+            title, passage = row["title"], row["passage"]
+            metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
+            text = passage[len(title) + 1 :] if title else passage
+            hits.append(Hit(row["id"], score, title, text, row["chunk"], metadata))
+        return hits
 
     # Change
 
@@ -377,13 +329,15 @@ class Index:
             documents: with ids of their own; those without a word are left out.
             progress: show a bar.
 
-        Returns:
-            How many documents are new, replaced and unchanged, and how many chunks were written.
-
         Raises:
             RevelaError: two documents share an id, a metadata field does not fit its column, the
                 model's vectors are not finite, or another process is writing to the index.
         """
+        from tqdm import tqdm
+
+        from revela.corpus.arrow_list import ArrowList, Texts, arrow_list
+        from revela.index.encode_corpus import Added, refuse_repeated
+
         if not isinstance(documents, ArrowList):
             texts = (document for document in documents if document.full_text.strip())
             documents = arrow_list(Document, texts)
@@ -416,8 +370,10 @@ class Index:
 
     def add_batches(self, documents: Iterable[Document]) -> Iterator[Added]:
         """``add`` without its lock and without ``finish``: each batch is yielded once it is safe on
-        disk. The documents have ids of their own.
+        disk.
         """
+        from revela.index.encode_corpus import Added, Changes, commits
+
         before = self.begin_adding()
         for batch in commits(documents):
             changes = Changes.of(batch, before, self.info)
@@ -428,6 +384,8 @@ class Index:
 
     def _write(self, changes: Changes, before: Table) -> tuple[int, int]:
         """Commit documents; how many chunks they have, and how many of those were cut."""
+        from revela.index.encode_corpus import encode_rows, table_rows
+
         rows = table_rows(changes.documents, changes.digests, self.info, self.folder)
         find = self.table.passage_terms
         encoded = encode_rows(rows, self.info, self.encoder, self.folder, find)
@@ -437,11 +395,7 @@ class Index:
         return len(encoded.terms), encoded.cut
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete documents, in one commit; returns how many chunks they had.
-
-        Raises:
-            RevelaError: the index does not hold one of them, or another process is writing to it.
-        """
+        """Delete documents, all or none, in one commit; returns how many chunks they had."""
         if not (wanted := list(dict.fromkeys(ids))):
             return 0
         with writing(self.folder):
@@ -459,9 +413,7 @@ class Index:
         return len(numbers)
 
     def begin_adding(self) -> Table:
-        """Settle what a killed process has left half changed; the table as it is now, for look-ups
-        while documents are added.
-        """
+        """Settle what a killed process has left half changed; the table as it is now."""
         self.table.settle()
         self._check_count()
         before = self.table.frozen()
@@ -471,12 +423,8 @@ class Index:
     def commit_written(
         self, commit: Callable[[], int], terms: Iterable[TermCounts], replaced: Sequence[str]
     ) -> int:
-        """Add rows that other processes have written beside the table.
-
-        Args:
-            commit: makes them part of the table; returns its version.
-            terms: of the new rows.
-            replaced: ids of documents whose former rows the commit deletes.
+        """Add rows that other processes have written beside the table. ``commit`` does it, deletes
+        the former rows of the ``replaced`` documents, and returns the version of the table.
         """
         with self._counting(terms, self.table.find(replaced)[1]):
             version = commit()
@@ -490,10 +438,8 @@ class Index:
         pack: Callable[[], None] | None = None,
         calibrate: Callable[[], Calibration] | None = None,
     ) -> None:
-        """Pack the table, bring its indices and the counts of terms up to date, and let it be
-        searched. A large table of which little has changed is not packed.
-
-        ``add`` and ``delete`` do it; after ``add_batches`` call it once, under the lock.
+        """Pack the table unless little has changed, bring its indices and the counts of terms up to
+        date, and let it be searched. After ``add_batches`` call it once, under the lock.
 
         Args:
             count: counts the terms of all passages, which is needed after a kill; None: here.
@@ -521,9 +467,7 @@ class Index:
 
     @contextmanager
     def _counting(self, added: Iterable[TermCounts], gone: TermCounts) -> Iterator[None]:
-        """While open, a commit is made. After it, as it may fail, the terms of new rows are added
-        to the counts and those of deleted rows subtracted.
-        """
+        """While open, a commit is made; after it, as it may fail, the terms are counted."""
         self._check_count()
         yield
         chunks = gone.chunks
@@ -534,9 +478,7 @@ class Index:
         self._statistics.describe(self.table.version, max(chunks, COMMIT))
 
     def _check_count(self) -> None:
-        """Note if the counts are not those of the table: a run was killed before it could save
-        them, a commit failed half way, or their file was removed.
-        """
+        """Note if the counts are not those of the table, as after a kill or a failed commit."""
         counted = self._statistics
         if counted.version != self.table.version and (len(self) or counted.chunks):
             self._miscounted = True

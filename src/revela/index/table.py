@@ -1,10 +1,8 @@
 """The LanceDB table of an index: one row per chunk. The only file that imports LanceDB.
 
-A row holds the id, title and metadata of its document, the chunk's number in it, what was embedded
-(title and text), the terms that BM25 counts in it (language.py), a digest of the document, the
-vector and, on request, the signs of the token vectors. A change is one commit, so a kill leaves all
-of it or nothing. Replacing documents takes two commits: the new rows are added, then the former
-ones deleted. A file beside the table names the documents until that is done.
+A change is one commit, so a kill leaves all of it or nothing. Replacing documents takes two: the
+new rows are added, then the former ones deleted. A file beside the table names the documents until
+that is done.
 
 Shapes: N rows, W numbers of a stored vector.
 """
@@ -21,13 +19,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from revela.errors import QueryError, RevelaError
 from revela.files import atomic_write, disk_error
 from revela.index.fusion import Ranking
 from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
 from revela.index.manifest import Calibration, Info
 from revela.index.statistics import TermCounts
-from revela.settings import VectorForm
 from revela.silence import waiting
 from revela.types import Encoder, Value, Vectors, evenly
 
@@ -67,7 +66,7 @@ FORMER_TOKENIZER = TOKENIZER | dict(
 class Table:
     """The rows of one index, in the LanceDB table ``lance``.
 
-    Reading and writing raises RevelaError where files are damaged.
+    Reading and writing raise RevelaError where files are damaged.
     """
 
     def __init__(self, folder: Path, info: Info, lance: Any) -> None:
@@ -78,19 +77,15 @@ class Table:
 
     @cached_property
     def passage_terms(self) -> Terms:
-        """Finds the terms of passages."""
         return self.info.analyzer()
 
     @cached_property
     def query_terms(self) -> Terms:
-        """Finds the terms of queries."""
         return self.info.analyzer(QUERY_WORDS)
 
     @classmethod
     def open(cls, folder: Path, info: Info, create: bool = False) -> Table:
-        """Open the table of an index folder; ``create`` makes an empty one if there is none, or if
-        a killed run or a full disk has left it without a version.
-        """
+        """Open a table; ``create`` makes an empty one if there is none with a version."""
         # Hides warnings for programmers; read when LanceDB is imported.
         os.environ.setdefault("LANCEDB_LOG", "error")
         with _unchecked_calls():
@@ -134,25 +129,16 @@ class Table:
         return self._ranking(query, depth, where, "_score", float)
 
     def _ranking(
-        self,
-        query: Any,
-        depth: int,
-        where: str,
-        column: str,
-        score: Callable[[float], float],
+        self, query: Any, depth: int, where: str, column: str, score: Callable[[float], float]
     ) -> Ranking:
         query = query.limit(depth).select(["id", column]).with_row_id(True)
         with lance_errors(self.folder, where, self.info.columns):
             found = (query.where(where) if where else query).to_arrow()
-        columns = (found[name].to_pylist() for name in ("_rowid", "id", column))
-        return {
-            row: (document, score(value)) for row, document, value in zip(*columns, strict=True)
-        }
+        rows, documents, values = (found[n].to_pylist() for n in ("_rowid", "id", column))
+        return dict(zip(rows, zip(documents, map(score, values), strict=True), strict=True))
 
     def rows(self, numbers: Sequence[int], names: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
-        """Columns of these rows, by row number; by default the columns of a hit and the metadata. A
-        row that is gone is missing.
-        """
+        """Columns of these rows, by default of a hit; a row that is gone is missing."""
         names = list(names) or [*HIT_COLUMNS, *self.info.columns]
         if not numbers:
             return {}
@@ -174,9 +160,14 @@ class Table:
 
         Nearly all ids of a large table are in its index, so a look-up does not slow down.
         """
+        from lancedb.index import BTree
+
         with lance_errors(self.folder):
             if len(self) >= EXACT_BELOW:
-                self._index_ids()
+                indices = self.lance.list_indices()
+                known = next((i.name for i in indices if i.columns == ["id"]), None)
+                if not known or self.lance.index_stats(known).num_unindexed_rows > UNPACKED:
+                    self.lance.create_index("id", config=BTree(), replace=True)
         return self.at(self.version)
 
     def at(self, version: int) -> Table:
@@ -187,14 +178,6 @@ class Table:
             former = lancedb.connect(self.folder).open_table(TABLE)
             former.checkout(version)
         return Table(self.folder, self.info, former)
-
-    def _index_ids(self) -> None:
-        """Make the index of ids, or make it again if it lacks many rows."""
-        from lancedb.index import BTree
-
-        known = next((i.name for i in self.lance.list_indices() if i.columns == ["id"]), None)
-        if known is None or self.lance.index_stats(known).num_unindexed_rows > UNPACKED:
-            self.lance.create_index("id", config=BTree(), replace=True)
 
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
         """The digest of each of these documents that the table holds, by id."""
@@ -212,24 +195,22 @@ class Table:
         query = self.lance.search()
         if rows is not None:
             query = query.offset(rows.start).limit(len(rows))
-        yield from self._read_terms(query)
+        return (terms for _, terms in self._numbered_terms(query))
 
     def find(self, documents: Sequence[str]) -> tuple[list[int], TermCounts]:
         """The numbers of the rows of these documents, and their terms."""
-        numbers = list[int]()
         queries = (self.lance.search().where(where) for where in self.id_filters(documents))
-        terms = (found for query in queries for found in self._read_terms(query, numbers))
-        return numbers, TermCounts.of(terms)
+        found = [row for query in queries for row in self._numbered_terms(query)]
+        return [number for number, _ in found], TermCounts.of(terms for _, terms in found)
 
-    def _read_terms(self, query: Any, numbers: list[int] | None = None) -> Iterator[list[str]]:
-        """The terms of each row of a query; row numbers are appended to ``numbers``."""
+    def _numbered_terms(self, query: Any) -> Iterator[tuple[int, list[str]]]:
+        """The number of each row of a query, and its terms."""
         find = str.split if self._searched == "terms" else self.passage_terms
-        query = query.select([self._searched]).with_row_id(numbers is not None)
+        query = query.select([self._searched]).with_row_id(True)
         with lance_errors(self.folder):
             for batch in query.to_batches(READ_ROWS):
-                if numbers is not None:
-                    numbers += batch.column("_rowid").to_pylist()
-                yield from map(find, batch.column(self._searched).to_pylist())
+                texts = batch.column(self._searched).to_pylist()
+                yield from zip(batch.column("_rowid").to_pylist(), map(find, texts), strict=True)
 
     @staticmethod
     def id_filters(documents: Sequence[str]) -> list[str]:
@@ -237,20 +218,16 @@ class Table:
         starts = range(0, len(documents), LOOKED_UP)
         return [id_filter(documents[start : start + LOOKED_UP]) for start in starts]
 
-    def sample_passages(self) -> list[str]:
-        """At most a thousand passages, evenly spaced."""
-        return [str(text) for text in self._sample("passage")["passage"].to_pylist()]
-
     def calibrate(self, encoder: Encoder) -> Calibration:
         """Measure words and vectors on a sample of the rows."""
         from revela.index.calibration import SentenceTest
 
-        rows = self._sample("passage", "vector")
+        rows = self.sample("passage", "vector")
         test = SentenceTest(rows["passage"].to_pylist(), self.info.language or "en")
         return test(encoder, self._matrix(rows["vector"]))
 
-    def _sample(self, *columns: str) -> Any:
-        """At most a thousand rows, evenly spaced."""
+    def sample(self, *columns: str) -> Any:
+        """At most a thousand rows, evenly spaced, in Arrow."""
         with lance_errors(self.folder):
             taken = self.lance.take_offsets(evenly(len(self)).tolist() if len(self) else [])
             return taken.select(list(columns)).to_arrow()
@@ -262,9 +239,7 @@ class Table:
     # Change
 
     def write(self, rows: Any, former: Collection[int]) -> None:
-        """Add all chunks of some documents, as ``arrow_rows``, and delete the former ones of those
-        that are replaced.
-        """
+        """Add ``arrow_rows``, all chunks of some documents, and delete the former rows of these."""
         if former:
             digests = dict(zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True))
             with atomic_write(self.folder / REPLACING) as temporary:
@@ -276,19 +251,20 @@ class Table:
             (self.folder / REPLACING).unlink()
 
     def settle(self) -> None:
-        """Finish what a killed process was replacing: delete the former rows of documents whose new
-        rows are there.
-        """
+        """Delete the former rows that a killed process has left of documents it replaced."""
         if not (file := self.folder / REPLACING).is_file():
             return
-        digests, rows = json.loads(file.read_text(encoding="utf-8")), list[dict[str, Any]]()
+        digests = json.loads(file.read_text(encoding="utf-8"))
+        written, old = set[str](), list[dict[str, Any]]()
         with lance_errors(self.folder):
             for where in self.id_filters(list(digests)):
                 query = self.lance.search().where(where).select(["id", "digest"])
-                rows += query.with_row_id(True).to_list()
-        written = {row["id"] for row in rows if row["digest"] == digests[row["id"]]}
-        former = (row for row in rows if row["id"] in written)
-        self.delete([row["_rowid"] for row in former if row["digest"] != digests[row["id"]]])
+                for row in query.with_row_id(True).to_list():
+                    if row["digest"] == digests[row["id"]]:
+                        written.add(row["id"])
+                    else:
+                        old.append(row)
+        self.delete([row["_rowid"] for row in old if row["id"] in written])
         file.unlink()
 
     def delete(self, numbers: Collection[int]) -> None:
@@ -306,12 +282,18 @@ class Table:
 
         ``new``: nobody reads the table yet, so former versions are deleted at once.
         """
-        from lancedb.index import FTS, Bitmap, BTree
+        from lancedb.index import FTS, Bitmap, BTree, HnswFlat, HnswSq, IvfRq
 
+        vector_index = {"binary": IvfRq, "int8": HnswSq, "float32": HnswFlat}
+        configs = {
+            "BTREE": BTree(),
+            "BITMAP": Bitmap(),
+            "INVERTED": FTS(**self._tokenizer),
+            # By inner product of unit vectors throughout, so that scores are cosines.
+            VECTOR_INDEX: vector_index[self.info.settings.vectors](distance_type="dot"),
+        }
         with lance_errors(self.folder):
             missing = self._missing()
-            configs = dict(BTREE=BTree(), BITMAP=Bitmap(), INVERTED=FTS(**self._tokenizer))
-            configs[VECTOR_INDEX] = _vector_index(self.info.settings.vectors)
             with waiting("packing", "part", total=1 + len(missing)) as shown:
                 # The lock keeps other writers away, so what no version holds is a killed run's.
                 self.lance.optimize(
@@ -324,9 +306,7 @@ class Table:
                     shown.update()
 
     def missing_indices(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """The indices that ``pack`` makes for binary vectors: column, and Lance's names of kind and
-        options.
-        """
+        """The indices that ``pack`` makes: column, kind and options, as Lance names them."""
         # LanceDB's own choice is one bit, on which lance_ray and pylance disagree. As many cells as
         # LanceDB's, of 256 vectors at least, without which lance_ray makes none.
         cells = max(1, min(int(len(self) ** 0.5), len(self) // 256))
@@ -337,9 +317,7 @@ class Table:
         return [(column, kind, options.get(kind, {})) for column, kind in self._missing().items()]
 
     def _missing(self) -> dict[str, str]:
-        """Column -> kind of its missing index. A large table has indices of metadata and, last, of
-        vectors.
-        """
+        """Column -> kind of its missing index; a large table has more."""
         wanted = {"id": "BTREE", self._searched: "INVERTED"}
         if len(self) >= EXACT_BELOW:
             for name, kind in self.info.columns.items():
@@ -354,7 +332,7 @@ def _unchecked_calls() -> Iterator[None]:
     """While open, pydantic prepares no checks of functions' arguments.
 
     LanceDB 0.40 always imports a client of REST servers, which nothing here calls. Without its
-    checks a search of a static index from cold takes .93 s of one core instead of 1.27.
+    checks a search of a static index from cold takes 1.1 s of one core instead of 1.4.
     """
     import pydantic
 
@@ -374,15 +352,33 @@ def table_uri(folder: Path) -> str:
     return str(folder / f"{TABLE}.lance")
 
 
+def as_stored(vectors: Vectors, info: Info, folder: Path) -> Vectors:
+    """(N, D) vectors as an index stores them, (N, W): shortened if it is so made."""
+    vectors = shortened(np.ascontiguousarray(vectors, np.float32), info.settings.dimensions)
+    if vectors.shape[1] != info.width:
+        raise RevelaError(
+            f"the model gives {vectors.shape[1]} dimensions and {folder} holds "
+            f"{info.width}: index again"
+        )
+    return vectors
+
+
+def shortened(vectors_ND: Vectors, width: int) -> Vectors:
+    """The first ``width`` dimensions, of length one again, (N, W); all of them for 0."""
+    if not 0 < width < vectors_ND.shape[1]:
+        return vectors_ND
+    cut_NW = vectors_ND[:, :width]
+    lengths_N1 = np.linalg.norm(cut_NW, axis=1, keepdims=True)
+    return np.asarray(cut_NW / np.maximum(lengths_N1, 1e-12), np.float32)
+
+
 def arrow_rows(
     info: Info,
     columns: Mapping[str, Sequence[Value | None]],
     vectors: Vectors,
     tokens: Sequence[bytes] | None,
 ) -> Any:
-    """Rows of the table, in Arrow, from values by column, unit vectors (N, W) and, where the index
-    keeps them, ``packed_signs``.
-    """
+    """Rows in Arrow, of values by column, unit vectors (N, W) and, if kept, ``packed_signs``."""
     import pyarrow as pa
 
     schema = _schema(info)
@@ -410,18 +406,8 @@ def _schema(info: Info) -> Any:
         columns["terms"] = pa.string()
     if info.settings.keep_tokens:
         columns["tokens"] = pa.binary()
-    return pa.schema(
-        columns | {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}
-    )
-
-
-def _vector_index(form: VectorForm) -> Any:
-    """By inner product of unit vectors throughout, so that scores are cosines."""
-    from lancedb.index import HnswFlat, HnswSq, IvfRq
-
-    if form == "binary":
-        return IvfRq(distance_type="dot")
-    return {"float32": HnswFlat, "int8": HnswSq}[form](distance_type="dot")
+    kinds = {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}
+    return pa.schema(columns | kinds)
 
 
 def id_filter(documents: Iterable[str]) -> str:
@@ -439,11 +425,8 @@ _PREAMBLE = re.compile(r"(?:Schema error|sql parser error|Invalid user input|Inv
 
 @contextmanager
 def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> Iterator[None]:
-    """Turn LanceDB's errors into one sentence: about a full disk, the filter or damaged files.
-
-    Raises:
-        QueryError: the filter is at fault.
-        RevelaError: any other error of LanceDB.
+    """Turn LanceDB's errors into one sentence: a QueryError if the filter ``where`` is at fault, a
+    RevelaError about a full disk or damaged files otherwise.
     """
     try:
         yield

@@ -1,8 +1,4 @@
-"""``revela encode``: the chunks of a corpus and their vectors as Parquet, for another store.
-
-Rows have the columns id, chunk, title, text and vector. One process writes a file; a cluster writes
-a folder of files, in any order.
-"""
+"""``revela encode``: the chunks of a corpus and their vectors as Parquet, for another store."""
 
 from __future__ import annotations
 
@@ -43,14 +39,8 @@ def encode(
     encoder: TokenEncoder,
     total: int | None = None,
 ) -> int:
-    """Write the chunks of documents and their vectors; returns how many there are.
-
-    Args:
-        out: a file that does not exist yet.
-        documents: of a corpus.
-        info: how they are cut and encoded.
-        encoder: of the model, with its context.
-        total: of the documents, for a progress bar; None: no bar.
+    """Write the chunks of documents and their vectors to a new file; returns how many there are.
+    ``total`` is the number of documents, for a progress bar.
     """
     import pyarrow.parquet as pq
 
