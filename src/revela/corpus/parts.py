@@ -42,12 +42,7 @@ class DocumentReader:
     min_words: int = 1
 
     def documents(self, part: Part, report: ReadReport) -> Iterator[Document]:
-        """The documents of a part, in order.
-
-        Raises:
-            RevelaError: a file has changed since it was listed, or is of a format that cannot be
-                read and was given by name.
-        """
+        """The documents of a part; RevelaError if a file has changed since it was listed."""
         for piece in part:
             if size_and_time(piece.file.path) != piece.state:
                 raise changed(piece.file.path)
@@ -59,10 +54,7 @@ class DocumentReader:
 
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
     """The parts of a corpus, in its order: about ``size`` bytes each, unless a file is larger and
-    cannot be divided.
-
-    Raises:
-        RevelaError: a source is missing, of an unknown format, or a dataset of the hub.
+    cannot be divided. RevelaError if a source is missing, of an unknown format, or of the hub.
     """
     pieces = list(_pieces(sources, report, size))
     runs = _runs([length for _, length in pieces], size)

@@ -133,11 +133,7 @@ def _markdown(page: str) -> str:
 
 
 def _open_zipped(path: Path) -> BinaryIO:
-    """A zipped file.
-
-    Raises:
-        DamagedFile: it unpacks to much more than it is.
-    """
+    """A zipped file; DamagedFile if it unpacks to much more than it is."""
     handle = open_seekable(path)
     with zipfile.ZipFile(handle) as members:
         unpacked = sum(member.file_size for member in members.infolist())
@@ -148,11 +144,7 @@ def _open_zipped(path: Path) -> BinaryIO:
 
 
 def _joined(parts: Iterable[str], format: str, advice: str = "") -> str:
-    """The parts of a file.
-
-    Raises:
-        UnsupportedFile: they have no text.
-    """
+    """The parts of a file; UnsupportedFile if they have no text."""
     texts = [part.strip() for part in parts]
     if text := "\n\n".join(filter(None, texts)):
         return text

@@ -94,11 +94,7 @@ def documents_of(
 
 
 def _text_columns(schema: Any, fields: Fields) -> list[str]:
-    """The columns to read.
-
-    Raises:
-        UnsupportedFile: there is no column of texts by that name.
-    """
+    """The columns to read; UnsupportedFile if there is no column of texts by that name."""
     import pyarrow as pa
 
     wanted = columns_of(schema.names, fields)
