@@ -23,8 +23,9 @@ import pytest
 
 from conftest import make_rows
 from revela import on_ray
-from revela.cli.flags import READING, reader_of_parts
+from revela.cli.flags import reader_of_parts
 from revela.corpus.read import read_corpus
+from revela.corpus.reading import READING
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.groups.folder import GroupFolder

@@ -1,7 +1,6 @@
 """Documents and chunks on disk, read as a sequence: a corpus may be larger than memory.
 
-Items are written batch by batch to a temporary Arrow file, which is memory-mapped and deleted with
-the last view of it.
+Items are written batch by batch to a temporary Arrow file, which is memory-mapped.
 """
 
 from __future__ import annotations
@@ -129,11 +128,7 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._items)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self._text(item) for item in self._items[index]]
         return self._text(self._items[index])

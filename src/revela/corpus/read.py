@@ -1,7 +1,4 @@
-"""A corpus -> documents on disk, without duplicates, and a report on what was skipped.
-
-What cannot be read is counted and named; above ``max_bad_share`` it is an error.
-"""
+"""A corpus -> documents on disk, without duplicates, and a report on what was skipped."""
 
 from __future__ import annotations
 
@@ -45,10 +42,6 @@ def read_corpus(
             0 keeps them.
         min_words: skip documents with fewer words, title included.
         metadata: other fields or columns to keep with each document.
-
-    Raises:
-        RevelaError: ``near`` is not between 0 and 1, a source is missing or changes while it is
-            read, too much cannot be read, or no document is left.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -133,9 +126,6 @@ def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterat
 
     Passages are joined by a space, as files of 100-word passages are cut within sentences. An
     article has the id of its first passage.
-
-    Raises:
-        RevelaError: the passages of one title exceed ``MAX_BYTES``, so it is not an article's.
     """
     for title, group in groupby(documents, key=lambda document: document.title):
         if not title:

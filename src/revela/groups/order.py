@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -114,15 +113,8 @@ def vectors_of_beginnings(recipe: Recipe, documents: Sequence[Document], model: 
 
 def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
     """The rows, similar ones next to each other; pairs of query and chunk by both texts."""
-    began = time.monotonic()
     vectors = _vectors(recipe, rows, *_surrogate(recipe, model))
-    embedded = time.monotonic()
-    order_N = order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
-    log.info(
-        f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in "
-        f"{time.monotonic() - embedded:.0f} s"
-    )
-    return order_N
+    return order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
 
 
 def passage_encoder(recipe: Recipe) -> Encode:
@@ -190,8 +182,8 @@ def _vectors(
 
 
 def kept(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """What is in this file, for all processes; if it is missing, all make it and the first writes
-    it.
+    """What is in this file, for all processes; a missing one is made by all and written by the
+    first.
     """
     found = of_first(lambda: np.load(file) if file.is_file() else None)
     if found is None:

@@ -1,5 +1,4 @@
-"""What is trained on: documents -> chunks -> rows -> the groups of each epoch, and what is held
-out.
+"""Training data: documents -> chunks -> rows -> the groups of each epoch, and what is held out.
 
 Rows are what groups are made of: the chunks; chunks with queries, for objectives that read queries;
 several chunks joined, to crop from or to hide spans in; or whole documents with judged queries.
@@ -108,12 +107,7 @@ class TrainingSet:
         queries_file: Path | None = None,
         late: bool = True,
     ) -> TrainingSet:
-        """The training set of a corpus, or of one folder of groups.
-
-        Raises:
-            RevelaError: a source cannot be read, or holds groups that are not stored; several
-                processes read a corpus.
-        """
+        """The training set of a corpus, or of one folder of groups."""
         kept = queries_file or default_queries_file(sources, recipe)
         if len(sources) == 1 and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=kept)
@@ -294,17 +288,13 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
 
 
 def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
-    """Chunks with a document's title as its first line: the LM predicts it too, and it says what
-    the rest is about.
-    """
+    """Chunks with a document's title as its first line, which says what the rest is about."""
     titled = (
         dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
         for d in waiting("chunking", "document", documents)
     )
-    return arrow_list(
-        Chunk,
-        chunk_all(titled, recipe.corpus.chunk_words, cores(recipe.training.threads)),
-    )
+    workers = cores(recipe.training.threads)
+    return arrow_list(Chunk, chunk_all(titled, recipe.corpus.chunk_words, workers))
 
 
 def training_rows(
@@ -313,9 +303,7 @@ def training_rows(
     chunks: ArrowList[Chunk],
     queries_file: Path | None,
 ) -> ArrowList[Chunk]:
-    """What groups are made of: the chunks; with queries, if the objective asks for them; for crops
-    and spans, longer runs of a document; whole documents, if queries are judged.
-    """
+    """What groups are made of; see the top of this file."""
     objective: Any = recipe.objective
     if folder := judged(recipe):
         return pair_rows(documents, Path(folder), others=objective.negatives > 0)

@@ -79,12 +79,7 @@ class File:
 def read_sources(
     sources: Iterable[Path | str], fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
-    """Every document of every source, in order of source, path and row.
-
-    Raises:
-        RevelaError: a source is missing or of an unknown format, or a file changes while it is
-            read.
-    """
+    """Every document of every source, in order of source, path and row."""
     for source in sources:
         if str(source).startswith(PREFIX):
             yield from read_hub(str(source), fields, report)
@@ -94,11 +89,7 @@ def read_sources(
 
 
 def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
-    """The files of a source that is no dataset of the hub, in order of their paths.
-
-    Raises:
-        RevelaError: the source is missing or of an unknown format.
-    """
+    """The files of a source that is no dataset of the hub, in order of their paths."""
     path = Path(source)
     expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
     if not path.exists():
@@ -121,11 +112,7 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
 def read_file(
     file: File, fields: Fields, report: ReadReport, reader: Reader | None = None
 ) -> Iterator[Document]:
-    """The documents of a file, by ``reader`` where only a part of it is read.
-
-    Raises:
-        RevelaError: the file changes meanwhile, or was given by name and holds no documents.
-    """
+    """The documents of a file, by ``reader`` where only a part of it is read."""
     path, name = file.path, file.name
     with check_unchanged(path):
         try:

@@ -183,11 +183,7 @@ def whole(line: str) -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file, with their numbers from 1.
-
-    Raises:
-        RevelaError: the file is damaged or not UTF-8, or a line is longer than ``MAX_BYTES``.
-    """
+    """The lines of a file, with their numbers from 1; RevelaError if one cannot be read."""
     number = 0
     with open_text(path, "strict") as handle:
         try:

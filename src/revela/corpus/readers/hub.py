@@ -21,10 +21,6 @@ BATCH = 256  # rows per request
 def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The rows of one split (train, if ``source`` names none) as documents; a local folder may
     stand in place of owner/name.
-
-    Raises:
-        RevelaError: there is no such dataset, configuration, split or column, or the hub cannot be
-            reached.
     """
     with _as_revela_error(source):
         stream = _stream(source)

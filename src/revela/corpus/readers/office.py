@@ -1,9 +1,8 @@
 """PDF (the pdf extra), Word, PowerPoint, Excel (the office extra) and e-books: a file is a document
 of text or Markdown.
 
-mammoth, python-pptx and openpyxl, as they lose least: kreuzberg dropped speakers' notes and a
-chapter, markitdown brings a model that guesses formats, and calamine reserves memory for every
-empty cell before the last.
+mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speakers' notes and a chapter, and
+calamine reserves memory for every empty cell before the last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parquet, Arrow and CSV files: a row is a document.
 
-pyarrow reads Parquet page by page, whatever the size of the row groups. Python's csv reads CSV: at
-half the speed of pyarrow, but in constant memory, with rows of any length, and naming each bad row.
+Python's csv reads CSV at half the speed of pyarrow, but in constant memory, with rows of any
+length, and naming each bad row.
 """
 
 from __future__ import annotations
