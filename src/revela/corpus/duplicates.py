@@ -44,9 +44,8 @@ _WORD = bytes(
     ord(chr(i).lower()) if i < 128 and chr(i).isalnum() else i if i >= 128 else 32
     for i in range(256)
 )
-# Scripts without spaces. From U+3000 to U+9FFF every character is a word, by its first byte. In
-# Thai, Lao, Tibetan, Myanmar and Khmer (first two bytes) a word begins at every character whose
-# code ends in the bits 10, 1.05 for each word of corpus/words.py: text put in moves no other word.
+# Scripts without spaces. From U+3000 to U+9FFF every character is a word. In Thai, Lao, Tibetan,
+# Myanmar and Khmer a word begins at every character whose code ends in the bits 10.
 _SPACELESS = re.compile(
     rb"[\xe3-\xe9]|(?:\xe0[\xb8-\xbf]|\xe1[\x80\x81\x9e\x9f])"
     rb"[\x82\x86\x8a\x8e\x92\x96\x9a\x9e\xa2\xa6\xaa\xae\xb2\xb6\xba\xbe]"

@@ -1,9 +1,9 @@
 """Groups on disk: a folder of Arrow shards with the chunks themselves, group after group. Training
 on it needs no corpus.
 
-Groups are dealt to the shards in turn, and an epoch visits the shards in turn, each in an order of
-its own. When P processes take batches in turn and P divides the number of shards, each process
-reads its own shards; the order is the same for any P.
+Groups are dealt to the shards in turn, and an epoch visits the shards in turn. When P processes
+take batches in turn and P divides the number of shards, each reads its own shards, and the order is
+the same for any P.
 """
 
 from __future__ import annotations
