@@ -23,8 +23,9 @@ import pytest
 
 from conftest import make_rows
 from revela import on_ray
-from revela.cli.flags import READING, reader_of_parts
+from revela.cli.flags import reader_of_parts
 from revela.corpus.read import read_corpus
+from revela.corpus.reading import READING
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.groups.folder import GroupFolder
@@ -33,7 +34,7 @@ from revela.index.contexts import chosen_for
 from revela.index.manifest import Info, read_info
 from revela.index.statistics import Statistics
 from revela.index.store import Index
-from revela.index.table import Table, table_uri
+from revela.index.table import Table, arrow_rows, table_uri
 from revela.on_ray import Cluster
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
@@ -255,10 +256,9 @@ def test_one_process_at_a_time_may_write(
     # Where the file system keeps no locks, the version of the table tells.
     index = Index.create(tmp_path / "other", saved_retriever)
     version = index.table.version
-    index.table.write(
-        dict(id=["a"], chunk=[0], title=[""], passage=["a"], terms=["a"], digest=["0"]),
-        np.ones((1, index.info.width), np.float32), None, [],
-    )  # fmt: skip
+    columns = dict(id=["a"], chunk=[0], title=[""], passage=["a"], terms=["a"], digest=["0"])
+    vectors = np.ones((1, index.info.width), np.float32)
+    index.table.write(arrow_rows(index.info, columns, vectors, None), [])
     with pytest.raises(RevelaError, match=r"another process has written to .*other meanwhile"):
         on_ray.commit(table_uri(index.folder), version, [], [])
 

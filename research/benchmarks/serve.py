@@ -36,6 +36,7 @@ import torch
 
 from research.benchmarks.options import RESEARCH, parser_of
 from revela.corpus.read import read_corpus
+from revela.corpus.reading import Reading
 from revela.index.store import Index
 from revela.retriever.load import load_encoder
 from revela.types import Document, Encoder
@@ -184,7 +185,7 @@ def main() -> None:
     a = options()
     os.environ["OMP_NUM_THREADS"] = str(a.threads)
     torch.set_num_threads(a.threads)
-    documents, _ = read_corpus([a.data], max_bad_share=0, distinct=False, min_words=5)
+    documents, _ = read_corpus([a.data], Reading(max_bad_share=0), distinct=False, min_words=5)
     texts = [" ".join(document.full_text.split()[: a.words]) for document in documents[:512]]
     folder = resolve(a.model)
     encoder = load_encoder(folder, "auto")

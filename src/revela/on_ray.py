@@ -33,26 +33,16 @@ AHEAD = 4  # tasks per processor that are submitted before their results are rea
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where work is done.
+    """Where work is done."""
 
-    Args:
-        address: of a running Ray cluster, "auto" for the one of this machine; "": started here.
-        workers: actors that hold a model; 0: one for each GPU, else one for two processors.
-        gpus_per_worker: of each actor, where there are GPUs.
-    """
-
-    address: str = ""
-    workers: int = 0
+    address: str = ""  # of a running cluster, "auto" for this machine's; "": started here
+    workers: int = 0  # actors that hold a model; 0: one for each GPU, else one for two processors
     gpus_per_worker: float = 1.0
 
 
 @contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
-    """Connect to the cluster, or start Ray on this machine; it is left at the end.
-
-    Raises:
-        RevelaError: the extra is not installed, or there is no cluster at the address.
-    """
+    """Connect to the cluster, or start Ray on this machine; it is left at the end."""
     # Nothing is sent to anybody, and Ray's notes are for programmers.
     for name, value in (
         ("RAY_USAGE_STATS_ENABLED", "0"),
@@ -131,14 +121,8 @@ def stream(
 
     Args:
         items: what is read, each by one task.
-        read: an item -> rows of bytes and numbers, all with the same names.
         load: makes what an actor does to a row; called once in each actor.
-        write: some rows -> one row.
-        cluster: how many actors, and their GPUs.
         together: rows that are written together.
-
-    Raises:
-        RevelaError: a step has raised one.
     """
     import ray
     from ray.data import ActorPoolStrategy
@@ -173,11 +157,9 @@ def shuffled(
     """``work`` on all rows that share a value of the column ``key``, as one Arrow table.
 
     Args:
-        items: what is read, each by one task.
         read: an item -> Arrow tables with the same columns.
-        key: a column of whole numbers.
+        key: a column of whole numbers, of about ``parts`` values.
         work: a table, which fits into a process's memory -> any result.
-        parts: about how many values the key has.
     """
     data = _dataset(items).map_batches(_tables, batch_size=1, fn_args=[read])
     data = data.groupby(key, num_partitions=parts)
@@ -274,19 +256,8 @@ def write_fragments(uri: str, rows: Any) -> list[bytes]:
 
 
 def commit(uri: str, version: int, fragments: Sequence[bytes], gone: Sequence[str]) -> int:
-    """Add written fragments to a table, in one commit.
-
-    Args:
-        uri: of the table.
-        version: that the caller knows of.
-        fragments: from ``write_fragments``.
-        gone: filters of rows that the same commit deletes.
-
-    Returns:
-        The table's new version.
-
-    Raises:
-        RevelaError: the table has another version: somebody else writes to it.
+    """Add fragments of ``write_fragments`` to a table and delete rows (``gone``, filters), in one
+    commit; its version. RevelaError if the table has another version than the caller knows of.
     """
     import lance
 
@@ -337,12 +308,7 @@ def clean(uri: str) -> None:
 
 
 def make_indices(uri: str, wanted: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
-    """Make indices by all machines of the cluster.
-
-    Args:
-        uri: of the table.
-        wanted: column, kind and options of each.
-    """
+    """Make indices (column, kind and options of each) by all machines of the cluster."""
     import lance_ray
 
     for column, kind, options in wanted:

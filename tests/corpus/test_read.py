@@ -9,6 +9,7 @@ import pytest
 
 from revela.corpus.read import read_corpus
 from revela.corpus.readers import common
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -44,7 +45,9 @@ def test_reads_folders_files_and_gzip(tmp_path):
 
 def test_field_names_are_settable(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines({"name": "n", "body": SENTENCE}))
-    documents, _ = read_corpus([tmp_path / "a.jsonl"], text_field="body", title_field="name")
+    documents, _ = read_corpus(
+        [tmp_path / "a.jsonl"], Reading(text_field="body", title_field="name")
+    )
     assert documents[0].title == "n" and documents[0].text == SENTENCE
 
 
@@ -53,7 +56,7 @@ def test_bad_lines_are_counted_and_named_within_the_share(tmp_path):
     half_a_pair = '{"text": "' + SENTENCE + ' \\ud800"}'
     text = lines(*rows, "{broken", {"text": 3}, half_a_pair, "[]").encode()
     (tmp_path / "a.jsonl").write_bytes(text + b'{"text": "f\xfcnf"}\n' + lines(rows[0]).encode())
-    documents, report = read_corpus([tmp_path], max_bad_share=0.2, distinct=False)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.2), distinct=False)
     assert len(documents) == 21 and report.bad == 5
     assert report.examples == {
         "broken JSON": ["a.jsonl:21"],
@@ -76,7 +79,7 @@ def test_wrong_encoding_is_named(tmp_path):
 def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "MAX_BYTES", 1000)
     (tmp_path / "a.jsonl").write_text(lines({"text": "x " * 5000}, {"text": SENTENCE}))
-    documents, report = read_corpus([tmp_path], max_bad_share=0.9)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.9))
     assert [d.text for d in documents] == [SENTENCE]
     assert report.examples == {"broken JSON": ["a.jsonl:1"]}
 

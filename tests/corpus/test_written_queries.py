@@ -11,7 +11,6 @@ from revela.corpus.written_queries import (
     Answer,
     QueryFile,
     check_output,
-    documents_with_chunks,
     without_repeats,
     write_queries,
 )
@@ -133,15 +132,6 @@ def test_a_line_that_was_cut_short_costs_nothing_but_itself(tmp_path):
         assert path.read_bytes().startswith(first)
         read = QueryFile(path, "m")
         assert [read.get(passage) for passage in ("one", "two", "three")] == [one, two, three]
-
-
-def test_documents_are_drawn_until_there_are_enough_chunks():
-    owners = [0] * 3 + [1] * 4 + [2] * 3 + [3] * 9
-    assert documents_with_chunks(owners, 0, 0) == {0, 1, 2, 3}
-    for seed in range(5):
-        chosen = documents_with_chunks(owners, 7, seed)
-        assert chosen and (len(chosen) == 1 or sum(o in chosen for o in owners) <= 7)
-        assert chosen == documents_with_chunks(owners, 7, seed)
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):

@@ -9,6 +9,7 @@ from conftest import make_rows
 from revela.corpus.arrow_list import arrow_list
 from revela.groups.folder import GroupedCorpus, save_groups
 from revela.groups.order import order_of_groups
+from revela.groups.query_lm import chunks_to_ask
 from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe
 from revela.types import Chunk, Document
@@ -31,6 +32,16 @@ def test_groups_of_similar_chunks_have_a_query_once(queries):
         assert all(len({rows[i].query for i in group}) == 10 for group in made)
 
 
+def test_documents_are_drawn_until_there_are_enough_chunks_to_ask():
+    owners = [0] * 3 + [1] * 4 + [2] * 3 + [3] * 9
+    chunks = arrow_list(Chunk, (Chunk(owner, f"chunk {i}") for i, owner in enumerate(owners)))
+    for most in (0, 1, 7, 12):
+        asked = list(chunks_to_ask(Recipe.of("infonce", max_queries=most), chunks))
+        drawn = {chunk.document for chunk in asked}
+        assert asked == [chunk for chunk in chunks if chunk.document in drawn]
+        assert len(drawn) == 4 if most == 0 else len(drawn) == 1 or len(asked) <= most
+
+
 def stored(out, queries):
     rows = arrow_list(Chunk, (Chunk(i, f"chunk {i}", query) for i, query in enumerate(queries)))
     documents = arrow_list(Document, (Document(str(i), "text") for i in range(len(rows))))
@@ -44,20 +55,21 @@ def test_stored_groups_are_counted(tmp_path, preset):
     rng = np.random.default_rng(0)
     folder = stored(tmp_path / "groups", ["why?" if one else "" for one in rng.random(400) < 0.2])
     recipe = Recipe.of(preset, group_size=4)
-    groups = TrainingSet(recipe, folder).groups(None, None, tmp_path)
+    groups, number = TrainingSet(recipe, folder).groups(None, None, tmp_path)
     asks = recipe.objective.reads == "queries"
     for epoch in range(2):
         order = folder.order(0)(epoch)
         kept = [g for g in order if not asks or any(folder.rows[i].query for i in g)]
-        assert list(groups.of_epoch(epoch)) == kept and len(kept) == groups.number
-    assert (groups.number == 100) == (not asks)
+        assert list(groups(epoch)) == kept and len(kept) == number
+    assert (number == 100) == (not asks)
 
 
 def test_the_groups_of_a_corpus_are_those_of_its_order(tmp_path):
     recipe = Recipe.of("paper", group_size=4, chunk_words=8, threads=1)
     documents = [Document(row["_id"], row["text"]) for row in make_rows(24)]
     data = TrainingSet(recipe, documents)
-    groups, order = data.groups(None, None, tmp_path), order_of_groups(recipe, data.rows)
+    groups, number = data.groups(None, None, tmp_path)
+    order = order_of_groups(recipe, data.rows)
     for _ in range(2):
-        assert all(list(groups.of_epoch(epoch)) == list(order(epoch)) for epoch in range(2))
-    assert groups.number == len(list(order(0))) > 10
+        assert all(list(groups(epoch)) == list(order(epoch)) for epoch in range(2))
+    assert number == len(list(order(0))) > 10

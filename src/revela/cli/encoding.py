@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from revela import on_ray
-from revela.cli.flags import ENGINE, READING, Corpus, Engine, Flat, Out, Reading, reader_of_parts
+from revela.cli.flags import ENGINE, Corpus, Engine, Flat, Out, reader_of_parts
 from revela.cli.main import app
 from revela.cli.printing import print_report
+from revela.corpus.reading import READING, Reading
 from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _here(
     from revela.index.encode_corpus import refuse_repeated
     from revela.index.vectors import encode
 
-    documents, report = read_corpus(corpus, **vars(reading), distinct=False, min_words=1)
+    documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
     print_report(report)
     refuse_repeated(document.id for document in documents)
     rows = context_of(documents)

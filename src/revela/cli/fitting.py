@@ -8,9 +8,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import READING, Corpus, Flat, Out, Reading
+from revela.cli.flags import Corpus, Flat, Out
 from revela.cli.main import app
 from revela.cli.printing import print_scores
+from revela.corpus.reading import READING, Reading
 from revela.settings import Corpus as corpus_settings
 from revela.settings import Fit, Pooling, Precision, Recipe, Retriever, Training
 from revela.silence import duration

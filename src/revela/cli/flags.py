@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Group, Parameter
 
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 from revela.on_ray import Cluster
 from revela.settings import (
@@ -29,7 +30,6 @@ from revela.settings import (
     read_recipe,
     refuse_unread,
 )
-from revela.settings import Corpus as corpus_settings
 
 if TYPE_CHECKING:
     from revela.corpus.parts import DocumentReader
@@ -61,23 +61,6 @@ Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
 "A dataclass whose fields are flags of their own."
 Given = Annotated[Any, Parameter(parse=False)]
 """What flags gave; ``show_settings`` puts the dataclass of all flags in its place."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How a corpus is read, for verbs that take no settings of training."""
-
-    text_field: str = corpus_settings.text_field
-    "Field or column that holds the text."
-    title_field: str = corpus_settings.title_field
-    "Field or column that holds the title."
-    join_titles: bool = corpus_settings.join_titles
-    "Join neighbouring rows of one title: a file of passages becomes articles again."
-    max_bad_share: float = corpus_settings.max_bad_share
-    "Share of unreadable rows and files above which the run stops."
-
-
-READING = Reading()
 
 
 @dataclasses.dataclass(frozen=True)

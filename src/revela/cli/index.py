@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from revela import on_ray
-from revela.cli.flags import ENGINE, READING, Engine, Flat, Out, Reading, Several, reader_of_parts
+from revela.cli.flags import ENGINE, Engine, Flat, Out, Several, reader_of_parts
 from revela.cli.main import app
 from revela.cli.printing import print_report
+from revela.corpus.reading import READING, Reading
 from revela.errors import RevelaError
 from revela.on_ray import Cluster
 from revela.settings import Indexing, Precision, Recipe
@@ -125,7 +126,7 @@ def _here(
     from revela.index.encode_corpus import metadata_columns
 
     kept: Any = dict(distinct=False, min_words=1, metadata=fields)
-    documents, report = read_corpus(corpus, **vars(reading), **kept)
+    documents, report = read_corpus(corpus, reading, **kept)
     print_report(report)
     if opened is None:
         opened = create(documents=documents, columns=metadata_columns(documents, fields))

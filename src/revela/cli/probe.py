@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import READING, Corpus, Flat, Reading
+from revela.cli.flags import Corpus, Flat
 from revela.cli.main import app
 from revela.cli.printing import print_report, print_table
+from revela.corpus.reading import READING, Reading
 from revela.errors import RevelaError
 from revela.settings import Precision
 
@@ -79,7 +80,7 @@ def probe(
         raise RevelaError(
             f"{model} is a language model, of which no retrieval is probed: omit --move and --pairs"
         )
-    read, report = read_corpus(corpus, **vars(reading))
+    read, report = read_corpus(corpus, reading)
     print_report(report)
     run = probe_retriever if is_retriever else probe_language_model
     options = ProbeOptions(max_tokens, documents, seed, precision, move, reading.join_titles, pairs)

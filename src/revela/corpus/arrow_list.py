@@ -1,7 +1,6 @@
 """Documents and chunks on disk, read as a sequence: a corpus may be larger than memory.
 
-Items are written batch by batch to a temporary Arrow file, which is memory-mapped and deleted with
-the last view of it.
+Items are written batch by batch to a temporary Arrow file, which is memory-mapped.
 """
 
 from __future__ import annotations
@@ -30,13 +29,8 @@ BATCH = 2**22  # characters per record batch
 class ArrowList(Sequence[Kept], Generic[Kept]):
     """A list of dataclass instances in Arrow files; made by ``arrow_list`` or ``read``.
 
-    Fields may be strings, integers and mappings of strings and numbers.
-
-    Args:
-        kind: the dataclass.
-        batches: the record batches of all files, memory-mapped.
-        folder: a temporary folder, deleted with the last view of the list.
-        rows: the items of this view, in order; None: all.
+    Fields may be strings, integers and mappings of strings and numbers. ``folder`` is deleted with
+    the last view of the list; ``rows`` are the items of this view.
     """
 
     def __init__(
@@ -93,15 +87,6 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         batch = self._batches[number]
         return batch, row - int(self._ends[number]) + batch.num_rows
 
-    def validate(self) -> None:
-        """Check files that revela may not have written.
-
-        Raises:
-            ValueError: offsets point out of the file, or a text is not UTF-8.
-        """
-        for batch in self._batches:
-            batch.validate(full=True)
-
     def column(self, name: str) -> NDArray[Any]:
         """One field of every item, as an array."""
         parts = [batch.column(name).to_numpy(zero_copy_only=False) for batch in self._batches]
@@ -109,13 +94,8 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         return values if self._rows is None else values[self._rows]
 
     def arrays(self, name: str) -> Iterator[Any]:
-        """One field of every item as Arrow arrays, one per batch, without a copy.
-
-        Raises:
-            ValueError: this is a view.
-        """
-        if self._rows is not None:
-            raise ValueError("a view has no arrays of its own: copy it with arrow_list")
+        """One field of every item as Arrow arrays, one per batch, without a copy; not of views."""
+        assert self._rows is None
         yield from (batch.column(name) for batch in self._batches)
 
     def take(self, indices: NDArray[np.int64], names: Sequence[str]) -> Any:
@@ -148,11 +128,7 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._items)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self._text(item) for item in self._items[index]]
         return self._text(self._items[index])
@@ -222,7 +198,7 @@ def _disk_errors(folder: Path | None = None) -> Iterator[None]:
 
 
 def _flat(value: Any) -> Any:
-    """A mapping as JSON, as its keys and types differ between rows; other values unchanged."""
+    """A mapping as JSON, as its keys and types differ between rows."""
     return json.dumps(value) if isinstance(value, Mapping) else value
 
 

@@ -46,12 +46,8 @@ _PAUSES = ",;:\u060c\u061b\u3001\uff0c\uff1a\uff1b"
 
 
 def chunk(document: Document, index: int, max_words: int) -> list[Chunk]:
-    """Cut one document into chunks of at most ``max_words`` words (corpus/words.py).
-
-    Args:
-        document: prose or code; a title is not part of its chunks.
-        index: the document's index in the corpus, kept in each chunk.
-        max_words: upper limit; at least 1.
+    """Cut one document, without its title, into chunks of at most ``max_words`` words
+    (corpus/words.py).
 
     >>> text = "Bees dance. The angle gives the direction. It is exact."
     >>> [c.text for c in chunk(Document("bees", text), 0, max_words=8)]
@@ -121,10 +117,8 @@ def sentences(text: str) -> list[str]:
 
 
 def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:
-    """Cut pieces that are too long at blank lines, else at line ends, else between words.
-
-    Yields:
-        Pieces, and how many words each has.
+    """Cut pieces that are too long at blank lines, else at line ends, else between words; yields
+    pieces with their numbers of words.
     """
     for piece in pieces:
         size = count_words(piece)

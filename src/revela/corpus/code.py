@@ -78,29 +78,30 @@ def units(text: str, name: str) -> list[str]:
     r"""Cut source code where its functions and classes begin; joined, the units are the text.
 
     Comments and decorators go with the definition after them; code between functions is cut before
-    unindented lines that follow a blank one.
-
-    Args:
-        text: the file.
-        name: its name or id; the ending names the language. Without a known ending, Python is
-            tried.
+    unindented lines that follow a blank one. The ending of ``name`` tells the language; without a
+    known one, Python is tried.
 
     >>> units("import x\n\ndef f():\n    return 1\n\ndef g():\n    return 2\n", "a.py")
     ['import x\n\n', 'def f():\n    return 1\n\n', 'def g():\n    return 2\n']
     """
     lines = split_lines(text)
-    ending = _ending(name)
+    ending = suffix(Path(name))
     found: Definitions | None = None
     if len(text) <= LONGEST:
         in_grammars = ending in GRAMMARS
         found = _tree_sitter(text, *GRAMMARS[ending]) if in_grammars else _python(text, lines)
     starts, inside = found or (set(), set())
-    return join_at(lines, starts | (_after_blank_lines(lines) - inside))
+    after_blank = {
+        i
+        for i in range(1, len(lines))
+        if not lines[i - 1].strip() and lines[i].strip() and not lines[i][0].isspace()
+    }
+    return join_at(lines, starts | (after_blank - inside))
 
 
 def warn_if_no_grammar(document: Document) -> None:
     """Log, once per process, that code is cut at blank lines because tree-sitter is missing."""
-    grammar = GRAMMARS.get(_ending(document.id)) if document.kind == "code" else None
+    grammar = GRAMMARS.get(suffix(Path(document.id))) if document.kind == "code" else None
     if grammar and _parser(*grammar) is None:
         _warn_no_grammar()
 
@@ -111,10 +112,6 @@ def _warn_no_grammar() -> None:
         "code other than Python is cut at blank lines, not at its functions, as tree-sitter or a "
         "grammar is missing: run pip install 'revela-retriever[code]'"
     )
-
-
-def _ending(name: str) -> str:
-    return suffix(Path(name))
 
 
 def split_lines(text: str) -> list[str]:
@@ -134,15 +131,6 @@ def join_at(lines: list[str], starts: Container[int]) -> list[str]:
     if current:
         found.append("".join(current))
     return found
-
-
-def _after_blank_lines(lines: list[str]) -> set[int]:
-    """Lines without indentation that follow a blank one."""
-    return {
-        i
-        for i in range(1, len(lines))
-        if not lines[i - 1].strip() and lines[i].strip() and not lines[i][0].isspace()
-    }
 
 
 def _parse_python(source: str) -> ast.Module | None:
@@ -225,10 +213,8 @@ def _parser(module: str, function: str) -> Any:
 
 
 def documented_functions(source: str) -> Iterator[tuple[str, str]]:
-    r"""The first paragraph of a docstring and the function without it, for each that has one.
-
-    Args:
-        source: a Python file; anything else gives nothing.
+    r"""The first paragraph of a docstring and the function without it, for each that has one; of
+    anything but Python, nothing.
 
     >>> source = "def area(r):\n    'The area of a circle.'\n    return 3.14 * r ** 2"
     >>> list(documented_functions(source))

@@ -6,8 +6,7 @@ Jaccard similarity of the sets. Documents whose sketches agree in a whole band o
 compared, first by sketch, then by their shingles, which decide. So no document is dropped that is
 less similar than the threshold, and at least 95 % of those above it are found.
 
-Memory: one byte per number and four per band, about 100 bytes per document. Documents are compared
-in their order, so the result does not depend on threads.
+Memory: one byte per number and four per band, about 100 bytes per document.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +44,8 @@ _WORD = bytes(
     ord(chr(i).lower()) if i < 128 and chr(i).isalnum() else i if i >= 128 else 32
     for i in range(256)
 )
-# Scripts without spaces. From U+3000 to U+9FFF every character is a word, by its first byte. In
-# Thai, Lao, Tibetan, Myanmar and Khmer (first two bytes) a word begins at every character whose
-# code ends in the bits 10, 1.05 for each word of corpus/words.py: text put in moves no other word.
+# Scripts without spaces. From U+3000 to U+9FFF every character is a word. In Thai, Lao, Tibetan,
+# Myanmar and Khmer a word begins at every character whose code ends in the bits 10.
 _SPACELESS = re.compile(
     rb"[\xe3-\xe9]|(?:\xe0[\xb8-\xbf]|\xe1[\x80\x81\x9e\x9f])"
     rb"[\x82\x86\x8a\x8e\x92\x96\x9a\x9e\xa2\xa6\xaa\xae\xb2\xb6\xba\xbe]"
@@ -59,11 +56,8 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[int, int]:
     """Rows of the documents to drop -> the row of the earlier, kept document that is similar.
 
-    Args:
-        documents: all documents.
-        similarity: Jaccard similarity of the runs of five words of two texts, 0 to 1. Titles are
-            ignored, and so is text after the first megabyte; texts of fewer than ``SHORTEST``
-            different runs are never duplicates.
+    ``similarity`` is that of Jaccard between the runs of five words of two texts, 0 to 1. Titles
+    are ignored; texts of fewer than ``SHORTEST`` different runs are never duplicates.
 
     >>> from revela.corpus.arrow_list import arrow_list
     >>> text = " ".join(f"word{i}" for i in range(100))
@@ -139,7 +133,9 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
     sketches = np.zeros((len(documents), SKETCH), dtype=np.uint8)
     bands = np.zeros((len(documents), count), dtype=np.uint32)
     weights = np.cumprod(np.full(rows, _BASE))
-    texts = waiting("near-duplicates", "document", _texts(documents), len(documents))
+    columns = documents.arrays("text")
+    read = (text.as_py() for column in columns for text in column)
+    texts = waiting("near-duplicates", "document", read, len(documents))
     hashed = ((row, shingles(text)) for row, text in enumerate(texts))
     long = ((row, found) for row, found in hashed if len(found) >= SHORTEST)
     for some in batches(long, lambda pair: len(pair[1]), BATCH):
@@ -153,11 +149,6 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
         sketches[places] = numbers & np.uint64(255)
         bands[places] = np.maximum(mixed >> np.uint64(32), 1)
     return sketches, bands
-
-
-def _texts(documents: ArrowList[Document]) -> Iterable[str]:
-    for column in documents.arrays("text"):
-        yield from (text.as_py() for text in column)
 
 
 def _mix(values: Hashes) -> Hashes:

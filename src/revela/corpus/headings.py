@@ -35,13 +35,8 @@ def has_headings(name: str) -> bool:
 
 
 def titles(document: Document, chunks: Sequence[str]) -> list[str]:
-    """The title of each chunk: the document's, and the headings above the chunk.
-
-    A heading that the chunk begins with is not repeated.
-
-    Args:
-        document: of any format; only Markdown has headings.
-        chunks: of the document, in order; joined, they are its text but for blank pieces.
+    """The title of each chunk: the document's, and, in Markdown, the headings above the chunk but
+    for one that it begins with. Joined, ``chunks`` are the text but for blank pieces.
 
     >>> text = "# Guide\\nFirst.\\n\\n## Install\\nRun pip.\\n\\nThen this."
     >>> chunks = ["# Guide\\nFirst.\\n\\n", "## Install\\nRun pip.\\n\\n", "Then this."]

@@ -1,8 +1,7 @@
 """Judged queries in BEIR layout, to score on and to train on.
 
 A folder holds queries.jsonl (or .gz) and qrels/SPLIT.tsv with the columns query-id, corpus-id and
-score, separated by tabs, below a header; or TREC's four, of which the second says nothing, with
-spaces or tabs between them. Scores are whole numbers, as in trec_eval; above 0 is relevant.
+score below a header, or TREC's four columns. Scores are whole numbers; above 0 is relevant.
 """
 
 from __future__ import annotations
@@ -31,12 +30,7 @@ def judged(recipe: Recipe) -> str:
 
 
 def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
-    """The text of each query that has a relevant document, by its id; and all scores.
-
-    Raises:
-        RevelaError: a file is missing, empty or damaged, the qrels name ids that the queries lack,
-            or a judged query has no text.
-    """
+    """The text of each query that has a relevant document, by its id; and all scores."""
     queries = {str(row["_id"]): str(row["text"]) for row in read_rows(folder, "queries.jsonl")}
     path = folder / "qrels" / f"{split}.tsv"
     qrels = _read_qrels(path)
@@ -117,9 +111,6 @@ def _read_qrels(path: Path) -> Qrels:
 def pair_rows(documents: Sequence[Document], folder: Path, others: bool) -> ArrowList[Chunk]:
     """Whole documents (title and text), each once with every query that it answers; ``others``
     appends the documents that answer none.
-
-    Raises:
-        RevelaError: see ``read_judgements``; or no relevant document is among these.
     """
     texts, qrels = read_judgements(folder, "train")
     asking: dict[str, dict[str, None]] = {}  # queries by document, each text once

@@ -42,12 +42,7 @@ class DocumentReader:
     min_words: int = 1
 
     def documents(self, part: Part, report: ReadReport) -> Iterator[Document]:
-        """The documents of a part, in order.
-
-        Raises:
-            RevelaError: a file has changed since it was listed, or is of a format that cannot be
-                read and was given by name.
-        """
+        """The documents of a part; RevelaError if a file has changed since it was listed."""
         for piece in part:
             if size_and_time(piece.file.path) != piece.state:
                 raise changed(piece.file.path)
@@ -60,20 +55,10 @@ class DocumentReader:
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
     """The parts of a corpus, in its order: about ``size`` bytes each, unless a file is larger and
     cannot be divided.
-
-    Raises:
-        RevelaError: a source is missing, of an unknown format, or a dataset of the hub.
     """
     pieces = list(_pieces(sources, report, size))
     runs = _runs([length for _, length in pieces], size)
     return [tuple(piece for piece, _ in pieces[run.start : run.stop]) for run in runs]
-
-
-def largest_file(parts: Sequence[Part], size: int = PART) -> Path | None:
-    """The largest file that is read by one process although it exceeds ``size`` by far."""
-    whole = [piece for part in parts for piece in part if piece.groups is None]
-    largest = max(whole, key=lambda piece: piece.state[0], default=None)
-    return largest.file.path if largest and largest.state[0] > 4 * size else None
 
 
 def _pieces(

@@ -1,13 +1,10 @@
-"""A corpus -> documents on disk, without duplicates, and a report on what was skipped.
-
-What cannot be read is counted and named; above ``max_bad_share`` it is an error.
-"""
+"""A corpus -> documents on disk, without duplicates, and a report on what was skipped."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from revela.corpus.duplicates import near_duplicates
 from revela.corpus.readers import FORMATS, common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
+from revela.corpus.reading import READING, Reading
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.settings import Recipe
@@ -27,38 +25,23 @@ MIN_WORDS = 5  # per document; fewer are not a sentence
 
 def read_corpus(
     sources: Sequence[Path | str],
+    reading: Reading = READING,
     *,
-    text_field: str = "text",
-    title_field: str = "title",
-    max_bad_share: float = 0.01,
     distinct: bool = True,
     near: float = 0.0,
-    join_titles: bool = False,
     min_words: int = MIN_WORDS,
     metadata: Sequence[str] = (),
 ) -> tuple[ArrowList[Document], ReadReport]:
-    """Read every document of every source into a temporary file.
+    """Read every document of every source into a temporary file, in order of source, path and row.
 
     Args:
-        sources: folders, files of any format in ``readers.READERS`` (``.gz`` or ``.zst`` of each),
-            and datasets of the Hugging Face hub as hub:owner/name.
-        text_field: field or column of the text; required in every row.
-        title_field: field or column of the title; optional.
-        max_bad_share: largest share of rows and files that may be unreadable; 0 allows none.
-        distinct: drop documents whose title and text were read before. For training; an index
-            keeps them.
+        sources: folders, files of any format in ``readers.READERS``, and hub:owner/name.
+        reading: names of fields, and what may be bad.
+        distinct: drop documents whose title and text were read before: for training.
         near: drop documents at least this similar to an earlier one (see ``near_duplicates``);
             0 keeps them.
-        join_titles: join neighbouring rows of one title into one document.
         min_words: skip documents with fewer words, title included.
         metadata: other fields or columns to keep with each document.
-
-    Returns:
-        The documents, in order of source, file name and row, and the report.
-
-    Raises:
-        RevelaError: ``near`` is not between 0 and 1, a source is missing or changes while it is
-            read, too much cannot be read, or no document is left.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -72,14 +55,20 @@ def read_corpus(
     if not 0 <= near <= 1:
         raise RevelaError(f"--near-duplicates {near}: give a number from 0 (keep them) to 1")
     report = ReadReport()
-    read = read_sources(sources, Fields(text_field, title_field, tuple(metadata)), report)
-    if join_titles:
+    fields = Fields(reading.text_field, reading.title_field, tuple(metadata))
+    read = read_sources(sources, fields, report)
+    if reading.join_titles:
         read = joined_by_title(read, report)
     shown = waiting("reading", "document", read)
     documents = arrow_list(Document, filter_documents(shown, distinct, min_words, report))
-    check_report(len(documents), report, sources, max_bad_share)
+    check_report(len(documents), report, sources, reading.max_bad_share)
     if near:
-        documents = _without_near_duplicates(documents, near, report)
+        dropped = near_duplicates(documents, near)
+        for row, kept in dropped.items():
+            document = documents[row]
+            report.words -= count_words(document.full_text)
+            report.skip("near-duplicate text", f"{document.id} like {documents[kept].id}")
+        documents = documents.chosen(row for row in range(len(documents)) if row not in dropped)
     report.documents = len(documents)
     return documents, report
 
@@ -88,14 +77,10 @@ def read_for(
     recipe: Recipe, sources: Sequence[Path | str]
 ) -> tuple[ArrowList[Document], ReadReport]:
     """``read_corpus`` with a recipe's settings."""
-    return read_corpus(
-        sources,
-        text_field=recipe.corpus.text_field,
-        title_field=recipe.corpus.title_field,
-        max_bad_share=recipe.corpus.max_bad_share,
-        near=recipe.corpus.near_duplicates,
-        join_titles=recipe.corpus.join_titles,
-    )
+    corpus = recipe.corpus
+    names = (field.name for field in dataclasses.fields(Reading))
+    reading = Reading(**{name: getattr(corpus, name) for name in names})
+    return read_corpus(sources, reading, near=corpus.near_duplicates)
 
 
 def check_report(
@@ -136,27 +121,11 @@ def filter_documents(
             yield document
 
 
-def _without_near_duplicates(
-    documents: ArrowList[Document], near: float, report: ReadReport
-) -> ArrowList[Document]:
-    dropped = near_duplicates(documents, near)
-    for row, kept in dropped.items():
-        document = documents[row]
-        report.words -= count_words(document.full_text)
-        report.skip("near-duplicate text", f"{document.id} like {documents[kept].id}")
-    if not dropped:
-        return documents
-    return documents.chosen(row for row in range(len(documents)) if row not in dropped)
-
-
 def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterator[Document]:
     """Join neighbours that share a title into articles; documents without a title stay alone.
 
     Passages are joined by a space, as files of 100-word passages are cut within sentences. An
     article has the id of its first passage.
-
-    Raises:
-        RevelaError: the passages of one title exceed ``MAX_BYTES``, so it is not an article's.
     """
     for title, group in groupby(documents, key=lambda document: document.title):
         if not title:
@@ -174,4 +143,4 @@ def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterat
                 )
         report.passages += len(passages)
         report.articles += 1
-        yield replace(passages[0], text=" ".join(p.text for p in passages))
+        yield dataclasses.replace(passages[0], text=" ".join(p.text for p in passages))

@@ -2,9 +2,8 @@
 
 Where words are spaced, a word is what stands between white space. Han and Kana are cut into pairs
 of characters; Thai, Lao, Tibetan, Myanmar and Khmer into fives, as a translation of 29,700 English
-words (XQuAD) has 1.7 Chinese and 4.7 Thai characters for each, not counting vowel signs and tones.
-A run of over ``LONGEST`` characters (base64, minified code, DNA, a script without spaces that is
-not named here) is no word: every ``PIECE`` of them are one.
+words (XQuAD) has 1.7 Chinese and 4.7 Thai characters for each, without vowel signs and tones. Of a
+run of over ``LONGEST`` characters (base64, minified code, DNA), every ``PIECE`` are a word.
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ def in_parts(text: str, parts: int) -> list[str]:
 
 
 def count_words(text: str) -> int:
-    """How many ``words`` a text has."""
     if text.isascii() or not _UNSPACED.search(text):
         found = text.split()
         if len(text) <= LONGEST or not found or len(max(found, key=len)) <= LONGEST:

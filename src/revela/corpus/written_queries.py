@@ -1,21 +1,18 @@
 """A query for each passage, written by a language model, checked, and kept in a file.
 
 The model is shown three examples, or asked for one question that only the passage answers (DREAM,
-appendix A; our wording). A question is kept if it is about the passage, does not copy it and does
-not mention "the passage". Every answer, kept or not, is appended to a file at once, so that a
-stopped run continues where it was and the next one has nothing to write.
+appendix A; our wording). Every answer, kept or not, is appended to a file at once, so that a
+stopped run continues where it was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 
 from revela.corpus.text_queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
@@ -113,11 +110,7 @@ def check_output(output: str, passage: str) -> Answer:
 
 class QueryFile:
     """Answers by passage, in a JSONL file that is only appended to, by several processes if need
-    be. A line that a kill has cut short is ignored.
-
-    Args:
-        path: created by the first answer.
-        by: the writer, e.g. a model's fingerprint; answers by others are ignored.
+    be. A line that a kill has cut short is ignored, and so are answers by others than ``by``.
 
     Raises:
         RevelaError: the file holds something else; it is not changed.
@@ -188,16 +181,3 @@ def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
     """Reject questions to several passages."""
     counts = Counter(a.query.lower() for a in answers)
     return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
-
-
-def documents_with_chunks(owners: Sequence[int], at_most: int, seed: int) -> set[int]:
-    """Draw documents at random until they have ``at_most`` chunks; all if 0, and one at least.
-
-    ``owners`` are the documents of all chunks.
-    """
-    counts = Counter(owners)
-    order = sorted(counts)
-    random.Random(seed).shuffle(order)
-    totals = accumulate(counts[document] for document in order)
-    fitting = sum(total <= at_most for total in totals) if at_most else len(order)
-    return set(order[: max(1, fitting)])

@@ -2,15 +2,11 @@
 
 A row of Parquet is a chunk: the id of its document, its text, its cluster (a whole number) and
 optionally its title, its number in the document (``chunk``) and its vector. ``revela encode``
-writes all but the cluster. The chunks of a cluster are ordered so that similar ones are neighbours
-(similar.py), and cut into groups. No group has chunks of two clusters; what is left over of a
-cluster is left out, and counted.
+writes all but the cluster. Each cluster is ordered by similarity (similar.py) and cut into groups;
+what is left over is counted.
 
-Three sets of tasks read the corpus: ``survey`` counts, ``partition`` deals whole clusters to
-shards, ``group`` orders and cuts the clusters of a shard. They run one after another in this
-process, or on Ray.
-
-Shapes: N rows, W numbers of a vector.
+Tasks run in this process or on Ray: ``survey`` counts, ``partition`` deals whole clusters to
+shards, ``group`` orders and cuts the clusters of a shard.
 """
 
 from __future__ import annotations
@@ -32,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela import on_ray
-from revela.corpus.parts import Part, Piece, parts_of
+from revela.corpus.parts import Part, parts_of
 from revela.corpus.read import check_report
+from revela.corpus.readers import File
 from revela.corpus.readers.common import ReadReport, suffix
 from revela.corpus.readers.rows import ID_FIELDS
 from revela.corpus.words import count_words
@@ -62,16 +59,9 @@ Run = Callable[[Callable[[Part], Any], Sequence[Part]], Iterable[Any]]
 """Runs a task on each part, in order."""
 
 
-# Reading
-
-
 @dataclass(frozen=True)
 class RowReader:
-    """Reads rows of Parquet.
-
-    Args:
-        cluster, text, title: names of columns.
-    """
+    """Reads rows of Parquet; ``cluster``, ``text`` and ``title`` are names of columns."""
 
     cluster: str
     text: str = "text"
@@ -80,33 +70,26 @@ class RowReader:
     def tables(self, part: Part, report: ReadReport) -> Iterator[Any]:
         """The valid rows of a part as Arrow tables with the columns document (63 bits of a hash of
         the id), id, title, chunk, text, cluster and, if the file has it, vector.
-
-        Raises:
-            RevelaError: a file is no Parquet or lacks a column; clusters are no whole numbers; a
-                vector is not finite, or of another width than the others of its file.
         """
-        for piece in part:
-            yield from self._tables_of(piece, report)
-
-    def _tables_of(self, piece: Piece, report: ReadReport) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        path, name = piece.file.path, piece.file.name
-        if suffix(path) != ".parquet":
-            raise RevelaError(f"{path}: clusters are read from Parquet; give such files or folders")
-        try:
-            with pa.OSFile(os.fsencode(path)) as source, pq.ParquetFile(source) as file:
-                columns = self._columns(file.schema_arrow.names, path)
-                first = piece.groups.start if piece.groups else 0
-                before = sum(file.metadata.row_group(i).num_rows for i in range(first))
-                for batch in file.iter_batches(READ_ROWS, piece.groups, columns):
-                    if len(rows := self._valid(batch, name, before, path, report)):
-                        yield rows
-                    before += len(batch)
-        except (OSError, pa.ArrowException) as error:
-            reason = first_line(error)
-            raise RevelaError(f"{path} cannot be read ({reason}): get a whole copy") from error
+        for piece in part:
+            path = piece.file.path
+            if suffix(path) != ".parquet":
+                raise RevelaError(f"{path}: clusters are read from Parquet; give files of it")
+            try:
+                with pa.OSFile(os.fsencode(path)) as source, pq.ParquetFile(source) as file:
+                    columns = self._columns(file.schema_arrow.names, path)
+                    first = piece.groups.start if piece.groups else 0
+                    before = sum(file.metadata.row_group(i).num_rows for i in range(first))
+                    for batch in file.iter_batches(READ_ROWS, piece.groups, columns):
+                        if len(rows := self._valid(batch, piece.file, before, report)):
+                            yield rows
+                        before += len(batch)
+            except (OSError, pa.ArrowException) as error:
+                reason = first_line(error)
+                raise RevelaError(f"{path} cannot be read ({reason}): get a whole copy") from error
 
     def _columns(self, names: Sequence[str], path: Path) -> list[str]:
         """The columns to read, the id first."""
@@ -120,7 +103,7 @@ class RowReader:
         wanted = (has_id[0], self.text, self.title, CHUNK, self.cluster, VECTOR)
         return [name for name in dict.fromkeys(wanted) if name in names]
 
-    def _valid(self, batch: Any, name: str, before: int, path: Path, report: ReadReport) -> Any:
+    def _valid(self, batch: Any, file: File, before: int, report: ReadReport) -> Any:
         """The rows that have an id, a text and a cluster; the others are reported."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -129,7 +112,7 @@ class RowReader:
         ids = batch.column(0).cast(pa.string())
         texts = batch.column(self.text).cast(pa.large_string())
         titles = batch.column(self.title).cast(pa.string()) if self.title in names else empty
-        clusters = _whole_numbers(batch.column(self.cluster), path, self.cluster)
+        clusters = _whole_numbers(batch.column(self.cluster), file.path, self.cluster)
         columns = {
             "document": np.array([hash64(str(each)) >> 1 for each in ids.to_pylist()], np.int64),
             "id": ids,
@@ -139,11 +122,11 @@ class RowReader:
             "cluster": clusters,
         }
         if VECTOR in names:
-            columns[VECTOR] = _vectors(batch.column(VECTOR), path)
+            columns[VECTOR] = _vectors(batch.column(VECTOR), file.path)
         has_text = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(texts), ""), False)
         valid = pc.and_(has_text, pc.and_(pc.is_valid(ids), pc.is_valid(clusters)))
         for i in np.flatnonzero(~valid.to_numpy(zero_copy_only=False)):
-            report.skip("no id, text or cluster", f"{name}:{before + i + 1}", bad=True)
+            report.skip("no id, text or cluster", f"{file.name}:{before + i + 1}", bad=True)
         rows = pa.table(columns).filter(valid)
         report.documents += len(rows)
         report.words += sum(map(count_words, rows["text"].to_pylist()))
@@ -184,31 +167,22 @@ def _vectors(column: Any, path: Path) -> Any:
 
 
 def _matrix(column: Any) -> Vectors:
-    """A column of lists of one width as (N, W)."""
-    width = column.type.list_size
+    """A column of lists of one width as (rows, width)."""
     flat = [np.zeros(0, np.float32), *(chunk.flatten().to_numpy() for chunk in column.chunks)]
-    vectors: Vectors = np.concatenate(flat).reshape(-1, width)
+    vectors: Vectors = np.concatenate(flat).reshape(-1, column.type.list_size)
     return vectors
-
-
-# Tasks
 
 
 @dataclass
 class Survey:
-    """What a part of a corpus holds.
-
-    Args:
-        report: what was read and skipped.
-        owners: the first hashes of documents, in order.
-        documents: chunks that begin one.
-        widths: of vectors, 0 for none, with a file that has it.
-    """
+    """What a part of a corpus holds."""
 
     report: ReadReport = field(default_factory=ReadReport)
     owners: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    "The first hashes of documents, in order."
     documents: int = 0
     widths: dict[int, Path] = field(default_factory=dict)
+    "Of vectors, 0 for none, with a file that has it."
 
     def add(self, other: Survey, owners: int) -> None:
         """Add another part, and keep so many owners."""
@@ -220,27 +194,16 @@ class Survey:
 
 @dataclass(frozen=True)
 class Tasks:
-    """The work, and what every process knows for it. A recipe is not sent: it imports torch.
-
-    Args:
-        reader: of the rows.
-        group_size: chunks per group.
-        seed: of the run.
-        owners: hashes of documents that a survey keeps.
-        folder: of the groups.
-        shards: how many files.
-        held_out: hashes of the documents that are held out.
-        encode: texts -> vectors, where rows have none.
-    """
+    """The work, and what every process knows for it. A recipe is not sent: it imports torch."""
 
     reader: RowReader
     group_size: int
     seed: int
-    owners: int
+    owners: int  # hashes of documents that a survey keeps
     folder: Path
     shards: int
     held_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    encode: Callable[[Sequence[str]], Vectors] | None = None
+    encode: Callable[[Sequence[str]], Vectors] | None = None  # where rows have no vectors
 
     def survey(self, part: Part) -> Survey:
         found = Survey()
@@ -282,18 +245,17 @@ class Tasks:
         columns = {"document": rows["document"], "text": rows["text"]}
         members = pa.table({**columns, "query": pa.repeat("", len(rows)), "name": names})
         schema = members.schema.set(1, pa.field("text", pa.string()))
-        if groups:
-            with (
-                atomic_write(self.folder / name) as path,
-                pa.ipc.new_stream(path, schema) as writer,
-            ):
-                for some in batched(groups, max(1, BLOCK // self.group_size)):
-                    writer.write_table(members.take(pa.array(np.ravel(some))).cast(schema))
+        if not groups:
+            return name, made
+        with atomic_write(self.folder / name) as path, pa.ipc.new_stream(path, schema) as writer:
+            for some in batched(groups, max(1, BLOCK // self.group_size)):
+                writer.write_table(members.take(pa.array(np.ravel(some))).cast(schema))
         return name, made
 
     def _groups(self, rows: Any, made: Counter[str]) -> Iterator[list[int]]:
         """Groups of rows of one cluster each; the same in whatever order the rows come."""
-        vectors = _matrix(rows[VECTOR]) if self.encode is None else self._encoded(rows)
+        encode = self.encode
+        vectors = encode(rows["text"].to_pylist()) if encode else _matrix(rows[VECTOR])
         clusters, document, chunk = (
             rows[name].to_numpy() for name in ("cluster", "document", CHUNK)
         )
@@ -310,13 +272,6 @@ class Tasks:
             similar = np.roll(similar, -random.Random(f"{seed}/{own}").randrange(size))
             for first in range(0, whole * size, size):
                 yield np.sort(similar[first : first + size]).tolist()
-
-    def _encoded(self, rows: Any) -> Vectors:
-        assert self.encode is not None
-        return self.encode(rows["text"].to_pylist())
-
-
-# Running them
 
 
 def shuffled_on_disk(
@@ -351,15 +306,10 @@ def groups_of_clusters(
     """Read clustered chunks, group those of each cluster, and store the groups.
 
     Args:
-        recipe: how.
-        sources: Parquet files, or folders of them.
         out: a folder that does not exist yet.
         column: of the cluster.
         shards: number of files; 0: as many as usual. Some may be missing, for few clusters.
         ray: run the tasks on Ray, which is connected.
-
-    Raises:
-        RevelaError: files cannot be read, or too many rows are bad; no cluster has enough chunks.
     """
     refuse_out(recipe, out)
     corpus, size = recipe.corpus, recipe.groups.group_size
@@ -441,9 +391,8 @@ def _documents(
     found = run(functools.partial(tasks.documents, chosen=chosen), parts)
     table = pa.concat_tables(itertools.chain.from_iterable(found))
     rows = table.sort_by([("document", "ascending"), (CHUNK, "ascending")]).to_pylist()
+    documents = (list(some) for _, some in itertools.groupby(rows, lambda row: row["document"]))
     return [
-        Document(
-            first["id"], " ".join(row["text"].strip() for row in (first, *rest)), first["title"]
-        )
-        for _, (first, *rest) in itertools.groupby(rows, lambda row: row["document"])
+        Document(chunks[0]["id"], " ".join(c["text"].strip() for c in chunks), chunks[0]["title"])
+        for chunks in documents
     ]

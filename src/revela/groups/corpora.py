@@ -37,15 +37,11 @@ def build_groups(
     """Read corpora, group their chunks as the recipe says, and store the groups.
 
     Args:
-        recipe: how.
         sources: corpora, or files that hold groups already.
         out: a folder that does not exist yet.
         weights: sampling weight of each source; none: all groups of all.
-        queries_file: keeps the queries that a language model writes, for objectives that need them.
+        queries_file: keeps the queries that a language model writes.
         shards: number of files; 0: as many as usual.
-
-    Raises:
-        RevelaError: a source cannot be read or gives no group, ``out`` is in the way.
     """
     refuse_out(recipe, out)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
@@ -59,7 +55,7 @@ def build_groups(
     apart = bool(weights or prebuilt or recipe.groups.kind == "cluster")
     parts = [
         _prebuilt(recipe, some[0]) if some[0] in prebuilt else _grouped(recipe, some, queries_file)
-        for some in ([[s] for s in sources] if apart else [list(sources)])
+        for some in ([[s] for s in sources] if apart else [sources])
     ]
     corpus, seed = _joined(parts, weights, recipe.training.seed), recipe.training.seed
     settings = {

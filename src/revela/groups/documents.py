@@ -1,10 +1,8 @@
 """Strategies of grouping: chunks -> groups, the 16 chunks that an objective compares.
 
-Grouping decides everything in Revela: random regrouping lowers its BEIR mean from 33.6 to 3.9
-(tables 8-9). By default a group is contiguous chunks of one or two documents, shuffled. Short
-documents fill a group together with similar ones, because chunks of random documents differ in
-topic and teach nothing after the first steps. Groups by similarity are cut from an order of the
-chunks (similar.py).
+Random regrouping lowers Revela's BEIR mean from 33.6 to 3.9 (tables 8-9). By default a group is
+contiguous chunks of one or two documents, shuffled. Short documents fill a group together with
+similar ones, because chunks of random documents teach nothing after the first steps.
 
 Shapes: N documents, D width of a document's vector.
 """
@@ -39,11 +37,7 @@ def document_groups(
     least half a group shares a group with one other document's rest. Shorter rests fill groups
     together: with those of similar documents if there are vectors, otherwise at random. Starts and
     neighbours differ by epoch, so a chunk that is left out in one has its chance in the next.
-
-    Args:
-        owners: the document of each chunk, in the order of the corpus.
-        size: at least 2.
-        vectors_ND: a vector for each document.
+    ``owners`` is the document of each chunk, in the order of the corpus.
     """
     rng = random.Random(f"{seed}/{epoch}")
     halves: list[Sequence[int]] = []
@@ -77,19 +71,13 @@ def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator
 def ordered_groups(
     orders: Sequence[NDArray[np.int64]], size: int, seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
-    """Groups along each order, none with chunks of two orders; each epoch begins to cut elsewhere.
-
-    Args:
-        orders: each domain's chunks, similar ones together (``order_by_similarity``).
-    """
+    """Groups along each order, none with chunks of two; each epoch begins to cut elsewhere."""
     rng = random.Random(f"{seed}/{epoch}")
     groups: list[Sequence[int]] = []
     for order in orders:
         turned = np.roll(order, -rng.randrange(size))
-        groups += [
-            turned[start : start + size].tolist()
-            for start in range(0, len(turned) - size + 1, size)
-        ]
+        starts = range(0, len(turned) - size + 1, size)
+        groups += [turned[start : start + size].tolist() for start in starts]
     yield from _shuffled(groups, rng)
 
 
@@ -98,12 +86,7 @@ def rounds_of_queries(
 ) -> list[NDArray[np.int64]]:
     """The order in parts in which no two chunks have the same query, as they would be negatives of
     it in one group: a random chunk of every query, then one of every query that has more, and so
-    on.
-
-    Args:
-        order: chunks, similar ones together; their order stays.
-        query_of: the number of each chunk's query; -1 for chunks without one, which are all in the
-            first part.
+    on. Chunks without a query (-1 in ``query_of``) are all in the first part.
     """
     drawn = np.random.default_rng([seed, epoch]).permutation(order)
     drawn = drawn[np.argsort(query_of[drawn], kind="stable")]  # those of a query together
@@ -121,10 +104,6 @@ def mixed_groups(
 ) -> Iterator[list[int]]:
     """Groups of several corpora in these proportions, until one corpus has no more; each keeps its
     own order.
-
-    Args:
-        parts: each corpus's groups.
-        proportions: above 0.
     """
     held = [list(part) for part in parts]
     weighted = list(zip(map(len, held), proportions, strict=True))
@@ -144,8 +123,7 @@ def spread_groups(
     epoch: int = 0,
     vectors_ND: Vectors | None = None,
 ) -> Iterator[list[int]]:
-    """Groups of chunks of different documents, as contrastive objectives need them; arguments as
-    for ``document_groups``.
+    """Groups of chunks of different documents, as contrastive objectives need them.
 
     In each round, every document that has chunks left gives one; with vectors, similar documents
     come together. A group has two chunks of a document only where two rounds meet, or where there
@@ -181,9 +159,8 @@ def _neighbours_together(vectors_ND: Vectors, rng: random.Random) -> list[int]:
             continue
         first, second = rng.sample(range(len(part)), 2)
         axis_D = vectors_ND[part[first]] - vectors_ND[part[second]]
-        sides = [
-            vectors_ND[part[i : i + BLOCK]] @ axis_D for i in range(0, len(part), BLOCK)
-        ]  # the vectors may lie on disk
+        starts = range(0, len(part), BLOCK)  # the vectors may lie on disk
+        sides = [vectors_ND[part[i : i + BLOCK]] @ axis_D for i in starts]
         part = part[np.argsort(np.concatenate(sides), kind="stable")]
         stack += [part[len(part) // 2 :], part[: len(part) // 2]]
     return order

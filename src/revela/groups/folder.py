@@ -1,9 +1,9 @@
 """Groups on disk: a folder of Arrow shards with the chunks themselves, group after group. Training
 on it needs no corpus.
 
-Groups are dealt to the shards in turn, and an epoch visits the shards in turn, each in an order of
-its own. When P processes take batches in turn and P divides the number of shards, each process
-reads its own shards; the order is the same for any P.
+Groups are dealt to the shards in turn, and an epoch visits the shards in turn. When P processes
+take batches in turn and P divides the number of shards, each reads its own shards, and the order is
+the same for any P.
 """
 
 from __future__ import annotations
@@ -45,14 +45,7 @@ class Member(Chunk):
 
 @dataclass(frozen=True)
 class GroupedCorpus:
-    """What a corpus gives.
-
-    Args:
-        documents: what the rows' ``document`` refers to.
-        held_out: documents for the label-free check.
-        rows: chunks.
-        groups: indices of rows.
-    """
+    """Documents, those held out, their chunks, and groups of indices of chunks."""
 
     documents: ArrowList[Document]
     held_out: Sequence[Document]
@@ -69,12 +62,6 @@ class GroupFolder:
         size: chunks per group.
         rows: all chunks; group g is rows g * size up to (g + 1) * size, in the order of the corpus.
         documents: a sample of the documents that the groups were made of.
-        held_out: documents that were held out of them.
-        settings: what the groups were made by.
-        fingerprint: of the groups themselves.
-
-    Raises:
-        RevelaError: the folder is not as it was written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +78,11 @@ class GroupFolder:
             self._shards: list[dict[str, Any]] = manifest["shards"]
             self._counts = [int(shard["groups"]) for shard in self._shards]
             for shard in self._shards:
-                _check_size(folder / shard["file"], shard["bytes"])
+                file, size = folder / shard["file"], int(shard["bytes"])
+                if not file.is_file():
+                    raise RevelaError(f"{file} is missing: {AGAIN}")
+                if (found := file.stat().st_size) != size:
+                    raise RevelaError(f"{file} has {found:,} bytes of {size:,}: {AGAIN}")
             for name, digest in manifest.get("digests", {}).items():  # two small files
                 _check_digest(folder / name, digest)
             self.rows = read(Member, [folder / shard["file"] for shard in self._shards])
@@ -120,20 +111,14 @@ class GroupFolder:
 
     def order(self, seed: int, together: int = 1) -> Groups:
         """epoch -> every group once, as indices of ``rows``; their order, and that of their chunks,
-        depends on seed and epoch alone.
-
-        Args:
-            seed: of the run.
-            together: groups per batch, which come from one shard (but for the last of a shard).
+        depends on seed and epoch alone. ``together`` groups come from one shard, as far as it goes.
         """
         firsts = np.cumsum([0, *self._counts])
 
         def groups(epoch: int) -> Iterator[list[int]]:
             rng = np.random.default_rng([seed, epoch])
-            lanes = [
-                first + rng.permutation(count)
-                for first, count in zip(firsts, self._counts, strict=False)
-            ]
+            shards = zip(firsts, self._counts, strict=False)
+            lanes = [first + rng.permutation(count) for first, count in shards]
             lanes = [lanes[i] for i in rng.permutation(len(lanes))]
             for start in range(0, max(self._counts), together):
                 for lane in lanes:
@@ -167,14 +152,8 @@ def refuse_out(recipe: Recipe, out: Path) -> None:
 def save_groups(
     out: Path, corpus: GroupedCorpus, size: int, settings: dict[str, Any], shards: int = 0
 ) -> GroupFolder:
-    """Write groups into a folder that does not exist yet.
-
-    Args:
-        out: the folder.
-        corpus: with groups of ``size`` chunks.
-        size: chunks per group.
-        settings: what the groups were made by.
-        shards: number of files; 0: ``SHARDS``, or fewer for few groups.
+    """Write groups of ``size`` chunks into a folder that does not exist yet; 0 ``shards``:
+    ``SHARDS``, or fewer for few groups.
     """
     rows, documents = corpus.rows, corpus.documents
     blocks = (
@@ -204,16 +183,7 @@ def finish_folder(
     held_out: Iterable[Document],
     settings: dict[str, Any],
 ) -> None:
-    """Write what stands beside the shards.
-
-    Args:
-        folder: with the shards.
-        counts: groups of each shard, by the name of its file.
-        size: chunks per group.
-        sample: documents kept whole, for the heads' probe.
-        held_out: documents for the label-free check.
-        settings: what the groups were made by.
-    """
+    """Write what stands beside the shards; ``counts`` are their groups, by the name of the file."""
     write(Document, sample, folder / SAMPLE)
     write(Document, held_out, folder / HELD_OUT)
     shards = [
@@ -244,13 +214,8 @@ def batched(groups: Iterable[list[int]], count: int) -> Iterator[list[list[int]]
 
 
 def _write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -> dict[str, int]:
-    """Deal groups to the shards in turn; the number of groups of each shard, by its file.
-
-    Args:
-        folder: of the shards.
-        blocks: tables of ``Member``, some whole groups each.
-        size: chunks per group.
-        shards: as for ``save_groups``.
+    """Deal groups to the shards in turn; the number of groups of each shard, by its file. A block
+    is a table of ``Member``, some whole groups.
     """
     import pyarrow as pa
 
@@ -283,22 +248,13 @@ def _members(
     chunks = rows.take(indices, ["document", "text", "query"])
     owners, place = np.unique(chunks["document"].to_numpy(), return_inverse=True)
     known = documents.take(owners, ["id", "title"])
-    names = pc.if_else(pc.equal(known["title"], ""), known["id"], known["title"]).take(
-        pa.array(place)
-    )
-    return chunks.append_column("name", names)
+    names = pc.if_else(pc.equal(known["title"], ""), known["id"], known["title"])
+    return chunks.append_column("name", names.take(pa.array(place)))
 
 
 def _digest(file: Path) -> str:
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
-
-
-def _check_size(file: Path, size: int) -> None:
-    if not file.is_file():
-        raise RevelaError(f"{file} is missing: {AGAIN}")
-    if (found := file.stat().st_size) != size:
-        raise RevelaError(f"{file} has {found:,} bytes of {size:,}: {AGAIN}")
 
 
 def _check_digest(file: Path, digest: str) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -62,12 +61,8 @@ def order_of_groups(
     """epoch -> the groups of that epoch, as the objective needs them.
 
     Args:
-        recipe: says which kind of groups.
-        rows: what they are made of.
-        vectors_ND: a vector per document, so that short documents share groups with similar ones;
-            None: with any.
-        order_N: the rows, similar ones next to each other, for groups of similar chunks; None: in
-            the order of the corpus.
+        vectors_ND: a vector per document, so that short documents share groups with similar ones.
+        order_N: the rows, similar ones next to each other, for groups of similar chunks.
         unasked: give groups in which no chunk has a query, too: it may be written later.
     """
     size, seed = recipe.groups.group_size, recipe.training.seed
@@ -118,15 +113,8 @@ def vectors_of_beginnings(recipe: Recipe, documents: Sequence[Document], model: 
 
 def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
     """The rows, similar ones next to each other; pairs of query and chunk by both texts."""
-    began = time.monotonic()
     vectors = _vectors(recipe, rows, *_surrogate(recipe, model))
-    embedded = time.monotonic()
-    order_N = order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
-    log.info(
-        f"{len(rows):,} chunks embedded in {embedded - began:.0f} s and clustered in "
-        f"{time.monotonic() - embedded:.0f} s"
-    )
-    return order_N
+    return order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
 
 
 def passage_encoder(recipe: Recipe) -> Encode:
@@ -154,14 +142,8 @@ class IterativeGroups:
     """Groups of what the retriever in training finds similar, rebuilt every so many steps from a
     random part of the corpus.
 
-    Called with the number of a round, gives its groups. They are kept, so that a run that is
-    resumed goes through the same ones.
-
-    Args:
-        recipe: says how often, and how large groups are.
-        rows: what they are made of.
-        encoder: the retriever as it is when a round begins.
-        folder: where rounds are kept, until the run ends.
+    Called with the number of a round, gives its groups. They are kept in ``folder``, so that a run
+    that is resumed goes through the same ones.
     """
 
     def __init__(
@@ -175,21 +157,14 @@ class IterativeGroups:
 
     def _build(self, round_: int) -> list[list[int]]:
         recipe = self.recipe
-        size, wanted = (
-            recipe.groups.group_size,
-            recipe.groups.refresh_every * recipe.training.groups_per_step,
-        )
+        size = recipe.groups.group_size
+        wanted = recipe.groups.refresh_every * recipe.training.groups_per_step
         rng = np.random.default_rng([recipe.training.seed, round_])
-        some = np.sort(
-            rng.choice(len(self.rows), min(len(self.rows), POOL * wanted * size), replace=False)
-        )
+        pool = min(len(self.rows), POOL * wanted * size)
+        some = np.sort(rng.choice(len(self.rows), pool, replace=False))
         rows = self.rows.chosen(some)
-        vectors = _vectors(
-            recipe,
-            rows,
-            by_all(in_parts(self.encoder.encode_queries)),
-            by_all(in_parts(self.encoder.encode_passages)),
-        )
+        encode = self.encoder.encode_queries, self.encoder.encode_passages
+        vectors = _vectors(recipe, rows, *(by_all(in_parts(each)) for each in encode))
         largest, seed = size, int(rng.integers(2**31))
         order = of_first(lambda: order_by_similarity(*vectors, largest, seed))
         groups = _only_with_queries(recipe, rows, groups_along(recipe, rows, order))(round_)
@@ -199,9 +174,7 @@ class IterativeGroups:
 def _vectors(
     recipe: Recipe, rows: ArrowList[Chunk], encode_queries: Encode, encode_passages: Encode
 ) -> tuple[Vectors, Vectors | None]:
-    """What ``order_by_similarity`` reads: vectors of the chunks; for an objective that asks, of the
-    pairs of query and chunk.
-    """
+    """What ``order_by_similarity`` reads: of chunks, or for an objective that asks, of pairs."""
     passages_ND = encode_passages(Texts(rows, lambda row: row.text))
     if recipe.objective.reads != "queries":
         return passages_ND, None
@@ -209,8 +182,8 @@ def _vectors(
 
 
 def kept(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """What is in this file, for all processes; if it is missing, all make it and the first writes
-    it.
+    """What is in this file, for all processes; a missing one is made by all and written by the
+    first.
     """
     found = of_first(lambda: np.load(file) if file.is_file() else None)
     if found is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm.auto import tqdm
 
@@ -25,7 +27,6 @@ from revela.corpus.written_queries import (
     Answer,
     QueryFile,
     Writer,
-    documents_with_chunks,
     without_repeats,
     write_queries,
 )
@@ -54,12 +55,16 @@ def writes_late(recipe: Recipe) -> bool:
 
 
 def chunks_to_ask(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
-    """The chunks of as many documents as ``max_queries`` allows; the same ones in every run, so
-    that queries are written once.
+    """The chunks of documents drawn until they have ``max_queries``, and of one at least; the same
+    in every run, so that queries are written once.
     """
-    owners = chunks.column("document")
-    chosen = documents_with_chunks(owners.tolist(), recipe.queries.max_queries, seed=0)
-    return chunks.chosen(i for i, owner in enumerate(owners) if int(owner) in chosen)
+    owners, at_most = chunks.column("document"), recipe.queries.max_queries
+    documents, counts = np.unique(owners, return_counts=True)
+    order = list(range(len(documents)))
+    random.Random(0).shuffle(order)
+    fitting = int((np.cumsum(counts[order]) <= at_most).sum()) if at_most else len(order)
+    drawn = documents[order[: max(1, fitting)]]
+    return chunks.chosen(np.flatnonzero(np.isin(owners, drawn)))
 
 
 def written_queries(
@@ -76,15 +81,8 @@ def written_queries(
 def written_answers(
     recipe: Recipe, texts: Sequence[str], path: Path | None, of: str = "chunks"
 ) -> list[Answer]:
-    """What a language model answers when it is asked for a query to each text, logged.
-
-    Args:
-        recipe, path: as for ``QueryLM``.
-        texts: as they are to be found.
-        of: what the texts are, for the log.
-
-    Raises:
-        RevelaError: the language model or the file cannot be used.
+    """What a language model answers when it is asked for a query to each text; ``of`` is what the
+    texts are, for the log.
     """
     lm = QueryLM(recipe, path)
     if missing := lm.missing(texts):
@@ -105,12 +103,8 @@ def _kept(answers: Collection[Answer], of: str) -> str:
 
 
 class QueryLM:
-    """A language model that is asked for queries, and the file of its answers. The model is opened
-    for the first text without an answer, and stays in memory.
-
-    Args:
-        recipe: which model, and how it is asked.
-        path: of the ``QueryFile``; what is there is not written again.
+    """A language model that is asked for queries, and the ``QueryFile`` of its answers. The model
+    is opened for the first text without an answer, and stays in memory.
 
     Raises:
         RevelaError: the model cannot be found, or the file cannot be used.
@@ -132,11 +126,7 @@ class QueryLM:
         return len({text for text in texts if self.file.get(text) is None})
 
     def answers(self, texts: Sequence[str]) -> list[Answer]:
-        """The answer to each text; missing ones are written.
-
-        Raises:
-            RevelaError: the language model or the file cannot be used.
-        """
+        """The answer to each text; missing ones are written."""
         if missing := self.missing(texts):
             torch.set_num_threads(cores(self.recipe.training.threads))
             with tqdm(total=missing, desc="writing queries", unit="query", leave=False) as bar:
@@ -157,10 +147,6 @@ class QueriesInTraining:
     A question to several chunks is dropped from every chunk read after the last of them is known;
     later chunks may still repeat it. What the file holds already makes no other queries, so a run
     that is resumed or repeated reads the same.
-
-    Args:
-        lm: writes them.
-        rows: chunks, whose own queries are empty.
     """
 
     def __init__(self, lm: QueryLM, rows: ArrowList[Chunk]) -> None:
@@ -172,11 +158,7 @@ class QueriesInTraining:
         return dataclasses.replace(self.rows[index], query=self._answers[index].query)
 
     def groups(self, order: Groups) -> Groups:
-        """epoch -> those groups of ``order`` in which a chunk has a query.
-
-        Raises:
-            RevelaError: an epoch has none, or the language model or the file cannot be used.
-        """
+        """epoch -> those groups of ``order`` in which a chunk has a query; RevelaError if none."""
 
         def of_epoch(epoch: int) -> Iterator[list[int]]:
             groups, none = order(epoch), True

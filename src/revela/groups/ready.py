@@ -2,7 +2,7 @@
 
 As in the hub's trumancai/revela_training_corpus, a row is a list of texts, or {"src": where they
 come from, "text": such a list}. In Parquet, ``text`` is a column of lists and ``src`` may be
-missing. A folder of Parquet files is read in the order of their names.
+missing.
 """
 
 from __future__ import annotations
@@ -44,9 +44,6 @@ _first_of_hub_is_group = functools.cache(_first_is_group)  # over the network, a
 def group_members(source: Path, size: int) -> Iterator[Member]:
     """The chunks of a source that ``holds_groups``: the first ``size`` texts of every row, as of
     one document.
-
-    Raises:
-        RevelaError: a row is no group, or has fewer texts.
     """
     name = shown(Path(source.name))
     for number, (place, row) in enumerate(_rows(source)):

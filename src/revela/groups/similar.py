@@ -38,12 +38,10 @@ def order_by_similarity(
     seed.
 
     Args:
-        vectors_ND: a vector each.
         swapped_ND: for pairs, from ``paired``: second vectors of the same chunks, which k-means
             sees and does not place.
         size: most members of a cluster. Inside one the order is random.
-        seed: of the run.
-        members: some of the indices, to order only these; None: all.
+        members: some of the indices, to order only these.
     """
     rng = np.random.default_rng(seed)
     order: list[NDArray[np.int64]] = []
@@ -51,11 +49,9 @@ def order_by_similarity(
     def visit(members: NDArray[np.int64], near_D: Vectors | None) -> Vectors:
         """Write down these members, beginning near a point; returns where it ended."""
         k = min(BRANCH, -(-len(members) // size))
-        labels = (
-            _labels(vectors_ND, swapped_ND, members, k, rng)
-            if k > 1
-            else np.zeros(len(members), dtype=np.int64)
-        )
+        labels = np.zeros(len(members), dtype=np.int64)
+        if k > 1:
+            labels = _labels(vectors_ND, swapped_ND, members, k, rng)
         kinds = np.unique(labels)
         if len(kinds) == 1:  # small enough, or all alike
             order.append(rng.permutation(members))
@@ -63,11 +59,10 @@ def order_by_similarity(
             return np.asarray(vectors_ND[members].mean(axis=0))
         parts = [members[labels == kind] for kind in kinds]
         centroids_KD = np.stack([vectors_ND[part].mean(axis=0) for part in parts])
-        start = (
-            int(rng.integers(len(parts)))
-            if near_D is None
-            else int(((centroids_KD - near_D) ** 2).sum(axis=1).argmin())
-        )
+        if near_D is None:
+            start = int(rng.integers(len(parts)))
+        else:
+            start = int(((centroids_KD - near_D) ** 2).sum(axis=1).argmin())
         for i in greedy_path(centroids_KD, start):
             near_D = visit(parts[i], near_D)
         assert near_D is not None
@@ -95,10 +90,8 @@ def greedy_path(points_KD: Vectors, start: int) -> list[int]:
 
 
 def paired(queries_ND: Vectors, passages_ND: Vectors) -> tuple[Vectors, Vectors]:
-    """[q; d] and [d; q] of unit length, (N, 2D) each: a pair's own points for
-    ``order_by_similarity``, and those that k-means sees beside them.
-
-    So a pair whose query is near to another's passage is clustered with it (CDE, section 4.1).
+    """[q; d] and [d; q] of unit length, (N, 2D) each, for ``order_by_similarity``: a pair whose
+    query is near to another's passage is clustered with it (CDE, section 4.1).
     """
     both = (
         np.concatenate([queries_ND, passages_ND], axis=1),
@@ -118,14 +111,12 @@ def _labels(
     """The cluster of each member, 0 to k - 1, some of them empty: k-means on a sample, so that the
     vectors may lie on disk.
     """
-    sample = (
-        np.sort(rng.choice(members, SAMPLE, replace=False)) if len(members) > SAMPLE else members
-    )
-    seen_ND = (
-        vectors_ND[sample]
-        if swapped_ND is None
-        else np.concatenate([vectors_ND[sample], swapped_ND[sample]])
-    )
+    sample = members
+    if len(members) > SAMPLE:
+        sample = np.sort(rng.choice(members, SAMPLE, replace=False))
+    seen_ND = vectors_ND[sample]
+    if swapped_ND is not None:
+        seen_ND = np.concatenate([seen_ND, swapped_ND[sample]])
     means = _k_means(seen_ND, k, rng)
     return np.concatenate(
         [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]

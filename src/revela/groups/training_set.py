@@ -1,5 +1,4 @@
-"""What is trained on: documents -> chunks -> rows -> the groups of each epoch, and what is held
-out.
+"""Training data: documents -> chunks -> rows -> the groups of each epoch, and what is held out.
 
 Rows are what groups are made of: the chunks; chunks with queries, for objectives that read queries;
 several chunks joined, to crop from or to hide spans in; or whole documents with judged queries.
@@ -12,7 +11,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -62,32 +60,14 @@ from revela.weights import cache_folder
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class EpochGroups:
-    """The groups of each epoch, as indices of rows.
-
-    Args:
-        of_epoch: epoch -> its groups.
-        number: groups in the first epoch, at most so many where queries are written in training.
-    """
-
-    of_epoch: Groups
-    number: int
-
-
 class TrainingSet:
     """Chunks, the groups of each epoch, the documents for the fit and what is held out.
 
     Args:
-        recipe: how documents are cut and grouped.
-        source: documents, or a folder of groups that were made of them.
-        held_out: documents that are not trained on.
-        queries_file: keeps the queries that a language model writes.
         late: let a language model write queries as training comes to their chunks, if it can.
 
     Attributes:
-        documents: what the heads' probe and the test for capitals read; a sample if groups are
-            stored.
+        documents: a sample of them, if groups are stored.
         n_documents: how many the chunks come from.
         corpora: first document of each corpus but the first, where no group has chunks of two.
     """
@@ -127,18 +107,7 @@ class TrainingSet:
         queries_file: Path | None = None,
         late: bool = True,
     ) -> TrainingSet:
-        """The training set of a corpus, or of one folder of groups.
-
-        Args:
-            recipe: how it is read.
-            sources: files and folders, or hub:owner/name.
-            queries_file: keeps written queries; default: ``default_queries_file``.
-            late: as for ``TrainingSet``.
-
-        Raises:
-            RevelaError: a source cannot be read, or holds groups that are not stored; several
-                processes read a corpus.
-        """
+        """The training set of a corpus, or of one folder of groups."""
         kept = queries_file or default_queries_file(sources, recipe)
         if len(sources) == 1 and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=kept)
@@ -156,11 +125,7 @@ class TrainingSet:
         return cls(recipe, rest, held_out, kept, late)
 
     def but(self, recipe: Recipe, late: bool = True) -> TrainingSet:
-        """The same documents for another recipe; ``late`` as for ``TrainingSet``.
-
-        Raises:
-            RevelaError: it would read others of the corpus, or cut them otherwise.
-        """
+        """The same documents for another recipe; RevelaError if it would read others."""
         if recipe == self.recipe and (late or not self.late):
             return self
         if recipe.corpus != self.recipe.corpus:
@@ -173,9 +138,7 @@ class TrainingSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells one training set from another: by titles, texts and judged queries, or by the
-        stored groups.
-        """
+        """Of titles, texts and judged queries, or of the stored groups."""
         if self.folder is not None:
             return self.folder.fingerprint
         digest = hashlib.blake2b(digest_size=8)
@@ -232,16 +195,16 @@ class TrainingSet:
                 found.setdefault(number_of_query(query), set()).add(int(document))
         return found
 
-    def groups(self, model: SentenceTransformer, encoder: Encoder, folder: Path) -> EpochGroups:
-        """The groups of each epoch.
+    def groups(
+        self, model: SentenceTransformer, encoder: Encoder, folder: Path
+    ) -> tuple[Groups, int]:
+        """The groups of each epoch, as indices of rows, and how many the first one has (at most,
+        where queries are written in training).
 
         Args:
             model: the untrained retriever.
-            encoder: the same, as it is when a round of iterative groups begins.
+            encoder: the retriever as it is when a round of iterative groups begins.
             folder: where rounds of iterative groups are kept, until the run ends.
-
-        Raises:
-            RevelaError: there are too few rows for a group.
         """
         recipe, size = self.recipe, self.recipe.groups.group_size
         if len(self.asked) < size:
@@ -263,14 +226,10 @@ class TrainingSet:
             if missing := self.written.lm.missing(row.text for row in self.rows):
                 log.info(f"{self.written.lm} as training comes to them: {missing:,} or fewer")
             groups = self.written.groups(groups)
-        return EpochGroups(groups, number)
+        return groups, number
 
     def corpus_groups(self, model: Model) -> Groups:
-        """epoch -> groups of a corpus.
-
-        Args:
-            model: gives the untrained retriever; called only if its token embeddings are needed.
-        """
+        """epoch -> groups of a corpus; ``model`` gives the untrained retriever, if it is needed."""
         recipe, rows = self.recipe, self.asked
         vectors_ND = order_N = None
         if recipe.groups.kind == "cluster":
@@ -329,17 +288,13 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
 
 
 def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
-    """Chunks with a document's title as its first line: the LM predicts it too, and it says what
-    the rest is about.
-    """
+    """Chunks with a document's title as its first line, which says what the rest is about."""
     titled = (
         dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
         for d in waiting("chunking", "document", documents)
     )
-    return arrow_list(
-        Chunk,
-        chunk_all(titled, recipe.corpus.chunk_words, cores(recipe.training.threads)),
-    )
+    workers = cores(recipe.training.threads)
+    return arrow_list(Chunk, chunk_all(titled, recipe.corpus.chunk_words, workers))
 
 
 def training_rows(
@@ -348,9 +303,7 @@ def training_rows(
     chunks: ArrowList[Chunk],
     queries_file: Path | None,
 ) -> ArrowList[Chunk]:
-    """What groups are made of: the chunks; with queries, if the objective asks for them; for crops
-    and spans, longer runs of a document; whole documents, if queries are judged.
-    """
+    """What groups are made of; see the top of this file."""
     objective: Any = recipe.objective
     if folder := judged(recipe):
         return pair_rows(documents, Path(folder), others=objective.negatives > 0)
@@ -358,17 +311,15 @@ def training_rows(
         return arrow_list(Chunk, windows(chunks, objective.window_words(recipe)))
     if objective.reads == "chunks":
         return chunks
-    match recipe.queries.source:
-        case "title":
-            return arrow_list(Chunk, with_titles(chunks, documents))
-        case "first-sentence":
-            return arrow_list(Chunk, with_first_sentences(chunks))
-        case "telling-sentence":
-            return arrow_list(Chunk, with_telling_sentences(chunks))
-        case "authors-words":
-            return arrow_list(Chunk, with_authors_words(chunks, documents))
-        case "lm":
-            return written_queries(recipe, chunks, queries_file)
+    if recipe.queries.source == "lm":
+        return written_queries(recipe, chunks, queries_file)
+    rows = {
+        "title": with_titles(chunks, documents),
+        "first-sentence": with_first_sentences(chunks),
+        "telling-sentence": with_telling_sentences(chunks),
+        "authors-words": with_authors_words(chunks, documents),
+    }
+    return arrow_list(Chunk, rows[recipe.queries.source])
 
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
@@ -388,14 +339,8 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
 def split_held_out(
     documents: ArrowList[Document], share: float, at_most: int
 ) -> tuple[ArrowList[Document], list[Document]]:
-    """Training documents and held-out documents, chosen by a hash of title and text.
-
-    The choice does not depend on the order of the documents, the run or the seed.
-
-    Args:
-        documents: all documents.
-        share: fraction to hold out, 0 to 0.5.
-        at_most: maximum number of held-out documents.
+    """Training documents and held-out documents (a share, and ``at_most`` so many), chosen by a
+    hash of title and text: the same in any order, run and seed.
     """
     digests = [hashlib.blake2b(d.full_text.encode(), digest_size=8).digest() for d in documents]
     ranked = sorted(range(len(digests)), key=digests.__getitem__)

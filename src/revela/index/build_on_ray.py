@@ -1,12 +1,9 @@
 """``revela index --engine ray``: the same index as ``Index.add`` makes, by many processes.
 
-The corpus is read twice. A survey finds what cannot be read, the types of metadata and repeated
-ids, so that a bad corpus is refused before anything is encoded. Then tasks read and cut documents,
-actors encode them, tasks write fragments of the table, and this process commits a wave of fragments
-at a time. All chunks of a document are in one fragment, so the digests in the table say what a
-killed run has left to do.
-
-Every process sees the corpus, the retriever and the index under the same paths.
+A survey refuses a bad corpus before anything is encoded. Then tasks read and cut documents, actors
+encode them, tasks write fragments of the table, and this process commits a wave of fragments at a
+time. All chunks of a document are in one fragment, so the digests in the table say what a killed
+run has left to do. Every process sees corpus, retriever and index under the same paths.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +22,7 @@ from tqdm import tqdm
 
 from revela import on_ray
 from revela.corpus.parallel import batches
-from revela.corpus.parts import DocumentReader, Part, largest_file, parts_of
+from revela.corpus.parts import DocumentReader, Part, parts_of
 from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
@@ -52,8 +48,6 @@ from revela.on_ray import Cluster
 from revela.settings import Precision
 from revela.types import Document, TokenEncoder, Vectors, evenly, hash64
 from revela.weights import fingerprint
-
-log = logging.getLogger(__name__)
 
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave
@@ -83,27 +77,13 @@ class Survey:
 
 
 class SurveyedCorpus(Sequence[Document]):
-    """Documents in files: read by any process, counted, and each with an id of its own.
-
-    Args:
-        sources: files and folders.
-        reading: how they are read.
-        max_bad_share: as for ``read_corpus``.
-
-    Raises:
-        RevelaError: as ``read_corpus`` and ``refuse_repeated`` do.
-    """
+    """Documents in files: read by any process, counted, and each with an id of its own."""
 
     def __init__(
         self, sources: Sequence[Path | str], reading: DocumentReader, max_bad_share: float
     ) -> None:
         self.reading, found = reading, Survey()
         self.parts = parts_of(sources, found.report)
-        if large := largest_file(self.parts):
-            log.info(
-                f"{large} is read by one process, as only Parquet can be divided: several files "
-                "are read faster"
-            )
         for part in on_ray.in_tasks(functools.partial(_survey, reading=reading), self.parts):
             found.add(part)
         self._ends = list(itertools.accumulate(map(len, found.ids)))
@@ -175,25 +155,15 @@ def _ids_of(part: Part, reading: DocumentReader, hashes: frozenset[int]) -> list
 
 @dataclass(frozen=True)
 class Job:
-    """What every process knows of an index that is made.
-
-    Args:
-        folder: of the index.
-        info: its manifest.
-        context: what its retriever reads before every text, (J, D).
-        reading: how the corpus is read.
-        precision: arithmetic of the encoder.
-        characters: of a batch, which is encoded at once.
-        version: of the table, that may hold some of the documents; None: it holds none.
-    """
+    """What every process knows of an index that is made."""
 
     folder: Path
     info: Info
-    context: Vectors | None
+    context: Vectors | None  # what its retriever reads before every text, (J, D)
     reading: DocumentReader
     precision: Precision
-    characters: int = BATCH
-    version: int | None = None
+    characters: int = BATCH  # of a batch, which is encoded at once
+    version: int | None = None  # of the table; None: it holds none of the documents
 
     def read(self, part: Part) -> Iterator[on_ray.Row]:
         """Batches of a part's documents, cut into rows, without those that are in the table."""
@@ -278,18 +248,8 @@ def add(
     precision: Precision = "auto",
     progress: bool = False,
 ) -> Added:
-    """``Index.add`` of a corpus in files, by a cluster.
-
-    Args:
-        index: new, begun or finished.
-        corpus: with the metadata fields of the index.
-        cluster: ``on_ray.connected`` to it.
-        wave: chunks per commit.
-        precision: arithmetic; "auto" is bf16 where the hardware has it.
-        progress: show a bar.
-
-    Raises:
-        RevelaError: as for ``Index.add``; or another process writes to the table.
+    """``Index.add`` of a corpus in files, by a cluster that ``on_ray`` is connected to; ``wave``
+    is chunks per commit.
     """
     with writing(index.folder):
         index.find_language(corpus.first_texts())

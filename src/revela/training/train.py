@@ -172,8 +172,7 @@ def train(
         max_tokens = _truncate_for_training(recipe, model)
 
         # Groups: rows that are read together, with negatives from elsewhere if they are asked for.
-        made = data.groups(model, encoder, checkpoints)
-        groups = made.of_epoch
+        groups, number = data.groups(model, encoder, checkpoints)
         negatives = mined_negatives(recipe, data, groups, encoder, checkpoints)
         groups = negatives.groups if negatives else groups
 
@@ -182,7 +181,7 @@ def train(
         about = {"corpus": corpus, "command": command, "bm25": bm25, "untrained": untrained}
         if first:
             write_record(
-                record, {**about, **_described(recipe, data, made.number), **environment()}, out
+                record, {**about, **_described(recipe, data, number), **environment()}, out
             )
         tracker = start_tracker(recipe, out)
         # A run without a checkpoint begins anew, with no line.

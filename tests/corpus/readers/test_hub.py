@@ -7,6 +7,7 @@ import json
 import pytest
 
 from revela.corpus.read import read_corpus
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -63,7 +64,7 @@ def test_a_configuration_and_a_split_are_streamed(dataset, tail, ids):
 )
 def test_what_is_missing_is_one_sentence(dataset, tail, fields, message):
     with pytest.raises(RevelaError, match=message) as found:
-        read_corpus([f"hub:{dataset}{tail}"], **fields)
+        read_corpus([f"hub:{dataset}{tail}"], Reading(**fields))
     assert "\n" not in str(found.value)
 
 

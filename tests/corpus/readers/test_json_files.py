@@ -8,6 +8,7 @@ import pytest
 
 from revela.corpus.read import read_corpus
 from revela.corpus.readers import common
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -37,7 +38,7 @@ def test_an_array_is_rows_and_an_object_is_a_document(tmp_path):
 def test_json_without_documents_is_left_in_a_folder_and_refused_by_name(tmp_path, content):
     (tmp_path / "a.txt").write_text(SENTENCE)
     (tmp_path / "settings.json").write_text(content)
-    documents, report = read_corpus([tmp_path], max_bad_share=0)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0))
     assert len(documents) == 1 and not report.skipped
     assert report.lines()[1:] == ['not read: 1 .json (no text field "text")']
     with pytest.raises(RevelaError, match=r'settings\.json: JSON with no text field "text"; name'):
@@ -48,7 +49,7 @@ def test_rows_without_text_and_broken_rows_are_bad(tmp_path):
     rows = [{"text": SENTENCE}, {"body": "x"}, 3]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     (tmp_path / "torn.json").write_text(json.dumps(rows)[:-20])
-    documents, report = read_corpus([tmp_path], max_bad_share=1)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=1))
     assert len(documents) == 1 and report.bad == 3
     assert report.examples == {
         'no text field "text"': ["a.json:2 (has body)"],

@@ -12,6 +12,7 @@ import pytest
 
 from revela.corpus.read import read_corpus
 from revela.corpus.readers import common
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -189,7 +190,7 @@ def test_broken_and_empty_ones_are_named(tmp_path):
     (tmp_path / "other.xlsx").write_bytes(whole)
     (tmp_path / "other.epub").write_bytes(whole)
     (tmp_path / "old.ipynb").write_text('{"worksheets": []}')
-    documents, report = read_corpus([tmp_path], max_bad_share=1)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=1))
     assert [d.id for d in documents] == ["a.docx"] and report.bad == 7
     assert report.examples["Word without text"] == ["empty.docx"]
     bad = [place.split(":")[0] for place in report.examples["damaged or encrypted .xlsx"]]
@@ -204,7 +205,7 @@ def test_what_unpacks_to_much_more_than_it_is_is_damaged(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "MAX_BYTES", 20_000)
     docx(tmp_path / "bomb.docx", SENTENCE, "a" * 30_000)
     docx(tmp_path / "large.docx", SENTENCE, "b" * 30_000, compression=zipfile.ZIP_STORED)
-    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
     assert [d.id for d in documents] == ["large.docx"]
     assert report.examples == {"over 0 MB unpacked": ["bomb.docx"]} and report.bad == 1
 
@@ -225,7 +226,7 @@ def test_without_the_extra_one_sentence_says_so(tmp_path, monkeypatch, ending, f
     reason = f"a.{ending}: {format}, which needs {package}: run {install}"
     with pytest.raises(RevelaError, match=re.escape(reason)):
         read_corpus([tmp_path / f"a.{ending}"])
-    documents, report = read_corpus([tmp_path], max_bad_share=0)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0))
     assert len(documents) == 1 and report.lines()[1:] == [
         f"not read: 2 .{ending} (pip install 'revela-retriever[office]'); 1 .xyz (no reader)"
     ]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from revela.corpus.read import joined_by_title, read_corpus
 from revela.corpus.readers import common
 from revela.corpus.readers.common import ReadReport
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 from revela.types import Document
 
@@ -27,7 +28,7 @@ def test_a_file_of_passages_as_dpr_has_it(tmp_path):
     (tmp_path / "psgs.tsv").write_text(
         "id\ttext\ttitle\n" + "".join(f'{i}\t"{text}"\t{title}\n' for i, text, title in ROWS)
     )
-    documents, report = read_corpus([tmp_path], join_titles=True)
+    documents, report = read_corpus([tmp_path], Reading(join_titles=True))
     assert [(d.id, d.title) for d in documents] == [("1", "Aaron"), ("3", "Abel"), ("4", "Aaron")]
     assert (
         documents[0].text == "Aaron Aaron is a prophet, and the brother of Moses. He spoke for him."
@@ -44,7 +45,7 @@ def test_an_article_may_go_on_in_the_next_file(tmp_path):
                 for row in rows
             )
         )
-    assert [d.id for d in read_corpus([tmp_path], join_titles=True)[0]] == ["1", "3", "4"]
+    assert [d.id for d in read_corpus([tmp_path], Reading(join_titles=True))[0]] == ["1", "3", "4"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "A", "B"]), st.text(max_size=5)), max_size=30))

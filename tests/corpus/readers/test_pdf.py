@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from revela.corpus.read import read_corpus
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 
 
@@ -52,7 +53,7 @@ def test_a_pdf_without_text_and_a_broken_one_are_named(tmp_path):
     (tmp_path / "scan.pdf").write_bytes(pdf([""]))
     (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.4 and no more")
     (tmp_path / "b.txt").write_text("A text file of more than five words.")
-    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
     assert len(documents) == 1 and report.bad == 1
     assert report.examples["PDF without text; run OCR on it first"] == ["scan.pdf"]
     assert report.examples["damaged or encrypted .pdf"][0].startswith("torn.pdf: ")

@@ -17,6 +17,7 @@ from revela.corpus.read import read_corpus
 from revela.corpus.readers import READERS, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."
@@ -44,7 +45,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
     assert len(documents) == 1 and report.bad == 1
     assert report.examples["unreadable, permission denied"] == [str(tmp_path / "closed")]
 
@@ -82,7 +83,7 @@ def test_one_damaged_file_of_each_kind_costs_nothing_but_itself(tmp_path):
     for ending in READERS:
         (tmp_path / f"Posts{ending}").write_bytes(b"\x80\x81 \xff no file at all\n\xfe" * 30)
     (tmp_path / "good.txt").write_text(SENTENCE)
-    documents, report = read_corpus([tmp_path], max_bad_share=1.0)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=1.0))
     assert [d.id for d in documents] == ["good.txt"]
     # What looks like a table without a column "text" is left out, and not bad.
     assert report.bad >= len(READERS) - 2
@@ -109,7 +110,7 @@ def test_files_that_are_not_read_are_counted_by_their_ending(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("<posts/>")
     (tmp_path / "a.txt").write_text(SENTENCE)
-    _, report = read_corpus([tmp_path], max_bad_share=0)
+    _, report = read_corpus([tmp_path], Reading(max_bad_share=0))
     assert report.lines()[1:] == [
         "not read: 4 .xyz, 1 with no ending, 1 .png, 1 .lock, 1 .xml, 1 .tar, 1 .gz (no reader)"
     ]
@@ -153,7 +154,7 @@ def test_a_packed_file_that_is_cut_or_something_else_is_named(tmp_path, ending):
     whole = gzip.compress(rows) if ending == ".gz" else pa.compress(rows, "zstd", asbytes=True)
     (tmp_path / f"cut.jsonl{ending}").write_bytes(whole[:-30])
     (tmp_path / f"other.jsonl{ending}").write_bytes(b"nothing of the kind")
-    _, report = read_corpus([tmp_path], max_bad_share=1)
+    _, report = read_corpus([tmp_path], Reading(max_bad_share=1))
     ((reason, places),) = report.examples.items()
     assert reason == "damaged or encrypted .jsonl" and len(places) == 2
     assert places[0].startswith(f"cut.jsonl{ending}: ")

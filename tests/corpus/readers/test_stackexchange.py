@@ -9,6 +9,7 @@ from xml.sax.saxutils import quoteattr
 import pytest
 
 from revela.corpus.read import read_corpus
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 
 BODY = "<p>A sentence of post {0} with enough words.</p>\n<pre><code>x = {0}\n  y\n</code></pre>"
@@ -66,7 +67,7 @@ def test_what_is_no_question_or_answer_is_counted(tmp_path):
         '  <row Id="10" PostTypeId="1" />\n',
     ]
     (tmp_path / "Posts.xml.gz").write_bytes(gzip.compress(dump(rows)))
-    documents, report = read_corpus([tmp_path], max_bad_share=0.5)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.5))
     assert len(documents) == 2
     assert report.examples == {
         "neither question nor answer": ["Posts.xml.gz:7"],

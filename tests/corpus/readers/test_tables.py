@@ -23,6 +23,7 @@ from revela.corpus.read import read_corpus
 from revela.corpus.readers import common, tables
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 from revela.types import Document
 
@@ -74,9 +75,9 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path, name):
         match=rf'{name}: no column "body"; name one with --text-field '
         r"\(has id, title, text, other\)",
     ):
-        read_corpus([tmp_path / name], text_field="body")
+        read_corpus([tmp_path / name], Reading(text_field="body"))
     (tmp_path / "b.txt").write_text(SENTENCE)  # in a folder the table is left out and named
-    documents, report = read_corpus([tmp_path], text_field="body")
+    documents, report = read_corpus([tmp_path], Reading(text_field="body"))
     assert len(documents) == 1 and not report.bad
     assert report.examples['no column "body"; name one with --text-field'] == [
         f"{name} (has id, title, text, other)"
@@ -99,7 +100,7 @@ def test_a_column_of_another_type_is_named(tmp_path):
 def test_a_row_without_text_is_bad_and_the_others_are_read(tmp_path):
     rows = [*ROWS[:3], {**ROWS[3], "text": None}, *ROWS[4:]]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    documents, report = read_corpus([tmp_path], max_bad_share=0.1)
+    documents, report = read_corpus([tmp_path], Reading(max_bad_share=0.1))
     assert len(documents) == 29 and report.examples == {'no text field "text"': ["a.parquet:4"]}
 
 
@@ -123,7 +124,7 @@ def test_a_truncated_file_is_named(tmp_path, name, keep):
     with pytest.raises(
         RevelaError, match=rf"damaged or encrypted \.(parquet|arrow): {name}.*--max-bad-share"
     ):
-        read_corpus([tmp_path], max_bad_share=0)
+        read_corpus([tmp_path], Reading(max_bad_share=0))
 
 
 def test_damage_within_a_parquet_file_is_named(tmp_path):

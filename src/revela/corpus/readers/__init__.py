@@ -14,7 +14,6 @@ from revela.corpus.readers.common import (
     CODE,
     PROSE,
     DamagedFile,
-    FileSkipped,
     ReadReport,
     UnsupportedFile,
     check_unchanged,
@@ -43,9 +42,7 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
 READERS: dict[str, Reader] = {
     **dict.fromkeys(sorted(PROSE | CODE), read_text),
-    ".html": read_html,
-    ".htm": read_html,
-    ".xhtml": read_html,
+    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
     ".json": read_json,
@@ -82,18 +79,7 @@ class File:
 def read_sources(
     sources: Iterable[Path | str], fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
-    """Every document of every source, in order of source, path and row.
-
-    Args:
-        sources: files, folders (with their subfolders), and datasets of the Hugging Face hub as
-            hub:owner/name.
-        fields: names of the fields or columns to read.
-        report: counts what is skipped.
-
-    Raises:
-        RevelaError: a source is missing or of an unknown format, or a file changes while it is
-            read.
-    """
+    """Every document of every source, in order of source, path and row."""
     for source in sources:
         if str(source).startswith(PREFIX):
             yield from read_hub(str(source), fields, report)
@@ -103,18 +89,17 @@ def read_sources(
 
 
 def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
-    """The files of a source that is no dataset of the hub, in order of their paths.
-
-    Raises:
-        RevelaError: the source is missing or of an unknown format.
-    """
+    """The files of a source that is no dataset of the hub, in order of their paths."""
     path = Path(source)
     expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
     if not path.exists():
         raise RevelaError(f"{path} does not exist: {expected}")
     if path.is_dir():
         for file in walk_files(path, report):
-            if _is_read(file):
+            ending = suffix(file)
+            # XML is settings for the most part: only posts of StackExchange are read.
+            is_posts = ending != ".xml" or file.name.lower().startswith("posts.xml")
+            if ending in READERS and is_posts and file.is_file():
                 yield File(file, shown(file.relative_to(path)))
             else:
                 report.leave(file)
@@ -124,29 +109,10 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
         raise RevelaError(f"{path}: unknown ending; {expected}")
 
 
-def _is_read(file: Path) -> bool:
-    """Whether a file in a folder is read; of XML, which is settings for the most part, only posts
-    of StackExchange.
-    """
-    ending = suffix(file)
-    is_posts = ending != ".xml" or file.name.lower().startswith("posts.xml")
-    return ending in READERS and is_posts and file.is_file()
-
-
 def read_file(
     file: File, fields: Fields, report: ReadReport, reader: Reader | None = None
 ) -> Iterator[Document]:
-    """The documents of a file.
-
-    Args:
-        file: of a known format.
-        fields: names of the fields or columns to read.
-        report: counts what is skipped.
-        reader: of a part of the file; None: the format's.
-
-    Raises:
-        RevelaError: the file changes meanwhile, or was given by name and holds no documents.
-    """
+    """The documents of a file, by ``reader`` where only a part of it is read."""
     path, name = file.path, file.name
     with check_unchanged(path):
         try:
@@ -157,9 +123,9 @@ def read_file(
             if error.short:
                 report.leave(path, error.short)
             else:
-                report.skip(error.reason, _with_detail(name, error))
+                report.skip(error.reason, f"{name} ({error.detail})" if error.detail else name)
         except DamagedFile as error:
-            report.skip(error.reason, _with_detail(name, error), bad=True)
+            report.skip(error.reason, name, bad=True)
         except RevelaError:
             raise
         except Exception as error:  # of the libraries, whose errors for broken files are many
@@ -168,7 +134,3 @@ def read_file(
             else:
                 found = first_line(error)[:80]
                 report.skip(f"damaged or encrypted {suffix(path)}", f"{name}: {found}", bad=True)
-
-
-def _with_detail(name: str, error: FileSkipped) -> str:
-    return f"{name} ({error.detail})" if error.detail else name

@@ -32,7 +32,6 @@ ENDINGS = 10  # that the report names per reason why such files were not read
 class ReadReport:
     """What was read from a corpus, and what was skipped and why.
 
-    ``skipped`` counts by reason, and ``examples`` names the first few places of each;
     ``bad_reasons`` are faults of the corpus. ``unread`` counts the files of folders that probably
     hold no documents, by reason and ending.
     """
@@ -82,22 +81,22 @@ class ReadReport:
             out.append(
                 f"joined {self.passages:,} passages into {self.articles:,} articles by title"
             )
-        if self.unread:
-            out.append(f"not read: {'; '.join(self._unread())}")
+        unread: dict[str, list[str]] = {}
+        for (reason, ending), count in self.unread.most_common():
+            unread.setdefault(reason, []).append(f"{count:,} {ending}")
+        if unread:
+            named = (f"{_some(endings)} ({reason})" for reason, endings in unread.items())
+            out.append(f"not read: {'; '.join(named)}")
         for reason, count in self.skipped.most_common():
             places = self.examples[reason]
             more = ", ..." if count > len(places) else ""
             out.append(f"skipped {count:,}: {reason} ({', '.join(places)}{more})")
         return out
 
-    def _unread(self) -> Iterator[str]:
-        """The files that were not read, per reason: 4 .xyz, 2 .png (no reader)."""
-        endings: dict[str, list[str]] = {}
-        for (reason, ending), count in self.unread.most_common():
-            endings.setdefault(reason, []).append(f"{count:,} {ending}")
-        for reason, named in endings.items():
-            more = [f"{len(named) - ENDINGS} other endings"] if len(named) > ENDINGS else []
-            yield f"{', '.join(named[:ENDINGS] + more)} ({reason})"
+
+def _some(endings: list[str]) -> str:
+    more = [f"{len(endings) - ENDINGS} other endings"] if len(endings) > ENDINGS else []
+    return ", ".join(endings[:ENDINGS] + more)
 
 
 class FileSkipped(Exception):
@@ -106,11 +105,12 @@ class FileSkipped(Exception):
     Args:
         reason: what the report counts it under.
         detail: added to the file's name in the report.
+        short: a folder's report counts such files by their ending, for this reason.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", short: str = "") -> None:
         super().__init__(f"{reason} ({detail})" if detail else reason)
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail, self.short = reason, detail, short
 
 
 class DamagedFile(FileSkipped):
@@ -118,15 +118,7 @@ class DamagedFile(FileSkipped):
 
 
 class UnsupportedFile(FileSkipped):
-    """The file is intact but holds no documents: skipped in a folder, an error if given by name.
-
-    Args:
-        short: a folder's report counts such files by their ending, for this reason.
-    """
-
-    def __init__(self, reason: str, detail: str = "", short: str = "") -> None:
-        super().__init__(reason, detail)
-        self.short = short
+    """The file is intact but holds no documents: skipped in a folder, an error if given by name."""
 
 
 READ_ERRORS = (DamagedFile, OSError, EOFError, zlib.error)
@@ -134,11 +126,7 @@ READ_ERRORS = (DamagedFile, OSError, EOFError, zlib.error)
 
 @contextmanager
 def reader_extra(name: str, format: str) -> Iterator[None]:
-    """Import what reads a format; without it, files of the format are not read.
-
-    Raises:
-        UnsupportedFile: a package of the extra is not installed.
-    """
+    """Import what reads a format; UnsupportedFile if a package of the extra is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -188,22 +176,14 @@ def lines_of(handle: TextIO) -> Iterator[str]:
 
 
 def whole(line: str) -> str:
-    """The line.
-
-    Raises:
-        DamagedFile: ``lines_of`` has cut it.
-    """
+    """The line; DamagedFile if ``lines_of`` has cut it."""
     if len(line) > MAX_BYTES:
         raise DamagedFile(f"line over {MAX_BYTES >> 20} MB")
     return line
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file, with their numbers from 1.
-
-    Raises:
-        RevelaError: the file is damaged or not UTF-8, or a line is longer than ``MAX_BYTES``.
-    """
+    """The lines of a file, with their numbers from 1; RevelaError if one cannot be read."""
     number = 0
     with open_text(path, "strict") as handle:
         try:
@@ -217,11 +197,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All bytes of a file that is one document.
-
-    Raises:
-        DamagedFile: it is larger than ``MAX_BYTES``.
-    """
+    """All bytes of a file that is one document; DamagedFile if there are over ``MAX_BYTES``."""
     with open_binary(path) as handle:
         raw = handle.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
@@ -230,11 +206,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file that is one document.
-
-    Raises:
-        DamagedFile: it is too large, binary or not UTF-8.
-    """
+    """The text of a file that is one document; DamagedFile if it is too large, or no UTF-8."""
     raw = read_bytes(path)
     if b"\0" in raw:
         raise DamagedFile("binary")

@@ -19,18 +19,8 @@ BATCH = 256  # rows per request
 
 
 def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The rows of one split as documents.
-
-    Args:
-        source: hub:owner/name, hub:owner/name:configuration or hub:owner/name:configuration:split;
-            the default split is ``train``, and an empty configuration is the default one. A local
-            folder may stand in place of owner/name.
-        fields: names of the columns to read.
-        report: counts bad rows.
-
-    Raises:
-        RevelaError: there is no such dataset, configuration, split or column, or the hub cannot be
-            reached.
+    """The rows of one split (train, if ``source`` names none) as documents; a local folder may
+    stand in place of owner/name.
     """
     with _as_revela_error(source):
         stream = _stream(source)
@@ -78,7 +68,6 @@ def _as_revela_error(source: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong and what to do, from the library's message."""
     message = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ConnectionError) or "Couldn't reach" in message:
         return "the hub cannot be reached; connect, or give a local folder of Parquet files"

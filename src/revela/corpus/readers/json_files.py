@@ -40,11 +40,7 @@ def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     """An array of objects, or one object.
 
     Most JSON is settings or data, which may have comments or be large: what does not name the
-    field of the text is not read.
-
-    Raises:
-        UnsupportedFile: no object has a text.
-        DamagedFile: it is binary, not UTF-8 or broken.
+    field of the text is UnsupportedFile.
     """
     if path.stat().st_size > common.MAX_BYTES:
         over = f"over {common.MAX_BYTES >> 20} MB"

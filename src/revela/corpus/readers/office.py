@@ -1,9 +1,8 @@
 """PDF (the pdf extra), Word, PowerPoint, Excel (the office extra) and e-books: a file is a document
 of text or Markdown.
 
-mammoth, python-pptx and openpyxl, as they lose least: kreuzberg dropped speakers' notes and a
-chapter, markitdown brings a model that guesses formats, and calamine reserves memory for every
-empty cell before the last.
+mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speakers' notes and a chapter, and
+calamine reserves memory for every empty cell before the last.
 """
 
 from __future__ import annotations
@@ -133,11 +132,7 @@ def _markdown(page: str) -> str:
 
 
 def _open_zipped(path: Path) -> BinaryIO:
-    """A zipped file.
-
-    Raises:
-        DamagedFile: it unpacks to much more than it is.
-    """
+    """A zipped file; DamagedFile if it unpacks to much more than it is."""
     handle = open_seekable(path)
     with zipfile.ZipFile(handle) as members:
         unpacked = sum(member.file_size for member in members.infolist())
@@ -148,11 +143,7 @@ def _open_zipped(path: Path) -> BinaryIO:
 
 
 def _joined(parts: Iterable[str], format: str, advice: str = "") -> str:
-    """The parts of a file.
-
-    Raises:
-        UnsupportedFile: they have no text.
-    """
+    """The parts of a file; UnsupportedFile if they have no text."""
     texts = [part.strip() for part in parts]
     if text := "\n\n".join(filter(None, texts)):
         return text

@@ -28,11 +28,8 @@ class Fields:
 def document_of(
     row: Mapping[str, object], where: str, fields: Fields, report: ReadReport
 ) -> Document | None:
-    """The row as a document; None, and counted, if it has no valid text.
-
-    Args:
-        row: values by name.
-        where: the row's place; its id if it has none.
+    """The row as a document; None, and counted, if it has no valid text. ``where`` is its place,
+    and its id if it has none.
     """
     text, title = row.get(fields.text), row.get(fields.title)
     if not isinstance(text, str):
@@ -53,11 +50,7 @@ def document_of(
 
 
 def columns_of(names: Collection[str], fields: Fields) -> list[str]:
-    """The columns to read of a table with these columns.
-
-    Raises:
-        UnsupportedFile: the column of the text is missing.
-    """
+    """The columns to read of a table; UnsupportedFile if that of the text is missing."""
     if fields.text not in names:
         message = f'no column "{fields.text}"; name one with --text-field'
         raise UnsupportedFile(message, f"has {_list_names(names)}")

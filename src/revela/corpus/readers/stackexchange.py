@@ -1,8 +1,7 @@
 """StackExchange dumps: a question and its answers, best first, are one document.
 
-An answer may come anywhere after its question, years later in a long dump. So one pass writes
-every post's text to disk (``ArrowList``) and keeps two numbers per post in memory, its question and
-its rank; sorted by them, the posts are read back.
+An answer may come years after its question in a long dump. So one pass writes every post to disk,
+and they are read back sorted by question and rank, two numbers per post in memory.
 """
 
 from __future__ import annotations

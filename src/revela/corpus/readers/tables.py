@@ -1,7 +1,7 @@
 """Parquet, Arrow and CSV files: a row is a document.
 
-pyarrow reads Parquet page by page, whatever the size of the row groups. Python's csv reads CSV: at
-half the speed of pyarrow, but in constant memory, with rows of any length, and naming each bad row.
+Python's csv reads CSV at half the speed of pyarrow, but in constant memory, with rows of any
+length, and naming each bad row.
 """
 
 from __future__ import annotations
@@ -94,11 +94,7 @@ def documents_of(
 
 
 def _text_columns(schema: Any, fields: Fields) -> list[str]:
-    """The columns to read.
-
-    Raises:
-        UnsupportedFile: there is no column of texts by that name.
-    """
+    """The columns to read; UnsupportedFile if there is no column of texts by that name."""
     import pyarrow as pa
 
     wanted = columns_of(schema.names, fields)
