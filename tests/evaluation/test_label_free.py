@@ -111,9 +111,11 @@ def test_tasks_of_chinese_documents():
 
 def test_docstrings_are_cut_out_of_their_functions():
     task = docstring_task([Document("m.py", SOURCE, kind="code")], 100)
-    first, second = task.passages
-    assert first == "def area(width, height):\n    return width * height"
-    assert second == "def corners(self):\n    return 4"
+    bodies = [
+        "def area(width, height):\n    return width * height",
+        "def corners(self):\n    return 4",
+    ]
+    assert task.passages == bodies
     sentences = ["Multiply the two sides of a rectangle.", "Count the corners of this shape."]
     assert task.queries == sentences
 

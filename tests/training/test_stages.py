@@ -218,7 +218,7 @@ def test_a_model_that_knows_the_text_finds_the_spans_at_every_place(documents):
     """A stand-in that answers right in the last five stretches only."""
     from types import SimpleNamespace
 
-    from revela.evaluation.probes.language_models import PLACES, spans_by_place
+    from revela.evaluation.probes.decoder import PLACES, spans_by_place
 
     texts = [" ".join(str(1000 + i) for i in range(40)) for _ in range(4)]
 
@@ -232,11 +232,12 @@ def test_a_model_that_knows_the_text_finds_the_spans_at_every_place(documents):
         return torch.tensor([r if at >= 20 else [0] * 3 for r, at in zip(right, rows, strict=True)])
 
     lm = SimpleNamespace(sentinels=[7, 8], around=lambda ids: [*ids, 1], predict=predict, name="m")
-    found = spans_by_place(texts, lm, SimpleNamespace(tokenizer=tokenizer))["spans by place"]
+    lm.tokenizer = tokenizer
+    found = spans_by_place(texts, lm)["spans by place"]
     assert [p.value for p in found.places] == [0.0] * 5 + [1.0] * 5 and len(found.places) == PLACES
     assert found.slope.low > 0.1 and found.drop.value == -1.0
     with pytest.raises(RevelaError, match="29 tokens are too few for 10 spans: raise --max-tok"):
-        spans_by_place([texts[0][: 29 * 5 - 1]], lm, SimpleNamespace(tokenizer=tokenizer))
+        spans_by_place([texts[0][: 29 * 5 - 1]], lm)
     with pytest.raises(RevelaError, match="of m has no sentinel"):
         lm.sentinels = []
-        spans_by_place(texts, lm, SimpleNamespace(tokenizer=tokenizer))
+        spans_by_place(texts, lm)

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from revela.errors import extra
-from revela.evaluation.results import Comparison, CurvePoint, Profile, Run
+from revela.evaluation.results import Comparison, Profile, Run
 from revela.files import atomic_write
 
 Point = tuple[float, float]
@@ -28,12 +28,9 @@ STYLE: Any = {
     "text.parse_math": False,
 }
 SVG_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+MINUTES = "minutes of training"
 WIDTH, HEIGHT, COLUMNS = 4.4, 2.9, 2  # inches of a plot, plots in a row of a PNG
-UNITS = {  # of a probe's scores; else cosine
-    "next-token loss": "nats per token",
-    "moved passage, MRR@100": "MRR@100",
-    "spans by place": "accuracy",
-}
+UNITS = {"moved passage, MRR@100": "MRR@100", "spans by place": "accuracy"}  # else cosine
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,6 @@ class Line:
     name: str
     points: Sequence[Point]
     series: int = 0
-    faint: bool = False
     band: Sequence[Point] = ()
 
 
@@ -76,8 +72,13 @@ class Plot:
     def draw(self, axis: Any) -> None:
         """Draw on an axis of matplotlib."""
         for line in self.lines:
-            if line.points:
-                _draw_line(axis, line)
+            x, y = [point[0] for point in line.points], [point[1] for point in line.points]
+            dashes = DASHES[line.series // len(COLOURS) % len(DASHES)]
+            ink, dots = colour(line.series), dict(marker="o", ms=3.5) if len(x) <= 12 else {}
+            axis.plot(x, y, color=ink, linestyle=dashes, lw=1.6, label=line.name, **dots)
+            if line.band:
+                band = zip(*line.band, strict=True)
+                axis.fill_between(x, *band, color=ink, alpha=0.18, linewidth=0)
         if self.level is not None:
             axis.axhline(self.level, color=LEVEL, linestyle=(0, (5, 3)), lw=1.2, label="BM25")
         axis.set(xlabel=self.x_label, ylabel=self.y_label)
@@ -89,21 +90,6 @@ class Plot:
 def colour(series: int) -> str:
     """The colour of a series, as CSS and matplotlib write it."""
     return COLOURS[series % len(COLOURS)]
-
-
-def _draw_line(axis: Any, line: Line) -> None:
-    style: dict[str, Any] = {
-        "color": colour(line.series),
-        "linestyle": DASHES[line.series // len(COLOURS) % len(DASHES)],
-        "marker": "o" if len(line.points) <= 12 and not line.faint else "",
-        "linewidth": 0.8 if line.faint else 1.6,
-        "alpha": 0.35 if line.faint else 1.0,
-    }
-    x, y = zip(*line.points, strict=True)
-    axis.plot(x, y, markersize=3.5, label=line.name, **style)
-    if line.band:
-        low, high = zip(*line.band, strict=True)
-        axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def save_png(plots: Sequence[Plot], path: Path, title: str = "") -> None:
@@ -131,25 +117,15 @@ def save_png(plots: Sequence[Plot], path: Path, title: str = "") -> None:
 
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
-    """nDCG@10 of judged queries against time, or against tokens where no time was recorded: a plot
-    per collection, a colour per kind of run.
-    """
+    """A plot per collection: nDCG@10 of judged queries against time, a colour per kind of run."""
     kinds = list(dict.fromkeys(map(kind_of, comparison.curves)))
-    timed = any(point.minutes > 0 for curve in comparison.curves.values() for point in curve)
-
-    def x(point: CurvePoint) -> float:
-        return point.minutes if timed else point.tokens_read
-
     plots = []
     for name, level in comparison.bm25.items():
-        lines = [
-            Line(kind, [(x(point), point.judged[name]) for point in curve], kinds.index(kind))
-            for run, curve in comparison.curves.items()
-            for kind in (kind_of(run),)
-        ]
-        plots.append(
-            Plot(name, "minutes of training" if timed else "tokens read", "nDCG@10", lines, level)
-        )
+        lines = []
+        for run, curve in comparison.curves.items():
+            points = [(point.minutes, point.judged[name]) for point in curve]
+            lines.append(Line(kind_of(run), points, kinds.index(kind_of(run))))
+        plots.append(Plot(name, MINUTES, "nDCG@10", lines, level))
     return plots
 
 
@@ -169,7 +145,7 @@ def check_plots(runs: Mapping[str, Run]) -> list[Plot]:
             lines.append(Line(run.kind, points, kinds.index(run.kind)))
         levels = {run.about.bm25.get(task) for run in runs.values()}
         level = levels.pop() if len(levels) == 1 else None
-        plots.append(Plot(task, "minutes of training", "nDCG@10", lines, level))
+        plots.append(Plot(task, MINUTES, "nDCG@10", lines, level))
     return plots
 
 
@@ -178,15 +154,10 @@ def loss_plots(runs: Mapping[str, Run]) -> list[Plot]:
     kinds = kinds_of(runs)
     lines: dict[str, list[Line]] = {}
     for run in runs.values():
-        if points := run.losses():
-            series, mean = kinds.index(run.kind), smooth(points)
-            lines.setdefault(str(run.settings.get("objective", "")), []).extend(
-                [Line(run.kind, points, series, bool(mean)), Line(run.kind, mean, series)]
-            )
-    return [
-        Plot(f"Loss, objective {objective}", "minutes of training", "loss", some)
-        for objective, some in lines.items()
-    ]
+        if points := smooth(run.losses()):
+            line = Line(run.kind, points, kinds.index(run.kind))
+            lines.setdefault(str(run.settings.get("objective", "")), []).append(line)
+    return [Plot(f"Loss, objective {name}", MINUTES, "loss", some) for name, some in lines.items()]
 
 
 def kinds_of(runs: Mapping[str, Run]) -> list[str]:
@@ -195,10 +166,8 @@ def kinds_of(runs: Mapping[str, Run]) -> list[str]:
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """The running mean over a tenth of the points; empty for fewer than ten points."""
-    if len(points) < 10:
-        return []
-    width = max(3, len(points) // 10)
+    """The running mean over a tenth of the points."""
+    width = max(1, len(points) // 10)
     return [
         (x, fmean(y for _, y in points[max(0, i - width + 1) : i + 1]))
         for i, (x, _) in enumerate(points)
