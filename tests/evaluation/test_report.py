@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation.plots import Line, Plot, profile_plots, save_png, smooth
+from revela.evaluation.plots import Line, Plot, smooth
 from revela.evaluation.report import merge, report
 from revela.evaluation.results import SystemScores, read_results, write_json
 
@@ -257,25 +257,11 @@ def test_the_page_stands_alone_and_nothing_in_it_runs(tmp_path):
 
 
 def test_plots_are_drawn_as_svg():
-    lines = [Line("a", [(0, 1), (1, 2)], series, band=[(0, 2), (1, 3)]) for series in range(10)]
+    lines = [Line([(0, 1), (1, 2)], series, [(0, 2), (1, 3)]) for series in range(10)]
     plot = Plot("t", "minutes", "loss", lines, level=1.5)
     assert plot.svg() == plot.svg() and "http" not in plot.svg().replace("http://www.w3.org/", "")
     assert "<svg" in Plot("", "minutes", "loss", []).svg()
-    assert "NaN" not in Plot("", "x", "y", [Line("a", [(0, float("nan")), (1, 2.0)])]).svg()
-
-
-def test_profiles_are_saved_as_a_png(tmp_path):
-    for name, slope in {"a": 0.1, "$b_$": -0.1}.items():
-        content = a_probe(slope)
-        content["profiles"]["spans by place"] = content["profiles"]["exact match"]
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    probes = read_results(sorted(tmp_path.iterdir())).probes
-    plots = profile_plots({name: probe.profiles for name, probe in probes.items()})
-    assert [plot.y_label for plot in plots] == ["cosine", "accuracy"]
-    for plot in plots:
-        assert [line.name for line in plot.lines] == list(probes)
-    save_png(plots, tmp_path / "plot.png", "a $title_$")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "NaN" not in Plot("", "x", "y", [Line([(0, float("nan")), (1, 2.0)])]).svg()
 
 
 def test_smoothing_is_a_running_mean():

@@ -29,7 +29,6 @@ def probe(
     max_tokens: int = 512,
     documents: int = 200,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
-    plot: Path | None = None,
     seed: int = 0,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
@@ -59,9 +58,7 @@ def probe(
     documents:
         Maximum number of documents, and of answers to move; 30 documents are enough.
     json_file:
-        Write all numbers to this file.
-    plot:
-        Write a plot (PNG) to this file.
+        Write all numbers to this file, which revela report draws.
     seed:
         Seed of the samples.
     precision:
@@ -95,12 +92,6 @@ def probe(
 
         write_json(found, json_file)
         print(f"saved to {json_file}")
-    if plot is not None:
-        from revela.evaluation.plots import profile_plots, save_png
-
-        title = f"{Path(model).name}, {found.tokens} tokens"
-        save_png(profile_plots({model: found.profiles}), plot, title)
-        print(f"saved to {plot}")
 
 
 def _print_profiles(profiles: Mapping[str, Profile]) -> None:

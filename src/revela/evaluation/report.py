@@ -118,7 +118,7 @@ def render(results: Results, names: Sequence[str]) -> str:
         ],
         judged=judged_tables(results.scores),
         probes=_legend(list(probes)),
-        places=_figures(profile_plots({name: probe.profiles for name, probe in probes.items()})),
+        places=_figures(profile_plots(probes)),
         place_tables=profile_tables(probes),
         geometry=geometry_table(probes),
         changed=settings_table(runs),
