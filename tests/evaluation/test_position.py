@@ -95,6 +95,10 @@ def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer)
 def test_text_without_spaces_is_cut_as_others_are():
     text = "".join(chr(0x4E00 + n) for n in range(200))
     assert between_words("a word, then " + text, 100) == "a word, then " + text[:86]
+    assert [len(part) for part in in_parts(text, 10)] == [20] * 10
+    words = "  ".join(f"w{i}" for i in range(47)) + "\n"
+    parts = in_parts(words, 10)
+    assert "".join(parts) == words and {len(part.split()) for part in parts} == {4, 5}
 
 
 @pytest.mark.parametrize(
