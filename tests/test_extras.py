@@ -19,12 +19,6 @@ PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_te
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 
 
-def draw_probe(folder):
-    from revela.evaluation.plots import save_png
-
-    save_png([], folder / "probe.png")
-
-
 def draw_curves(folder):
     from revela.evaluation.plots import Plot
 
@@ -70,7 +64,6 @@ def import_benchmarks(folder):
 @pytest.mark.parametrize(
     ("name", "package", "use"),
     [
-        ("report", "matplotlib", draw_probe),
         ("report", "matplotlib", draw_curves),
         ("report", "jinja2", write_page),
         ("onnx", "onnxruntime", open_onnx),

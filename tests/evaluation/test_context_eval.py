@@ -80,7 +80,7 @@ def test_other_models_read_none(folder, saved_retriever, collections, read):
 
 def test_mteb_draws_from_the_tasks_corpus(folder, collections, read, tmp_path):
     pytest.importorskip("mteb")
-    from revela.evaluation.benchmarks import evaluate_benchmarks, register
+    from revela.evaluation.benchmarks import evaluate_benchmarks
 
     names, out = [str(path) for path in collections], tmp_path / "out"
     _, scores = evaluate_benchmarks([str(folder)], names, out, precision="fp32")
@@ -99,11 +99,6 @@ def test_mteb_draws_from_the_tasks_corpus(folder, collections, read, tmp_path):
     assert not read  # scores are kept
     evaluate_benchmarks([str(folder)], names[:1], out, precision="fp32", context="none")
     assert read == [[]] and len(list(out.rglob("One.json"))) == 2  # and have a place per context
-    meta = register(folder, "fp32")  # for mteb's own functions, which name no corpus
-    model = meta.load_model()
-    assert meta.experiment_kwargs["context"] == "saved"
-    assert model.settings["context"] == "those that it was saved with"
-    assert model.reader("One", "default", "test") is model.encoder and len(read) == 1
 
 
 def test_a_judge_reads_each_collection(folder, collections, read, tmp_path, monkeypatch):

@@ -24,20 +24,15 @@ X, Y = unit((25, 6)), unit((25, 6), 1)
 PAIRS = [(i, j) for i in range(25) for j in range(i)]
 
 
-def test_alignment_is_the_mean_squared_distance_of_pairs():
-    loop = sum(sum((a - b) ** 2) for a, b in zip(X, Y, strict=True)) / 25
-    assert g.alignment(X, Y) == pytest.approx(loop)
-
-
-def test_uniformity_is_a_loop_over_pairs_also_in_blocks(monkeypatch):
+def test_uniformity_is_a_loop_over_pairs():
     loop = math.log(sum(math.exp(-2 * sum((X[i] - X[j]) ** 2)) for i, j in PAIRS) / len(PAIRS))
-    assert g.uniformity(X) == pytest.approx(loop, abs=1e-5)
-    monkeypatch.setattr(g, "BLOCK", 7)
     assert g.uniformity(X) == pytest.approx(loop, abs=1e-5)
     assert g.uniformity(np.tile(X[:1], (9, 1))) == pytest.approx(0, abs=1e-5)
 
 
-def test_anisotropy_is_the_mean_cosine_of_pairs():
+def test_alignment_and_anisotropy_are_loops_over_pairs():
+    loop = sum(sum((a - b) ** 2) for a, b in zip(X, Y, strict=True)) / 25
+    assert g.alignment(X, Y) == pytest.approx(loop)
     loop = sum(float(X[i] @ X[j]) for i, j in PAIRS) / len(PAIRS)
     assert g.anisotropy(X) == pytest.approx(loop, abs=1e-6)
 
@@ -74,12 +69,6 @@ def test_pairs_of_a_collection_are_best_judged_and_name_a_passage_once():
         g.pairs_of_collection(alone, 9, 0)
 
 
-def test_pairs_of_chinese_text_are_halves():
-    texts = ["".join(chr(0x4E00 + i * 300 + n) for n in range(200)) for i in range(3)]
-    pairs = g.pairs_of_text([Document(text[0], text) for text in texts], 3, 0)
-    assert {query + rest for query, rest in pairs} == set(texts)
-
-
 def test_pairs_of_text_are_halves_of_chunks():
     documents = [Document(str(i), " ".join(f"w{i}-{n}" for n in range(100))) for i in range(6)]
     documents.append(Document("short", "a b c"))
@@ -87,5 +76,8 @@ def test_pairs_of_text_are_halves_of_chunks():
     assert len(pairs) == 4 and pairs == again != other
     assert {f"{query} {rest}" for query, rest in pairs} <= {d.text for d in documents}
     assert all(len(query.split()) == 50 for query, _ in pairs)
+    chinese = ["".join(chr(0x4E00 + i * 300 + n) for n in range(200)) for i in range(3)]
+    pairs = g.pairs_of_text([Document(text[0], text) for text in chinese], 3, 0)
+    assert {query + rest for query, rest in pairs} == set(chinese)
     with pytest.raises(RevelaError, match="1 of 2 documents have 40 words: geometry needs two"):
         g.pairs_of_text(documents[-2:], 4, 0)

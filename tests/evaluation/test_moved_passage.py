@@ -1,4 +1,4 @@
-"""Moved passages: where answers are inserted, ranks against a loop, and folders without answers."""
+"""Moved passages: where answers are inserted, and ranks against a loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from revela.evaluation.probes.moved_passage import (
     untouched,
 )
 from revela.retriever.tokens import TokenWindow
-from tests.collection_folder import write_collection, write_lines
+from tests.collection_folder import write_collection
 
 FILLER = [
     " ".join(f"{topic}{i % 6}" for i in range(60))
@@ -31,73 +31,29 @@ ARTICLES = [
     *(("B0", "B", FILLER[1]), ("B1", "B", PASSAGES[1]), ("B2", "B", FILLER[3])),
     ("C0", "C", PASSAGES[3]),
 ]
-DOCUMENTS = [(f"d{n}", "", f"{FILLER[n]} {PASSAGES[n]} {FILLER[n]}") for n in range(4)]
-
-
-@pytest.fixture
-def articles(tmp_path):
-    """Two articles of three passages and a single passage, one of each judged."""
-    return write(tmp_path / "c", ARTICLES, ["A1", "B1", "C0"])
-
-
-@pytest.fixture
-def documents(tmp_path):
-    """Four documents with an answer each, three of them judged."""
-    return write(tmp_path / "c", DOCUMENTS, ["d0", "d1", "d2"])
 
 
 def write(folder, rows, judged):
     documents = [dict(zip(("_id", "title", "text"), row, strict=True)) for row in rows]
     queries = {f"q{n}": f"where is {n}" for n in range(3)}
-    pairs = {(f"q{n}", d): 1 for n, d in enumerate(judged)}
-    return write_collection(folder, documents, queries, pairs)
+    return write_collection(folder, documents, queries, {(f"q{n}", d): 1 for n, d in judged})
 
 
-def write_answers(folder, *rows):
-    names = ("query-id", "corpus-id", "text")
-    write_lines(folder / "answers.jsonl", [dict(zip(names, row, strict=True)) for row in rows])
-    return folder
-
-
-def test_passages_of_one_title_make_an_article_with_the_judged_one_as_its_answer(articles):
-    found = load_answers(articles, join_titles=True)
+def test_passages_of_one_title_make_an_article_with_the_judged_one_as_its_answer(tmp_path):
+    judged = [(0, "A1"), (1, "B1"), (2, "C0"), (2, "A1")]
+    found = load_answers(write(tmp_path / "c", ARTICLES, judged))
     assert found.documents == [
         f"{FILLER[0]} {PASSAGES[0]} {FILLER[2]}",
         f"{FILLER[1]} {PASSAGES[1]} {FILLER[3]}",
         PASSAGES[3],
     ]
     assert found.answers == [
-        Answer(0, PASSAGES[0], ("where is 0",)),
+        Answer(0, PASSAGES[0], ("where is 0", "where is 2")),
         Answer(1, PASSAGES[1], ("where is 1",)),
     ]  # C has no rest to move in
-
-
-def test_a_file_says_where_answers_are(documents):
-    rows = [("q0", "d0", PASSAGES[0]), ("q1", "d0", PASSAGES[0]), ("nobody", "d1", PASSAGES[1])]
-    found = load_answers(write_answers(documents, *rows), join_titles=False)
-    assert found.answers == [Answer(0, PASSAGES[0], ("where is 0", "where is 1"))]
-    assert len(found.documents) == 4
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (None, r"c has no answers\.jsonl: write one with lines .*, or give --join-titles"),
-        (("q0", "d9", "x"), r"answers\.jsonl:1 is no answer in a document .*KeyError: 'd9'"),
-        (("q0", "d0", "not there"), r"answers\.jsonl:1: document d0 does not hold the answer"),
-        (("nobody", "d0", PASSAGES[0]), "no answer that could be moved: answers.jsonl names no"),
-    ],
-)
-def test_no_answers_are_one_sentence(documents, row, message):
-    if row:
-        write_answers(documents, row)
+    message = "has no answer that could be moved, as its judged passages share no title"
     with pytest.raises(RevelaError, match=message):
-        load_answers(documents, join_titles=False)
-
-
-def test_passages_without_common_titles_are_no_articles(documents):
-    with pytest.raises(RevelaError, match="could be moved: its judged passages share no title"):
-        load_answers(documents, join_titles=True)
+        load_answers(write(tmp_path / "c", ARTICLES, [(0, "C0")]))
 
 
 def test_places_go_from_start_to_end_in_ninths_of_tokens():

@@ -1,17 +1,14 @@
-"""Position bias: encoders of a known bias get its sign, and losses are those of a loop."""
+"""Exact match: encoders of a known bias get its sign, and texts fill the window."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
+from revela.corpus.words import in_parts
 from revela.errors import RevelaError
-from revela.evaluation.probes.exact_match import UnitEncoder, both_orders, exact_match, segments
-from revela.evaluation.probes.language_models import loss_by_place
+from revela.evaluation.probes.exact_match import UnitEncoder, both_orders, exact_match
 from revela.evaluation.probes.texts import SPARE, between_words, long_texts
-from revela.lm.language_model import load_language_model
 from revela.retriever.tokens import TokenWindow
 from revela.types import Document
 
@@ -37,7 +34,7 @@ class Words:
             words = text.split()
             for i, word in enumerate(words):
                 row[int(word.strip(".")[1:])] += 1 + tilt * i / max(1, len(words) - 1)
-        return out / np.linalg.norm(out, axis=1, keepdims=True)
+        return out
 
 
 def texts(count=8, words=60):
@@ -45,16 +42,9 @@ def texts(count=8, words=60):
     return [" ".join(f"w{n}" for n in rng.permutation(4096)[:words]) for _ in range(count)]
 
 
-def test_segments_are_the_text_in_ten_like_parts():
-    text = "  ".join(f"w{i}" for i in range(47)) + "\n"
-    parts = segments(text)
-    assert "".join(parts) == text and len(parts) == 10 and {len(p.split()) for p in parts} == {4, 5}
-    assert all(p[-1].isspace() for p in parts)  # no word is cut
-
-
 @pytest.mark.parametrize(("tilt", "sign"), [(-0.9, -1), (0.0, 0), (5.0, 1)])
 def test_a_known_bias_is_found(tilt, sign):
-    found = exact_match(texts(), Words(tilt))
+    found = exact_match(texts(), UnitEncoder(Words(tilt)))
     for test in found.values():
         low, high = (-1e-6, 1e-6) if sign == 0 else (test.slope.low, test.slope.high)
         assert np.sign(test.slope.value) == sign or low < test.slope.value < high
@@ -62,12 +52,12 @@ def test_a_known_bias_is_found(tilt, sign):
 
 
 def test_exact_match_is_a_loop_over_documents_and_parts():
-    encoder = Words(3.0)
+    encoder = UnitEncoder(Words(3.0))
     some = texts(3, 44)
     found = exact_match(some, encoder)
     forward, mean = np.zeros((3, 10)), np.zeros((3, 10))
     for n, text in enumerate(some):
-        parts = segments(text)
+        parts = in_parts(text, 10)
         back = " ".join(reversed([p.strip() for p in parts]))
         for p, part in enumerate(parts):
             (query,) = encoder.encode_queries([part])
@@ -105,8 +95,10 @@ def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer)
 def test_text_without_spaces_is_cut_as_others_are():
     text = "".join(chr(0x4E00 + n) for n in range(200))
     assert between_words("a word, then " + text, 100) == "a word, then " + text[:86]
-    parts = segments(text)
-    assert "".join(parts) == text and {len(part) for part in parts} == {20}
+    assert [len(part) for part in in_parts(text, 10)] == [20] * 10
+    words = "  ".join(f"w{i}" for i in range(47)) + "\n"
+    parts = in_parts(words, 10)
+    assert "".join(parts) == words and {len(part.split()) for part in parts} == {4, 5}
 
 
 @pytest.mark.parametrize(
@@ -129,42 +121,3 @@ def test_all_are_taken_where_there_are_fewer_than_asked_for(tiny_tokenizer, capl
     assert len(long_texts(documents, TokenWindow(tiny_tokenizer, 60), 200, 0)) == 31
     (message,) = caplog.messages
     assert message == f"only 31 of 32 {LONG_ENOUGH}: all of them are taken, in place of 200"
-
-
-def test_vectors_are_brought_to_length_one():
-    class Long(Words):
-        def encode_passages(self, texts, progress=False):
-            return 3 * super().encode_passages(texts)
-
-    lengths = np.linalg.norm(UnitEncoder(Long(0)).encode_passages(texts()), axis=1)
-    np.testing.assert_allclose(lengths, 1, atol=1e-6)
-
-
-@pytest.fixture
-def lm(tiny_lm_folder):
-    return load_language_model(tiny_lm_folder, bf16=False, name="tiny")
-
-
-def test_loss_by_place_is_a_loop_over_tokens(lm, tiny_lm_folder, tiny_tokenizer):
-    from transformers import AutoModelForCausalLM
-
-    stock = AutoModelForCausalLM.from_pretrained(tiny_lm_folder)
-    some = [" ".join(f"ocean{(i * 7 + n) % 6}" for n in range(30)) for i in range(11)]
-    ids = [tiny_tokenizer(text)["input_ids"] for text in some]
-    length = min(map(len, ids))
-    found = loss_by_place(some, lm, TokenWindow(tiny_tokenizer, 99))["next-token loss"]
-    losses = np.zeros((11, length - 1))
-    with torch.no_grad():
-        for n, one in enumerate(ids):
-            logits = stock(input_ids=torch.tensor([one[:length]])).logits[0]
-            for place in range(length - 1):
-                losses[n, place] = F.cross_entropy(logits[place], torch.tensor(one[place + 1]))
-    windows = [w.mean() for w in np.array_split(losses, 10, axis=1)]
-    np.testing.assert_allclose([p.value for p in found.places], windows, atol=1e-4)
-    assert found.rows == 11
-
-
-def test_a_broken_lm_is_one_sentence(lm, tiny_tokenizer):
-    next(lm.parameters()).data[:] = float("nan")
-    with pytest.raises(RevelaError, match="tiny gives losses that are not finite: its weights are"):
-        loss_by_place(["ocean1 " * 40] * 2, lm, TokenWindow(tiny_tokenizer, 99))

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from revela.evaluation.probes.profile import (
-    RESAMPLES,
-    SEED,
-    intervals,
-    profile,
-    slope_weights,
-)
+from revela.evaluation.probes.profile import RESAMPLES, SEED, intervals, profile
 
 TENTHS = [place + 0.5 for place in range(10)]
 
@@ -53,8 +47,3 @@ def test_that_rows_differ_at_all_places_does_not_widen_a_places_interval():
     assert all(p.high - p.low < 1e-9 for p in profile(scores, TENTHS).places)
     ties = profile(np.ones((4, 10)), TENTHS)
     assert ties.first_wins.value == 0.5 and ties.slope.value == pytest.approx(0)
-
-
-def test_slope_weights_know_nothing_of_a_constant():
-    assert slope_weights(TENTHS) @ np.ones(10) == pytest.approx(0)
-    assert slope_weights(TENTHS) @ np.array(TENTHS) == pytest.approx(1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation.plots import Line, Plot, profile_plots, save_png, smooth
+from revela.evaluation.plots import Line, Plot, smooth
 from revela.evaluation.report import merge, report
 from revela.evaluation.results import SystemScores, read_results, write_json
 
@@ -188,22 +188,13 @@ def test_a_task_of_another_kind_has_its_main_score(tmp_path):
     assert found == {"a": {"main score": "0.710"}, "b": {"main score": "0.600"}}
 
 
-def test_scores_of_two_files_stand_in_one_table(tmp_path):
-    a = write_run(tmp_path / "a", scores=SCORES)
-    other = json.loads(json.dumps(SCORES))
-    other["med"]["BM25"]["means"]["ndcg@10"] = 0.5
-    page = page_of(a, write_run(tmp_path / "b", scores=other))
-    assert list(page.tables["judged med"]) == ["BM25", "a", "BM25 (b)"]
-
-
 def test_recipes_facts_and_environment(page):
     changed = page.tables["recipe Settings that differ from their defaults"]
     assert changed["tau"] == {"default": "1.0", "a": "1.0", "b": "0.25"}
     assert changed["made_up_by_a_later_version"] == {"default": "", "a": "", "b": "3"}
     assert "kernel" not in changed and "lora_rank" not in changed
-    environment, facts = page.tables["environment"], page.tables["recipe"]
-    assert environment["torch"] == {"a": "2.13.0", "b": ""}
-    assert environment["threads"] == {"a": "2", "b": ""}
+    facts = page.tables["recipe"]
+    assert facts["torch"] == {"a": "2.13.0", "b": ""} and facts["threads"] == {"a": "2", "b": ""}
     assert facts["documents"] == {"a": "1,234", "b": ""} and facts["tokens read"]["b"] == "4,321"
     assert facts["training took"]["b"] == "4.0 seconds"
     assert facts["state"] == {"a": "saved", "b": "not finished"}
@@ -236,9 +227,6 @@ def test_a_comparison_gives_means_over_seeds_and_all_its_runs(tmp_path):
     assert list(page.tables["check title"]["saved"]) == runs
     keys = re.findall(r'<span style="--own: (#\w+)"', page.source)
     assert len(keys) == 6 and len(set(keys)) == 2  # two kinds, in each of three legends
-
-
-def test_two_comparisons_keep_their_runs_apart(tmp_path):
     folders = [a_comparison(tmp_path / name / "runs") for name in "xy"]
     runs = page_of(*folders).tables["check title"]["saved"]
     assert {f"{folder}: gated, seed 0" for folder in folders} <= runs.keys()
@@ -268,32 +256,12 @@ def test_the_page_stands_alone_and_nothing_in_it_runs(tmp_path):
     assert policy.startswith("default-src 'none'") and "script" not in policy
 
 
-def test_the_same_runs_give_the_same_page(tmp_path):
-    run = write_run(tmp_path / "a", scores=SCORES, probe=a_probe(0.1))
-    assert page_of(run).source == page_of(run).source
-
-
 def test_plots_are_drawn_as_svg():
-    lines = [Line("a", [(0, 1), (1, 2)], series, band=[(0, 2), (1, 3)]) for series in range(10)]
+    lines = [Line([(0, 1), (1, 2)], series, [(0, 2), (1, 3)]) for series in range(10)]
     plot = Plot("t", "minutes", "loss", lines, level=1.5)
     assert plot.svg() == plot.svg() and "http" not in plot.svg().replace("http://www.w3.org/", "")
     assert "<svg" in Plot("", "minutes", "loss", []).svg()
-    assert "NaN" not in Plot("", "x", "y", [Line("a", [(0, float("nan")), (1, 2.0)])]).svg()
-
-
-@pytest.mark.parametrize("models", [{}, {"a": 0.1}, {"a": 0.1, "$b_$": -0.1}])
-def test_profiles_are_saved_as_a_png(tmp_path, models):
-    for name, slope in models.items():
-        content = a_probe(slope)
-        content["profiles"]["next-token loss"] = content["profiles"]["exact match"]
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    probes = read_results(sorted(tmp_path.iterdir())).probes
-    plots = profile_plots({name: probe.profiles for name, probe in probes.items()})
-    assert [plot.y_label for plot in plots] == (["cosine", "nats per token"] if models else [])
-    for plot in plots:
-        assert [line.name for line in plot.lines] == list(probes)
-    save_png(plots, tmp_path / "plot.png", "a $title_$")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "NaN" not in Plot("", "x", "y", [Line([(0, float("nan")), (1, 2.0)])]).svg()
 
 
 def test_smoothing_is_a_running_mean():
@@ -301,7 +269,7 @@ def test_smoothing_is_a_running_mean():
     for at, (x, mean) in enumerate(smooth(list(enumerate(values)))):
         window = [values[i] for i in range(50) if at - 5 < i <= at]
         assert x == at and mean == pytest.approx(sum(window) / len(window))
-    assert smooth([(0.0, 1.0)] * 9) == []
+    assert smooth([(0.0, 1.0), (1.0, 3.0)]) == [(0.0, 1.0), (1.0, 3.0)]
 
 
 def test_scores_of_several_files_are_merged():
@@ -343,16 +311,10 @@ BAD_POINT = json.dumps({"bm25": {"med": 1}, "curves": {"a": [POINT]}})
     ("file", "content", "message"),
     [
         ("run.json", "{", "run.json is damaged (Invalid JSON: "),
-        ("run.json", "[]", "run.json is damaged (Input should be an object"),
         ("run.json", '{"about": {"bm25": {"title": "high"}}}', "(about.bm25.title: Input should"),
-        ("run.json", "\xff", "run.json cannot be read ('utf-8' codec"),
         ("metrics.jsonl", '{"step": 0, "minutes": 0}\n{"step": 1, "min', "metrics.jsonl:2 is dam"),
-        ("metrics.jsonl", '{"minutes": 0}\n', "jsonl:1 is damaged (step: Field required): delete"),
         ("scores.json", '{"med": {"a": {"means": {"map": "good"}}}}', "(med.a.means.map: Input"),
-        ("scores.json", '{"med": 3}', "scores.json is damaged (med: Input should be an obj"),
         ("probe.json", '{"profiles": {"exact match": {}}}', "(profiles.exact match.tenths: Field"),
-        ("probe.json", json.dumps(a_probe(0.1)).replace("0.5, 1.5", "1.5"), "9 tenths, but 10 pl"),
-        ("compare.json", '{"bm25": {"med": 1}, "curves": {"a": [{}]}}', "(curves.a.0.minutes: Fie"),
         ("compare.json", BAD_POINT, "a has a point without a score on every collection"),
     ],
 )
@@ -368,8 +330,8 @@ def test_a_damaged_file_is_one_sentence_and_leaves_the_page_as_it_was(
     ("path", "message"),
     [
         ("none", "none does not exist: give folders of revela train"),
-        ("", "holds no run: give folders of revela train"),
-        ("there.txt", "there.txt is no run: give folders"),
+        ("", "is no result: give folders of revela train"),
+        ("there.txt", "there.txt is no result: give folders"),
     ],
 )
 def test_what_is_no_run_is_refused(tmp_path, path, message):

@@ -90,8 +90,5 @@ def test_gains_are_the_greatest_first_and_only_gains():
     assert gains[0].first == (("text zero", True), ("text one", False))
     assert len(greatest_gains(COLLECTION, FOUND["A"], FOUND["B"], 1)) == 1
     assert greatest_gains(COLLECTION, FOUND["C"], FOUND["A"], 3) == []
-
-
-def test_a_system_that_finds_nothing_has_no_first_document():
     (gain,) = greatest_gains(COLLECTION, FOUND["A"], dataclasses.replace(FOUND["C"], first={}), 1)
     assert gain.first == (("text zero", True), ("", False))

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from conftest import make_rows
 from revela.errors import RevelaError
+from revela.evaluation.probes.decoder import DecoderPooling
 from revela.evaluation.probes.exact_match import exact_match
-from revela.evaluation.probes.language_models import DecoderPooling
 from revela.lm.encoder_decoder import (
     SENTINELS,
     SIZES,

@@ -25,8 +25,7 @@ def compare(
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Train several objectives, or variants of one, from the same start for the same time, and plot
-    nDCG@10 against it.
+    """Train several objectives, or variants of one, from the same start for the same time.
 
     Limited by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here
     hold for every run. Finished runs are kept: run it again to add presets or seeds.
@@ -38,7 +37,7 @@ def compare(
     on:
         Folders with judged queries, as for eval.
     out:
-        Folder for the runs, compare.json and compare.png.
+        Folder for the runs and compare.json, which revela report makes a page of.
     presets:
         What to compare.
     seeds:

@@ -30,7 +30,6 @@ def probe(
     max_tokens: int = 512,
     documents: int = 200,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
-    plot: Path | None = None,
     seed: int = 0,
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
@@ -39,19 +38,19 @@ def probe(
 
     For a retriever: how well each tenth of a document finds the document (no labels needed); with
     --move, how a document ranks while the passage that answers a query is moved through it; and
-    alignment, uniformity, anisotropy and effective rank. For a language model: its next-token loss
-    by place in a text; for an encoder-decoder, and a retriever that revela train --objective spans
-    has saved one beside: how often it writes a hidden span, by place.
+    alignment, uniformity, anisotropy and effective rank. For an encoder-decoder, and a retriever
+    that revela train --objective spans has saved one beside: how often it writes a hidden span, by
+    place.
 
     Parameters
     ----------
     model:
-        A Sentence-Transformers folder, a hub id or embedded:minilm-l6; or a language model.
+        A Sentence-Transformers folder, a hub id or embedded:minilm-l6; or an encoder-decoder.
     corpus:
         Text, as for train; documents of at least --max-tokens are used.
     move:
-        Move the answers of this folder in BEIR layout: it holds answers.jsonl or, with
-        --join-titles, passages that make articles.
+        Move the answers of this folder in BEIR layout: neighbouring passages of one title make an
+        article, and the judged ones are the answers.
     pairs:
         Folder in BEIR layout whose queries and judged passages are the pairs of the geometry;
         without it, they are halves of chunks.
@@ -60,9 +59,7 @@ def probe(
     documents:
         Maximum number of documents, and of answers to move; 30 documents are enough.
     json_file:
-        Write all numbers to this file.
-    plot:
-        Write a plot (PNG) to this file.
+        Write all numbers to this file, which revela report draws.
     seed:
         Seed of the samples.
     precision:
@@ -71,19 +68,22 @@ def probe(
     if documents < 2:
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
     from revela.corpus.read import read_corpus
-    from revela.evaluation.probes.run import ProbeOptions, probe_language_model, probe_retriever
+    from revela.evaluation.probes.run import ProbeOptions, probe_encoder_decoder, probe_retriever
+    from revela.lm.encoder_decoder import is_encoder_decoder
     from revela.weights import resolve
 
     folder = resolve(model)
     is_retriever = (folder / "modules.json").is_file()
+    if not is_retriever and not is_encoder_decoder(folder):
+        raise RevelaError(f"{model} has no vectors to probe: make a retriever of it (revela train)")
     if not is_retriever and (move or pairs):
         raise RevelaError(
             f"{model} is a language model, of which no retrieval is probed: omit --move and --pairs"
         )
     read, report = read_corpus(corpus, reading)
     print_report(report)
-    run = probe_retriever if is_retriever else probe_language_model
-    options = ProbeOptions(max_tokens, documents, seed, precision, move, reading.join_titles, pairs)
+    run = probe_retriever if is_retriever else probe_encoder_decoder
+    options = ProbeOptions(max_tokens, documents, seed, precision, move, pairs)
     found = replace(run(folder, model, read, options), corpus=[str(c) for c in corpus])
     _print_profiles(found.profiles)
     if found.geometry is not None:
@@ -93,12 +93,6 @@ def probe(
 
         write_json(found, json_file)
         print(f"saved to {json_file}")
-    if plot is not None:
-        from revela.evaluation.plots import profile_plots, save_png
-
-        title = f"{Path(model).name}, {found.tokens} tokens"
-        save_png(profile_plots({model: found.profiles}), plot, title)
-        print(f"saved to {plot}")
 
 
 def _print_profiles(profiles: Mapping[str, Profile]) -> None:

@@ -2,10 +2,9 @@
 single tasks. No other file imports mteb.
 
 mteb loads the data, ranks and scores; the encoder is ours, with the model's own prompts. Results
-have mteb's layout, OUT/results/MODEL/REVISION/TASK.json, as its leaderboard takes them, with
-prompts, maximum length and arithmetic in run_settings.jsonl beside them. Runs with truncated texts
-or in bf16 have their own folders (experiments/...), so that a score is only reused for runs with
-the same vectors.
+have the layout of mteb's leaderboard, OUT/results/MODEL/REVISION/TASK.json. Runs with truncated
+texts or in bf16 have folders of their own (experiments/...), so that a score is only reused for the
+same vectors.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ try:
     from mteb.abstasks.task_metadata import TaskMetadata
     from mteb.get_tasks import TASK_LIST
     from mteb.models import ModelMeta
-    from mteb.models.model_implementations import MODEL_REGISTRY
     from mteb.models.model_meta import ScoringFunction
     from mteb.types import PromptType
 except ModuleNotFoundError as error:
@@ -55,18 +53,12 @@ except ModuleNotFoundError as error:
 
 METRICS = dict(zip(OURS, ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_1000"), strict=True))
 """mteb's names of our metrics, by ours."""
-CONTEXT = Context("corpus", seed=42)
-"""Of models that read one: the seed is that of mteb's own contextual models."""
+CONTEXT = Context("corpus", seed=42)  # the seed of mteb's own contextual models
 
 
 class MtebEncoder:
     """Our encoder in mteb's encoder protocol. Texts of tasks without queries (STS and the like) are
     encoded as queries.
-
-    Args:
-        encoder: the model.
-        filed_as: owner/model and revision (``filed_as``).
-        context: what the model reads if it has slots.
 
     Attributes:
         settings: what a score depends on beside the weights.
@@ -144,11 +136,10 @@ class MtebEncoder:
 
 
 def _settings(encoder: RetrieverEncoder, context: Context) -> dict[str, Any]:
-    model = encoder.model
-    limits = [n for n in (token_limit(model), encoder.max_tokens) if n is not None]
+    limits = [n for n in (token_limit(encoder.model), encoder.max_tokens) if n is not None]
     settings = {
-        "query_prompt": query_prompt_of(model),
-        "passage_prompt": passage_prompt_of(model),
+        "query_prompt": query_prompt_of(encoder.model),
+        "passage_prompt": passage_prompt_of(encoder.model),
         "max_tokens": min(limits, default=None),
         "arithmetic": "bf16" if encoder.bf16 else "fp32",
     }
@@ -174,14 +165,8 @@ def evaluate_benchmarks(
     precision: Precision = "auto",
     context: Choice | None = None,
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, SystemScores]]]:
-    """Score retrievers on benchmarks, tasks of mteb or folders in BEIR layout; the other arguments
-    are those of ``evaluate``.
-
-    Args:
-        names: of benchmarks and tasks, and folders.
-        out: for the results, in mteb's layout.
-        context: of models that read one; None: drawn from each task's corpus. Tasks without a
-            corpus have the saved one.
+    """Score retrievers on benchmarks, tasks of mteb and folders in BEIR layout; arguments as for
+    ``evaluate``. A context is drawn from each task's corpus by default.
 
     Returns:
         The tasks of each name, and {task: {model: scores}}.
@@ -210,55 +195,24 @@ def filed_as(given: str, folder: Path) -> tuple[str, str]:
     return name_of(folder), folder.name  # the hub's cache names a snapshot by its commit
 
 
-def register(model: str | Path, precision: Precision = "auto") -> ModelMeta:
-    """Make a model known to mteb, so that ``mteb.get_model`` takes its name in this process.
-
-    A retriever that reads a context reads the one it was saved with, as mteb does not say which
-    corpus it encodes; ``revela eval --benchmark`` draws one from each task's corpus.
-
-    Args:
-        model: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
-        precision: arithmetic.
-
-    Returns:
-        What mteb knows of it; its ``load_model()`` gives the model.
-
-    Raises:
-        RevelaError: the model cannot be opened.
-    """
-    name, folder = str(model), resolve(str(model))
-    encoder = RetrieverEncoder.load(folder, precision)
-    ours = MtebEncoder(encoder, filed_as(name, folder), Context("saved"))
-
-    def load(*_: Any, **__: Any) -> MtebEncoder:
-        return ours
-
-    MODEL_REGISTRY[name] = meta = ours.mteb_model_meta.model_copy(update={"loader": load})
-    return meta
-
-
 def find_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
     """The tasks of each name: a benchmark, a task or a folder in BEIR layout. Private tasks are
     logged and skipped.
-
-    Raises:
-        RevelaError: a name is none of the three, or all tasks are private.
     """
     benchmarks = {alias: b for b in mteb.get_benchmarks() for alias in (b.name, *(b.aliases or ()))}
-    found: dict[str, list[Any]] = {}
-    for name in names:
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for name in found:
         if name in benchmarks:
             tasks = list(benchmarks[name].tasks)
         elif (Path(name) / "qrels").is_dir():
             tasks = [folder_task(Path(name))]
         else:
             tasks = [_task(name, benchmarks)]
-        found[name] = [task for task in tasks if task.metadata.is_public]
         for task in tasks:
-            if not task.metadata.is_public:
-                log.info(
-                    f"{task.metadata.name}: private, only mteb's maintainers have its data; skipped"
-                )
+            if task.metadata.is_public:
+                found[name].append(task)
+            else:
+                log.info(f"{task.metadata.name}: private, only mteb has its data; skipped")
     if not any(found.values()):
         raise RevelaError(f"{', '.join(names)}: every task is private; name a public one")
     return found
@@ -278,12 +232,7 @@ def _task(name: str, benchmarks: Iterable[str]) -> Any:
 
 
 def folder_task(folder: Path) -> Any:
-    """A folder in BEIR layout as an mteb task of the folder's name; the revision is a digest of
-    its contents.
-
-    Raises:
-        RevelaError: as ``load_collection``.
-    """
+    """A folder in BEIR layout as a task of mteb; the revision is a digest of its contents."""
     collection = load_collection(folder)
     documents = {"id": collection.document_ids, "text": collection.documents}  # titles are in texts
     queries = {"id": collection.query_ids, "text": collection.queries}
@@ -317,13 +266,7 @@ def folder_task(folder: Path) -> Any:
 def run_tasks(
     tasks: Sequence[Any], models: Mapping[str, MtebEncoder], out: Path
 ) -> dict[str, dict[str, SystemScores]]:
-    """Every model on every task: {task: {model: scores}}. Tasks finished in ``out`` are not run
-    again.
-
-    Raises:
-        RevelaError: data cannot be loaded, vectors are not finite, or a result file is damaged;
-            finished tasks are kept.
-    """
+    """Every model on every task: {task: {model: scores}}. Finished tasks are kept in ``out``."""
     for name in ("mteb", "huggingface_hub"):  # their warnings repeat errors that are raised
         logging.getLogger(name).setLevel(logging.ERROR)
     cache = mteb.ResultCache(out)
@@ -347,7 +290,7 @@ def _scores(result: Any, settings: dict[str, Any]) -> SystemScores:
 
 
 def _run(task: Any, label: str, model: MtebEncoder, cache: Any) -> Any:
-    """mteb's result of one task, which is kept in the cache."""
+    """mteb's result of one task, from the cache or run now."""
     name, meta = task.metadata.name, model.mteb_model_meta
     path = cache.get_task_result_path(name, meta)
     try:
@@ -382,8 +325,6 @@ def _run(task: Any, label: str, model: MtebEncoder, cache: Any) -> Any:
 def _load(task: Any, cache: Any) -> None:
     try:
         task.load_data()
-    except RevelaError:
-        raise
     except Exception as error:  # a lost connection has many types: datasets', the hub's, HTTP's
         raise RevelaError(
             f"{task.metadata.name}: its data cannot be loaded ({first_line(error)}); run again "

@@ -1,9 +1,8 @@
 """Choose a retriever for a text without labels.
 
-A candidate is an embedder as it is, a language model fitted to the text, or its table of words. It
-is made from the documents that are not held out, and has to find held-out documents among them. The
-score is that of the fusion with BM25, by which an index is searched; within noise the candidate
-that costs least is taken. docs/results.md compares the choices with judged queries.
+Candidates are made from the documents that are not held out, and have to find held-out documents
+among them. The score is that of the fusion with BM25, by which an index is searched; within noise
+the candidate that costs least is taken.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ DEFAULT = "embedded:minilm-l6"  # of English, where there is too little text for
 
 @dataclass(frozen=True)
 class Candidate:
-    """A retriever that can be made of a model: an embedder is taken as it is; a language model is
-    fitted, or gives a table of words.
-    """
+    """An embedder as it is, a language model fitted to the text, or its table of words."""
 
     model: str
     kind: Kind
@@ -57,8 +54,6 @@ class Choice:
     """What was chosen, and why.
 
     Attributes:
-        candidate: that was chosen.
-        why: one or two sentences.
         queries: nDCG@10 of each query, by system (BM25 first), then by task, alone (its name) and
             with BM25; empty if nothing was compared.
         weights: number of weights beside the embedding table, by candidate.
@@ -96,9 +91,6 @@ def choose_model(
         recipe: how language models are fitted, and the language of the words.
         chunk_words: most words in a chunk.
 
-    Raises:
-        RevelaError: there is no model, one cannot be used, or there is no text.
-
     Examples:
         >>> from revela import choose_model
         >>> choice = choose_model(["Invoices are kept for ten years.", "The garden opens at nine."])
@@ -118,7 +110,7 @@ def choose_model(
 
 
 def _chosen(among: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> Choice:
-    """Make every candidate of the data and score it on what is held out."""
+    """Make every candidate, and score it on what is held out."""
     language, held = data.recipe.corpus.language, data.held_out
     tasks = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, Analyzer(language))
     count = sum(len(task.queries) for task in tasks)
@@ -156,7 +148,7 @@ def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
 def chosen_by(
     queries: Mapping[str, Mapping[str, Scores]], weights: Mapping[str, int]
 ) -> tuple[str, str]:
-    """The chosen candidate and why; arguments as of ``Choice``."""
+    """The chosen candidate and why."""
     scores = {system: _mean(tasks) for system, tasks in queries.items()}
     best = max(weights, key=lambda name: scores[name])
     close = [name for name in weights if scores[name] >= scores[best] - NOISE]
@@ -176,11 +168,7 @@ def chosen_by(
 
 
 def candidates_of(names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[Candidate]:
-    """What can be made of these models and of the embedded ones that are installed.
-
-    Raises:
-        RevelaError: there is nothing, or nothing can be made of a model that is named.
-    """
+    """What can be made of these models and of the embedded ones that are installed."""
     installed = [name for name in EMBEDDED if is_installed(name)]
     found = list[Candidate]()
     for name in dict.fromkeys([*names, *installed]):

@@ -11,17 +11,11 @@ from pathlib import Path
 from revela.errors import RevelaError
 from revela.evaluation.beir import load_collection, mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
-from revela.evaluation.plots import comparison_plots, save_png
 from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint, write_json
 from revela.groups.training_set import TrainingSet
 from revela.index.contexts import Context
 from revela.settings import Corpus, Recipe
-from revela.training.record import (
-    FREE_WHEN_DONE,
-    refuse_another,
-    remove_begun,
-    settings_of,
-)
+from revela.training.record import FREE_WHEN_DONE, refuse_another, remove_begun, settings_of
 from revela.training.train import train
 from revela.types import Encoder
 
@@ -45,20 +39,11 @@ def compare(
     equal parts.
 
     A finished run of the same settings and documents is kept, and an interrupted one is resumed.
-    compare.json and compare.png are written after each run.
+    compare.json is written after each run.
 
     Args:
-        recipes: by name.
         read: gives the training set of a recipe and the label-free check beside it.
         on: BEIR-layout folders to score on; nothing is selected by these scores.
-        out: folder of the runs.
-        seeds: of the runs, one after another.
-        points: checks per run.
-        corpus, command: as for ``train``.
-
-    Raises:
-        RevelaError: a run's folder holds something else, or a run of other settings or documents;
-            too little is held out.
     """
     readings = _read_each(recipes, read)
     collections = [load_collection(folder) for folder in on]
@@ -101,7 +86,6 @@ def compare(
                 raise RevelaError(f"stopped in {folder}: run the same command again to resume")
         comparison.curves[f"{name}, seed {seed}"] = _curve(folder)
         write_json(comparison, out / COMPARISON)
-        _plot(comparison, out / "compare.png")
     return comparison
 
 
@@ -124,10 +108,3 @@ def _curve(folder: Path) -> list[CurvePoint]:
     rows = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
     judged = [row for row in rows if "judged" in row]
     return [CurvePoint(row["minutes"], row["tokens_read"], row["judged"]) for row in judged]
-
-
-def _plot(comparison: Comparison, path: Path) -> None:
-    try:
-        save_png(comparison_plots(comparison), path)
-    except RevelaError as error:  # without matplotlib
-        log.info(f"{path.name} is not drawn: {error}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -22,26 +20,19 @@ class LabelFreeEvaluator(BaseEvaluator):
     """nDCG@10 of a model on tasks made of raw documents, alone and fused with BM25: does the first
     half of a chunk find the rest of its document, a title its document, a docstring its function?
 
-    It takes no labels and draws the same tasks every time. Queries and passages get the model's own
-    prompts.
+    The tasks are drawn by ``seed``. Queries and passages get the model's own prompts.
 
     Args:
         texts: documents that are not trained on: texts, or ``revela.Document`` with titles and, for
             Python source, kind="code".
-        name: stands before the metrics and in the file's name.
+        name: stands before the metrics.
         chunk_words: most words of a chunk.
         queries: most queries per task.
         passages: most passages per task.
-        seed: of the draw.
-        write_csv: append each result to label_free_evaluation_NAME_results.csv in the output
-            folder.
 
     Attributes:
         primary_metric: the mean of all scores, by which ``revela train`` keeps the best state.
         bm25: nDCG@10 of BM25 by task, for comparison.
-
-    Raises:
-        RevelaError: the texts make no task.
 
     Examples:
         >>> from sentence_transformers import SentenceTransformer
@@ -62,14 +53,13 @@ class LabelFreeEvaluator(BaseEvaluator):
         queries: int = Training.check_queries,
         passages: int = Training.check_passages,
         seed: int = Training.seed,
-        write_csv: bool = True,
     ) -> None:
         super().__init__()
         documents = [
             Document(str(i), text) if isinstance(text, str) else text
             for i, text in enumerate(texts)
         ]
-        self.name, self.write_csv = name, write_csv
+        self.name = name
         self.about = dict(documents=len(documents), chunk_words=chunk_words, seed=seed)
         self.check = HeldOutCheck(tasks(documents, chunk_words, queries, passages, seed))
         if not self.check.tasks:
@@ -79,7 +69,6 @@ class LabelFreeEvaluator(BaseEvaluator):
             )
         self.bm25 = self.check.bm25()
         self.primary_metric = "mean_ndcg@10"
-        self.csv_file = "_".join(filter(None, ("label_free_evaluation", name, "results.csv")))
 
     def __call__(
         self,
@@ -95,21 +84,9 @@ class LabelFreeEvaluator(BaseEvaluator):
             for task, score in found.items()
         }
         metrics["mean_ndcg@10"] = fmean(found.values())
-        if output_path is not None and self.write_csv:
-            self._append(Path(output_path), {"epoch": epoch, "steps": steps, **metrics})
         named: dict[str, float] = self.prefix_name_to_metrics(metrics, self.name)
         self.store_metrics_in_model_card_data(model, named, epoch, steps)
         return named
-
-    def _append(self, folder: Path, row: dict[str, float]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / self.csv_file
-        is_new = not path.is_file()
-        with path.open("a", newline="", encoding="utf-8") as handle:
-            writer = csv.DictWriter(handle, list(row))
-            if is_new:
-                writer.writeheader()
-            writer.writerow(row)
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says of this evaluator."""

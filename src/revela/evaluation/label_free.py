@@ -1,7 +1,5 @@
 """The label-free check: score a retriever, alone and fused with BM25, and BM25 on retrieval tasks
-made from held-out documents.
-
-Documents are held out of training by a hash of their text (``split_held_out``). The tasks:
+made from documents that are held out of training:
 - ``sibling``: the first half of a chunk should find the other chunks of its document;
 - ``title``: a title should find the chunks of its document;
 - ``question``: a question that a language model wrote about a chunk should find that chunk;
@@ -56,7 +54,6 @@ class Task:
     excluded: list[frozenset[int]] = field(default_factory=list)
 
     def add(self, query: str, relevant: Iterable[int], excluded: Iterable[int] = ()) -> None:
-        """Add a query."""
         self.queries.append(query)
         self.relevant.append(frozenset(relevant))
         self.excluded.append(frozenset(excluded))
@@ -76,10 +73,6 @@ class HeldOutCheck:
 
     A state is selected by both scores of an encoder: an index is searched by both, and BM25 may
     already find what the vectors learn.
-
-    Args:
-        tasks: of ``tasks``.
-        language: of the words, as ``BM25`` takes it.
     """
 
     def __init__(self, tasks: Sequence[Task], language: str = "auto") -> None:
@@ -90,7 +83,7 @@ class HeldOutCheck:
         ]
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
-        """nDCG@10 by task, alone (its name) and with BM25 (``with_bm25`` of its name)."""
+        """nDCG@10 by task, alone and with BM25 (``with_bm25`` of its name)."""
         return _means(self.queries(encoder))
 
     def queries(self, encoder: Encoder) -> dict[str, Scores]:
@@ -103,14 +96,14 @@ class HeldOutCheck:
 
     def queries_of_bm25(self) -> dict[str, Scores]:
         """The same of each query, (Q,)."""
-        return {
-            task.name: _score(task, found) for pool in self._pools for task, found in pool.tasks
-        }
+        return {task.name: _score(task, run) for pool in self._pools for task, run in pool.tasks}
 
     def describe(self) -> str:
         """The tasks and their sizes."""
-        sizes = [(t.name, len(t.queries), len(t.passages)) for t in self.tasks]
-        return "; ".join(f"{name}: {q} queries over {p} passages" for name, q, p in sizes)
+        return "; ".join(
+            f"{task.name}: {len(task.queries)} queries over {len(task.passages)} passages"
+            for task in self.tasks
+        )
 
 
 class _Pool:
@@ -131,11 +124,8 @@ class _Pool:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
             yield task.name, _score(task, dense)
-            fused = [
-                fuse(snapshot, *found)
-                for found in zip(task.queries, queries, dense, lexical, strict=True)
-            ]
-            yield with_bm25(task.name), _score(task, fused)
+            found = zip(task.queries, queries, dense, lexical, strict=True)
+            yield with_bm25(task.name), _score(task, [fuse(snapshot, *each) for each in found])
 
 
 def _means(scores: Mapping[str, Scores]) -> dict[str, float]:
@@ -159,16 +149,8 @@ def tasks(
     questions: int = 0,
     ask: Ask | None = None,
 ) -> list[Task]:
-    """The tasks that can be made from these documents.
-
-    Args:
-        documents: the held-out documents.
-        max_words: per chunk.
-        queries: at most per task; a task with fewer than ``MIN_QUERIES`` is dropped.
-        passages: at most per task.
-        seed: of the samples.
-        questions: number of passages to write a question about.
-        ask: writes them; None: there is no question task.
+    """The tasks with ``MIN_QUERIES`` or more that can be made from these documents, of at most so
+    many queries and passages each; ``ask`` writes ``questions`` questions.
     """
     rng = random.Random(seed)
     texts, owned = _chunks(documents, max_words, passages)
@@ -188,7 +170,7 @@ def tasks_among(
     terms: Terms,
 ) -> list[Task]:
     """Tasks about held-out documents, whose passages lie among those of the rest: ``sentence`` of
-    prose, ``docstring`` of code. Other arguments as for ``tasks``; ``terms`` are of the language.
+    prose, ``docstring`` of code.
     """
     documents = [*held, *rest]
     texts, owned = _chunks(documents, max_words, passages)
@@ -216,9 +198,7 @@ def half_of_shared(query: str, passage: str, terms: Terms) -> str:
 def _chunks(
     documents: Sequence[Document], max_words: int, limit: int
 ) -> tuple[list[str], dict[int, list[int]]]:
-    """At most ``limit`` chunks, and those of each document; long documents are cut short so that
-    more documents have a share in the limit.
-    """
+    """At most ``limit`` chunks, and those of each document; long documents are cut short."""
     share = max(MIN_SHARE, limit // max(1, len(documents)))
     texts: list[str] = []
     owned = defaultdict[int, list[int]](list)
@@ -262,9 +242,7 @@ def _question(texts: list[str], questions: int, ask: Ask) -> Task:
 
 
 def docstring_task(documents: Sequence[Document], limit: int) -> Task:
-    """First sentence of a docstring -> its function without the docstring (Python only), for at
-    most ``limit`` functions.
-    """
+    """First sentence of a docstring -> its function without it, for at most ``limit`` functions."""
     task = Task("docstring", [])
     seen = set()
     for document in documents:

@@ -15,10 +15,7 @@ Run = Mapping[str, Mapping[str, float]]
 
 
 def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """Metrics of each judged query: {query: {metric: value}}.
-
-    A judged query that is missing from the run scores 0; an unjudged one is ignored.
-    """
+    """{query: {metric: value}}; a judged query that is missing from the run scores 0."""
     import pytrec_eval
 
     evaluator = pytrec_eval.RelevanceEvaluator({q: dict(d) for q, d in qrels.items()}, _MEASURES)

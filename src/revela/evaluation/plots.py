@@ -1,17 +1,17 @@
-"""Plots of results: as SVG elements of a report's page, and as PNG files."""
+"""Plots of results, as SVG elements of a report's page. Titles and legends are the page's, so that
+a drawing holds no text of a user.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from revela.errors import extra
-from revela.evaluation.results import Comparison, CurvePoint, Profile, Run
-from revela.files import atomic_write
+from revela.evaluation.results import Comparison, ProbeResult, Run
 
 Point = tuple[float, float]
 
@@ -25,25 +25,19 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "revela",  # the same plot is the same file
     "font.size": 9,
-    "text.parse_math": False,
 }
 SVG_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-WIDTH, HEIGHT, COLUMNS = 4.4, 2.9, 2  # inches of a plot, plots in a row of a PNG
-UNITS = {  # of a probe's scores; else cosine
-    "next-token loss": "nats per token",
-    "moved passage, MRR@100": "MRR@100",
-    "spans by place": "accuracy",
-}
+SIZE = (4.4, 2.9)  # inches
+MINUTES = "minutes of training"
+UNITS = {"moved passage, MRR@100": "MRR@100", "spans by place": "accuracy"}  # else cosine
 
 
 @dataclass(frozen=True)
 class Line:
     """A curve: ``series`` numbers its colour and dashes, ``band`` is the interval at each point."""
 
-    name: str
     points: Sequence[Point]
     series: int = 0
-    faint: bool = False
     band: Sequence[Point] = ()
 
 
@@ -58,28 +52,32 @@ class Plot:
     level: float | None = None
 
     def svg(self) -> str:
-        """An SVG element without title and legend, so that it holds no text of a user."""
+        """An SVG element."""
         with extra("report", "the report page"):
             import matplotlib
             from matplotlib.figure import Figure
 
         with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            figure = Figure(figsize=SIZE, layout="constrained")
             figure.patch.set_alpha(0.0)
-            self.draw(figure.subplots())
+            self._draw(figure.subplots())
             file = io.StringIO()
             figure.savefig(file, format="svg", metadata=SVG_METADATA)
         text = file.getvalue()
         label = f'role="img" aria-label="{self.y_label} against {self.x_label}"'
         return text[text.index("<svg") :].replace("<svg", f"<svg {label}", 1)
 
-    def draw(self, axis: Any) -> None:
-        """Draw on an axis of matplotlib."""
+    def _draw(self, axis: Any) -> None:
         for line in self.lines:
-            if line.points:
-                _draw_line(axis, line)
+            x, y = [point[0] for point in line.points], [point[1] for point in line.points]
+            ink, dashes = colour(line.series), DASHES[line.series // len(COLOURS) % len(DASHES)]
+            marker = "o" if len(x) <= 12 else ""
+            axis.plot(x, y, color=ink, linestyle=dashes, linewidth=1.6, marker=marker, ms=3.5)
+            if line.band:
+                low, high = zip(*line.band, strict=True)
+                axis.fill_between(x, low, high, color=ink, alpha=0.18, linewidth=0)
         if self.level is not None:
-            axis.axhline(self.level, color=LEVEL, linestyle=(0, (5, 3)), lw=1.2, label="BM25")
+            axis.axhline(self.level, color=LEVEL, linestyle=(0, (5, 3)), linewidth=1.2)
         axis.set(xlabel=self.x_label, ylabel=self.y_label)
         axis.grid(color=INK, alpha=0.15, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
@@ -91,65 +89,16 @@ def colour(series: int) -> str:
     return COLOURS[series % len(COLOURS)]
 
 
-def _draw_line(axis: Any, line: Line) -> None:
-    style: dict[str, Any] = {
-        "color": colour(line.series),
-        "linestyle": DASHES[line.series // len(COLOURS) % len(DASHES)],
-        "marker": "o" if len(line.points) <= 12 and not line.faint else "",
-        "linewidth": 0.8 if line.faint else 1.6,
-        "alpha": 0.35 if line.faint else 1.0,
-    }
-    x, y = zip(*line.points, strict=True)
-    axis.plot(x, y, markersize=3.5, label=line.name, **style)
-    if line.band:
-        low, high = zip(*line.band, strict=True)
-        axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-
-
-def save_png(plots: Sequence[Plot], path: Path, title: str = "") -> None:
-    """Write plots beside and below each other, with one legend of all their lines."""
-    with extra("report", "a plot"):
-        import matplotlib
-        from matplotlib.figure import Figure
-
-    columns, rows = min(COLUMNS, max(1, len(plots))), max(1, -(-len(plots) // COLUMNS))
-    with matplotlib.rc_context({"text.parse_math": False}):
-        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False).flatten()
-        named: dict[str, Any] = {}
-        for plot, axis in zip(plots, axes, strict=False):
-            plot.draw(axis)
-            axis.set_title(plot.title)
-            named |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-        for axis in axes[len(plots) :]:
-            axis.set_visible(False)
-        figure.suptitle(title, fontsize=10)
-        if len(named) > 1:
-            figure.legend(named.values(), named, loc="outside lower center", ncols=columns)
-        with atomic_write(path) as temporary:
-            figure.savefig(temporary, dpi=130)
-
-
 def comparison_plots(comparison: Comparison) -> list[Plot]:
-    """nDCG@10 of judged queries against time, or against tokens where no time was recorded: a plot
-    per collection, a colour per kind of run.
-    """
+    """A plot per collection: nDCG@10 of judged queries against time, a colour per kind of run."""
     kinds = list(dict.fromkeys(map(kind_of, comparison.curves)))
-    timed = any(point.minutes > 0 for curve in comparison.curves.values() for point in curve)
-
-    def x(point: CurvePoint) -> float:
-        return point.minutes if timed else point.tokens_read
-
     plots = []
     for name, level in comparison.bm25.items():
         lines = [
-            Line(kind, [(x(point), point.judged[name]) for point in curve], kinds.index(kind))
+            Line([(at.minutes, at.judged[name]) for at in curve], kinds.index(kind_of(run)))
             for run, curve in comparison.curves.items()
-            for kind in (kind_of(run),)
         ]
-        plots.append(
-            Plot(name, "minutes of training" if timed else "tokens read", "nDCG@10", lines, level)
-        )
+        plots.append(Plot(name, MINUTES, "nDCG@10", lines, level))
     return plots
 
 
@@ -166,10 +115,10 @@ def check_plots(runs: Mapping[str, Run]) -> list[Plot]:
         lines = []
         for run in runs.values():
             points = [(row.minutes, check[task]) for row, check in run.checks() if task in check]
-            lines.append(Line(run.kind, points, kinds.index(run.kind)))
+            lines.append(Line(points, kinds.index(run.kind)))
         levels = {run.about.bm25.get(task) for run in runs.values()}
         level = levels.pop() if len(levels) == 1 else None
-        plots.append(Plot(task, "minutes of training", "nDCG@10", lines, level))
+        plots.append(Plot(task, MINUTES, "nDCG@10", lines, level))
     return plots
 
 
@@ -178,15 +127,10 @@ def loss_plots(runs: Mapping[str, Run]) -> list[Plot]:
     kinds = kinds_of(runs)
     lines: dict[str, list[Line]] = {}
     for run in runs.values():
-        if points := run.losses():
-            series, mean = kinds.index(run.kind), smooth(points)
-            lines.setdefault(str(run.settings.get("objective", "")), []).extend(
-                [Line(run.kind, points, series, bool(mean)), Line(run.kind, mean, series)]
-            )
-    return [
-        Plot(f"Loss, objective {objective}", "minutes of training", "loss", some)
-        for objective, some in lines.items()
-    ]
+        if losses := run.losses():
+            line = Line(smooth(losses), kinds.index(run.kind))
+            lines.setdefault(str(run.settings.get("objective", "")), []).append(line)
+    return [Plot(f"Loss, objective {name}", MINUTES, "loss", some) for name, some in lines.items()]
 
 
 def kinds_of(runs: Mapping[str, Run]) -> list[str]:
@@ -195,26 +139,23 @@ def kinds_of(runs: Mapping[str, Run]) -> list[str]:
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """The running mean over a tenth of the points; empty for fewer than ten points."""
-    if len(points) < 10:
-        return []
-    width = max(3, len(points) // 10)
+    """The running mean over a tenth of the points."""
+    width = max(1, len(points) // 10)
     return [
         (x, fmean(y for _, y in points[max(0, i - width + 1) : i + 1]))
         for i, (x, _) in enumerate(points)
     ]
 
 
-def profile_plots(models: Mapping[str, Mapping[str, Profile]]) -> list[Plot]:
-    """A plot per test of the models' profiles, a line per model with its 95 % intervals."""
+def profile_plots(probes: Mapping[str, ProbeResult]) -> list[Plot]:
+    """A plot per test, with a line and 95 % intervals per model."""
     plots = []
-    for test in dict.fromkeys(test for profiles in models.values() for test in profiles):
+    for test in dict.fromkeys(test for probe in probes.values() for test in probe.profiles):
         lines = []
-        for series, (name, profiles) in enumerate(models.items()):
-            if found := profiles.get(test):
+        for series, probe in enumerate(probes.values()):
+            if found := probe.profiles.get(test):
                 values = [place.value for place in found.places]
                 band = [(place.low, place.high) for place in found.places]
-                points = list(zip(found.tenths, values, strict=True))
-                lines.append(Line(name, points, series, band=band))
+                lines.append(Line(list(zip(found.tenths, values, strict=True)), series, band))
         plots.append(Plot(test, "place, tenths of the text", UNITS.get(test, "cosine"), lines))
     return plots

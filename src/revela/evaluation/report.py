@@ -1,7 +1,7 @@
 """One HTML page about runs: corpora, curves, scores, probes, settings, and how to repeat them.
 
-The page is self-contained: styles and drawings are inline, nothing is fetched, no script runs. The
-template (report.html) escapes all text of a corpus, a file name or a model.
+Styles and drawings are inline, nothing is fetched, no script runs. The template (report.html)
+escapes all text of a corpus, a file name or a model.
 """
 
 from __future__ import annotations
@@ -40,14 +40,8 @@ from revela.files import atomic_write
 from revela.settings import Recipe
 from revela.silence import duration
 
-IN_TITLE = 4  # names in the page's title
-METRIC_NAMES = {
-    "ndcg@10": "nDCG@10",
-    "recall@100": "recall@100",
-    "mrr@10": "MRR@10",
-    "map": "MAP",
-    MAIN: "main score",
-}
+SHOWN = ("nDCG@10", "recall@100", "MRR@10", "MAP", "main score")
+METRIC_NAMES = dict(zip((*METRICS, MAIN), SHOWN, strict=True))
 SUMMARIES = {
     "slope": "slope per tenth",
     "drop": "first place minus the last",
@@ -80,11 +74,7 @@ class Table:
 
 
 def report(paths: Sequence[Path], out: Path) -> Results:
-    """Write the page about ``paths`` (see ``read_results``) to ``out``, atomically.
-
-    Raises:
-        RevelaError: a path has no results, a file is damaged, or ``out`` is a folder.
-    """
+    """Write the page about ``paths`` (see ``read_results``) to ``out``."""
     if out.is_dir():
         raise RevelaError(
             f"{out} is a folder: give the page a file name, such as --out {out / 'report.html'}"
@@ -110,9 +100,8 @@ def render(results: Results, names: Sequence[str]) -> str:
         lstrip_blocks=True,
     )
     runs, probes = results.runs, results.probes
-    more = f" and {len(names) - IN_TITLE} more" if len(names) > IN_TITLE else ""
     return environment.get_template("report.html").render(
-        title=", ".join(names[:IN_TITLE]) + more,
+        title=", ".join(names),
         runs=runs,
         legend=_legend(kinds_of(runs)),
         facts=facts_table(runs),
@@ -129,12 +118,11 @@ def render(results: Results, names: Sequence[str]) -> str:
         ],
         judged=judged_tables(results.scores),
         probes=_legend(list(probes)),
-        places=_figures(profile_plots({name: probe.profiles for name, probe in probes.items()})),
+        places=_figures(profile_plots(probes)),
         place_tables=profile_tables(probes),
         geometry=geometry_table(probes),
         changed=settings_table(runs),
-        environment=environment_table(runs),
-        commands=_commands(runs),
+        commands=dict.fromkeys(run.about.command for run in runs.values() if run.about.command),
     )
 
 
@@ -147,19 +135,8 @@ def _figures(plots: Iterable[Plot]) -> list[tuple[str, str]]:
     return [(plot.title, plot.svg()) for plot in plots]
 
 
-def _commands(runs: Runs) -> dict[str, str]:
-    """Each command once, and the names of the runs that it made."""
-    commands: dict[str, list[str]] = {}
-    for name, run in runs.items():
-        if run.about.command:
-            commands.setdefault(run.about.command, []).append(name)
-    return {command: ", ".join(names) for command, names in commands.items()}
-
-
 def check_tables(runs: Runs) -> list[Table]:
-    """A table per task: BM25, the untrained model, the state before the first step, the saved one;
-    a column per run, its best marked.
-    """
+    """A table per task with a column per run, its best marked."""
     systems: dict[str, Callable[[Run], Mapping[str, float]]] = {
         "BM25": lambda run: run.about.bm25,
         "untrained": lambda run: run.about.untrained,
@@ -176,8 +153,8 @@ def check_tables(runs: Runs) -> list[Table]:
 
 
 def comparison_table(name: str, comparison: Comparison) -> Table:
-    """nDCG@10 of judged queries at the end, a row per collection: BM25, and each kind of run as the
-    mean over its seeds, with where it began.
+    """nDCG@10 at the end, a row per collection: BM25, and the mean over the seeds of each kind of
+    run, with where it began.
     """
     kinds: dict[str, list[list[CurvePoint]]] = {}
     for label, curve in comparison.curves.items():
@@ -197,8 +174,8 @@ def comparison_table(name: str, comparison: Comparison) -> Table:
 
 
 def judged_tables(files: Mapping[str, Scores]) -> list[Table]:
-    """Scores of ``eval``: nDCG@10 over all collections, a column per system; then for each
-    collection all its metrics, a row per system.
+    """nDCG@10 of all collections, a column per system; then a table per collection with all its
+    metrics, a row per system.
     """
     merged = merge(files)
     tables = [_collection_table(name, systems) for name, systems in merged.items()]
@@ -206,14 +183,16 @@ def judged_tables(files: Mapping[str, Scores]) -> list[Table]:
         names = list(dict.fromkeys(system for systems in merged.values() for system in systems))
         rows = []
         for row, collections in _with_mean(merged).items():
-            means = []
-            for system in names:
-                found = [merged[c][system].means for c in collections if system in merged[c]]
-                values = [each["ndcg@10"] for each in found if "ndcg@10" in each]
-                means.append(fmean(values) if len(values) == len(collections) else None)
+            means = [_mean_score([merged[c].get(name) for c in collections]) for name in names]
             rows.append((row, _marked(means)))
         tables.insert(0, Table("all collections", ["nDCG@10", *names], rows))
     return tables
+
+
+def _mean_score(scores: Sequence[SystemScores | None]) -> float | None:
+    """Mean nDCG@10 of a system that has one on every collection."""
+    found = [each.means["ndcg@10"] for each in scores if each and "ndcg@10" in each.means]
+    return fmean(found) if len(found) == len(scores) else None
 
 
 def _collection_table(name: str, systems: Mapping[str, SystemScores]) -> Table:
@@ -231,9 +210,8 @@ def _collection_table(name: str, systems: Mapping[str, SystemScores]) -> Table:
 
 
 def merge(files: Mapping[str, Scores]) -> Scores:
-    """Several files of scores as one.
-
-    A system that has other scores in a later file is listed a second time, with that file's name.
+    """Several files of scores as one; a system that has other scores in a later file is listed a
+    second time, with that file's name.
     """
     merged: Scores = {}
     for source, collections in files.items():
@@ -261,33 +239,37 @@ def profile_tables(probes: Probes) -> list[Table]:
 def geometry_table(probes: Probes) -> Table:
     """Alignment, uniformity, anisotropy and effective rank; a column per retriever."""
     found = {n: dataclasses.asdict(p.geometry) for n, p in probes.items() if p.geometry}
-    names = list(next(iter(found.values()), {}))
     rows = [
-        (n.replace("_", " "), [Cell(_short(each[n])) for each in found.values()]) for n in names
+        (measure.replace("_", " "), [Cell(_number(each[measure])) for each in found.values()])
+        for measure in next(iter(found.values()), {})
     ]
     return Table("Geometry of the vectors", ["", *found], rows)
 
 
 def facts_table(runs: Runs) -> Table:
-    """What each run was made from and how far it went, a column per run."""
+    """What each run was made from, how far it went and on what machine, a column per run."""
     facts: dict[str, Callable[[Run], str]] = {
         "corpus": lambda run: run.about.corpus,
-        "documents": lambda run: _count(run.about.documents),
-        "chunks": lambda run: _count(run.about.chunks),
-        "groups": lambda run: _count(run.about.groups),
+        "documents": lambda run: _number(run.about.documents),
+        "chunks": lambda run: _number(run.about.chunks),
+        "groups": lambda run: _number(run.about.groups),
         "objective": lambda run: _text(run.settings.get("objective")),
         "retriever starts from": lambda run: _text(run.settings.get("model")),
         "language model": lambda run: _text(run.settings.get("lm")),
-        "steps": _steps,
+        "steps": lambda run: _number(max((row.step for row in run.metrics), default=None)),
+        "saved step": lambda run: _number(run.metrics[-1].kept if run.metrics else None),
         "training took": lambda run: duration(run.metrics[-1].minutes) if run.metrics else "",
-        "tokens read": lambda run: _count(
-            max((r.tokens_read or 0 for r in run.metrics), default=0)
+        "tokens read": lambda run: _number(
+            max((row.tokens_read or 0 for row in run.metrics), default=None)
         ),
         "state": lambda run: "saved" if run.finished else "not finished",
     }
-    return _plain(
-        runs, {name: [fact(run) for run in runs.values()] for name, fact in facts.items()}
-    )
+    texts = {name: [fact(run) for run in runs.values()] for name, fact in facts.items()}
+    recorded = [run.about.hardware | run.about.versions for run in runs.values()]
+    for name in dict.fromkeys(name for each in recorded for name in each):
+        texts[name] = [_text(each.get(name)) for each in recorded]
+    rows = [(name, [Cell(text) for text in row]) for name, row in texts.items() if any(row)]
+    return Table("", ["", *runs], rows)
 
 
 def settings_table(runs: Runs) -> Table:
@@ -301,19 +283,6 @@ def settings_table(runs: Runs) -> Table:
         if any(value != default for value in values):
             rows.append((name, [Cell(_text(value)) for value in (default, *values)]))
     return Table("Settings that differ from their defaults", ["setting", "default", *runs], rows)
-
-
-def environment_table(runs: Runs) -> Table:
-    """Hardware and versions of each run."""
-    recorded = [run.about.hardware | run.about.versions for run in runs.values()]
-    names = dict.fromkeys(name for each in recorded for name in each)
-    return _plain(runs, {name: [_text(each.get(name)) for each in recorded] for name in names})
-
-
-def _plain(runs: Runs, rows: Mapping[str, Sequence[str]]) -> Table:
-    """A table of texts without empty rows."""
-    filled = [(name, [Cell(text) for text in texts]) for name, texts in rows.items() if any(texts)]
-    return Table("", ["", *runs], filled)
 
 
 def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[Row]:
@@ -344,13 +313,6 @@ def _marked(values: Iterable[float | None]) -> list[Cell]:
     return [Cell(text, best=bool(text) and text == best and len(texts) > 1) for text in texts]
 
 
-def _steps(run: Run) -> str:
-    if not run.metrics:
-        return ""
-    last, kept = run.metrics[-1].step, run.metrics[-1].kept
-    return f"{last:,}" + (f" (saved: step {kept:,})" if kept not in (None, last) else "")
-
-
 def _p(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
@@ -361,12 +323,10 @@ def _interval(found: Interval | None) -> Cell:
     return Cell(f"{found.value:.4f}", note=f"{found.low:.4f} to {found.high:.4f}")
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3f}"
-
-
-def _count(value: int | None) -> str:
-    return f"{value:,}" if value else ""
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def _text(value: Any) -> str:

@@ -1,8 +1,5 @@
-"""The JSON files of ``train``, ``compare``, ``eval`` and ``probe``: a dataclass per file, and the
-reader that collects them for a report.
-
-A run folder holds run.json and metrics.jsonl, and may hold scores.json (``eval --json``) and
-probe.json (``probe --json``). A folder of ``compare`` holds compare.json and its runs.
+"""The JSON files of ``train``, ``compare``, ``eval --json`` and ``probe --json``: a dataclass per
+file, and the reader that collects them for a report.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from revela.files import atomic_write
 
 RUN, LINES, COMPARISON = "run.json", "metrics.jsonl", "compare.json"
 SCORES, PROBE = "scores.json", "probe.json"
-LEAVE_OUT = "make it again, or leave it out"
 T = TypeVar("T")
 
 
@@ -39,7 +35,6 @@ class Profile:
 
     Attributes:
         tenths: the places, in tenths of the text.
-        places: mean score at each place, with the interval of its difference from the row's mean.
         slope: least-squares change of the score per tenth; negative: the beginning is favoured.
         drop: score at the first place minus the score at the last.
         first_wins: share of rows whose first place beats their last (a tie counts half).
@@ -52,10 +47,6 @@ class Profile:
     first_wins: Interval
     rows: int = 0
     documents: int = 0
-
-    def __post_init__(self) -> None:
-        if len(self.tenths) != len(self.places):
-            raise ValueError(f"{len(self.tenths)} tenths, but {len(self.places)} places")
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ class Geometry:
 @dataclass(frozen=True)
 class ProbeResult:
     """probe.json: profiles by test over texts of ``tokens`` tokens and, of a retriever, its
-    geometry, and the number of context documents that it was saved with.
+    geometry and the number of its context documents.
     """
 
     profiles: dict[str, Profile]
@@ -91,7 +82,7 @@ class SystemScores:
     """Scores of one system on one collection.
 
     Attributes:
-        means: metrics averaged over the queries, 0 to 1; ``main`` is mteb's main score of a task.
+        means: metrics averaged over the queries; ``main`` is mteb's main score of a task.
         margin: half the 95 % interval of nDCG@10; None for a single query.
         p: p value of nDCG@10 against other systems, by their names.
         queries: metrics of each query, by its id.
@@ -154,9 +145,7 @@ class RunFile(BaseModel, extra="allow"):
 
 @dataclass(frozen=True)
 class MetricsRow:
-    """A line of metrics.jsonl: at a step, the loss or the scores of a check; in the last line of a
-    finished run, the step whose state was kept.
-    """
+    """A line of metrics.jsonl: the loss or a check at a step; at the end, the step that is kept."""
 
     step: int
     minutes: float
@@ -168,14 +157,8 @@ class MetricsRow:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, from its run.json and metrics.jsonl.
-
-    Attributes:
-        settings: the recipe.
-        about: corpus, command, sizes, versions and hardware.
-        metrics: rows of metrics.jsonl, in order of step.
-        finished: whether its model is saved.
-        kind: the run's name without its seed; runs of one kind share a colour.
+    """A training run: its recipe, what run.json says beside it, the rows of metrics.jsonl, whether
+    its model is saved, and its name without the seed (runs of one kind share a colour).
     """
 
     settings: dict[str, Any]
@@ -185,7 +168,7 @@ class Run:
     kind: str
 
     def checks(self) -> list[tuple[MetricsRow, dict[str, float]]]:
-        """The rows with a label-free check, each with its scores by task."""
+        """The rows with a label-free check, and its scores by task."""
         return [(row, row.check) for row in self.metrics if row.check is not None]
 
     def losses(self) -> list[tuple[float, float]]:
@@ -193,7 +176,7 @@ class Run:
         return [(row.minutes, row.loss) for row in self.metrics if row.loss is not None]
 
     def saved(self) -> dict[str, float]:
-        """Label-free scores of the state that was saved, or of the last one in a running run."""
+        """Label-free scores of the saved state, or of the last one in a running run."""
         checks = self.checks()
         kept = [check for row, check in checks if row.step == self.metrics[-1].kept]
         return (kept or [check for _, check in checks] or [{}])[-1]
@@ -216,10 +199,10 @@ class Results:
 
     def add_run(self, folder: Path, name: str, kind: str) -> None:
         """Read a run, and its scores and probe."""
-        file = _read(RunFile, folder / RUN)
-        lines = _text(folder / LINES).splitlines()
+        file, path = _read(RunFile, folder / RUN), folder / LINES
+        lines = path.read_bytes().splitlines() if path.is_file() else []
         metrics = [
-            _read(MetricsRow, folder / f"{LINES}:{number}", "delete it", line)
+            _read(MetricsRow, Path(f"{path}:{number}"), line)
             for number, line in enumerate(lines, 1)
         ]
         finished = (folder / "modules.json").is_file()
@@ -228,8 +211,7 @@ class Results:
 
     def add_comparison(self, folder: Path, prefix: str) -> None:
         """Read a comparison and its runs, whose names begin with ``prefix``."""
-        remedy = "run revela compare again, which keeps finished runs"
-        comparison = _read(Comparison, folder / COMPARISON, remedy)
+        comparison = _read(Comparison, folder / COMPARISON)
         self.comparisons[prefix or folder.resolve().name] = comparison
         before = f"{prefix}: " if prefix else ""
         for label in comparison.curves:
@@ -240,10 +222,9 @@ class Results:
 
     def add_measures(self, folder: Path, name: str) -> None:
         """Read the scores and the probe in a folder, if there are any."""
-        if (folder / SCORES).is_file():
-            self.scores[name] = _read(Scores, folder / SCORES)
-        if (folder / PROBE).is_file():
-            self.probes[name] = _read(ProbeResult, folder / PROBE)
+        for file in (SCORES, PROBE):
+            if (folder / file).is_file():
+                self.add_file(folder / file, name)
 
     def add_file(self, path: Path, name: str) -> None:
         """Read a file of scores or of a probe."""
@@ -254,11 +235,7 @@ class Results:
 
 
 def read_results(paths: Sequence[Path]) -> Results:
-    """Read each path: the folder of a run or of a comparison, or a JSON file of scores or a probe.
-
-    Raises:
-        RevelaError: a path is none of these, is given twice, or holds a damaged file.
-    """
+    """Read folders of runs and of comparisons, and JSON files of scores and probes."""
     results = Results()
     for name, path in _named(paths).items():
         if (path / COMPARISON).is_file():
@@ -270,10 +247,9 @@ def read_results(paths: Sequence[Path]) -> Results:
         elif path.is_file() and path.suffix == ".json":
             results.add_file(path, name)
         else:
-            state = "holds no run" if path.is_dir() else "is no run"
             raise RevelaError(
-                f"{path} {state if path.exists() else 'does not exist'}: give folders of revela "
-                "train or compare, or JSON files of revela eval or probe"
+                f"{path} {'is no result' if path.exists() else 'does not exist'}: give folders of "
+                "revela train or compare, or JSON files of revela eval or probe"
             )
     return results
 
@@ -288,20 +264,13 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(names, paths, strict=True))
 
 
-def _read(kind: type[T], path: Path, remedy: str = LEAVE_OUT, line: str | None = None) -> T:
+def _read(kind: type[T], path: Path, line: bytes | None = None) -> T:
     """A file, or a line of one, as an object of this kind."""
-    text = _text(path) if line is None else line
     try:
-        return TypeAdapter(kind).validate_json(text)
+        return TypeAdapter(kind).validate_json(path.read_bytes() if line is None else line)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        reason = ": ".join(filter(None, (where, first["msg"])))
-        raise RevelaError(f"{path} is damaged ({reason}): {remedy}") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise RevelaError(f"{path} cannot be read ({error}): {LEAVE_OUT}") from error
+        reason = ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), first["msg"]])
+        raise RevelaError(
+            f"{path} is damaged ({reason}): make it again, or leave it out"
+        ) from error

@@ -1,11 +1,9 @@
-"""How reliable a mean over queries is, and a difference of two: 95 % intervals and paired
-randomisation tests.
+"""How reliable a mean over queries is, and a difference of two: 95 % intervals of Student's t and
+paired randomisation tests.
 
 The test is Fisher's, recommended for retrieval by Smucker, Allan & Carterette (CIKM 2007): if two
-systems were equally good, the difference on each query could as well have the other sign. The
-interval is Student's t over the queries. p values are not corrected for multiple comparisons.
-
-scipy's permutation_test gives the same numbers, but takes one pair at a time (30 times slower).
+systems were equally good, the difference on each query could as well have the other sign. p values
+are not corrected for multiple comparisons.
 """
 
 from __future__ import annotations
@@ -32,16 +30,11 @@ MEASURE = "ndcg@10"  # of margins, tests and gains
 def p_values(
     differences_QP: NDArray[np.float64], resamples: int = RESAMPLES, seed: int = SEED
 ) -> NDArray[np.float64]:
-    """Two-sided p value of each column's mean being 0, by random signs of the rows.
+    """Two-sided p value (P,) of each column's mean being 0, by random signs of the rows: the share
+    of patterns whose mean is at least as far from 0 as the observed one, which counts as drawn.
 
-    Args:
-        differences_QP: system minus reference per query, a column per pair.
-        resamples: number of sign patterns to draw; if there are no more, all are taken.
-        seed: of the signs.
-
-    Returns:
-        (P,): the share of patterns whose mean is at least as far from 0 as the observed one, which
-        counts as a pattern that was drawn.
+    Columns are pairs of systems, and rows queries. All patterns are taken if there are no more than
+    ``resamples``. scipy's permutation_test takes one pair at a time (30 times slower).
     """
     queries = len(differences_QP)
     exact = queries <= math.log2(resamples + 1)

@@ -1,10 +1,9 @@
-"""Position bias without labels: does a retriever read the beginning of a text more than its end
+"""Exact match: does a retriever read the beginning of a text more than its end, without labels
 (Coelho et al., "Dwell in the Beginning", ACL 2024)?
 
-A document is cut into ten equal parts, and each part, as a query, is compared with the document. An
-unbiased model gives all parts the same cosine if all say as much about the document. They do not
-(the beginning tends to state the topic), so each document is also encoded with its parts in reverse
-order: averaged by place over both orders, content is held fixed.
+Each of ten equal parts of a document is a query, compared with the document. The beginning tends to
+state the topic, so each document is also encoded with its parts in reverse order: the mean over
+both orders at a place holds content fixed.
 
 Shapes: N documents, P places, D width.
 """
@@ -22,10 +21,10 @@ from revela.types import Encoder, Vectors
 
 
 def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
-    """Cosine of each text, as a passage, with each of its ten parts as a query: in the order of the
-    text, and averaged over both orders. The encoder gives unit vectors and reads texts in full.
+    """Cosine of each text with its ten parts: in the order of the text, and averaged over both
+    orders. The encoder gives unit vectors and truncates nothing.
     """
-    parts = [segments(text) for text in texts]
+    parts = [in_parts(text, PLACES) for text in texts]
     turned = [
         (" " if some[0][-1].isspace() else "").join(part.strip() for part in reversed(some))
         for some in parts
@@ -43,16 +42,11 @@ def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
     }
 
 
-def segments(text: str) -> list[str]:
-    """Ten runs of words, as equal in number as possible; joined, they are the text."""
-    return in_parts(text, PLACES)
-
-
 def both_orders(forward_NP: Scores, turned_NP: Scores) -> Scores:
-    """Mean score by place over both orders, (N, P).
+    """Mean score by place over both orders, (N, P); part p of the reversed text is at place P-1-p.
 
-    ``turned_NP[n, p]`` is the score of part p in the reversed text, so at place P - 1 - p. What a
-    part scores by its content is added at two mirrored places: slope and drop are free of it.
+    What a part scores by its content is added at two mirrored places: slope and drop are free of
+    it.
     """
     mean_NP: Scores = (forward_NP + turned_NP[:, ::-1]) / 2
     return mean_NP
@@ -65,11 +59,9 @@ class UnitEncoder:
         self.encoder = encoder
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) unit vectors."""
         return _scaled(self.encoder.encode_queries(texts, progress=progress))
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) unit vectors."""
         return _scaled(self.encoder.encode_passages(texts, progress=progress))
 
 

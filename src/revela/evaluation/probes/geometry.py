@@ -1,7 +1,7 @@
 """How a model's vectors lie on the sphere: alignment, uniformity, anisotropy, effective rank.
 
 - Alignment and uniformity (Wang & Isola, ICML 2020, section 4.1; alpha 2, t 2): how near a query is
-  to its passage, and how evenly passages cover the sphere; of both, lower is better.
+  to its passage, and how evenly passages cover the sphere; lower is better.
 - Anisotropy (Ethayarajh, EMNLP 2019): the mean cosine of two passages; 0 is none.
 - Effective rank (Roy & Vetterli, EUSIPCO 2007): exp of the entropy of the singular values; at most
   the smaller of N and D.
@@ -23,7 +23,6 @@ from revela.evaluation.beir import Collection
 from revela.evaluation.results import Geometry
 from revela.types import Document, Encoder, Vectors
 
-BLOCK = 1024  # rows of the N x N products held at a time
 CHUNK_WORDS, LEAST_WORDS = 120, 40  # of a chunk whose halves are a pair
 
 Pair = tuple[str, str]
@@ -32,9 +31,6 @@ Pair = tuple[str, str]
 def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[Pair]:
     """A sample of judged queries, each with its best judged passage; one query per passage, as
     equal passages would distort uniformity and anisotropy.
-
-    Raises:
-        RevelaError: there are fewer than two.
     """
     texts = dict(zip(collection.document_ids, collection.documents, strict=True))
     owners = {}
@@ -46,13 +42,8 @@ def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[P
 
 
 def pairs_of_text(documents: Sequence[Document], count: int, seed: int) -> list[Pair]:
-    """Pairs without labels: the first half of a chunk's words and the second, a chunk per document.
-
-    Raises:
-        RevelaError: fewer than two documents are long enough.
-    """
-    rng = random.Random(seed)
-    pairs = []
+    """Pairs without labels: both halves of a chunk's words, a chunk per document."""
+    rng, pairs = random.Random(seed), list[Pair]()
     for index in rng.sample(range(len(documents)), len(documents)):
         cut = [words(piece.text) for piece in chunk(documents[index], index, CHUNK_WORDS)]
         if chunks := [some for some in cut if len(some) >= LEAST_WORDS]:
@@ -72,9 +63,7 @@ def _sampled(pairs: Sequence[Pair], count: int, seed: int, found: str) -> list[P
 
 
 def geometry(pairs: Sequence[Pair], encoder: Encoder) -> Geometry:
-    """Measure an encoder of unit vectors on (query, passage) pairs; queries count for alignment
-    only.
-    """
+    """Measure an encoder of unit vectors; queries count for alignment only."""
     queries_ND = encoder.encode_queries([query for query, _ in pairs], progress=True)
     passages_ND = encoder.encode_passages([passage for _, passage in pairs], progress=True)
     return Geometry(
@@ -95,14 +84,9 @@ def uniformity(vectors_ND: Vectors) -> float:
     """Log of the mean of exp(-2 |x - y|^2) over all pairs of different rows: 0 if all rows are
     equal, below -3.9 if they are spread evenly.
     """
-    vectors_ND = vectors_ND.astype(np.float64)
-    squares_N, count = (vectors_ND**2).sum(axis=1), len(vectors_ND)
-    total = 0.0
-    for start in range(0, count, BLOCK):
-        rows = slice(start, start + BLOCK)
-        distances = squares_N[rows, None] + squares_N - 2 * vectors_ND[rows] @ vectors_ND.T
-        total += float(np.exp(-2 * distances).sum())
-    return float(np.log((total - count) / (count * (count - 1))))  # a row with itself gives 1
+    from scipy.spatial.distance import pdist
+
+    return float(np.log(np.exp(-2 * pdist(vectors_ND.astype(np.float64), "sqeuclidean")).mean()))
 
 
 def anisotropy(vectors_ND: Vectors) -> float:

@@ -1,26 +1,22 @@
-"""Moved passage: put the answer of a query at ten places of its document; how does the document
-rank (Coelho et al., ACL 2024)?
+"""Moved passage: how does a document rank while the answer of a query is moved through it (Coelho
+et al., ACL 2024)?
 
-Each answer is taken out of its document, the rest is cut so that both fit into the model's window,
-and the answer is put back at the start, at eight places between, and at the end, in ninths of the
-tokens. In each of ten rankings, all documents have their answer at the same place. Scores are the
-reciprocal rank (among the first 100, as in the paper) and the cosine. A document may have several
-answers (paragraphs of an article): all of them are removed from the rest, so that an answer is only
-found where it was put.
+Each answer is taken out of its document, the rest is cut so that both fill the model's window, and
+the answer is put back at ten places, in ninths of the tokens. In each of ten rankings, all
+documents have their answer at the same place. Scores are the reciprocal rank (among the first 100,
+as in the paper) and the cosine.
 
-Answers come from a folder in BEIR layout. Its answers.jsonl names them, a line per answer
-({"query-id", "corpus-id", "text"}, the text being part of the document). A collection of passages
-(SQuAD and the like) needs no such file: neighbouring passages of one title, joined, are an article,
-and the judged passages are the answers.
+Documents are articles of a folder in BEIR layout: its neighbouring passages of one title, joined.
+The judged passages are the answers; of an article with several, all are taken out, so that an
+answer is only found where it was put.
 
 Shapes: A moved answers, O other documents, Q queries, P places, D width.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -30,18 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.corpus.read import read_corpus
-from revela.corpus.readers.common import numbered_lines
 from revela.errors import RevelaError
-from revela.evaluation.beir import Collection, load_collection
+from revela.evaluation.beir import load_collection
 from revela.evaluation.probes.profile import PLACES, Scores, profile
 from revela.evaluation.probes.texts import SPARE, between_words
 from revela.evaluation.results import Profile
-from revela.types import Document, Encoder, Vectors
+from revela.types import Encoder, Vectors
 
 if TYPE_CHECKING:
     from revela.retriever.tokens import TokenWindow
 
-FILE = "answers.jsonl"
 DEPTH = 100  # of the reciprocal rank
 MOVED_TENTHS = [10 * place / (PLACES - 1) for place in range(PLACES)]
 
@@ -72,46 +66,22 @@ class Moved:
     texts: list[str]
 
 
-def load_answers(folder: Path, join_titles: bool) -> Answered:
-    """Read a folder in BEIR layout with its answers.
-
-    Args:
-        folder: with answers.jsonl, unless ``join_titles``.
-        join_titles: the documents are passages; neighbours of one title make an article, and the
-            judged passages are the answers.
+def load_answers(folder: Path) -> Answered:
+    """The articles of a folder in BEIR layout, and the judged passages of those that have more
+    than one passage.
 
     Raises:
-        RevelaError: there are no answers, or a document does not hold its answer.
+        RevelaError: the folder cannot be read, or no judged passage has a neighbour.
     """
     collection = load_collection(folder)
-    if join_titles:
-        files = (folder / "corpus.jsonl", folder / "corpus.jsonl.gz")
-        corpus = next(path for path in files if path.is_file())
-        passages, _ = read_corpus([corpus], distinct=False, min_words=1)
-        found = answers_in_articles(collection, passages)
-        reason = "its judged passages share no title with a neighbour"
-    elif (folder / FILE).is_file():
-        found = answers_in_documents(collection, folder / FILE)
-        reason = f"{FILE} names no judged query"
-    else:
-        raise RevelaError(
-            f'{folder} has no {FILE}: write one with lines {{"query-id": ..., "corpus-id": ..., '
-            '"text": ...}, or give --join-titles if its documents are passages of articles'
-        )
-    if not found.answers:
-        raise RevelaError(f"{folder} has no answer that could be moved: {reason}")
-    return found
-
-
-def answers_in_articles(collection: Collection, passages: Iterable[Document]) -> Answered:
-    """The judged passages inside articles of neighbours with one title; an article has at least
-    two passages.
-    """
     queries: dict[str, list[str]] = {}
     for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
         for passage, score in collection.qrels[query_id].items():
             if score > 0:
                 queries.setdefault(passage, []).append(query)
+    files = (folder / "corpus.jsonl", folder / "corpus.jsonl.gz")
+    corpus = next(path for path in files if path.is_file())
+    passages, _ = read_corpus([corpus], distinct=False, min_words=1)
     articles, answers = list[str](), list[Answer]()
     for title, group in groupby(passages, key=lambda passage: passage.title):
         members = list(group)
@@ -119,37 +89,12 @@ def answers_in_articles(collection: Collection, passages: Iterable[Document]) ->
             judged = [p for p in members if p.id in queries]
             answers += [Answer(len(articles), p.text, tuple(queries[p.id])) for p in judged]
         articles.append(" ".join(p.text for p in members))
+    if not answers:
+        raise RevelaError(
+            f"{folder} has no answer that could be moved, as its judged passages share no title "
+            "with a neighbour: give each document as passages of one title, in order"
+        )
     return Answered(collection.name, articles, answers)
-
-
-def answers_in_documents(collection: Collection, path: Path) -> Answered:
-    """The passages that a file names; queries without a judgement are ignored.
-
-    Raises:
-        RevelaError: a line cannot be read, or names a passage that its document does not hold.
-    """
-    texts = dict(zip(collection.query_ids, collection.queries, strict=True))
-    places = {d: i for i, d in enumerate(collection.document_ids)}
-    queries: dict[tuple[int, str], list[str]] = {}
-    for number, line in numbered_lines(path):
-        try:
-            row = json.loads(line)
-            query, passage = str(row["query-id"]), str(row["text"])
-            document = places[str(row["corpus-id"])]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RevelaError(
-                f"{path}:{number} is no answer in a document of corpus.jsonl "
-                f"({type(error).__name__}: {error})"
-            ) from None
-        if not passage.strip() or passage not in collection.documents[document]:
-            raise RevelaError(
-                f"{path}:{number}: document {row['corpus-id']} does not hold the answer word "
-                "for word"
-            )
-        if query in texts:
-            queries.setdefault((document, passage), []).append(texts[query])
-    answers = [Answer(*where, tuple(asked)) for where, asked in queries.items()]
-    return Answered(collection.name, collection.documents, answers)
 
 
 def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> list[Moved]:
@@ -219,9 +164,8 @@ def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -
 def moved_passage(
     moved: Sequence[Moved], others: Sequence[str], encoder: Encoder
 ) -> dict[str, Profile]:
-    """Reciprocal rank and cosine of each query's document, by the place of the answer in it. The
-    moved documents compete with each other, all with their answer at the same place, and with the
-    others; the encoder gives unit vectors.
+    """Reciprocal rank and cosine of each query's document, by the place of the answer, among the
+    moved documents and the others; the encoder gives unit vectors.
     """
     texts = [m.texts[place] for place in range(PLACES) for m in moved]
     passages_PAD = encoder.encode_passages(texts, progress=True).reshape(PLACES, len(moved), -1)

@@ -27,12 +27,8 @@ Scores = NDArray[np.float64]
 def profile(
     scores_NP: Scores, tenths: Sequence[float], owners: Sequence[int] | None = None
 ) -> Profile:
-    """Summarise a score at each place.
-
-    Args:
-        scores_NP: a row per text or query.
-        tenths: the places, in tenths of the text.
-        owners: (N,) the document that each row is about; None: each row its own.
+    """Summarise scores at the places ``tenths``; ``owners`` (N,) are the documents that the rows
+    are about, by default one each.
     """
     scores_NP = np.asarray(scores_NP, dtype=np.float64)
     drop_N, mean = scores_NP[:, 0] - scores_NP[:, -1], float(scores_NP.mean())

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from revela.device import compute_device, uses_bf16
 from revela.evaluation.beir import load_collection
+from revela.evaluation.probes.decoder import DecoderPooling, spans_by_place
 from revela.evaluation.probes.exact_match import UnitEncoder, exact_match
 from revela.evaluation.probes.geometry import geometry, pairs_of_collection, pairs_of_text
-from revela.evaluation.probes.language_models import DecoderPooling, loss_by_place, spans_by_place
 from revela.evaluation.probes.moved_passage import load_answers, move_all, moved_passage, untouched
 from revela.evaluation.probes.texts import SPARE, long_texts
 from revela.evaluation.results import ProbeResult, Profile
 from revela.lm.encoder_decoder import FOLDER as DECODER_BESIDE
-from revela.lm.encoder_decoder import EncoderDecoder, is_encoder_decoder, load_encoder_decoder
-from revela.lm.language_model import load_language_model, load_tokenizer
+from revela.lm.encoder_decoder import EncoderDecoder, load_encoder_decoder
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import TokenWindow, token_window
@@ -37,10 +36,7 @@ class ProbeOptions:
     Args:
         max_tokens: longest text, prompt included; at most the model's own limit.
         count: maximum number of documents, answers and pairs.
-        seed: of samples.
-        precision: arithmetic.
-        move: folder in BEIR layout with answers to move, of a retriever.
-        join_titles: its documents are passages of articles.
+        move: folder in BEIR layout with answers to move.
         pairs: folder in BEIR layout for the geometry; None: halves of chunks.
     """
 
@@ -49,18 +45,14 @@ class ProbeOptions:
     seed: int = 0
     precision: Precision = "auto"
     move: Path | None = None
-    join_titles: bool = False
     pairs: Path | None = None
 
 
 def probe_retriever(
     folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
 ) -> ProbeResult:
-    """Exact match and geometry of a retriever and, with ``options.move``, moved passages; of one
-    that has a decoder beside it, spans by place too. ``name`` is the model's in messages.
-
-    Raises:
-        RevelaError: there is too little text, or a vector is not finite.
+    """Exact match, moved passages (with ``options.move``) and geometry of a retriever; of one that
+    has a decoder beside it, the decoder's probes too.
     """
     silence_libraries()
     count, seed = options.count, options.seed
@@ -71,7 +63,7 @@ def probe_retriever(
         pairs = pairs_of_text(documents, count, seed)
     else:
         pairs = pairs_of_collection(load_collection(options.pairs), count, seed)
-    answered = options.move and load_answers(options.move, options.join_titles)
+    answered = options.move and load_answers(options.move)
     moved = move_all(answered, window, count, seed) if answered else []
     reader = RetrieverEncoder(model, uses_bf16(options.precision, model.device), options.max_tokens)
     encoder, tokens = UnitEncoder(reader), window.size - SPARE
@@ -79,7 +71,7 @@ def probe_retriever(
     profiles = exact_match(texts, encoder)
     if (folder / DECODER_BESIDE).is_dir():
         lm = load_encoder_decoder(folder, reader.bf16).to(model.device)
-        profiles |= _of_decoder(texts, lm, window, options)
+        profiles |= _of_decoder(texts, lm, options)
     if answered:
         others = untouched(answered, moved, window)
         asked = sum(len(m.answer.queries) for m in moved)
@@ -93,33 +85,22 @@ def probe_retriever(
     return ProbeResult(profiles, name, tokens=tokens, geometry=found, context=reader.slots)
 
 
-def _of_decoder(
-    texts: Sequence[str], lm: EncoderDecoder, window: TokenWindow, options: ProbeOptions
-) -> dict[str, Profile]:
-    log.info(f"spans by place: {len(texts):,} documents of {window.size - SPARE} tokens")
-    profiles = spans_by_place(texts, lm, window, options.seed)
-    pooled = exact_match(texts, DecoderPooling(lm, options.max_tokens))
-    return profiles | {f"{test}, by the decoder": found for test, found in pooled.items()}
-
-
-def probe_language_model(
+def probe_encoder_decoder(
     folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
 ) -> ProbeResult:
-    """Next-token loss of a causal LM by place; of an encoder-decoder, spans by place, and the exact
-    match of its decoder's vectors. Arguments as for ``probe_retriever``.
-    """
+    """Spans by place, and exact match of the decoder's vectors."""
     silence_libraries()
     device = compute_device()
-    bf16 = uses_bf16(options.precision, device)
-    if is_encoder_decoder(folder):
-        both = load_encoder_decoder(folder, bf16).to(device)
-        window = TokenWindow(both.tokenizer, options.max_tokens - len(both.around([])))
-        texts = long_texts(documents, window, options.count, options.seed)
-        profiles = _of_decoder(texts, both, window, options)
-    else:
-        window = TokenWindow(load_tokenizer(folder), options.max_tokens)
-        texts = long_texts(documents, window, options.count, options.seed)
-        lm = load_language_model(folder, bf16=bf16, name=name).to(device)
-        log.info(f"next-token loss: {len(texts):,} documents of {window.size - SPARE} tokens")
-        profiles = loss_by_place(texts, lm, window)
-    return ProbeResult(profiles, name, tokens=window.size - SPARE)
+    lm = load_encoder_decoder(folder, uses_bf16(options.precision, device)).to(device)
+    window = TokenWindow(lm.tokenizer, options.max_tokens - len(lm.around([])))
+    texts = long_texts(documents, window, options.count, options.seed)
+    return ProbeResult(_of_decoder(texts, lm, options), name, tokens=window.size - SPARE)
+
+
+def _of_decoder(
+    texts: Sequence[str], lm: EncoderDecoder, options: ProbeOptions
+) -> dict[str, Profile]:
+    log.info(f"spans by place: {len(texts):,} documents")
+    profiles = spans_by_place(texts, lm, options.seed)
+    pooled = exact_match(texts, DecoderPooling(lm, options.max_tokens))
+    return profiles | {f"{test}, by the decoder": found for test, found in pooled.items()}

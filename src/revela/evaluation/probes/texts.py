@@ -1,6 +1,4 @@
-"""The texts of a probe: all as long as the model's window, so that truncation is not mistaken for
-bias.
-"""
+"""The texts of a probe: all fill the model's window, so that truncation is not taken for bias."""
 
 from __future__ import annotations
 
@@ -30,9 +28,6 @@ def long_texts(
 ) -> list[str]:
     """A sample of documents (without titles) that fill the window, cut to it between words: so many
     of them, or at least ``ENOUGH`` if there are no more.
-
-    Raises:
-        RevelaError: the window is too small for ten parts, or too few documents are long enough.
     """
     tokens = window.size - SPARE
     if tokens < PLACES * LEAST_WORDS:
@@ -66,9 +61,7 @@ def long_texts(
 
 
 def between_words(text: str, end: int) -> str:
-    """The text up to ``end``, without a last word that ``end`` would cut, unless it is the only
-    one.
-    """
+    """The text up to ``end``, without a word that ``end`` would cut, unless it is the only one."""
     if end < len(text) and not text[end].isspace():
         last = words(text[: end + 1])[-1]
         return text[: end + 1 - len(last)] or text[:end]

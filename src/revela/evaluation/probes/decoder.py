@@ -1,10 +1,5 @@
-"""Probes of language models by place in a text.
-
-- Loss: the next-token loss of a causal LM over ten equal stretches.
-- Spans: how often an encoder-decoder writes a span of three tokens that is hidden in one of ten
-  equal stretches, and nothing else is ("Dwell in the Beginning", figure 4).
-
-Shapes: N texts of L tokens, P places, D width.
+"""Probes of an encoder-decoder, as in "Dwell in the Beginning" (Coelho et al., ACL 2024): how often
+it writes a hidden span, by the span's place (figure 4), and the decoder's vector of a text.
 """
 
 from __future__ import annotations
@@ -24,53 +19,21 @@ from revela.types import Vectors
 
 if TYPE_CHECKING:
     from revela.lm.encoder_decoder import EncoderDecoder
-    from revela.lm.language_model import LanguageModel
-    from revela.retriever.tokens import TokenWindow
 
 BATCH = 8  # texts
 SPAN = 3  # tokens of a hidden span
 
 
-def loss_by_place(
-    texts: Sequence[str], lm: LanguageModel, window: TokenWindow
-) -> dict[str, Profile]:
-    """Next-token loss (nats) over ten stretches of texts that fill the window; it falls for as long
-    as more context helps.
+def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> dict[str, Profile]:
+    """Accuracy of greedily written spans of three tokens, one hidden at a random place of each of
+    ten equal stretches in turn.
 
     Raises:
-        RevelaError: a loss is not finite.
+        RevelaError: the texts are too short for ten spans, or the tokenizer has no sentinel.
     """
     import torch
 
-    ids = _ids(texts, window)
-    length = min(map(len, ids))
-    ids_NL = torch.tensor([some[:length] for some in ids])
-    rows = []
-    with torch.inference_mode():
-        for start in tqdm(range(0, len(ids_NL), BATCH), unit="batch"):
-            packed = lm.pack(batch := ids_NL[start : start + BATCH], torch.ones_like(batch))
-            losses_R = lm.token_losses(packed, packed.layout.with_next_R)
-            rows.append(losses_R.float().cpu().view(len(batch), length - 1).numpy())
-    losses_NL = np.concatenate(rows).astype(np.float64)
-    if not np.isfinite(losses_NL).all():
-        raise RevelaError(f"{lm.name} gives losses that are not finite: its weights are broken")
-    stretches = np.array_split(losses_NL, PLACES, axis=1)
-    means_NP = np.column_stack([stretch.mean(axis=1) for stretch in stretches])
-    return {"next-token loss": profile(means_NP, SEGMENT_TENTHS)}
-
-
-def spans_by_place(
-    texts: Sequence[str], lm: EncoderDecoder, window: TokenWindow, seed: int = 0
-) -> dict[str, Profile]:
-    """How often a span of ``SPAN`` tokens is written as it was, hidden at a random place of each of
-    ten stretches in turn; the decoder begins with the span's sentinel, and chooses greedily.
-
-    Raises:
-        RevelaError: the texts are too short for ten such spans, or the tokenizer has no sentinel.
-    """
-    import torch
-
-    ids = _ids(texts, window)
+    ids: list[list[int]] = lm.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     length = min(map(len, ids))
     if length < PLACES * SPAN:
         raise RevelaError(f"{length} tokens are too few for {PLACES} spans: raise --max-tokens")
@@ -96,23 +59,16 @@ def spans_by_place(
     return {"spans by place": profile(right_NP.astype(np.float64), SEGMENT_TENTHS)}
 
 
-def _ids(texts: Sequence[str], window: TokenWindow) -> list[list[int]]:
-    found: list[list[int]] = window.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    return found
-
-
 class DecoderPooling:
-    """An ``Encoder`` by the decoder's first state, as "Dwell in the Beginning" reads a text."""
+    """An ``Encoder`` by the decoder's first state."""
 
     def __init__(self, lm: EncoderDecoder, max_tokens: int) -> None:
         self.lm, self.max_tokens = lm, max_tokens
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) unit vectors."""
         return self.encode_passages(texts, progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) unit vectors; ``progress`` shows nothing."""
         by_length, found = sorted(range(len(texts)), key=lambda i: len(texts[i])), []
         for start in range(0, len(texts), BATCH):
             read = self.lm.tokenizer(
