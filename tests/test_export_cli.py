@@ -4,61 +4,28 @@ exit code 2.
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from revela.cli import main
 
-
-def run(monkeypatch, capsys, *arguments):
-    """Exit code, what was printed, and what was said of mistakes."""
-    monkeypatch.setattr(sys, "argv", ["revela", *map(str, arguments)])
-    code = 0
-    try:
-        main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def test_export_says_how_well_it_agrees(monkeypatch, capsys, tmp_path, saved_retriever):
+def test_export_says_how_well_it_agrees(doing, tmp_path, saved_retriever):
     pytest.importorskip("onnxscript")
-    code, out, _ = run(
-        monkeypatch,
-        capsys,
-        "export",
-        saved_retriever,
-        "--out",
-        tmp_path / "onnx",
-        "--int8",
-    )
-    assert code == 0 and "model.onnx" in out and "least cosine 0.9" in out
-    assert {file.name for file in (tmp_path / "onnx").iterdir()} == {
-        "model.onnx",
-        "tokenizer.json",
-        "retriever.json",
-    }
+    out = tmp_path / "onnx"
+    code, said, _ = doing("export", saved_retriever, "--out", out, "--int8")
+    assert code == 0 and "model.onnx" in said and "least cosine 0.9" in said
+    names = {file.name for file in out.iterdir()}
+    assert names == {"model.onnx", "tokenizer.json", "retriever.json"}
 
 
 @pytest.mark.parametrize(
-    "arguments, sentence",
+    ("model", "out", "sentence"),
     [
-        (["{model}", "--out", "{model}"], "exists: choose another --out"),
-        (
-            ["{lm}", "--out", "{new}"],
-            "is not a Sentence-Transformers folder: it has no modules.json",
-        ),
-        (["{new}", "--out", "{new}"], "is neither a folder nor a hub id"),
+        ("model", "model", "exists: choose another --out"),
+        ("lm", "new", "is not a Sentence-Transformers folder: it has no modules.json"),
+        ("new", "new", "is neither a folder nor a hub id"),
     ],
 )
-def test_mistakes(
-    monkeypatch, capsys, tmp_path, saved_retriever, tiny_lm_folder, arguments, sentence
-):
+def test_mistakes(doing, tmp_path, saved_retriever, tiny_lm_folder, model, out, sentence):
     places = {"model": saved_retriever, "lm": tiny_lm_folder, "new": tmp_path / "new"}
-    code, _, err = run(
-        monkeypatch, capsys, "export", *(argument.format(**places) for argument in arguments)
-    )
+    code, _, err = doing("export", places[model], "--out", places[out])
     assert code == 2 and sentence in err and len(err.strip().splitlines()) == 1
     assert not (tmp_path / "new").exists()

@@ -15,14 +15,22 @@ from revela import Retriever, RevelaError
 from revela.retriever.fit import WORDS_TO_VECTORS
 from revela.retriever.load import load_encoder
 from revela.training import train_table as training
-from test_cli import run
 
 SMALL = ("--layers", "2", "--precision", "fp32")
 
 
 @pytest.fixture
-def doing(monkeypatch, capsys):
-    return lambda *given: run(monkeypatch, capsys, *given)
+def large(tmp_path):
+    """A corpus of which enough is held out for a check."""
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in make_rows(400)))
+    return path
+
+
+def table_of(said):
+    """Cells of what was printed, by the first of each line."""
+    lines = [re.split("[┃│]", line)[1:-1] for line in said.splitlines() if line[:1] in ("┃", "│")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
 def test_text_and_a_language_model_become_a_retriever(doing, corpus_file, tiny_lm_folder, tmp_path):
@@ -53,13 +61,11 @@ def test_text_and_a_language_model_become_a_retriever(doing, corpus_file, tiny_l
     assert code == 2 and err == f"revela: {out} exists: choose another --out\n"
 
 
-def test_held_out_documents_say_whether_it_helped(doing, tiny_lm_folder, tmp_path):
-    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in make_rows(400)))
-    code, said, err = doing("fit", corpus, "--model", tiny_lm_folder, "--out", out, *SMALL)
+def test_held_out_documents_say_whether_it_helped(doing, large, tiny_lm_folder, tmp_path):
+    out = tmp_path / "out"
+    code, said, err = doing("fit", large, "--model", tiny_lm_folder, "--out", out, *SMALL)
     assert code == 0 and "held out 20 documents" in said, err
-    lines = [re.split("[┃│]", line) for line in said.splitlines() if line[:1] in ("┃", "│")]
-    rows = {cells[0]: cells[1:] for cells in ([c.strip() for c in line[1:-1]] for line in lines)}
+    rows = table_of(said)
     assert list(rows) == ["system", "BM25", "untrained", "fitted"]
     title = rows["system"].index("title")
     assert float(rows["fitted"][title]) > float(rows["untrained"][title])
@@ -140,22 +146,19 @@ def test_a_language_model_is_no_retriever_and_can_be_made_one(
     assert offer in err and len(err.strip().splitlines()) == 1
 
 
-def test_a_table_of_words_is_trained_saved_and_searched(doing, tiny_lm_folder, tmp_path):
-    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in make_rows(400)))
-    given = ("fit", corpus, "--model", tiny_lm_folder, "--static", "--steps", "3")
+def test_a_table_of_words_is_trained_saved_and_searched(doing, large, tiny_lm_folder, tmp_path):
+    out = tmp_path / "out"
+    given = ("fit", large, "--model", tiny_lm_folder, "--static", "--steps", "3")
     code, said, err = doing(*given, "--out", out)
     assert code == 0 and "held out 20 documents" in said, err
-    lines = [re.split("[┃│]", line) for line in said.splitlines() if line[:1] in ("┃", "│")]
-    rows = {cells[0]: cells[1:] for cells in ([c.strip() for c in line[1:-1]] for line in lines)}
-    assert list(rows) == ["system", "BM25", "fitted", "trained"]
+    assert list(table_of(said)) == ["system", "BM25", "fitted", "trained"]
     model = SentenceTransformer(str(out), device="cpu")
     assert [type(part).__name__ for part in model] == ["StaticEmbedding"]
     assert model.get_embedding_dimension() == 64  # twice the language model's
     card = (out / "README.md").read_text()
     assert "a row for each word" in card and "near_duplicates" in card and "layers" not in card
     assert load_encoder(out, "auto").words_to_vectors == WORDS_TO_VECTORS
-    code, said, err = doing("index", corpus, "--model", out, "--out", tmp_path / "index")
+    code, said, err = doing("index", large, "--model", out, "--out", tmp_path / "index")
     assert code == 0, err
     row = make_rows(400)[7]
     query = row["text"].split(".")[0]
@@ -163,15 +166,15 @@ def test_a_table_of_words_is_trained_saved_and_searched(doing, tiny_lm_folder, t
     assert code == 0 and said.startswith(f"1. {row['title']} "), said
 
 
-def test_training_that_does_not_help_is_not_saved(doing, tiny_lm_folder, tmp_path, monkeypatch):
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in make_rows(400)))
+def test_training_that_does_not_help_is_not_saved(
+    doing, large, tiny_lm_folder, tmp_path, monkeypatch
+):
 
     def spoiled(table, *_given, **_settings):
         return dataclasses.replace(table, rows_SD=table.rows_SD[:1].expand_as(table.rows_SD))
 
     monkeypatch.setattr(training, "train_table", spoiled)
-    given = ("fit", corpus, "--model", tiny_lm_folder, "--static", "--out")
+    given = ("fit", large, "--model", tiny_lm_folder, "--static", "--out")
     code, said, err = doing(*given, tmp_path / "out")
     assert code == 0 and "training did not help on this text" in said, err
     monkeypatch.undo()

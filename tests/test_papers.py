@@ -60,17 +60,9 @@ def test_what_is_named_is_there(path, name):
     assert not name or name in names_in(file), f"{path} has no {name}"
 
 
-def test_methods_without_a_file_are_there():
+def test_methods_without_a_file_are_there_and_names_were_found():
     assert set(METHODS) <= set().union(*(names_in(file) for file in SOURCES[0].rglob("*.py")))
-
-
-def test_names_were_found():
-    assert (
-        sum(path.startswith("tests/") for path, _ in NAMED) > 9
-        and sum(bool(name) for _, name in NAMED) > 50
-    )
-    assert ("lm/heads.py", "by_document") in NAMED and (
-        "lm/language_model.py",
-        "LanguageModel.predict",
-    ) in NAMED
-    assert "DreamLoss.answer_loss" in METHODS
+    assert sum(path.startswith("tests/") for path, _ in NAMED) > 9
+    assert sum(bool(name) for _, name in NAMED) > 50
+    assert ("lm/heads.py", "by_document") in NAMED and "DreamLoss.answer_loss" in METHODS
+    assert ("lm/language_model.py", "LanguageModel.predict") in NAMED
