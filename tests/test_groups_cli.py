@@ -159,7 +159,7 @@ def test_what_gives_no_groups_is_one_sentence(
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     prepare(corpus)
-    flags = ("--groups", kind, "--neighbours", "random", *BUILD, *models(tiny_lm_folder))
+    flags = ("--groups", kind, *BUILD, *models(tiny_lm_folder))
     code, _, err = doing("groups", corpus, "--out", tmp_path / "g", *flags)
     assert (
         code == 2

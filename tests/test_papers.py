@@ -37,19 +37,18 @@ def file_of(path: str) -> Path | None:
 
 
 def names_in(file: Path) -> set[str]:
-    """Functions, classes and constants of a file, and methods as Class.method."""
+    """Functions, classes and constants of a file; methods and fields as Class.name."""
     found = set()
     for node in ast.parse(file.read_text()).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         found |= {target.id for target in targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            found |= {
-                f"{node.name}.{part.name}"
-                for part in node.body
-                if isinstance(part, ast.FunctionDef)
-            }
+        for part in node.body if isinstance(node, ast.ClassDef) else []:
+            if isinstance(part, ast.FunctionDef):
+                found.add(f"{node.name}.{part.name}")
+            elif isinstance(part, ast.AnnAssign):
+                found.add(f"{node.name}.{ast.unparse(part.target)}")
     return found
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FITTED_BY = (
     *("text_field", "title_field", "join_titles", "max_bad_share", "near_duplicates", "language"),
-    *("chunk_words", "held_out", "held_out_at_most", "check_queries", "check_passages"),
+    *("chunk_words", "held_out"),
     *("layers", "pooling", "max_tokens", "lower_case", "query_prompt", "passage_prompt"),
     *("token_weighting", "whitening", "lexical", "seed", "precision"),
 )
