@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 import os
@@ -177,6 +178,18 @@ def moved_since_it_began() -> tuple[Embed, Embed, Callable[[], AbstractContextMa
     return model, began, as_it_began
 
 
+def train_by_sgd(objective, features, steps: int, rate: float) -> list[float]:
+    """The losses of so many steps on one batch."""
+    optimizer, losses = torch.optim.SGD(objective.parameters(), lr=rate), []
+    for _ in range(steps):
+        loss = objective(features)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.fixture(scope="session")
 def tiny_lm_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
     from transformers import LlamaForCausalLM
@@ -216,29 +229,37 @@ def tiny_bert_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -
     return folder / "st"
 
 
+def tiny_retriever(folder: Path, **changes):
+    """A new retriever from a language model, of two layers."""
+    from revela.retriever.build import build_retriever
+
+    settings = dict(layers=2, pooling="mean", max_tokens=64, lower_case=False)
+    settings |= dict(query_prompt="query: ", passage_prompt="passage: ")
+    return build_retriever(folder, **{**settings, **changes})
+
+
 @pytest.fixture(scope="session")
 def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -> Path:
     """The folder of a tiny retriever with all that a fit adds: token weights, the lexical half,
     whitening.
     """
-    from revela.retriever.build import build_retriever
     from revela.retriever.fit import fit_to_corpus
     from revela.retriever.save import save_retriever
     from revela.settings import Fit
 
     folder = tmp_path_factory.mktemp("saved-retriever")
-    model = build_retriever(
-        tiny_lm_folder,
-        layers=2,
-        pooling="mean",
-        max_tokens=100,
-        lower_case=True,
-        query_prompt="query: ",
-        passage_prompt="passage: ",
-    )
+    model = tiny_retriever(tiny_lm_folder, max_tokens=100, lower_case=True)
     fit_to_corpus(model, [row["text"] for row in make_rows(30)], Fit())
     save_retriever(model, folder, "")
     return folder
+
+
+@pytest.fixture
+def doing(monkeypatch, capsys):
+    """Runs a command line; gives its exit code, stdout and stderr."""
+    from test_cli import run
+
+    return functools.partial(run, monkeypatch, capsys)
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from conftest import make_rows
-from revela.retriever.build import build_retriever
+from conftest import make_rows, tiny_retriever
 from revela.retriever.context import SavedContext, add_context
 from revela.retriever.save import save_retriever
 from revela.settings import Recipe
@@ -18,10 +17,7 @@ SLOTS = 8
 def save_contextual(lm: Path, folder: Path) -> Path:
     """Save one in a folder, with the context of eight documents."""
     torch.manual_seed(5)
-    prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
-    model = build_retriever(
-        lm, layers=2, pooling="mean", max_tokens=100, lower_case=False, **prompts
-    )
+    model = tiny_retriever(lm, max_tokens=100)
     texts = [row["text"] for row in make_rows(40, sentences=2)[::5]]
     first = add_context(Recipe.of(context=SLOTS), model, texts[0])
     assert first is not None

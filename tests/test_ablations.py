@@ -17,7 +17,8 @@ from revela.errors import RevelaError
 from revela.groups.training_set import TrainingSet
 from revela.settings import Recipe, read_recipe
 from revela.types import Document
-from test_cli import TINY, run
+from test_cli import TINY
+from tests.collection_folder import write_collection
 
 ABLATIONS = Path(__file__).parents[1] / "research" / "recipes"
 FILES = sorted(ABLATIONS.glob("*.toml"))
@@ -76,61 +77,36 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):
 
 def write_judged(folder: Path, rows: list[dict[str, str]]) -> Path:
     """A collection whose queries are the beginnings of its documents."""
-    (folder / "qrels").mkdir(parents=True)
-    queries = [{"_id": row["_id"], "text": row["text"][:60]} for row in rows]
-    for name, some in (("corpus", rows), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    lines = ["query-id\tcorpus-id\tscore", *(f"{row['_id']}\t{row['_id']}\t1" for row in rows)]
-    (folder / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
-    return folder
+    queries = {row["_id"]: row["text"][:60] for row in rows}
+    return write_collection(folder, rows, queries, {(name, name): 1 for name in queries})
 
 
 def test_one_runs_at_tiny_scale_and_its_table_is_written(
-    monkeypatch, capsys, corpus_file, tiny_lm_folder, tmp_path
+    doing, corpus_file, tiny_lm_folder, tmp_path
 ):
-    judged = write_judged(tmp_path / "judged", make_rows(20, seed=5))
+    judged, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "runs"
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
-    flags = (
-        "--on",
-        judged,
-        "--recipe",
-        ABLATIONS / "random-groups.toml",
-        "--out",
-        tmp_path / "runs",
-    )
+    flags = ("--on", judged, "--recipe", ABLATIONS / "random-groups.toml", "--out", out)
     trained = ("--presets", "paper", *models, *TINY, *small)
-    code, out, err = run(monkeypatch, capsys, "compare", corpus_file, *flags, *trained)
+    code, _, err = doing("compare", corpus_file, *flags, *trained)
     assert code == 0, err
-    runs = {
-        name: json.loads((tmp_path / "runs" / f"{name}-0" / "run.json").read_text())
-        for name in ("document", "random")
-    }
-    assert {name: settings["groups"] for name, settings in runs.items()} == {
-        "document": "document",
-        "random": "random",
-    }
-    assert all(settings["mix"] == "sum" for settings in runs.values())
-    code, out, err = run(
-        monkeypatch, capsys, "report", tmp_path / "runs", "--out", tmp_path / "table.html"
-    )
-    assert code == 0 and "runs: 2" in out, err
+    names = ["document", "random"]
+    for name in names:
+        settings = json.loads((out / f"{name}-0" / "run.json").read_text())
+        assert settings["groups"] == name and settings["mix"] == "sum"
+    code, said, err = doing("report", out, "--out", tmp_path / "table.html")
+    assert code == 0 and "runs: 2" in said, err
     page = (tmp_path / "table.html").read_text()
-    curves = json.loads((tmp_path / "runs" / "compare.json").read_text())["curves"]
-    header, row = re.search(
-        r"<caption>runs</caption>\s*<thead>(.*?)</thead>\s*<tbody>\s*(<tr>.*?</tr>)", page, re.S
-    ).groups()
-    assert re.findall(r"<th[^>]*>(.*?)</th>", header) == ["nDCG@10", "BM25", "document", "random"]
-    ends = [
-        f"{curves[f'{name}, seed 0'][-1]['judged']['judged']:.3f}"
-        for name in ("document", "random")
-    ]
-    assert re.findall(r"<td[^>]*>([\d.]*)", row)[1:] == ends
+    curves = json.loads((out / "compare.json").read_text())["curves"]
+    caption = r"<caption>runs</caption>\s*<thead>(.*?)</thead>\s*<tbody>\s*(<tr>.*?</tr>)"
+    header, row = re.search(caption, page, re.S).groups()
+    assert re.findall(r"<th[^>]*>(.*?)</th>", header) == ["nDCG@10", "BM25", *names]
+    ends = [curves[f"{name}, seed 0"][-1]["judged"]["judged"] for name in names]
+    assert re.findall(r"<td[^>]*>([\d.]*)", row)[1:] == [f"{score:.3f}" for score in ends]
 
 
-def test_variants_of_the_reading_are_trained_on_what_they_read(
-    monkeypatch, capsys, tiny_lm_folder, tmp_path
-):
+def test_variants_of_the_reading_are_trained_on_what_they_read(doing, tiny_lm_folder, tmp_path):
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     (row,), others = make_rows(1), make_rows(30, seed=1)
     near = [{**row, "_id": f"n{i}", "text": f"{row['text']} And number {i}."} for i in range(20)]
@@ -141,11 +117,11 @@ def test_variants_of_the_reading_are_trained_on_what_they_read(
     flags = ("--on", judged, "--recipe", tmp_path / "r.toml", "--out", out, "--points", 1)
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder, "--presets", "gated")
     small = (*TINY[:-2], "--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0)
-    code, _, err = run(monkeypatch, capsys, "compare", corpus, *flags, *models, *small)
+    code, _, err = doing("compare", corpus, *flags, *models, *small)
     assert code == 2 and "all: runs are compared beside the label-free check" in err
     small = (*small, "--held-out", 0.4)
     for _ in range(2):  # the second time, both runs are kept
-        code, _, err = run(monkeypatch, capsys, "compare", corpus, *flags, *models, *small)
+        code, _, err = doing("compare", corpus, *flags, *models, *small)
         assert code == 0, err
     about = {
         name: json.loads((out / f"{name}-0" / "run.json").read_text())["about"]
@@ -177,32 +153,21 @@ def test_a_training_set_is_not_that_of_another_reading():
     ],
 )
 def test_variants_that_cannot_be_run_are_refused(
-    monkeypatch, capsys, corpus_file, tmp_path, recipe, flags, message
+    doing, corpus_file, tmp_path, recipe, flags, message
 ):
     (tmp_path / "r.toml").write_text(recipe)
     folders = ("--on", tmp_path, "--out", tmp_path / "o", "--recipe", tmp_path / "r.toml")
     arguments = ("compare", corpus_file, *folders, "--presets", "gated", *flags)
-    code, _, err = run(monkeypatch, capsys, *arguments)
+    code, _, err = doing(*arguments)
     assert code == 2 and message in err and len(err.strip().splitlines()) == 1
     assert not (tmp_path / "o").exists()
 
 
-def test_only_compare_takes_variants(monkeypatch, capsys, tmp_path):
-    code, _, err = run(
-        monkeypatch,
-        capsys,
-        "train",
-        tmp_path,
-        "--out",
-        tmp_path / "o",
-        "--recipe",
-        ABLATIONS / "random-groups.toml",
-    )
-    assert (
-        code == 2
-        and "random-groups.toml holds 2 variants (document, random): train them by revela compare"
-        in err
-    )
+def test_only_compare_takes_variants(doing, tmp_path):
+    flags = ("--out", tmp_path / "o", "--recipe", ABLATIONS / "random-groups.toml")
+    code, _, err = doing("train", tmp_path, *flags)
+    said = "random-groups.toml holds 2 variants (document, random): train them by revela compare"
+    assert code == 2 and said in err
 
 
 def test_several_presets_and_variants_are_told_apart(monkeypatch):

@@ -50,18 +50,12 @@ def test_vectors_have_length_one_and_prompts(retriever):
 def test_texts_to_hits(retriever, tmp_path, mode):
     index = retriever.index(TEXTS, tmp_path / "index")
     hits = index.search(TEXTS[5], k=3, mode=mode)
-    assert len(hits) == (1 if mode == "lexical" else 3) and all(
-        isinstance(hit, Hit) for hit in hits
-    )
-    assert hits[0].id == "5" and [h.score for h in hits] == sorted(
-        (h.score for h in hits), reverse=True
-    )
-    again = (
-        Retriever(retriever.folder, precision="fp32")
-        .open(tmp_path / "index")
-        .search(TEXTS[5], k=3, mode=mode)
-    )
-    assert [h.id for h in again] == [h.id for h in hits]
+    assert len(hits) == (1 if mode == "lexical" else 3)
+    assert all(isinstance(hit, Hit) for hit in hits) and hits[0].id == "5"
+    scores = [hit.score for hit in hits]
+    assert scores == sorted(scores, reverse=True)
+    opened = Retriever(retriever.folder, precision="fp32").open(tmp_path / "index")
+    assert [h.id for h in opened.search(TEXTS[5], k=3, mode=mode)] == [h.id for h in hits]
 
 
 def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
@@ -71,46 +65,37 @@ def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
     ]
     index = retriever.index(documents, tmp_path / "index", metadata=["year"])
     (hit,) = index.search(TEXTS[2], k=1)
-    assert (hit.id, hit.title, hit.metadata) == (
-        "note-2",
-        "Note 2",
-        {"year": 2002},
-    ) and hit.text in TEXTS[2]
-    assert {found.id for found in index.search(TEXTS[2], k=20, where="year > 2009")} == {
-        "note-10",
-        "note-11",
-    }
+    assert (hit.id, hit.title, hit.metadata) == ("note-2", "Note 2", {"year": 2002})
+    assert hit.text in TEXTS[2]
+    late = index.search(TEXTS[2], k=20, where="year > 2009")
+    assert {found.id for found in late} == {"note-10", "note-11"}
 
 
 def test_a_language_model_that_is_loaded_once_reads_what_was_found(
     retriever, tiny_lm_folder, tmp_path, monkeypatch
 ):
-    from revela.index import listwise as heads
+    from revela.index import listwise
 
-    loaded, load = [], heads.load_language_model
-    monkeypatch.setattr(
-        heads,
-        "load_language_model",
-        lambda *given, **named: loaded.append(given) or load(*given, **named),
-    )
-    index = retriever.index([row["text"] for row in make_rows(24)], tmp_path / "index")
-    index = Retriever(retriever.folder, "fp32", lm=tiny_lm_folder).open(tmp_path / "index")
+    loaded, load, folder = [], listwise.load_language_model, tmp_path / "index"
+
+    def noted(*given, **named):
+        loaded.append(given)
+        return load(*given, **named)
+
+    monkeypatch.setattr(listwise, "load_language_model", noted)
+    retriever.index([row["text"] for row in make_rows(24)], folder)
+    index = Retriever(retriever.folder, "fp32", lm=tiny_lm_folder).open(folder)
     moved = 0
-    for question in TEXTS[:4]:
-        plain, read = (
-            index.search(question[:60], k=24),
-            index.search(question[:60], k=24, rerank="heads"),
-        )
-        assert [hit.score for hit in plain] == [hit.score for hit in read] and [
-            h.id for h in plain[20:]
-        ] == [h.id for h in read[20:]]
-        assert {hit.id for hit in plain} == {hit.id for hit in read}
-        moved += [hit.id for hit in plain] != [hit.id for hit in read]
+    for question in (text[:60] for text in TEXTS[:4]):
+        plain, read = index.search(question, k=24), index.search(question, k=24, rerank="heads")
+        assert [hit.score for hit in plain] == [hit.score for hit in read]
+        before, after = ([hit.id for hit in hits] for hits in (plain, read))
+        assert before[20:] == after[20:] and set(before) == set(after)
+        moved += before != after
     assert moved and len(loaded) == 1
+    missing = Retriever(retriever.folder, "fp32", lm=tmp_path / "none").open(folder)
     with pytest.raises(RevelaError, match="neither a folder nor a hub id"):
-        Retriever(retriever.folder, "fp32", lm=tmp_path / "none").open(tmp_path / "index").search(
-            "a", rerank="heads"
-        )
+        missing.search("a", rerank="heads")
 
 
 def test_an_index_grows(retriever, tmp_path):

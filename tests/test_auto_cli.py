@@ -12,13 +12,12 @@ from revela.evaluation import choosing
 from revela.evaluation.choosing import Candidate, Choice
 from revela.retriever.static import is_static
 from revela.weights import resolve
-from test_cli import run
 
 
 @pytest.fixture
-def doing(monkeypatch, capsys):
+def doing(monkeypatch, doing):
     monkeypatch.setattr(choosing, "is_installed", lambda name: False)
-    return lambda *given: run(monkeypatch, capsys, *given)
+    return doing
 
 
 @pytest.fixture
@@ -104,7 +103,7 @@ def test_fit_makes_the_form_that_was_chosen(
     assert code == 0, err
     assert asked == [(124, [str(tiny_lm_folder)], kinds)]  # not the documents of the check
     assert is_static(out) == (kind == "table")
-    assert f"{tiny_lm_folder} was fitted to text" in (out / "README.md").read_text()
+    assert f"{tiny_lm_folder.name} was fitted to text" in (out / "README.md").read_text()
 
 
 def test_training_begins_with_what_was_chosen(

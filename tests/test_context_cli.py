@@ -8,7 +8,7 @@ import pytest
 
 from conftest import TOPICS, make_rows
 from revela.index.manifest import read_info
-from test_cli import run
+from tests.collection_folder import write_collection
 from tests.contextual import SLOTS, save_contextual
 
 
@@ -17,13 +17,13 @@ def folder(tiny_lm_folder, tmp_path_factory):
     return save_contextual(tiny_lm_folder, tmp_path_factory.mktemp("contextual") / "model")
 
 
-def test_index_and_append_by_command(folder, saved_retriever, tmp_path, monkeypatch, capsys):
+def test_index_and_append_by_command(folder, saved_retriever, tmp_path, doing):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in make_rows(12)))
     corpus, out, own = tmp_path / "corpus.jsonl", tmp_path / "index", tmp_path / "own.txt"
     own.write_text("\n".join(TOPICS))
 
     def index(*more):
-        return run(monkeypatch, capsys, "index", corpus, "--precision", "fp32", *more)
+        return doing("index", corpus, "--precision", "fp32", *more)
 
     assert index("--model", folder, "--out", out)[0] == 0
     assert read_info(out).context["kind"] == "corpus"
@@ -46,39 +46,28 @@ def test_index_and_append_by_command(folder, saved_retriever, tmp_path, monkeypa
     assert code == 2 and "--context corpsu cannot be read (FileNotFoundError)" in error
 
 
-def write_collection(folder, rows):
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "ocean03 ocean04"}\n')
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
-    return folder
-
-
-def test_eval_by_command(folder, saved_retriever, tmp_path, monkeypatch, capsys):
-    one = write_collection(tmp_path / "one", make_rows(20, sentences=1))
+def test_eval_by_command(folder, saved_retriever, tmp_path, doing):
+    rows, asked = make_rows(20, sentences=1), {"q": "ocean03 ocean04"}
+    one = write_collection(tmp_path / "one", rows, asked, {("q", "d0"): 1})
     flags = ("--on", one, "--precision", "fp32")
-    code, out, _ = run(monkeypatch, capsys, "eval", folder, saved_retriever, *flags)
+    code, out, _ = doing("eval", folder, saved_retriever, *flags)
     drawn = f"{folder.name} reads a context of {SLOTS} slots, documents of the corpus, drawn with"
     assert code == 0 and f"{drawn} seed 0\n" in out and out.count("reads a context") == 1
-    _, out, _ = run(monkeypatch, capsys, "eval", folder, *flags, "--context-seed", 3)
+    _, out, _ = doing("eval", folder, *flags, "--context-seed", 3)
     assert f"{drawn} seed 3\n" in out
-    _, out, _ = run(monkeypatch, capsys, "eval", folder, *flags, "--context", "saved")
+    _, out, _ = doing("eval", folder, *flags, "--context", "saved")
     assert "slots, those that it was saved with\n" in out
-    code, _, error = run(
-        monkeypatch, capsys, "eval", saved_retriever, *flags, "--context", "corpus"
-    )
+    code, _, error = doing("eval", saved_retriever, *flags, "--context", "corpus")
     assert code == 2 and "has no first stage: train it with --context N" in error
 
 
 @pytest.mark.parametrize("kind", ["plain", "contextual"])
-def test_probe_says_how_many_documents_are_read(
-    kind, folder, saved_retriever, tmp_path, monkeypatch, capsys
-):
+def test_probe_says_how_many_documents_are_read(kind, folder, saved_retriever, tmp_path, doing):
     rows = make_rows(8, sentences=20)
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, json_file = folder if kind == "contextual" else saved_retriever, tmp_path / "probe.json"
     limits = ("--max-tokens", 64, "--documents", 4, "--precision", "fp32", "--json", json_file)
-    done = run(monkeypatch, capsys, "probe", model, tmp_path / "corpus.jsonl", *limits)
+    done = doing("probe", model, tmp_path / "corpus.jsonl", *limits)
     assert done[0] == 0, done
     found = json.loads(json_file.read_text())
     assert found["context"] == (SLOTS if kind == "contextual" else 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from revela import memory
@@ -14,44 +15,30 @@ from revela.device import return_freed
 
 GB = 2**30
 
-FRAGMENTED = """
-import random, torch
+MEASURED = """
+import random, sys, threading
 from revela.memory import FreedMemory
-memory, rng, kept = FreedMemory(), random.Random(0), []
+memory, rng, kept, go_on = FreedMemory(), random.Random(0), [], threading.Event()
 if memory._libc is None:
     print(0, 0)
     raise SystemExit
-def batch():
+def fragmented():
+    import torch
     held = [torch.ones(rng.randrange(40, 60) * 2**18) for _ in range(20)]  # 40 to 60 MB each
     kept.append([bytearray(600) for _ in range(1000)])
     del held
-batch()
-memory.after_a_batch()
-before = memory._size()
-memory._most = 1  # as if it had grown
-memory.after_a_batch()
-print(before >> 20, memory._size() >> 20)
-"""
-
-
-THREADS = """
-import sys, threading
-from revela.memory import FreedMemory
-memory, go_on = FreedMemory(), threading.Event()
-if memory._libc is None:
-    print(0, 0)
-    raise SystemExit
-if sys.argv[1] == "shared":
+def threads():
     memory.share()
-def work(ended):
-    held = [bytes(2**17) for _ in range(400)]  # 50 MB
-    del held
-    ended.release()
-    go_on.wait()
-ended = threading.Semaphore(0)
-for _ in range(4):
-    threading.Thread(target=work, args=[ended]).start()
-    ended.acquire()
+    ended = threading.Semaphore(0)
+    def work():
+        held = [bytes(2**17) for _ in range(400)]  # 50 MB
+        del held
+        ended.release()
+        go_on.wait()
+    for _ in range(4):
+        threading.Thread(target=work).start()
+        ended.acquire()
+{}()
 before = memory._size()
 memory._most = 1  # as if it had grown
 memory.after_a_batch()
@@ -60,70 +47,52 @@ go_on.set()
 """
 
 
-class Libc:
-    def __init__(self) -> None:
-        self.trims = 0
+@pytest.fixture
+def freed(monkeypatch):
+    """Memory of a process whose size is ``freed.size``, at the time ``freed.now``."""
+    found = memory.FreedMemory()
+    found.size, found.now, found.trims = 2 * GB, 0.0, 0
 
-    def malloc_trim(self, pad: int) -> None:
-        self.trims += 1
+    class Libc:
+        def malloc_trim(self, pad: int) -> None:
+            found.trims += 1
+
+    found._libc = Libc()
+    monkeypatch.setattr(found, "_size", lambda: int(found.size))
+    monkeypatch.setattr(memory.time, "monotonic", lambda: found.now)
+    return found
 
 
-def test_a_process_returns_memory_once_it_has_grown_by_a_quarter(monkeypatch):
-    freed, libc, sizes = memory.FreedMemory(), Libc(), []
-    freed._libc = libc
-    monkeypatch.setattr(freed, "_size", lambda: sizes[-1])
+def test_memory_is_returned_after_growth_by_a_quarter_and_every_minute(freed):
     trims = []
     for size in (2, 2.5, 2.9, 3.1, 4, 5.4, 5.6, 4):  # the size after 3.1 and 5.6 counts anew
-        sizes.append(int(size * GB))
+        freed.size = size * GB
         freed.after_a_batch()
-        trims.append(libc.trims)
+        trims.append(freed.trims)
     assert trims == [0, 0, 0, 1, 1, 1, 2, 2]
-
-
-def test_memory_is_returned_at_once_before_something_large(monkeypatch):
-    freed, libc = memory.FreedMemory(), Libc()
-    freed._libc = libc
-    monkeypatch.setattr(freed, "_size", lambda: 2 * GB)
-    monkeypatch.setattr("revela.device.freed_memory", lambda: freed)
-    return_freed(torch.device("cpu"))
-    assert libc.trims == 1
-    return_freed(torch.device("meta"))
-    freed.after_a_batch()  # which counts anew
-    assert libc.trims == 1
-
-
-def test_a_process_returns_memory_every_minute(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(memory.time, "monotonic", lambda: clock[0])
-    freed, libc = memory.FreedMemory(), Libc()
-    freed._libc = libc
     trims = []
-    for clock[0] in (1, 30, 59, 61, 62, 100, 122):
+    for freed.now in (1, 30, 59, 61, 62, 100, 122):
         freed.after_a_batch()
-        trims.append(libc.trims)
+        trims.append(freed.trims - 2)
     assert trims == [0, 0, 0, 1, 1, 1, 2]
 
 
-def test_what_was_freed_is_returned():
-    done = subprocess.run(
-        [sys.executable, "-c", FRAGMENTED], capture_output=True, text=True, check=True
-    )
+def test_memory_is_returned_at_once_before_something_large(freed, monkeypatch):
+    monkeypatch.setattr("revela.device.freed_memory", lambda: freed)
+    return_freed(torch.device("cpu"))
+    assert freed.trims == 1
+    return_freed(torch.device("meta"))
+    freed.after_a_batch()  # which counts anew
+    assert freed.trims == 1
+
+
+@pytest.mark.parametrize(("by", "least"), [("fragmented", 500), ("threads", 40)])
+def test_what_was_freed_is_returned(by, least):
+    """In MB; that of threads, if they share a heap."""
+    command = [sys.executable, "-c", MEASURED.replace("{}", by)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
-    assert before == after == 0 or before - after > 500  # MB, of a gigabyte
-
-
-def returned_by_threads(how: str) -> int:
-    """MB."""
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS, how], capture_output=True, text=True, check=True
-    )
-    before, after = map(int, done.stdout.split())
-    return before - after
-
-
-def test_what_threads_have_freed_is_returned_if_they_share_a_heap():
-    shared, own = returned_by_threads("shared"), returned_by_threads("own")
-    assert shared == own == 0 or (shared > 40 and own < 20)
+    assert before == after == 0 or before - after > least
 
 
 def test_another_c_library_is_left_alone(monkeypatch):

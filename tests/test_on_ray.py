@@ -34,11 +34,11 @@ from revela.index.contexts import chosen_for
 from revela.index.manifest import Info, read_info
 from revela.index.statistics import Statistics
 from revela.index.store import Index
-from revela.index.table import Table, arrow_rows, table_uri
+from revela.index.table import Table, table_uri
 from revela.on_ray import Cluster
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
-from test_cli import run
+from revela.types import Document
 from tests.contextual import save_contextual
 from tests.groups.test_cells import chunks_in_cells, groups_of, write_cells
 from tests.index.letters import WORDS, Letters, reopen
@@ -87,8 +87,17 @@ def corpus(tmp_path_factory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("ray") / "corpus", rows_of_corpus())
 
 
-def index_by(monkeypatch, capsys, corpus, out, model, *flags) -> tuple[int, str, str]:
-    return run(monkeypatch, capsys, "index", corpus, "--out", out, "--model", model, *FLAGS, *flags)
+@pytest.fixture
+def doing(ray_session, doing):
+    return doing
+
+
+@pytest.fixture
+def index_by(doing):
+    def index(corpus, out, model, *flags):
+        return doing("index", corpus, "--out", out, "--model", model, *FLAGS, *flags)
+
+    return index
 
 
 def contents(folder: Path) -> tuple[dict[tuple[str, int], dict[str, object]], np.ndarray]:
@@ -117,10 +126,10 @@ def assert_equal(ours: Path, theirs: Path) -> None:
 
 
 def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
-    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
+    doing, index_by, monkeypatch, corpus, saved_retriever, tmp_path
 ):
     out, alone = tmp_path / "index", tmp_path / "alone"
-    assert index_by(monkeypatch, capsys, corpus, alone, saved_retriever)[0] == 0
+    assert index_by(corpus, alone, saved_retriever)[0] == 0
     arguments = ["index", corpus, "--out", out, "--model", saved_retriever, *FLAGS, *RAY]
     driver = subprocess.Popen(
         [sys.executable, "-m", "revela", *map(str, arguments)], stderr=subprocess.DEVNULL
@@ -132,10 +141,10 @@ def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
     driver.wait()
     with pytest.raises(RevelaError, match="is not finished: run the same revela index again"):
         Index.open(out)
-    code, _, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, "--keep-tokens")
+    code, _, err = index_by(corpus, out, saved_retriever, "--keep-tokens")
     assert code == 2 and "was begun with another model or other settings" in err
     monkeypatch.setattr("revela.corpus.parts.PART", 1000)  # several parts of the Parquet file
-    code, said, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, *RAY)
+    code, said, err = index_by(corpus, out, saved_retriever, *RAY)
     assert code == 0, err
     new, unchanged = map(int, re.findall(r"(\d+) documents are new.*?(\d+) unchanged", said)[0])
     assert "read 48 documents" in said and new + unchanged == 48 and new and unchanged
@@ -178,7 +187,7 @@ def wait_for_rows(folder: Path, driver: subprocess.Popen, least: int) -> int:
 
 
 def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
-    ray_session, monkeypatch, capsys, tiny_lm_folder, tmp_path
+    doing, index_by, monkeypatch, tiny_lm_folder, tmp_path
 ):
     model = save_contextual(tiny_lm_folder, tmp_path / "model")
     rows = [dict(row, _id=f"it's {i}") for i, row in enumerate(rows_of_corpus())]
@@ -188,11 +197,11 @@ def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
     pq.write_table(pa.Table.from_pylist([*changed, *rows[26:]]), after)
     for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--commit-every", 40))):
         out = tmp_path / name
-        assert index_by(monkeypatch, capsys, before, out, model)[0] == 0
+        assert index_by(before, out, model)[0] == 0
         if flags:  # the memory of what drives must not grow with the table
             monkeypatch.setattr(Table, "pack", lambda *_: pytest.fail("packed by the driver"))
-        code, said, err = run(
-            monkeypatch, capsys, "index", after, "--out", out, "--append", *flags,
+        code, said, err = doing(
+            "index", after, "--out", out, "--append", *flags,
             "--precision", "fp32",
         )  # fmt: skip
         assert code == 0, err
@@ -220,45 +229,31 @@ def test_a_context_is_drawn_from_the_files_as_from_documents(
         ('{"_id": 1, "text": "abc"}\n', ("--join-titles",), "--join-titles joins rows"),
         ('{"_id": 1, "text": "abc", "year": 7}\n', ("--metadata", "yaer"),
          'no document has a field "yaer"'),
+        ("hub:a/b", (), "--engine ray reads files that all workers see"),
     ],
 )  # fmt: skip
 def test_a_bad_corpus_is_one_sentence_before_anything_is_written(
-    ray_session, monkeypatch, capsys, saved_retriever, tmp_path, lines, flags, sentence
+    doing, saved_retriever, tmp_path, lines, flags, sentence
 ):
     path, out = tmp_path / "corpus.jsonl", tmp_path / "index"
     path.write_text(lines)
-    arguments = ("--model", saved_retriever, *flags)
-    code, _, err = run(
-        monkeypatch, capsys, "index", path, "--out", out, *arguments, "--engine", "ray"
-    )
+    corpus = lines if lines.startswith("hub:") else path
+    given = ("index", corpus, "--model", saved_retriever, *flags, "--out")
+    code, _, err = doing(*given, out, "--engine", "ray")
     assert code == 2 and sentence in err and err.count("\n") == 1 and not out.exists()
-    if "--join-titles" not in flags:
-        alone = run(monkeypatch, capsys, "index", path, "--out", tmp_path / "alone", *arguments)
-        assert alone[2] == err
+    if corpus == path and "--join-titles" not in flags:
+        assert doing(*given, tmp_path / "alone")[2] == err
 
 
-def test_a_dataset_of_the_hub_is_one_sentence(
-    ray_session, monkeypatch, capsys, saved_retriever, tmp_path
-):
-    code, _, err = index_by(
-        monkeypatch, capsys, "hub:a/b", tmp_path / "index", saved_retriever, *RAY
-    )
-    assert code == 2 and "--engine ray reads files that all workers see" in err
-
-
-def test_one_process_at_a_time_may_write(
-    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
-):
+def test_one_process_at_a_time_may_write(index_by, corpus, saved_retriever, tmp_path):
     out = tmp_path / "index"
     with writing(out):
-        code, _, err = index_by(monkeypatch, capsys, corpus, out, saved_retriever, *RAY)
+        code, _, err = index_by(corpus, out, saved_retriever, *RAY)
     assert code == 2 and f"another process is writing to {out}" in err
     # Where the file system keeps no locks, the version of the table tells.
     index = Index.create(tmp_path / "other", saved_retriever)
     version = index.table.version
-    columns = dict(id=["a"], chunk=[0], title=[""], passage=["a"], terms=["a"], digest=["0"])
-    vectors = np.ones((1, index.info.width), np.float32)
-    index.table.write(arrow_rows(index.info, columns, vectors, None), [])
+    index.add([Document("a", "Some words.")])
     with pytest.raises(RevelaError, match=r"another process has written to .*other meanwhile"):
         on_ray.commit(table_uri(index.folder), version, [], [])
 
@@ -315,14 +310,12 @@ def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkey
     assert len(exact & {h.id for h in several.search("abba abab", 10, "dense")}) >= 8
 
 
-def test_vectors_by_ray_are_those_of_one_process(
-    ray_session, monkeypatch, capsys, corpus, saved_retriever, tmp_path
-):
+def test_vectors_by_ray_are_those_of_one_process(doing, corpus, saved_retriever, tmp_path):
     found = []
     for engine in ("local", "ray"):
         out = tmp_path / engine / "vectors.parquet"
-        code, said, err = run(
-            monkeypatch, capsys, "encode", corpus, "--out", out, "--model", saved_retriever,
+        code, said, err = doing(
+            "encode", corpus, "--out", out, "--model", saved_retriever,
             *FLAGS[:2], *FLAGS[4:], "--engine", engine,
         )  # fmt: skip
         assert code == 0, err
@@ -334,15 +327,15 @@ def test_vectors_by_ray_are_those_of_one_process(
     np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
 
 
-def test_clusters_are_grouped_by_ray_as_by_one_process(ray_session, monkeypatch, capsys, tmp_path):
+def test_clusters_are_grouped_by_ray_as_by_one_process(doing, tmp_path):
     rows = chunks_in_cells()
     write_cells(tmp_path / "a.parquet", rows[:100])
     write_cells(tmp_path / "b.parquet", rows[100:])
     made = []
     for engine in ("local", "ray"):
         out = tmp_path / engine
-        code, _, err = run(
-            monkeypatch, capsys, "groups", tmp_path / "a.parquet", tmp_path / "b.parquet",
+        code, _, err = doing(
+            "groups", tmp_path / "a.parquet", tmp_path / "b.parquet",
             "--out", out, "--cluster-column", "cell", "--shards", 5, "--group-size", 4,
             "--held-out", 0.1, "--engine", engine,
         )  # fmt: skip
@@ -364,9 +357,9 @@ def test_clusters_are_grouped_by_ray_as_by_one_process(ray_session, monkeypatch,
         (lambda row: {k: v for k, v in row.items() if k != "vector"}, "has no vectors"),
     ],
 )
-def test_bad_rows_are_one_sentence(ray_session, monkeypatch, capsys, tmp_path, change, sentence):
+def test_bad_rows_are_one_sentence(doing, tmp_path, change, sentence):
     path, out = tmp_path / "c.parquet", tmp_path / "out"
     write_cells(path, [change(row) for row in chunks_in_cells(24)])
     flags = ("--cluster-column", "cell", "--group-size", 4, "--engine", "ray")
-    code, _, err = run(monkeypatch, capsys, "groups", path, "--out", out, *flags)
+    code, _, err = doing("groups", path, "--out", out, *flags)
     assert code == 2 and sentence in err and err.count("\n") == 1 and not out.exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel
+from transformers import AutoModel, BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from conftest import tiny_config
 from revela import packing as p
@@ -30,8 +30,9 @@ def one_by_one(query, key, value, lengths, causal, scale):
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (5, 5)])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("explicit_scores", [0, 4, 512])
-@pytest.mark.parametrize("side_by_side", [256, 0])
+@pytest.mark.parametrize(
+    ("explicit_scores", "side_by_side"), [(0, 256), (4, 256), (512, 256), (0, 0), (512, 0)]
+)
 @pytest.mark.parametrize("groups", [4, 2])
 def test_attention_keeps_texts_apart(
     lengths, causal, explicit_scores, side_by_side, groups, monkeypatch
@@ -68,17 +69,14 @@ def test_a_fused_kernel_gets_no_mask_together_with_shared_keys(monkeypatch):
     assert given == [(False, True), (True, False)]
 
 
+SIZE = dict(vocab_size=400, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+SIZE |= dict(num_attention_heads=4)
+
+
 def build(kind: str):
     torch.manual_seed(0)
     if kind == "bert":
-        config = BertConfig(
-            vocab_size=400,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-        )
-        return BertModel(config).eval()
+        return BertModel(BertConfig(**SIZE)).eval()
     return AutoModel.from_config(tiny_config(kind)).eval()
 
 
@@ -118,17 +116,8 @@ def test_a_model_with_windows_is_not_packed():
 
 
 def test_a_model_that_counts_positions_in_another_way_is_not_packed():
-    from transformers import RobertaConfig, RobertaModel
-
     torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-    )
-    model = RobertaModel(config).eval()
+    model = RobertaModel(RobertaConfig(**SIZE)).eval()
     # As in a trained model, positions make a difference.
     torch.nn.init.normal_(model.embeddings.position_embeddings.weight)
     with p.packed(model):

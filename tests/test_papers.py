@@ -37,19 +37,18 @@ def file_of(path: str) -> Path | None:
 
 
 def names_in(file: Path) -> set[str]:
-    """Functions, classes and constants of a file, and methods as Class.method."""
+    """Functions, classes and constants of a file; methods and fields as Class.name."""
     found = set()
     for node in ast.parse(file.read_text()).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         found |= {target.id for target in targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            found |= {
-                f"{node.name}.{part.name}"
-                for part in node.body
-                if isinstance(part, ast.FunctionDef)
-            }
+        for part in node.body if isinstance(node, ast.ClassDef) else []:
+            if isinstance(part, ast.FunctionDef):
+                found.add(f"{node.name}.{part.name}")
+            elif isinstance(part, ast.AnnAssign):
+                found.add(f"{node.name}.{ast.unparse(part.target)}")
     return found
 
 
@@ -60,17 +59,9 @@ def test_what_is_named_is_there(path, name):
     assert not name or name in names_in(file), f"{path} has no {name}"
 
 
-def test_methods_without_a_file_are_there():
+def test_methods_without_a_file_are_there_and_names_were_found():
     assert set(METHODS) <= set().union(*(names_in(file) for file in SOURCES[0].rglob("*.py")))
-
-
-def test_names_were_found():
-    assert (
-        sum(path.startswith("tests/") for path, _ in NAMED) > 9
-        and sum(bool(name) for _, name in NAMED) > 50
-    )
-    assert ("lm/heads.py", "by_document") in NAMED and (
-        "lm/language_model.py",
-        "LanguageModel.predict",
-    ) in NAMED
-    assert "DreamLoss.answer_loss" in METHODS
+    assert sum(path.startswith("tests/") for path, _ in NAMED) > 9
+    assert sum(bool(name) for _, name in NAMED) > 50
+    assert ("lm/heads.py", "by_document") in NAMED and "DreamLoss.answer_loss" in METHODS
+    assert ("lm/language_model.py", "LanguageModel.predict") in NAMED

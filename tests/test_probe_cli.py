@@ -4,6 +4,7 @@ with exit code 2.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from itertools import chain
@@ -12,33 +13,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import make_rows
-from revela.retriever.build import build_retriever
+from conftest import make_rows, tiny_retriever
 from revela.retriever.save import save_retriever
-from test_cli import run
 from tests.collection_folder import write_collection, write_lines
 
 FLAGS = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")
 
 
 @pytest.fixture
-def probe(monkeypatch, capsys):
-    """Runs revela probe; gives the exit code, and what was printed to stdout and stderr."""
-
-    def probe(*arguments):
-        return run(monkeypatch, capsys, "probe", *arguments)
-
-    return probe
+def probe(doing):
+    return functools.partial(doing, "probe")
 
 
 @pytest.fixture(scope="module")
 def retriever(tiny_lm_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("probe") / "model"
-    prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
-    model = build_retriever(
-        tiny_lm_folder, layers=2, pooling="mean", max_tokens=96, lower_case=False, **prompts
-    )
-    save_retriever(model, folder, "card")
+    save_retriever(tiny_retriever(tiny_lm_folder, max_tokens=96), folder, "card")
     return folder
 
 

@@ -31,19 +31,14 @@ LONG = "filler words here " * 40 + "the camshaft turns " + "and then more " * 40
 
 
 def test_hits_are_shown_from_shortly_before_the_words_looked_for(capsys, monkeypatch):
-    print_hits(
-        [Hit("a", 0.5, "A title", "short text"), Hit("b", 0.25, "", LONG)],
-        "why does the camshaft (turn",
-    )
+    hits = [Hit("a", 0.5, "A title", "short text"), Hit("b", 0.25, "", LONG)]
+    print_hits(hits, "why does the camshaft (turn")
     first, text, second, snippet = capsys.readouterr().out.splitlines()
     assert (first, text, second) == ("1. A title (a)  [0.5000]", "   short text", "2. b  [0.2500]")
-    assert (
-        snippet.startswith("   ... ")
-        and 0 < snippet.index("the camshaft") < SNIPPET // 2
-        and snippet.endswith("...")
-    )
+    assert snippet.startswith("   ... ") and snippet.endswith("...")
+    assert 0 < snippet.index("the camshaft") < SNIPPET // 2
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_hits([Hit("b", 0.25, "", LONG)], "Camshaft")
+    print_hits(hits[1:], "Camshaft")
     assert "\033[1mcamshaft\033[0m" in capsys.readouterr().out
     print_hits([], "?")
     assert capsys.readouterr().out == "nothing found\n"
@@ -58,26 +53,13 @@ def test_what_was_looked_for_is_shown_in_text_without_spaces(capsys, monkeypatch
     assert "\033[1mहिन्दी\033[0m" in capsys.readouterr().out
 
 
-def test_code_keeps_its_lines(capsys):
-    code = (
-        "class A:\n"
-        + "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
-        + "    def close_file(self, path):\n        x\n" * 3
-    )
+def test_code_keeps_its_lines_and_one_that_is_cut_ends_in_dots(capsys):
+    members = "".join(f"    def f{i}(self):\n\n        return {i}\n" for i in range(6))
+    looked_for = "    def close_file(self, path):\n        x\n"
+    code = f"class A:\n{members}{looked_for * 3}"
     print_hits([Hit("a.py", 0.5, "", code)], "close a file by path")
-    assert capsys.readouterr().out.splitlines() == [
-        "1. a.py  [0.5000]",
-        "   ...",
-        "   def close_file(self, path):",
-        "       x",
-        "   def close_file(self, path):",
-        "       x",
-        "   def close_file(self, path):",
-        "       x",
-    ]
-
-
-def test_a_line_that_is_cut_ends_in_dots(capsys):
+    shown = ["   def close_file(self, path):", "       x"] * 3
+    assert capsys.readouterr().out.splitlines() == ["1. a.py  [0.5000]", "   ...", *shown]
     print_hits([Hit("a.py", 0.5, "", f"def close_file():\n    x = {'y' * 300}\n")], "close_file")
     *_, last = capsys.readouterr().out.splitlines()
     assert last == f"       x = {'y' * (FILE_WIDTH - 8)}..."

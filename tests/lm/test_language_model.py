@@ -111,22 +111,18 @@ def test_both_streams_equal_the_naive_loop(kind, form):
     heads = None if gates is None else {1: [2], 2: [0, 1, 2, 3]}
     layers = range(4) if heads is None else list(heads)
     mixer = InBatchAttention(fast_weights, packed.lengths, gates, heads, v_norm=form == "paper")
-    torch.testing.assert_close(
-        lm.predict(packed, lm.read(packed, layers), mixer), slow_logits, atol=1e-10, rtol=0
-    )
+    logits = lm.predict(packed, lm.read(packed, layers), mixer)
+    torch.testing.assert_close(logits, slow_logits, atol=1e-10, rtol=0)
     fast = lm.loss(packed, lm.read(packed, layers), mixer)
     fast.backward()
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     off = ~torch.eye(3, dtype=torch.bool)  # Sim's diagonal is masked before it gets here
     torch.testing.assert_close(fast_weights.grad[off], naive_weights.grad[off], atol=1e-10, rtol=0)
-    for (name, got), want in zip(
-        fast_model.named_parameters(), slow_model.parameters(), strict=True
-    ):
+    pairs = zip(fast_model.named_parameters(), slow_model.parameters(), strict=True)
+    for (name, got), want in pairs:
         assert (got.grad is None) == (want.grad is None), name
         if got.grad is not None:
-            torch.testing.assert_close(
-                got.grad, want.grad, atol=1e-10, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
-            )
+            assert torch.allclose(got.grad, want.grad, atol=1e-10, rtol=0), name
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -263,9 +259,11 @@ def test_unsupported_models_are_refused_by_name():
         LanguageModel(t.MambaForCausalLM(mamba), "mamba")
 
 
-def test_refuses_gradient_checkpointing_and_chunks_past_the_window():
+def test_refuses_gradient_checkpointing_bare_calls_and_chunks_past_the_window():
     ids, mask, _ = batch()
     lm = LanguageModel(build("llama"))
+    with pytest.raises(RevelaError, match="LanguageModel"):
+        lm.model(input_ids=ids)
     lm.model.gradient_checkpointing_enable()
     with pytest.raises(RevelaError, match="gradient checkpointing"):
         lm.read(lm.pack(ids, mask), range(4))
@@ -275,61 +273,42 @@ def test_refuses_gradient_checkpointing_and_chunks_past_the_window():
         gemma.predict(gemma.pack(long, torch.ones_like(long)))
 
 
-def test_a_bare_call_of_the_switched_model_is_refused():
-    lm = LanguageModel(build("llama"))
-    with pytest.raises(RevelaError, match="LanguageModel"):
-        lm.model(input_ids=torch.ones(1, 3, dtype=torch.long))
-
-
 def test_the_split_backward_equals_the_joined_one():
     """d loss / d Sim first and the retriever's backward pass after: the gradient of the whole."""
     ids, mask, _ = batch()
-    gradients = []
+    features, gradients = {"input_ids": ids, "attention_mask": mask}, []
     for frozen in (False, True):
-        model, lm = Embed(), LanguageModel(build("llama").float().requires_grad_(not frozen))
-        objective = RevelaLoss(
-            model,
-            lm,
-            tau=0.1,
-            gates_LH=torch.full((4, 4), 0.3),
-            v_norm=False,
-            learn_tau=True,
-            learn_gates=True,
-        )
-        features = {"input_ids": ids, "attention_mask": mask}
-        loss = objective([features, features, features])
+        lm = LanguageModel(build("llama").float().requires_grad_(not frozen))
+        objective = objective_of(lm, learn_tau=True, learn_gates=True)
+        loss = objective([features] * 3)
         loss.backward()
-        trained = model.table.weight, objective.log_tau, objective.gates_LH
+        trained = objective.model.table.weight, objective.log_tau, objective.gates_LH
         gradients.append((loss.detach(), *(parameter.grad for parameter in trained)))
     for joined, split in zip(*gradients, strict=True):
         assert split.abs().sum() > 0
         torch.testing.assert_close(joined, split, atol=1e-6, rtol=1e-4)
 
 
-def test_stream_e_ends_with_the_last_keys_that_are_read():
-    ids, mask, _ = batch()
-    lm = LanguageModel(build("llama").requires_grad_(False))
-    ran = []
-    for i, layer in enumerate(lm.model.model.layers):
-        layer.mlp.register_forward_hook(lambda *_, i=i: ran.append(i))
-    lm.model.lm_head.register_forward_hook(lambda *_: ran.append("head"))
-    memory = lm.read(lm.pack(ids, mask), [1, 2])
-    assert ran == [0, 1] and sorted(memory.keys) == [1, 2]
-
-
-def test_a_layer_that_does_not_run_again_is_not_put_together():
-    """FSDP does that in a hook before the layer's forward pass."""
+def test_no_layer_runs_whose_output_is_not_read():
+    """Stream e ends with the last keys that are read, stream h begins with the first; FSDP puts a
+    layer together in a hook before its forward pass.
+    """
     ids, mask, weights = batch()
     lm = LanguageModel(build("llama").requires_grad_(False))
-    packed, called = lm.pack(ids, mask), []
+    packed, begun, ran = lm.pack(ids, mask), [], []
     for i, layer in enumerate(lm.model.model.layers):
-        layer.register_forward_pre_hook(lambda *_, i=i: called.append(i))
+        layer.register_forward_pre_hook(lambda *_, i=i: begun.append(i))
+        layer.mlp.register_forward_hook(lambda *_, i=i: ran.append(i))
+    lm.model.lm_head.register_forward_hook(lambda *_: ran.append("head"))
+    memory = lm.read(packed, [1, 2])
+    assert ran == [0, 1] and sorted(memory.keys) == [1, 2]
+    begun.clear()
     memory = lm.read(packed, [2, 3])
     mix = InBatchAttention(weights, packed.lengths, torch.full((4, 4), 0.3), v_norm=False)
     lm.loss(packed, memory, mix)
-    assert called == [0, 1, 2, 3, 2, 3]
+    assert begun == [0, 1, 2, 3, 2, 3]
     lm.predict(packed)
-    assert called[6:] == [0, 1, 2, 3]
+    assert begun[6:] == [0, 1, 2, 3]
 
 
 def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
@@ -349,10 +328,9 @@ def test_logits_that_are_not_the_heads_output_are_used_in_the_loss():
     torch.testing.assert_close(lm.loss(lm.pack(ids, torch.ones_like(ids))), want, atol=1e-5, rtol=0)
 
 
-def objective_of(lm, **changes):
-    return RevelaLoss(
-        Embed(), lm, tau=0.1, gates_LH=torch.full((4, 4), 0.3), v_norm=False, **changes
-    )
+def objective_of(lm, model=None, **changes):
+    gates_LH = torch.full((4, 4), 0.3)
+    return RevelaLoss(model or Embed(), lm, tau=0.1, gates_LH=gates_LH, v_norm=False, **changes)
 
 
 def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one():

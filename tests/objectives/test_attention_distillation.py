@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from conftest import Embed, moved_since_it_began, tiny_config
+from conftest import Embed, moved_since_it_began, tiny_config, train_by_sgd
 from revela.lm.heads import candidate_scores
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import QUESTION
@@ -19,6 +19,16 @@ from revela.objectives.base import Start
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of each group's text
 HEADS = [(2, 3), (0, 1), (2, 0)]
+
+
+def first(side, count):
+    """The first rows of a side."""
+    return {name: values[:count] for name, values in side.items()}
+
+
+def build_loss(model, start=contextlib.nullcontext, **changes):
+    settings = dict(tau=0.2, group_size=3) | changes
+    return AttentionLoss(model, LanguageModel(build("sdpa")), HEADS, Start(start), **settings)
 
 
 def build(attention: str) -> LlamaForCausalLM:
@@ -55,31 +65,21 @@ def naive_scores(prompt, tail, group, question):
     last.
     """
     last = max(i for i, g in enumerate(tail["group"].tolist()) if g == group)
+    candidates = [[m for m, d in enumerate(DOCUMENTS) if d == j] for j in range(3)]
     found = []
     for i in (question, last):
         n = int(tail["attention_mask"][i].sum())
         ids = torch.cat([prompt["input_ids"][group], tail["input_ids"][i, :n]])[None]
         matrices = build("eager")(input_ids=ids, output_attentions=True).attentions
         rows = [len(DOCUMENTS) + t for t in range(n) if tail["role"][i, t] == QUESTION]
-        columns = [[m for m, d in enumerate(DOCUMENTS) if d == j] for j in range(3)]
-        found.append(
-            [
-                [
-                    sum(matrices[layer][0, head, r, m] for r in rows for m in c) / len(rows)
-                    for c in columns
-                ]
-                for layer, head in HEADS
-            ]
-        )
+        heads = [matrices[layer][0, head, rows] for layer, head in HEADS]
+        found.append([[rows_RN[:, c].sum() / len(rows) for c in candidates] for rows_RN in heads])
     return torch.tensor(found[0]).double() - torch.tensor(found[1]).double()
 
 
 def test_scores_of_candidates_equal_those_of_whole_attention_matrices():
     prompt, tail = texts()
-    mine = {k: v[:3] for k, v in tail.items()}
-    got = candidate_scores(
-        LanguageModel(build("sdpa")), {k: v[:1] for k, v in prompt.items()}, mine, HEADS
-    )
+    got = candidate_scores(LanguageModel(build("sdpa")), first(prompt, 1), first(tail, 3), HEADS)
     want = torch.stack([naive_scores(prompt, tail, 0, i) for i in range(2)], dim=1)
     assert want.abs().min() > 1e-6
     torch.testing.assert_close(got.double(), want, atol=1e-7, rtol=0)  # both round to fp32
@@ -87,13 +87,10 @@ def test_scores_of_candidates_equal_those_of_whole_attention_matrices():
 
 def test_nothing_runs_above_the_last_of_the_heads():
     prompt, tail = texts()
-    lm = LanguageModel(build("sdpa"))
-    ran = []
+    lm, ran = LanguageModel(build("sdpa")), []
     for i, layer in enumerate(lm.model.model.layers):
         layer.register_forward_hook(lambda *_, i=i: ran.append(i))
-    candidate_scores(
-        lm, {k: v[:1] for k, v in prompt.items()}, {k: v[:3] for k, v in tail.items()}, [(1, 0)]
-    )
+    candidate_scores(lm, first(prompt, 1), first(tail, 3), [(1, 0)])
     assert set(ran) == {0}  # layer 1 ends with its attention
 
 
@@ -108,23 +105,13 @@ def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
     prompt, tail = texts()
     question, passage = sides()
     model, began, at_start = moved_since_it_began()
-    objective = AttentionLoss(
-        model,
-        LanguageModel(build("sdpa")),
-        HEADS,
-        Start(at_start),
-        tau=0.2,
-        group_size=3,
-        retriever_batch=retriever_batch,
-    )
+    objective = build_loss(model, at_start, retriever_batch=retriever_batch)
     loss = objective([question, passage, prompt, tail])
     fast = torch.autograd.grad(loss, model.table.weight)[0]
 
     def cosines(encoder, q, group):
-        vector, others = (
-            encoder(question)["sentence_embedding"][q],
-            encoder(passage)["sentence_embedding"][3 * group : 3 * group + 3],
-        )
+        vector = encoder(question)["sentence_embedding"][q]
+        others = encoder(passage)["sentence_embedding"][3 * group : 3 * group + 3]
         return torch.stack([torch.cosine_similarity(vector, other, dim=0) for other in others])
 
     def z(x):
@@ -141,61 +128,31 @@ def test_loss_and_gradient_equal_the_naive_loop(retriever_batch):
         by_group.append(torch.stack(found).mean())
     naive = torch.stack(by_group).mean()
     torch.testing.assert_close(loss, naive, atol=1e-5, rtol=0)  # the attention's fp32, standardised
-    torch.testing.assert_close(
-        fast, torch.autograd.grad(naive, model.table.weight)[0], atol=1e-5, rtol=0
-    )
+    slow = torch.autograd.grad(naive, model.table.weight)[0]
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=0)
     assert fast.abs().max() > 1e-3
 
 
 def test_it_learns_what_the_heads_say():
     prompt, tail = texts()
-    objective = AttentionLoss(
-        Embed(),
-        LanguageModel(build("sdpa")),
-        HEADS,
-        Start(contextlib.nullcontext),
-        tau=0.2,
-        group_size=3,
-    )
-    optimizer = torch.optim.SGD(objective.parameters(), lr=1.0)
-    losses = []
-    for _ in range(30):
-        loss = objective([*sides(), prompt, tail])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
+    objective = build_loss(Embed())
+    found = train_by_sgd(objective, [*sides(), prompt, tail], steps=30, rate=1.0)
+    assert found[-1] < 0.5 * found[0]
 
 
 def test_standard_scores():
     scores = standard(torch.tensor([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]]))
-    torch.testing.assert_close(
-        scores, torch.tensor([[-(1.5**0.5), 0.0, 1.5**0.5], [0.0, 0.0, 0.0]])
-    )
+    want = torch.tensor([[-(1.5**0.5), 0.0, 1.5**0.5], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(scores, want)
 
 
 def test_a_group_that_asks_nothing_is_left_out():
     prompt, tail = texts()
     question, passage = sides()
-    mine = {k: v[:3] for k, v in tail.items()}
-    model = Embed().double()
-    objective = AttentionLoss(
-        model,
-        LanguageModel(build("sdpa")),
-        HEADS,
-        Start(contextlib.nullcontext),
-        tau=0.2,
-        group_size=3,
-    )
-    loss = objective([{k: v[:2] for k, v in question.items()}, passage, prompt, mine])
+    question, model = first(question, 2), Embed().double()
+    loss = build_loss(model)([question, passage, prompt, first(tail, 3)])
     gradient = torch.autograd.grad(loss, model.table.weight)[0]
-    alone = set(passage["input_ids"][3:].flatten().tolist()) - set(
-        passage["input_ids"][:3].flatten().tolist()
-    )
-    alone -= set(question["input_ids"][:2].flatten().tolist())
-    assert (
-        alone
-        and gradient[sorted(alone)].abs().sum() == 0
-        and gradient[passage["input_ids"][:3]].abs().sum() > 0
-    )
+    ids = passage["input_ids"]
+    asked = {*ids[:3].flatten().tolist(), *question["input_ids"].flatten().tolist()}
+    alone = sorted(set(ids[3:].flatten().tolist()) - asked)
+    assert alone and gradient[alone].abs().sum() == 0 and gradient[ids[:3]].abs().sum() > 0

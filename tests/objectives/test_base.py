@@ -8,10 +8,9 @@ import random
 import pytest
 import torch
 
-from conftest import Embed
+from conftest import Embed, tiny_retriever
 from revela.objectives import base
 from revela.objectives.base import ChunkBatches, Parts, RetrieverLoss, Start
-from revela.retriever.build import build_retriever
 from revela.retriever.tokens import halves
 from revela.settings import Recipe
 
@@ -49,10 +48,7 @@ def test_a_random_half_lies_in_what_is_left_after_truncation(tiny_tokenizer):
 
 @pytest.mark.parametrize("side", ["first-half", "random-span", "whole"])
 def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer, side):
-    prompts = dict(query_prompt="query: ", passage_prompt="passage: ")
-    model = build_retriever(
-        tiny_lm_folder, layers=2, pooling="mean", max_tokens=64, lower_case=False, **prompts
-    )
+    model = tiny_retriever(tiny_lm_folder)
 
     def queries(seed=0, epoch=0, order=(0, 1, 2)):
         """Of the texts in this order, by the text."""

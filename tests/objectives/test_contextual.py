@@ -11,14 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from revela.corpus.arrow_list import arrow_list
 from revela.objectives import gradcache
 from revela.objectives.base import Parts
 from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
 from revela.objectives.contrastive import ContrastiveLoss
 from revela.objectives.matryoshka import Matryoshka
-from revela.retriever.build import build_retriever
 from revela.retriever.context import add_context, filled, slot_ids
 from revela.settings import Recipe
 from revela.types import Chunk
@@ -30,10 +29,7 @@ SLOTS, TAU = 3, 0.2
 def parts_of(folder, double=True, dropout=0.0, **changes):
     """A contextual retriever and its first stage, in training mode, all of it trained."""
     torch.manual_seed(0)
-    model = build_retriever(
-        folder, layers=2, pooling="mean", max_tokens=48, lower_case=False, query_prompt="query: ",
-        passage_prompt="passage: ",
-    )  # fmt: skip
+    model = tiny_retriever(folder, max_tokens=48)
     first = add_context(Recipe.of(context=SLOTS, **changes), model, TEXTS[0])
     with torch.no_grad():
         first.model[4].linear.weight.normal_(std=0.3)
@@ -79,9 +75,8 @@ def by_hand(model, first, sides):
     """The loss with all inputs put together row by row."""
     *texts, documents = sides
     rows = []
-    for j, (ids, mask) in enumerate(
-        zip(documents["input_ids"], documents["attention_mask"], strict=True)
-    ):
+    pairs = zip(documents["input_ids"], documents["attention_mask"], strict=True)
+    for j, (ids, mask) in enumerate(pairs):
         state = first.model[0].model(input_ids=ids[mask.bool()][None]).last_hidden_state[0].mean(0)
         x = first.model[2].norm(state)
         x = first.model[4].linear(F.gelu(first.model[3].linear(x)))
@@ -120,11 +115,8 @@ def test_both_stages_have_the_gradient_of_plain_autograd(tiny_lm_folder, batch):
     for name in found:
         torch.testing.assert_close(found[name], plain[name], atol=1e-12, rtol=0, msg=name)
     torch.testing.assert_close(contextual.objective.log_tau.grad, log_tau.grad)
-    for name in (
-        "anchors_AD",
-        "model.4.linear.weight",
-        "model.0.model.layers.0.mlp.up_proj.weight",
-    ):
+    layer = "model.0.model.layers.0.mlp.up_proj.weight"
+    for name in ("anchors_AD", "model.4.linear.weight", layer):
         assert found[f"1/{name}"].abs().max() > 1e-6, name
 
 
@@ -208,11 +200,8 @@ ROWS = [Chunk(i // 4, f"text {i}") for i in range(40)]  # of ten documents
 
 def batches(first, source, corpora=()):
     recipe = Recipe.of(context=SLOTS, context_from=source, groups="cluster")
-    counted = []
-    rows = arrow_list(Chunk, iter(ROWS))
-    parts = Parts(
-        recipe, None, [], rows, torch.device("cpu"), False, counted.append, first, corpora
-    )
+    counted, rows, device = [], arrow_list(Chunk, iter(ROWS)), torch.device("cpu")
+    parts = Parts(recipe, None, [], rows, device, False, counted.append, first, corpora)
     return ContextBatches(parts, lambda rows: {"query_x": torch.zeros(1)}, first), counted
 
 

@@ -1,12 +1,11 @@
-"""InfoNCE by hand; GradCache: the same gradient, memory that does not grow; negatives from every
-process.
-"""
+"""InfoNCE by hand; GradCache: the same gradient, memory that does not grow."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 
 from conftest import Embed
 from revela.corpus.text_queries import number_of_query
@@ -24,6 +23,12 @@ def features(n: int, seed: int):
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+def unit(model, *sides):
+    """Vectors of length one, side by side."""
+    ids = ({"input_ids": side["input_ids"]} for side in sides)
+    return [torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1) for f in ids]
+
+
 def allowed(target, group_size, number=None):
     """What 6 passages let a query be compared with; a group_size of 0: all are one group."""
     group = torch.arange(6) // (group_size or 6)
@@ -31,31 +36,23 @@ def allowed(target, group_size, number=None):
 
 
 def test_info_nce_by_hand():
-    query, passage = (
-        torch.tensor([[2.0, 0.0], [0.0, 1.0]]),
-        torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 3.0]]),
-    )
+    query = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    passage = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 3.0]])
     scores = torch.tensor([[0.5**0.5, 1.0, 0.0], [0.5**0.5, 0.0, 1.0]]) / 0.5
     want = -(scores[0].log_softmax(0)[1] + scores[1].log_softmax(0)[0]) / 2
     torch.testing.assert_close(info_nce(query, passage, torch.tensor([1, 0]), 0.5), want)
 
 
 def test_a_query_meets_its_own_group_only():
-    model = Embed()
+    model, target = Embed(), torch.tensor([0, 2, 4])
     query, passage = features(3, 0), features(6, 1)
-    target = torch.tensor([0, 2, 4])
-    query |= {"target": target, "allowed": allowed(target, 3)}
-    loss = ContrastiveLoss(model, tau=0.1)([query, passage])
-    query = {name: query[name] for name in passage}
-    with torch.no_grad():
-        q, p = (
-            torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
-            for f in (query, passage)
-        )
+    side = {**query, "target": target, "allowed": allowed(target, 3)}
+    loss = ContrastiveLoss(model, tau=0.1)([side, passage])
+    q, p = unit(model, query, passage)
     scores = q @ p.T / 0.1
     parts = [(0, slice(0, 3), 0), (1, slice(0, 3), 2), (2, slice(3, 6), 1)]
     want = -torch.stack([scores[i, group].log_softmax(0)[t] for i, group, t in parts]).mean()
-    torch.testing.assert_close(loss.detach(), want)
+    torch.testing.assert_close(loss, want)
 
 
 @pytest.mark.parametrize("group_size", [0, 3])
@@ -73,27 +70,23 @@ def test_false_negatives_leave_the_denominator(group_size):
     side = {**query, "target": target}
     if group_size:
         side["allowed"] = allowed(target, group_size)
-    loss = objective([{**side, "surrogate": near_q}, {**passage, "surrogate": near_p}])
-    with torch.no_grad():
-        q, p = (
-            torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
-            for f in (query, passage)
-        )
+    loss = objective([{**side, "surrogate": near_q}, {**passage, "surrogate": near_p}]).item()
+    q, p = unit(model, query, passage)
+    scores = (q @ p.T / 0.1).tolist()
+    nearness = (near_q @ near_p.T).tolist()
     want, dropped = 0.0, 0
     for i, own in enumerate(target.tolist()):
         total = 0.0
         for j in range(6):
             if group_size and j // group_size != own // group_size:
                 continue
-            if j != own and float(near_q[i] @ near_p[j]) >= float(near_q[i] @ near_p[own]):
+            if j != own and nearness[i][j] >= nearness[i][own]:
                 dropped += 1
                 continue
-            total += float((q[i] @ p[j] / 0.1).exp())
-        want -= float(q[i] @ p[own] / 0.1 - torch.tensor(total).log()) / 4
-    assert dropped > 0
-    torch.testing.assert_close(float(loss.detach()), want, atol=1e-4, rtol=0)
-    plain = ContrastiveLoss(model, tau=0.1)([side, passage])
-    assert float(loss.detach()) < float(plain.detach()) - 1e-3
+            total += math.exp(scores[i][j])
+        want -= (scores[i][own] - math.log(total)) / 4
+    assert dropped > 0 and loss == pytest.approx(want, abs=1e-4)
+    assert loss < ContrastiveLoss(model, tau=0.1)([side, passage]).item() - 1e-3
 
 
 def test_a_copy_of_the_own_passage_is_no_negative_and_the_own_one_stays():
@@ -111,20 +104,13 @@ def test_a_passage_of_the_same_query_is_no_negative(group_size):
     queries = ["title", "title", "title", "another", "title", ""]
     number = torch.tensor([number_of_query(text) for text in queries])
     query, passage = features(4, 0), features(6, 1)
-    query |= {"target": target, "allowed": allowed(target, group_size, number)}
-    loss = ContrastiveLoss(model, tau=0.1)([query, passage])
-    q, p = (
-        torch.nn.functional.normalize(model(f)["sentence_embedding"], dim=-1)
-        for f in ({k: query[k] for k in passage}, passage)
-    )
+    side = {**query, "target": target, "allowed": allowed(target, group_size, number)}
+    loss = ContrastiveLoss(model, tau=0.1)([side, passage])
+    q, p = unit(model, query, passage)
     want = torch.tensor(0.0)
     for i, own in enumerate(target.tolist()):
-        kept = [
-            j
-            for j in range(6)
-            if not (group_size and j // group_size != own // group_size)
-            and (j == own or queries[j] != queries[own])
-        ]
+        mine = [j for j in range(6) if not group_size or j // group_size == own // group_size]
+        kept = [j for j in mine if j == own or queries[j] != queries[own]]
         want = want - (q[i] @ p[kept].T / 0.1).log_softmax(0)[kept.index(own)] / 4
     torch.testing.assert_close(loss, want)
     loss.backward()
@@ -156,24 +142,20 @@ def test_gradcache_gives_the_plain_gradient():
 
 
 def test_gradcache_reads_again_with_the_same_dropout():
-    found = []
+    found, target = [], torch.arange(5)
     for cached in (False, True):
         torch.manual_seed(7)
         model, log_tau = Dropping(0.4), torch.tensor(0.1, dtype=torch.float64).log()
+        objective = ContrastiveLoss(model, tau=0.1, retriever_batch=2).double()
         torch.manual_seed(0)
         if cached:
-            loss = ContrastiveLoss(model, tau=0.1, retriever_batch=2).double()(
-                [{**features(5, 0), "target": torch.arange(5)}, features(5, 1)]
-            )
+            loss = objective([{**features(5, 0), "target": target}, features(5, 1)])
         else:
-            parts = [
-                [features(5, side)["input_ids"][i : i + 2] for i in (0, 2, 4)] for side in (0, 1)
-            ]
-            sides = [
-                torch.cat([model({"input_ids": ids})["sentence_embedding"] for ids in part])
-                for part in parts
-            ]
-            loss = info_nce(*sides, torch.arange(5), log_tau.exp())
+            sides = []
+            for ids in (features(5, seed)["input_ids"] for seed in (0, 1)):
+                parts = [model({"input_ids": part}) for part in ids.split(2)]
+                sides.append(torch.cat([part["sentence_embedding"] for part in parts]))
+            loss = info_nce(*sides, target, log_tau.exp())
         loss.backward()
         found.append((loss.detach(), model.table.table.weight.grad))
     for plain, other in zip(*found, strict=True):
@@ -181,81 +163,29 @@ def test_gradcache_reads_again_with_the_same_dropout():
 
 
 def test_gradcache_keeps_as_much_for_a_large_batch_as_for_a_small_one():
-    """What autograd keeps of the model, in numbers, for 8 and for 64 texts read 4 at a time:
+    """What autograd keeps of the model, in numbers, for 64 texts read at once and 4 at a time:
     nothing but ids and vectors.
     """
 
-    def kept(n: int, batch: int) -> int:
-        model = torch.nn.Sequential()
-        model.table, model.wide = Embed(), torch.nn.Linear(8, 500)
-        model.forward = lambda f: {
-            "sentence_embedding": model.wide(model.table(f)["sentence_embedding"])
-            .relu()
-            .view(-1, 50, 10)
-            .sum(1)
-        }
-        total = 0
+    class Wide(Embed):
+        def __init__(self):
+            super().__init__()
+            self.wide = torch.nn.Linear(8, 500)
 
-        def pack(tensor):
-            nonlocal total
-            total += tensor.numel()
-            return tensor
+        def forward(self, features):
+            states = self.wide(super().forward(features)["sentence_embedding"]).relu()
+            return {"sentence_embedding": states.view(-1, 50, 10).sum(1)}
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            ContrastiveLoss(model, tau=0.1, retriever_batch=batch)(
-                [{**features(n, 0), "target": torch.arange(n)}, features(n, 1)]
-            )
-        return total / n
+    def kept(n: int, batch: int) -> float:
+        sizes, objective = [], ContrastiveLoss(Wide(), tau=0.1, retriever_batch=batch)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: sizes.append(tensor.numel()) or tensor, lambda tensor: tensor
+        ):
+            objective([{**features(n, 0), "target": torch.arange(n)}, features(n, 1)])
+        return sum(sizes) / n
 
     assert kept(64, 0) > 500  # read at once, each text leaves its wide layer
     assert kept(64, 4) < 250  # ids, vectors and its row of scores only
-
-
-def _in_two_processes(rank: int, port: int, out) -> None:
-    import os
-
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    model = Embed()
-    query, passage = (
-        {k: v[2 * rank : 2 * rank + 2] for k, v in features(4, s).items()} for s in (0, 1)
-    )
-    loss = ContrastiveLoss(model, tau=0.1)([{**query, "target": torch.arange(2)}, passage])
-    loss.backward()
-    gradient = model.table.weight.grad
-    torch.distributed.all_reduce(gradient)
-    out[rank] = (loss.item(), (gradient / 2).numpy())
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_see_one_another_s_negatives():
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        out = manager.dict()
-        processes = [
-            context.Process(target=_in_two_processes, args=(rank, port, out)) for rank in range(2)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(120)
-        results = dict(out)
-    model = Embed()
-    loss = ContrastiveLoss(model, tau=0.1)(
-        [{**features(4, 0), "target": torch.arange(4)}, features(4, 1)]
-    )
-    loss.backward()
-    assert sum(loss for loss, _ in results.values()) / 2 == pytest.approx(loss.item(), abs=1e-6)
-    for _, gradient in results.values():
-        torch.testing.assert_close(
-            torch.from_numpy(gradient), model.table.weight.grad, atol=1e-6, rtol=1e-5
-        )
 
 
 def test_a_cut_loss_has_the_same_gradient_and_no_graph_of_its_own():

@@ -20,11 +20,8 @@ def test_a_crop_is_a_run_of_words_of_the_right_length(n, least, more, seed):
     found = crop(" ".join(words), least, least + more, 0.0, random.Random(seed)).split()
     start = words.index(found[0])
     assert found == words[start : start + len(found)]
-    assert (
-        min(n, MIN_WORDS, round(least * n))
-        <= len(found)
-        <= max(MIN_WORDS, round((least + more) * n))
-    )
+    longest = max(MIN_WORDS, round((least + more) * n))
+    assert min(n, MIN_WORDS, round(least * n)) <= len(found) <= longest
 
 
 def test_deletion_leaves_words_out_but_never_all():
@@ -43,10 +40,8 @@ def test_a_crop_of_chinese_is_a_piece_of_it():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), max_size=30), st.integers(5, 60))
 def test_windows_join_neighbours_of_a_document_up_to_the_limit(pieces, limit):
-    chunks = [
-        Chunk(owner, f"w{i} " * n)
-        for i, (owner, n) in enumerate(sorted(pieces, key=lambda p: p[0]))
-    ]
+    ordered = enumerate(sorted(pieces, key=lambda piece: piece[0]))
+    chunks = [Chunk(owner, f"w{i} " * n) for i, (owner, n) in ordered]
     joined = list(windows(chunks, limit))
     for owner in range(4):
         mine = "".join(c.text for c in chunks if c.document == owner)

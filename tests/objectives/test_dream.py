@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM
 
-from conftest import Embed, tiny_config
+from conftest import Embed, tiny_config, train_by_sgd
 from revela.lm.heads import by_document, score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import ANSWER, QUESTION, Questions
@@ -60,42 +60,39 @@ def own_output(query, earlier, own, values, scale):
     ) @ values
 
 
+def read_as_attention(asked_of, rows, counts):
+    """Candidates and questions whose values are unit vectors, so that the output is the attention
+    itself.
+    """
+    query, earlier, own = attention_inputs()
+    values = torch.eye(len(DOCUMENTS) + 5, dtype=torch.float64).expand(2, -1, -1)
+    memory = Memory({asked_of: earlier}, {asked_of: values[:, : len(DOCUMENTS)]})
+    plain = own_output(query, earlier, own, values, 0.5)
+    return read(memory, rows, counts), plain, (query, own, values, 0.5)
+
+
 def test_every_injected_row_is_a_prime_written_out():
     query, earlier, own = attention_inputs()
-    eye = torch.eye(len(DOCUMENTS) + 5, dtype=torch.float64)
-    values = eye.expand(2, -1, -1)  # so that the output is the attention itself
     weights = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
-    asked = read(Memory({3: earlier}, {3: values[:, : len(DOCUMENTS)]}), [1, 2, 3], [3])
+    asked, plain, inputs = read_as_attention(3, [1, 2, 3], [3])
     inject = Injection(weights, asked, [(3, 1)], torch.tensor(0.4, dtype=torch.float64))
-    plain = own_output(query, earlier, own, values, 0.5)
-    got = inject(3, plain, query, own, values, 0.5)
+    got = inject(3, plain, *inputs)
     want = written_out(query, earlier, own, weights[0], [1, 2, 3], 0.4, 0.5)
     torch.testing.assert_close(got[1, 1:4], want[1], atol=1e-10, rtol=0)
     torch.testing.assert_close(got[0], plain[0])  # the other head
     torch.testing.assert_close(got[1, [0, 4]], plain[1, [0, 4]])  # the other rows
-    assert inject(2, plain, query, own, values, 0.5) is plain  # another layer
+    assert inject(2, plain, *inputs) is plain  # another layer
 
 
-@pytest.mark.parametrize("gate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("gate", [0.1, 0.9])
 def test_a_head_s_own_masses_leave_its_attention_on_the_candidates_as_it_is(gate):
-    query, earlier, own = attention_inputs()
-    eye = torch.eye(len(DOCUMENTS) + 5, dtype=torch.float64)
-    values = eye.expand(2, -1, -1)
-    plain = own_output(query, earlier, own, values, 0.5)
-    documents = torch.tensor(DOCUMENTS)
-    masses = torch.stack(
-        [plain[0][:, : len(DOCUMENTS)][:, documents == j].sum(1) for j in range(3)], dim=1
-    )
-    asked = read(Memory({0: earlier}, {0: values[:, : len(DOCUMENTS)]}), range(5), [1] * 5)
+    asked, plain, inputs = read_as_attention(0, range(5), [1] * 5)
+    document = torch.tensor([*DOCUMENTS, *[-1] * 5])
+    masses = torch.stack([plain[0][:, document == j].sum(1) for j in range(3)], dim=1)
     inject = Injection(masses, asked, [(0, 0)], torch.tensor(gate, dtype=torch.float64))
-    got = inject(0, plain, query, own, values, 0.5)
-    on_candidates = torch.cat([documents >= 0, torch.zeros(5, dtype=torch.bool)])
-    torch.testing.assert_close(
-        got[0][:, on_candidates], plain[0][:, on_candidates], atol=1e-6, rtol=0
-    )
-    torch.testing.assert_close(
-        got[0][:, ~on_candidates], (1 - gate) * plain[0][:, ~on_candidates], atol=1e-6, rtol=0
-    )
+    got, want = inject(0, plain, *inputs)[0], plain[0].clone()
+    want[:, document < 0] *= 1 - gate
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
 
 
 def texts():
@@ -180,30 +177,23 @@ def lm_weights():
 
 def test_the_answers_loss_and_its_gradients_equal_the_naive_pass():
     prompt, tail = texts()
-    heads = [(1, 2), (1, 0), (3, 1)]
-    found = []
+    heads, found = [(1, 2), (1, 0), (3, 1)], []
     for fast in (False, True):
-        weights = torch.tensor(
-            [[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]], dtype=torch.float64, requires_grad=True
-        )
+        weights = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]]).double().requires_grad_()
         logit = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
         if fast:
-            objective = DreamLoss(
-                Embed(), LanguageModel(lm_weights()), heads, tau=0.1, gate=0.5, group_size=3
-            )
-            loss = objective.answer_loss(
-                weights, logit, prompt, {k: v for k, v in tail.items() if k != "group"}
-            )
+            lm = LanguageModel(lm_weights())
+            objective = DreamLoss(Embed(), lm, heads, tau=0.1, gate=0.5, group_size=3)
+            side = {k: v for k, v in tail.items() if k != "group"}
+            loss = objective.answer_loss(weights, logit, prompt, side)
         else:
-            loss = naive_answer_loss(
-                lm_weights(), prompt, tail, weights, logit.sigmoid(), set(heads)
-            )
+            gate = logit.sigmoid()
+            loss = naive_answer_loss(lm_weights(), prompt, tail, weights, gate, set(heads))
         found.append((loss.detach(), *torch.autograd.grad(loss, [weights, logit])))
     for slow, fast in zip(*found, strict=True):
         assert slow.abs().sum() > 0
-        torch.testing.assert_close(
-            fast, slow, atol=1e-6, rtol=0
-        )  # transformers' norms round to fp32
+        # transformers' norms round to fp32
+        torch.testing.assert_close(fast, slow, atol=1e-6, rtol=0)
 
 
 def test_it_learns_and_leaves_groups_without_questions_out():
@@ -216,14 +206,7 @@ def test_it_learns_and_leaves_groups_without_questions_out():
     question = {k: v[:2] for k, v in side.items()}
     lm = LanguageModel(lm_weights().float())
     objective = DreamLoss(Embed(), lm, [(1, 0), (2, 1), (2, 3)], tau=0.3, gate=0.5, group_size=3)
-    optimizer = torch.optim.SGD(objective.parameters(), lr=0.3)
-    losses = []
-    for _ in range(15):
-        loss = objective([question, side, twice, tail])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train_by_sgd(objective, [question, side, twice, tail], steps=15, rate=0.3)
     assert losses[-1] < losses[0] and 0 < objective.gate_logit.sigmoid() < 1
     table = objective.model.table.weight.grad
     assert table[side["input_ids"][3:]].abs().sum() == 0  # the second group asks nothing
@@ -257,20 +240,14 @@ def test_a_planted_retrieval_head_ranks_first():
     for _ in range(6):
         candidates = torch.randint(8, 64, (8, 6), generator=generator)
         answer = torch.randint(8, (3,), generator=generator)
-        questions = torch.cat(
-            [candidates[answer][:, 1:5], torch.full((1, 4), 5)]
-        )  # the last one is "N/A"
-        ids = candidates.flatten()[None]
-        prompt = {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "document": torch.arange(8).repeat_interleave(6)[None],
-        }
-        tail = {
-            "input_ids": questions,
-            "attention_mask": torch.ones_like(questions),
-            "role": torch.full_like(questions, QUESTION),
-        }
+        # The last question is "N/A".
+        questions = torch.cat([candidates[answer][:, 1:5], torch.full((1, 4), 5)])
+        prompt, tail = (
+            {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            for ids in (candidates.flatten()[None], questions)
+        )
+        prompt["document"] = torch.arange(8).repeat_interleave(6)[None]
+        tail["role"] = torch.full_like(questions, QUESTION)
         examples.append((prompt, tail, answer))
     for drop in (False, True):
         scores = score_query_heads(planted(), examples, drop_outliers=drop)

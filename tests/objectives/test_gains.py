@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from conftest import Embed, moved_since_it_began, tiny_config
+from conftest import Embed, moved_since_it_began, tiny_config, train_by_sgd
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.objectives.base import Start
@@ -73,10 +73,7 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
     step = 1e-2  # the loss is summed in fp32
     for i in range(2 * SIZE):
         for j in range(2 * SIZE):
-            up, down = (
-                torch.zeros(2 * SIZE, 2 * SIZE).double(),
-                torch.zeros(2 * SIZE, 2 * SIZE).double(),
-            )
+            up, down = torch.zeros(2, 2 * SIZE, 2 * SIZE).double()
             up[i, j], down[i, j] = step, -step
             want = 0.0 if i == j else (loss(down) - loss(up)) / (2 * step)
             assert float(gains[i, j]) == pytest.approx(want, rel=1e-3, abs=1e-5)
@@ -94,13 +91,9 @@ def test_loss_and_gradient_equal_the_naive_loop(lm, retriever_batch):
     gains = objective.gains(lm.pack(chunk["input_ids"], chunk["attention_mask"])).double()
 
     def cosines(encoder, i, others):
-        vectors, passages = (
-            encoder(query)["sentence_embedding"],
-            encoder(passage)["sentence_embedding"],
-        )
-        return torch.stack(
-            [torch.cosine_similarity(vectors[i], passages[j], dim=0) for j in others]
-        )
+        vectors, passages = (encoder(side)["sentence_embedding"] for side in (query, passage))
+        found = [torch.cosine_similarity(vectors[i], passages[j], dim=0) for j in others]
+        return torch.stack(found)
 
     def z(x):
         return (x - x.mean()) / x.std(correction=0)
@@ -114,20 +107,11 @@ def test_loss_and_gradient_equal_the_naive_loop(lm, retriever_batch):
         found.append(sum(t * (t / p).log() for t, p in zip(target, predicted, strict=True)))
     naive = torch.stack(found).mean()
     torch.testing.assert_close(loss, naive, atol=1e-6, rtol=0)
-    torch.testing.assert_close(
-        fast, torch.autograd.grad(naive, model.table.weight)[0], atol=1e-6, rtol=0
-    )
+    slow = torch.autograd.grad(naive, model.table.weight)[0]
+    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=0)
     assert fast.abs().max() > 1e-3
 
 
 def test_it_learns_what_the_gains_say(lm):
-    objective = build(lm, Embed())
-    optimizer = torch.optim.SGD([p for p in objective.model.parameters()], lr=1.0)
-    losses = []
-    for _ in range(30):
-        loss = objective(sides())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train_by_sgd(build(lm, Embed()), sides(), steps=30, rate=1.0)
     assert losses[-1] < 0.5 * losses[0]

@@ -28,12 +28,7 @@ def naive(model: Embed, width: int) -> torch.Tensor:
     query, passage = (model(side)["sentence_embedding"][:, :width] for side in sides())
     losses = []
     for i in range(len(query)):
-        scores = (
-            torch.stack(
-                [F.cosine_similarity(query[i], passage[j], dim=0) for j in range(len(passage))]
-            )
-            / 0.1
-        )
+        scores = torch.stack([F.cosine_similarity(query[i], p, dim=0) for p in passage]) / 0.1
         losses.append(scores.logsumexp(0) - scores[i])
     return torch.stack(losses).mean()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from conftest import Embed, tiny_config
+from conftest import Embed, tiny_config, train_by_sgd
 from revela.lm.language_model import LanguageModel
 from revela.objectives.replug import ReplugLoss, likelihoods, ranking_divergence
 
@@ -66,12 +66,5 @@ def test_the_loss_moves_the_retriever_towards_the_lm_and_groups_stay_apart(model
     loss = objective([features] * 3)
     assert loss.item() == pytest.approx(0.0)  # two chunks leave one choice
     objective = ReplugLoss(Embed(), lm, tau=0.1, tau_lm=0.1)
-    optimizer = torch.optim.SGD(objective.model.parameters(), lr=0.5)
-    losses = []
-    for _ in range(20):
-        loss = objective([features] * 3)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train_by_sgd(objective, [features] * 3, steps=20, rate=0.5)
     assert losses[-1] < 0.5 * losses[0]

@@ -32,10 +32,8 @@ def test_sim_rows_sum_to_one_without_the_diagonal(size, tau, standardise, seed):
 
 
 def test_sim_by_hand_and_asymmetric():
-    query, passage = (
-        torch.tensor([[2.0, 0], [0, 1], [1, 1]]),
-        torch.tensor([[1.0, 0], [3, 3], [0, 5]]),
-    )
+    query = torch.tensor([[2.0, 0], [0, 1], [1, 1]])
+    passage = torch.tensor([[1.0, 0], [3, 3], [0, 5]])
     weights = in_batch_weights(query, passage, 0.5)
     want = (torch.tensor([0.5**0.5, 0.0]) / 0.5).softmax(0)  # row 0 against passages 1 and 2
     torch.testing.assert_close(weights[0, 1:], want)
@@ -44,18 +42,14 @@ def test_sim_by_hand_and_asymmetric():
 
 def test_standardised_weights_cannot_be_sharpened_by_spreading_the_cosines():
     generator = torch.Generator().manual_seed(0)
-    query, passage = (torch.randn(9, 30, generator=generator).double() for _ in range(2))
+    query, passage = torch.randn(2, 9, 30, generator=generator).double()
     query, passage = (v / v.norm(dim=1, keepdim=True) for v in (query, passage))
 
     def weights(share, standardise):
         """Cosines times ``share``: the rest of each vector's length is a number of its own."""
-        rest = (1 - share) ** 0.5
-        pad_q, pad_p = (torch.zeros(9, 18).double() for _ in range(2))
-        pad_q[:, :9], pad_p[:, 9:] = rest * torch.eye(9), rest * torch.eye(9)
-        q, p = (
-            torch.cat([query * share**0.5, pad_q], 1),
-            torch.cat([passage * share**0.5, pad_p], 1),
-        )
+        rest, none = (1 - share) ** 0.5 * torch.eye(9).double(), torch.zeros(9, 9).double()
+        q = torch.cat([query * share**0.5, rest, none], dim=1)
+        p = torch.cat([passage * share**0.5, none, rest], dim=1)
         return in_batch_weights(q, p, 0.5, standardise=standardise)
 
     torch.testing.assert_close(weights(1.0, True), weights(0.3, True))
@@ -103,9 +97,8 @@ def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):
     other = (documents[:, None] != documents[None, :]).double()
 
     def loss(weights, gates):
-        mix = InBatchAttention(
-            weights / weights.sum(1, keepdim=True), packed.lengths, gates, v_norm=False
-        )
+        unit = weights / weights.sum(1, keepdim=True)
+        mix = InBatchAttention(unit, packed.lengths, gates, v_norm=False)
         return float(lm.loss(packed, lm.read(packed, range(4)), mix))
 
     step = 1e-4
@@ -113,12 +106,9 @@ def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):
         up, down = (torch.full((4, 4), BASE_GATE, dtype=torch.float64) for _ in range(2))
         up[layer, head] += step
         down[layer, head] -= step
-        slopes = [
-            (loss(weights, up) - loss(weights, down)) / (2 * step) for weights in (other, same)
-        ]
-        assert scores[layer, head].item() == pytest.approx(
-            slopes[0] - slopes[1], rel=2e-2, abs=1e-5
-        )
+        slopes = [(loss(w, up) - loss(w, down)) / (2 * step) for w in (other, same)]
+        slope = pytest.approx(slopes[0] - slopes[1], rel=2e-2, abs=1e-5)
+        assert scores[layer, head].item() == slope
     ranking = ranked_heads(scores)
     assert len(ranking) == 16 and ranking[0][2] == pytest.approx(scores.max().item())
     assert [s for *_, s in ranking] == sorted((s for *_, s in ranking), reverse=True)

@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import make_rows
+from conftest import make_rows, tiny_retriever
 from revela.index.encode_corpus import metadata_columns
 from revela.index.manifest import Info
 from revela.index.store import Index
-from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import TokenCounter
 from revela.server import Limits
@@ -57,16 +56,7 @@ def running(service: Service) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def encoder(tiny_lm_folder) -> RetrieverEncoder:
-    model = build_retriever(
-        tiny_lm_folder,
-        layers=2,
-        pooling="mean",
-        max_tokens=512,
-        lower_case=False,
-        query_prompt="query: ",
-        passage_prompt="passage: ",
-    )
-    return RetrieverEncoder(model, bf16=False)
+    return RetrieverEncoder(tiny_retriever(tiny_lm_folder, max_tokens=512), bf16=False)
 
 
 def build(
@@ -96,23 +86,16 @@ def documents(count: int, sentences: int) -> list[Document]:
 
 @pytest.fixture(scope="session")
 def index(encoder, tmp_path_factory) -> Index:
-    return build(
-        tmp_path_factory.mktemp("served") / "secret", documents(40, 2), encoder, ("year", "lang")
-    )
+    folder = tmp_path_factory.mktemp("served") / "secret"
+    return build(folder, documents(40, 2), encoder, ("year", "lang"))
 
 
 @pytest.fixture(scope="session")
 def make_service(encoder, index):
-    def make(
-        token: str | None = None,
-        local_only: bool = False,
-        dimensions=(),
-        encoder=encoder,
-        reranker=None,
-        **limits,
-    ) -> Service:
+    counter = TokenCounter.of(encoder.model)
+
+    def make(encoder=encoder, token=None, local_only=False, dimensions=(), reranker=None, **limits):
         changed = dataclasses.replace(Limits(), **limits)
-        counter = TokenCounter.of(encoder.model)
         more = dict(dimensions=dimensions, token=token, local_only=local_only, reranker=reranker)
         return Service(index, encoder, counter, "tiny", changed, **more)
 
@@ -125,35 +108,47 @@ def server(make_service) -> Iterator[Running]:
         yield up
 
 
-class Backwards:
-    """A re-ranker that reverses the order; it stops before each query until ``open`` is set."""
+class Gate:
+    """Work passes while it is open, and is counted; ``stop`` holds it from the next on."""
 
     def __init__(self) -> None:
-        self.open, self.begun = threading.Event(), threading.Event()
-        self.read: list[str] = []
+        self.open, self.begun, self.count = threading.Event(), threading.Event(), 0
         self.open.set()
+
+    def stop(self) -> None:
+        self.open.clear()
+        self.begun.clear()
+
+    def wait(self) -> None:
+        self.count += 1
+        self.begun.set()
+        assert self.open.wait(120)
+
+
+class Backwards(Gate):
+    """A re-ranker that reverses the order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
 
     def score(self, query, passages):
         self.read.append(query)
-        self.begun.set()
-        assert self.open.wait(120)
+        self.wait()
         return 100.0 ** np.arange(len(passages))
 
 
-class Slow:
-    """An encoder that records its batches and stops before each one until ``open`` is set."""
+class Slow(Gate):
+    """An encoder that records its batches since it was stopped."""
 
     def __init__(self, encoder: RetrieverEncoder) -> None:
+        super().__init__()
         self.model, self.encoder = encoder.model, encoder
-        self.open = threading.Event()
-        self.begun = threading.Event()
         self.batches: list[tuple[str, list[str]]] = []
-        self.open.set()
 
     def _encode(self, role, texts):
         self.batches.append((role, list(texts)))
-        self.begun.set()
-        assert self.open.wait(120)
+        self.wait()
         encode = {
             "query": self.encoder.encode_queries,
             "passage": self.encoder.encode_passages,
@@ -171,8 +166,7 @@ class Slow:
         return self._encode("query with tokens", queries)
 
     def stop(self) -> None:
-        self.open.clear()
-        self.begun.clear()
+        super().stop()
         self.batches.clear()
 
 

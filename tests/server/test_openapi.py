@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from served import encoder, index, make_service, running, server
 
-EXAMPLES = 25
+EXAMPLES = 12
 OPERATIONS = [
     ("post", "/v1/embeddings"),
     ("post", "/v1/search"),

@@ -22,10 +22,11 @@ FLAGS = (
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver"
 )
+MARKUP = "<b>Markup</b> & more"
 TRICKY = Document(
     "tricky",
     "zebra <img src=x onerror=\"document.title='broken'\"> zebras and a Zebra's stripes",
-    "<b>Markup</b> & more",
+    MARKUP,
     metadata={"year": 1990, "lang": "it's"},
 )
 
@@ -64,14 +65,8 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def held(encoder, tmp_path_factory) -> Held:
-    return Held(
-        build(
-            tmp_path_factory.mktemp("page") / "index",
-            [*documents(40, 6), TRICKY],
-            encoder,
-            ("year", "lang"),
-        )
-    )
+    folder, rows = tmp_path_factory.mktemp("page") / "index", [*documents(40, 6), TRICKY]
+    return Held(build(folder, rows, encoder, ("year", "lang")))
 
 
 @pytest.fixture(scope="module")
@@ -94,91 +89,93 @@ def wait(page, condition):
 
 
 def titles(page):
-    return page.execute_script(
-        "return [...document.querySelectorAll('#results h2')].map((h) => h.textContent)"
-    )
+    found = "[...document.querySelectorAll('#results h2')].map((h) => h.textContent)"
+    return page.execute_script(f"return {found}")
+
+
+def asked(page, text, count=10):
+    """Ask, and wait for so many results."""
+    ask(page, text)
+    wait(page, lambda: len(titles(page)) == count)
+
+
+def field_of(page, css):
+    return page.find_element(By.CSS_SELECTOR, css)
 
 
 def status(page):
-    return page.find_element(By.ID, "status").text
+    return field_of(page, "#status").text
 
 
 def ask(page, text):
-    box = page.find_element(By.ID, "query")
+    box = field_of(page, "#query")
     box.clear()
     box.send_keys(text)
-    return box
 
 
 def test_results_come_as_one_types_with_words_marked_and_markup_shown_as_text(page):
     ask(page, "zebra")
-    wait(page, lambda: titles(page)[:1] == ["<b>Markup</b> & more"])
-    marks = [
-        mark.text for mark in page.find_elements(By.CSS_SELECTOR, "#results li:first-child mark")
-    ]
-    assert marks == ["zebra", "zebras", "Zebra"] and page.title == "revela"
+    wait(page, lambda: titles(page)[:1] == [MARKUP])
+    marks = page.find_elements(By.CSS_SELECTOR, "#results li:first-child mark")
+    assert [mark.text for mark in marks] == ["zebra", "zebras", "Zebra"] and page.title == "revela"
     assert page.find_elements(By.CSS_SELECTOR, "#results img, #results b") == []
     assert "10 results" in status(page) and page.current_url.endswith("#q=zebra")
-    assert page.find_element(By.ID, "model").text == "41 passages · tiny"
+    assert field_of(page, "#model").text == "41 passages · tiny"
 
 
 def test_modes_are_switched_and_kept_in_the_address(page, site):
-    ask(page, "zebra")
-    wait(page, lambda: len(titles(page)) == 10)
-    page.find_element(By.CSS_SELECTOR, "input[value=lexical]").click()
-    wait(page, lambda: titles(page) == ["<b>Markup</b> & more"])
+    asked(page, "zebra")
+    field_of(page, "input[value=lexical]").click()
+    wait(page, lambda: titles(page) == [MARKUP])
     assert "1 result ·" in status(page) and page.current_url.endswith("#q=zebra&mode=lexical")
     page.refresh()
-    wait(page, lambda: titles(page) == ["<b>Markup</b> & more"])
-    assert page.find_element(By.CSS_SELECTOR, "input[value=lexical]").is_selected()
+    wait(page, lambda: titles(page) == [MARKUP])
+    assert field_of(page, "input[value=lexical]").is_selected()
 
 
 def test_filters_are_typed_or_pressed_and_wrong_ones_are_explained(page):
-    ask(page, "zebra")
-    wait(page, lambda: len(titles(page)) == 10)
-    page.find_element(By.ID, "filters").click()
+    def results(count):
+        wait(page, lambda: len(titles(page)) == count)
+
+    def type_anew(text):
+        field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
+        field.send_keys(text)
+
+    asked(page, "zebra")
+    field_of(page, "#filters").click()
     field = page.switch_to.active_element
-    assert field.get_attribute(
-        "id"
-    ) == "filter" and "year, lang, such as: year > 2020" in field.get_attribute("placeholder")
+    assert field.get_attribute("id") == "filter"
+    assert "year, lang, such as: year > 2020" in field.get_attribute("placeholder")
     field.send_keys("year >= 2038")
-    wait(page, lambda: len(titles(page)) == 2)
-    field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
-    field.send_keys("year >")
+    results(2)
+    type_anew("year >")
     wait(page, lambda: "filter" in status(page))
-    field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
-    wait(page, lambda: len(titles(page)) == 10)
+    type_anew("")
+    results(10)
     page.find_elements(By.CSS_SELECTOR, "#results li:first-child .facts button")[1].click()
-    wait(page, lambda: len(titles(page)) == 1)
+    results(1)
     assert field.get_attribute("value") == "lang = 'it''s'" and "where=" in page.current_url
     page.refresh()
-    wait(page, lambda: len(titles(page)) == 1)
-    page.find_element(By.ID, "filters").click()
-    wait(page, lambda: len(titles(page)) == 10)
+    results(1)
+    field_of(page, "#filters").click()
+    results(10)
 
 
 def test_what_was_found_is_ordered_again_by_one_of_two_ways(page, held, encoder):
-    ask(page, "ocean01 and more")
-    wait(page, lambda: len(titles(page)) == 10)
-    for pressed, again, mode in (
-        ("tokens", "tokens", "hybrid"),
-        ("heads", "heads", "hybrid"),
-        ("heads", None, "hybrid"),
-    ):
-        page.find_element(By.CSS_SELECTOR, f".rerank[value={pressed}]").click()
+    asked(page, "ocean01 and more")
+    for pressed, again in (("tokens", "tokens"), ("heads", "heads"), ("heads", None)):
+        field_of(page, f".rerank[value={pressed}]").click()
         how = Backwards() if again == "heads" else again
-        hits = held.search("ocean01 and more", 10, mode, None, "score", how)
+        hits = held.search("ocean01 and more", 10, "hybrid", None, "score", how)
         wanted = [hit.title for hit in hits]
         wait(page, lambda wanted=wanted: titles(page) == wanted)
-        shown = {
-            button.get_attribute("value"): button.get_attribute("aria-pressed")
-            for button in page.find_elements(By.CLASS_NAME, "rerank")
-        }
-        assert shown == {way: str(way == again).lower() for way in ("tokens", "heads")}
+        for button in page.find_elements(By.CLASS_NAME, "rerank"):
+            is_pressed = str(button.get_attribute("value") == again).lower()
+            assert button.get_attribute("aria-pressed") == is_pressed
 
 
 def test_the_keyboard_is_enough(page):
-    body, box = page.find_element(By.TAG_NAME, "body"), page.find_element(By.ID, "query")
+    body, box = field_of(page, "body"), field_of(page, "#query")
     page.execute_script("document.activeElement.blur()")
     body.send_keys("/")
     assert page.switch_to.active_element == box and box.get_attribute("value") == ""
@@ -187,10 +184,10 @@ def test_the_keyboard_is_enough(page):
     box.send_keys(Keys.ARROW_DOWN)
     first = page.switch_to.active_element
     assert first.tag_name == "button" and first.get_attribute("aria-expanded") == "false"
-    height = page.find_element(By.CSS_SELECTOR, "#results p").size["height"]
+    height = field_of(page, "#results p").size["height"]
     first.send_keys(Keys.ENTER)
     assert first.get_attribute("aria-expanded") == "true"
-    assert page.find_element(By.CSS_SELECTOR, "#results p").size["height"] >= height
+    assert field_of(page, "#results p").size["height"] >= height
     first.send_keys(Keys.ARROW_DOWN)
     second = page.switch_to.active_element
     assert second != first
@@ -207,14 +204,14 @@ def test_an_answer_that_comes_late_is_dropped(page, held):
     ask(page, "hold")
     wait(page, lambda: "hold" in held.asked)
     ask(page, "zebra")
-    wait(page, lambda: titles(page)[:1] == ["<b>Markup</b> & more"])
+    wait(page, lambda: titles(page)[:1] == [MARKUP])
     held.open.set()
     page.execute_async_script("setTimeout(arguments[0], 400)")
-    assert titles(page)[0] == "<b>Markup</b> & more"
+    assert titles(page)[0] == MARKUP
 
 
 def test_typing_fast_asks_once_and_more_are_shown_on_demand(page, held):
-    wait(page, lambda: page.find_element(By.ID, "query").is_displayed())
+    wait(page, lambda: field_of(page, "#query").is_displayed())
     held.asked.clear()
     page.execute_script(
         "for (const text of ['e', 'en', 'eng', 'engine1']) "
@@ -222,20 +219,17 @@ def test_typing_fast_asks_once_and_more_are_shown_on_demand(page, held):
     )
     wait(page, lambda: len(titles(page)) == 10)
     assert held.asked == ["engine1"]
-    page.find_element(By.ID, "more").click()
+    field_of(page, "#more").click()
     wait(page, lambda: len(titles(page)) == 20)
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_is_refused_by_the_policy(page, site):
-    ask(page, "zebra")
-    wait(page, lambda: titles(page))
-    loaded = page.execute_script(
-        "return performance.getEntriesByType('resource').map((entry) => entry.name)"
-    )
+    asked(page, "zebra")
+    names = "performance.getEntriesByType('resource').map((entry) => entry.name)"
+    loaded = page.execute_script(f"return {names}")
     assert loaded and all(name.startswith((site.url, "data:")) for name in loaded)
-    assert [
-        entry for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]
-    ] == []
+    log = [entry["message"] for entry in page.get_log("browser")]
+    assert not [message for message in log if "Content Security Policy" in message]
     page.execute_script(
         "const s = document.createElement('script'); s.textContent = 'window.injected = 1'; "
         "document.body.append(s)"
@@ -245,12 +239,9 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_refused_by_the_policy(page,
 
 @pytest.mark.parametrize("width", [360, 1100])
 def test_no_width_scrolls_sideways_and_every_field_has_a_name(page, width):
-    page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 740, "deviceScaleFactor": 1, "mobile": width < 600},
-    )
-    ask(page, "zebra")
-    wait(page, lambda: titles(page))
+    sizes = {"width": width, "height": 740, "deviceScaleFactor": 1, "mobile": width < 600}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
+    asked(page, "zebra")
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
     names = page.execute_script(
         "return [...document.querySelectorAll('input')]"
@@ -264,7 +255,7 @@ def test_a_token_is_asked_for_and_errors_are_shown(browser, make_service):
     with running(make_service(token="sesame")) as site:
         browser.get(site.url + "/")
         ask(browser, "ocean01")
-        field = browser.find_element(By.ID, "token")
+        field = field_of(browser, "#token")
         wait(browser, field.is_displayed)
         assert "token is missing or wrong" in status(browser) and titles(browser) == []
         field.send_keys("sesame", Keys.ENTER)

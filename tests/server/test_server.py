@@ -25,44 +25,28 @@ from revela.types import Document
 from revela.weights import fingerprint, name_of
 
 
-def test_the_verb_serves_until_it_is_told_to_stop(encoder, tiny_lm_folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache" / "heads").mkdir(parents=True)
-    ranking = tmp_path / "cache" / "heads" / f"{fingerprint(tiny_lm_folder)}-questions.json"
-    save_heads(ranking, "tiny", tiny_lm_folder, [(1, 2, 0.9), (0, 1, 0.8)])
-    encoder.model.save_pretrained(str(tmp_path / "my-model"))
+@pytest.fixture
+def home(encoder, tmp_path):
+    """A folder with a model, and an index of two documents that it made."""
     folder = tmp_path / "my-model"
+    encoder.model.save_pretrained(str(folder))
     found = [Document("1", "ocean garden"), Document("2", "engine violin")]
-    build(
-        tmp_path / "index",
-        found,
-        load_encoder(folder, "fp32"),
-        model=str(folder),
-        fingerprint=fingerprint(folder),
-    )
-    environment = {
-        **os.environ,
-        "TOKEN": "sesame",
-        "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "revela",
-        "serve",
-        str(tmp_path / "index"),
-        "--port",
-        "0",
-        "--token-env",
-        "TOKEN",
-        "--max-texts",
-        "3",
-        "--lm",
-        str(tiny_lm_folder),
-    ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    made_by = dict(model=str(folder), fingerprint=fingerprint(folder))
+    build(tmp_path / "index", found, load_encoder(folder, "fp32"), **made_by)
+    return tmp_path
+
+
+def test_the_verb_serves_until_it_is_told_to_stop(home, tiny_lm_folder, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(home / "cache"))
+    monkeypatch.setenv("TOKEN", "sesame")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    (home / "cache" / "heads").mkdir(parents=True)
+    ranking = home / "cache" / "heads" / f"{fingerprint(tiny_lm_folder)}-questions.json"
+    save_heads(ranking, "tiny", tiny_lm_folder, [(1, 2, 0.9), (0, 1, 0.8)])
+    flags = ["--port", "0", "--token-env", "TOKEN", "--max-texts", "3", "--lm"]
+    command = [sys.executable, "-m", "revela", "serve", home / "index", *flags, tiny_lm_folder]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(list(map(str, command)), stdout=pipe, stderr=pipe, text=True)
     try:
         line = process.stdout.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
@@ -71,16 +55,11 @@ def test_the_verb_serves_until_it_is_told_to_stop(encoder, tiny_lm_folder, tmp_p
         found = client.post(url + "v1/search", json={"query": "violin", "mode": "lexical"}).json()
         assert [hit["id"] for hit in found["data"]] == ["2"] and found["model"] == "my-model"
         read = client.post(url + "v1/search", json={"query": "violin", "rerank": "heads"}).json()
-        assert (
-            sorted(hit["id"] for hit in read["data"]) == ["1", "2"]
-            and read["data"][0]["score"] >= read["data"][1]["score"]
-        )
+        assert sorted(hit["id"] for hit in read["data"]) == ["1", "2"]
+        assert read["data"][0]["score"] >= read["data"][1]["score"]
         refused = client.post(url + "v1/embeddings", json={"model": "my-model", "input": ["a"] * 4})
-        assert (
-            refused.status_code == 400
-            and "at most 3" in refused.text
-            and str(tmp_path) not in refused.text
-        )
+        assert refused.status_code == 400 and "at most 3" in refused.text
+        assert str(home) not in refused.text
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in errors
@@ -93,10 +72,8 @@ def test_tokens_come_from_one_place_and_are_not_empty(monkeypatch, tmp_path):
     (tmp_path / "empty").write_text("\n")
     monkeypatch.setenv("TOKEN", "sesame")
     monkeypatch.delenv("NONE", raising=False)
-    assert (
-        token_of("TOKEN", None) == token_of(None, tmp_path / "token") == "sesame"
-        and token_of(None, None) is None
-    )
+    assert token_of("TOKEN", None) == token_of(None, tmp_path / "token") == "sesame"
+    assert token_of(None, None) is None
     for arguments, message in [
         (("TOKEN", tmp_path / "token"), "both given"),
         (("NONE", None), "empty or not set"),
@@ -146,7 +123,7 @@ def test_without_its_libraries_the_verb_says_what_to_install(monkeypatch, capsys
 
 
 @pytest.mark.parametrize("host", ["127.1", "localhost"])
-def test_a_name_of_a_loopback_address_is_local(host, encoder, tmp_path, monkeypatch, capsys):
+def test_a_name_of_a_loopback_address_is_local(host, home, monkeypatch, capsys):
     made = {}
 
     def pretend(service, limits):
@@ -154,15 +131,6 @@ def test_a_name_of_a_loopback_address_is_local(host, encoder, tmp_path, monkeypa
         return SimpleNamespace(run=lambda sockets: None)
 
     monkeypatch.setattr(lifecycle, "server_of", pretend)
-    encoder.model.save_pretrained(str(tmp_path / "model"))
-    folder = tmp_path / "model"
-    build(
-        tmp_path / "index",
-        [Document("1", "ocean garden")],
-        load_encoder(folder, "fp32"),
-        model=str(folder),
-        fingerprint=fingerprint(folder),
-    )
-    serve(tmp_path / "index", host=host, port=0)
+    serve(home / "index", host=host, port=0)
     assert made["service"].local_only and "anyone" not in capsys.readouterr().out
     made["service"].batcher.close()

@@ -30,26 +30,18 @@ def test_learning_rate_warms_up_and_falls_to_zero():
     assert all(a > b for a, b in pairwise(factors[10:]))
 
 
-def test_metrics_drop_what_a_resumed_run_will_write_again(tmp_path):
-    metrics = Metrics(tmp_path / "m.jsonl")
+def test_a_resumed_run_drops_what_it_will_write_again_and_a_line_cut_short(tmp_path):
+    path = tmp_path / "m.jsonl"
+    metrics = Metrics(path)
     for step in range(5):
         metrics.write(step=step, minutes=0.1 * step, loss=5.0 - step)
-    again = Metrics(tmp_path / "m.jsonl", keep_until=2)
-    assert (
-        [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]
-        == [0, 1, 2]
-        == [r["step"] for r in again.rows]
-    )
-
-
-def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
-    metrics = Metrics(tmp_path / "m.jsonl")
-    for step in range(3):
-        metrics.write(step=step, minutes=0.1 * step, loss=5.0 - step)
-    whole = (tmp_path / "m.jsonl").read_text()
-    (tmp_path / "m.jsonl").write_text(whole + whole.splitlines()[-1][:9])
-    assert [row["step"] for row in Metrics(tmp_path / "m.jsonl", keep_until=9).rows] == [0, 1, 2]
-    assert (tmp_path / "m.jsonl").read_text() == whole and len(list(tmp_path.iterdir())) == 1
+    whole = path.read_text()
+    path.write_text(whole + whole.splitlines()[-1][:9])  # by a kill
+    assert [row["step"] for row in Metrics(path, keep_until=9).rows] == [0, 1, 2, 3, 4]
+    assert path.read_text() == whole and list(tmp_path.iterdir()) == [path]
+    again = Metrics(path, keep_until=2)
+    written = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert written == [row["step"] for row in again.rows] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("bad", [b'{"step": 1, "lo', b"\xff", b"[1]", b"{}", b'{"step": null}'])

@@ -4,7 +4,6 @@ is resumed, and others once the retriever has learned.
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,11 +23,12 @@ from revela.index.bm25 import BM25
 from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
 from revela.retriever.build import load_retriever
 from revela.settings import InfoNCE, Recipe, presets
+from revela.training.loop import sides
 from revela.training.metrics import Progress
 from revela.training.negatives import Negatives
 from revela.training.train import train
 from revela.types import Chunk, Document
-from test_cli import run
+from tests.collection_folder import write_collection
 
 DOCUMENTS = [Document(row["_id"], row["text"], row["title"]) for row in make_rows(24)]
 TINY = dict(
@@ -59,10 +59,8 @@ def free_rows():
     """Rows of which two neighbours have the same query, and the last ten none."""
     words = np.random.default_rng(3).integers(0, 30, size=(40, 12))
     texts = [" ".join(f"word{w}" for w in line) for line in words]
-    asks = [f"{' '.join(texts[i - i % 2].split()[:4])}" if i < 30 else "" for i in range(40)]
-    rows = [
-        Chunk(i // 4, text, query) for i, (text, query) in enumerate(zip(texts, asks, strict=True))
-    ]
+    asks = [" ".join(texts[i - i % 2].split()[:4]) if i < 30 else "" for i in range(40)]
+    rows = [Chunk(i // 4, text, asks[i]) for i, text in enumerate(texts)]
     return SimpleNamespace(rows=arrow_list(Chunk, rows), relevant={})
 
 
@@ -70,12 +68,11 @@ def judged_rows():
     """Ten documents with two queries each, of which each asks for two; ten more without."""
     texts = [row.text for row in free_rows().rows]
     queries = [" ".join(text.split()[:4]) for text in texts]
-    pairs = [(i, queries[j]) for i in range(10) for j in (i, (i + 1) % 10)]
-    rows = [Chunk(i, texts[i], query) for i, query in pairs]
-    rows += [Chunk(i, texts[i]) for i in range(10, 20)]
+    rows = [Chunk(i, texts[i], queries[j]) for i in range(10) for j in (i, (i + 1) % 10)]
     relevant = {}
-    for document, query in pairs:
-        relevant.setdefault(number_of_query(query), set()).add(document)
+    for row in rows:
+        relevant.setdefault(number_of_query(row.query), set()).add(row.document)
+    rows += [Chunk(i, texts[i]) for i in range(10, 20)]
     return SimpleNamespace(rows=arrow_list(Chunk, rows), relevant=relevant)
 
 
@@ -208,15 +205,10 @@ def test_positives_of_two_queries_in_a_group_are_no_negatives():
     """Document 1 answers "one" and "two", and stands in the group for "two" only."""
     chunks = [Chunk(0, "a b c", "one"), Chunk(1, "d e f", "two"), Chunk(1, "d e f", "one")]
     chunks += [Chunk(2, "g h i", "three"), Chunk(3, "j k l", "four")]
-    relevant = {number_of_query("one"): {0, 1}, number_of_query("two"): {1}}
-    relevant |= {number_of_query("three"): {2}, number_of_query("four"): {3}}
+    answers = {"one": {0, 1}, "two": {1}, "three": {2}, "four": {3}}
+    relevant = {number_of_query(query): documents for query, documents in answers.items()}
     found = QueryBatches(made(chunks, relevant=relevant), None)(as_rows(chunks, [0, 1, 3, 4]))
-    assert found["query_allowed"].int().tolist() == [
-        [1, 0, 1, 1],
-        [1, 1, 1, 1],
-        [1, 1, 1, 1],
-        [1, 1, 1, 1],
-    ]
+    assert found["query_allowed"].int().tolist() == [[1, 0, 1, 1], *[[1, 1, 1, 1]] * 3]
 
 
 def test_a_mined_false_negative_is_left_out():
@@ -228,32 +220,23 @@ def test_a_mined_false_negative_is_left_out():
     near |= {chunk.query: near[chunk.text] for chunk in chunks}
     near[chunks[6].text] = near[chunks[1].text]
 
-    class Surrogate:
-        def encode_passages(self, texts):
-            return np.array([near[text] for text in texts])
-
-        encode_queries = encode_passages
+    def encode(texts):
+        return np.array([near[text] for text in texts])
 
     parts = made(chunks, mined=lambda rows: [[6], [6, 7], [], []])
-    batch = QueryBatches(parts, Surrogate())(as_rows(chunks, [0, 1, 2, 3]))
+    surrogate = SimpleNamespace(encode_passages=encode, encode_queries=encode)
+    batch = QueryBatches(parts, surrogate)(as_rows(chunks, [0, 1, 2, 3]))
     assert batch["passage_surrogate"].shape == (6, 9)
     assert batch["query_allowed"].all()  # what the surrogate says is the loss's to read
-    model = Embed()
-    query = {name[6:]: tensor for name, tensor in batch.items() if name.startswith("query_")}
-    passage = {name[8:]: tensor for name, tensor in batch.items() if name.startswith("passage_")}
+    query, passage = sides(batch)
     with torch.no_grad():
-        loss = ContrastiveLoss(model, tau=0.1)([query, passage])
-        q, p = (
-            torch.nn.functional.normalize(
-                model({"input_ids": side["input_ids"]})["sentence_embedding"], dim=-1
-            )
-            for side in (query, passage)
-        )
-    want = 0.0
-    for i in range(4):
-        kept = [j for j in range(6) if not (i == 1 and j == 4)]
-        want -= float((q[i] @ p[kept].T / 0.1).log_softmax(0)[i]) / 4
-    assert float(loss) == pytest.approx(want, abs=1e-5)
+        model = Embed()
+        loss = ContrastiveLoss(model, tau=0.1)([{**query}, {**passage}])
+        ids = [{"input_ids": side["input_ids"]} for side in (query, passage)]
+        vectors = [torch.nn.functional.normalize(model(i)["sentence_embedding"]) for i in ids]
+    scores = vectors[0] @ vectors[1].T / 0.1
+    scores[1, 4] = -torch.inf
+    assert float(loss) == pytest.approx(-float(scores.log_softmax(1).diagonal().mean()), abs=1e-5)
 
 
 @pytest.fixture
@@ -310,13 +293,10 @@ def test_a_refresh_sees_what_was_learned(recipe, tmp_path, rounds, monkeypatch):
     assert mined[0.0]["second"].keys() == mined[3e-2]["second"].keys()
 
 
-def judged_folder(folder, pairs, queries=None):
-    (folder / "qrels").mkdir(parents=True)
-    queries = queries or {q: f"what is said of {q} here" for q, _, _ in pairs}
-    rows = [{"_id": name, "text": text} for name, text in queries.items()]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [f"{q}\t{d}\t{score}\n" for q, d, score in pairs]
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+def judged_folder(folder, pairs):
+    queries = {q: f"what is said of {q} here" for q, _, _ in pairs}
+    write_collection(folder, [], queries, {(q, d): score for q, d, score in pairs})
+    (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "train.tsv")
     return folder
 
 
@@ -354,33 +334,11 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     assert "trained on judged queries by [revela]" in card and f"judged, of {folder.name}" in card
     assert load_retriever(tmp_path / "out").max_seq_length == 64
     without = TrainingSet(recipe.but(negatives=0), DOCUMENTS)
-    assert (
-        len(without.rows) == 17
-        and without.fingerprint != TrainingSet(recipe.but(pairs=""), DOCUMENTS).fingerprint
-    )
+    assert len(without.rows) == 17
+    assert without.fingerprint != TrainingSet(recipe.but(pairs=""), DOCUMENTS).fingerprint
 
 
-def test_fewer_pairs_than_a_group_has(recipe, tmp_path):
-    folder = judged_folder(tmp_path / "judged", PAIRS)
-    with pytest.raises(RevelaError, match="17 pairs are fewer than a group of 20: lower --group"):
-        train(recipe.but(pairs=str(folder), group_size=20), DOCUMENTS, tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (dict(negatives=99), "--negatives 99: there are 20 passages to mine them"),
-        (dict(groups="iterative"), "give another --groups, cluster for example"),
-    ],
-)
-def test_what_cannot_be_mined_or_read(recipe, tmp_path, changes, sentence):
-    documents = DOCUMENTS[:7]
-    with pytest.raises(RevelaError, match=sentence):
-        train(recipe.but(**changes), documents, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_judged_pairs_on_the_command_line(monkeypatch, capsys, corpus_file, tmp_path):
+def test_judged_pairs_on_the_command_line(doing, corpus_file, tmp_path):
     folder = judged_folder(tmp_path / "judged", PAIRS)
     (folder / "qrels" / "train.tsv").rename(folder / "qrels" / "dev.tsv")
     given = (corpus_file, "--out", tmp_path / "out", "--preset", "pairs", "--pairs", folder)
@@ -391,25 +349,32 @@ def test_judged_pairs_on_the_command_line(monkeypatch, capsys, corpus_file, tmp_
         "revela train, with the corpus itself",
     }
     for verb, sentence in said.items():
-        code, _, errors = run(monkeypatch, capsys, verb, *given, "--model", "embedded:none")
+        code, _, errors = doing(verb, *given, "--model", "embedded:none")
         assert code == 2 and errors.strip().splitlines()[-1] == f"revela: {sentence}"
 
 
-def test_stored_groups_have_no_judged_pairs(recipe, corpus_file, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(pairs="judged", group_size=20), "17 pairs are fewer than a group of 20: lower --gro"),
+        (dict(negatives=99), "--negatives 99: there are .* passages to mine them"),
+        (dict(groups="iterative"), "give another --groups, cluster for example"),
+        (dict(negatives=201), "--negatives 201: it should be less than or equal to 200"),
+        (dict(refresh_every=0), "--refresh-every 0: it should be greater than 0"),
+        (presets()["gains"] | dict(negatives=1), "--negatives has no effect on --objective gains"),
+    ],
+)
+def test_what_cannot_be_mined_or_read(recipe, tmp_path, monkeypatch, changes, sentence):
+    monkeypatch.chdir(tmp_path)
+    judged_folder(tmp_path / "judged", PAIRS)
+    with pytest.raises(RevelaError, match=sentence):
+        train(recipe.but(**changes), DOCUMENTS, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_stored_groups_have_no_judged_pairs_and_crops_need_none(recipe, corpus_file, tmp_path):
+    with pytest.raises(RevelaError, match="--pairs has no effect on --objective crop: leave it"):
+        Recipe.of("crop", pairs="x")
     build_groups(recipe, [corpus_file], tmp_path / "groups", [], None)
     with pytest.raises(RevelaError, match=r"--pairs needs whole documents, and .* holds groups of"):
         TrainingSet(recipe.but(pairs="judged"), GroupFolder(tmp_path / "groups"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (dict(negatives=201), "--negatives 201: it should be less than or equal to 200"),
-        (dict(refresh_every=0), "--refresh-every 0: it should be greater than 0"),
-        (dict(objective="crop", pairs="x"), "--pairs has no effect on --objective crop: leave it"),
-        (dict(objective="gains", negatives=1), "--negatives has no effect on --objective gains"),
-    ],
-)
-def test_settings_that_make_no_sense(settings, sentence):
-    with pytest.raises(RevelaError, match=sentence):
-        Recipe.of(**{"objective": "infonce", **settings})

@@ -24,49 +24,42 @@ from revela.training.record import (
 from revela.types import Chunk, Document
 
 
+def settings(**changes):
+    return settings_of(Recipe.of(**{"matryoshka": (8,), **changes}))
+
+
 @pytest.fixture
 def begun(tmp_path):
     """A run that got as far as its first checkpoint."""
     out = tmp_path / "out"
     (out / "checkpoints" / "checkpoint-5").mkdir(parents=True)
-    write_record(settings_of(Recipe.of(matryoshka=(8,))), {"corpus_digest": "one", "bm25": {}}, out)
+    write_record(settings(), {"corpus_digest": "one", "bm25": {}}, out)
     return out
 
 
 def test_the_same_goes_on_whatever_its_limits(begun):
-    for recipe in (
-        Recipe.of(matryoshka=(8,)),
-        Recipe.of(matryoshka=(8,), max_minutes=1.0, threads=3),
-    ):
-        assert checkpoint_to_resume(settings_of(recipe), "one", begun).name == "checkpoint-5"
+    for changes in ({}, dict(max_minutes=1.0, threads=3)):
+        assert checkpoint_to_resume(settings(**changes), "one", begun).name == "checkpoint-5"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "digest", "message"),
+    ("changes", "digest", "message"),
     [
-        (Recipe.of(matryoshka=(8,), tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
-        (Recipe.of(), "one", r"other settings \(matryoshka\)"),
-        (
-            Recipe.of(matryoshka=(8,)),
-            "another",
-            "was begun on another corpus: give that one, as it was",
-        ),
+        (dict(tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
+        (dict(matryoshka=()), "one", r"other settings \(matryoshka\)"),
+        ({}, "another", "was begun on another corpus: give that one, as it was"),
     ],
 )
-def test_something_else_is_refused(begun, recipe, digest, message):
+def test_something_else_is_refused(begun, changes, digest, message):
     with pytest.raises(RevelaError, match=message):
-        checkpoint_to_resume(settings_of(recipe), digest, begun)
+        checkpoint_to_resume(settings(**changes), digest, begun)
 
 
 def test_a_finished_run_is_done_with_its_own_limits_only(begun):
-    done = settings_of(Recipe.of(matryoshka=(8,), save_every=1))
-    refuse_another(done, "one", begun, FREE_WHEN_DONE)
-    with pytest.raises(
-        RevelaError, match=r"other settings \(max_minutes\): give the same, or another --out"
-    ):
-        refuse_another(
-            settings_of(Recipe.of(matryoshka=(8,), max_minutes=1.0)), "one", begun, FREE_WHEN_DONE
-        )
+    refuse_another(settings(save_every=1), "one", begun, FREE_WHEN_DONE)
+    message = r"other settings \(max_minutes\): give the same, or another --out"
+    with pytest.raises(RevelaError, match=message):
+        refuse_another(settings(max_minutes=1.0), "one", begun, FREE_WHEN_DONE)
 
 
 def test_only_what_a_run_began_is_removed(begun):
@@ -87,57 +80,36 @@ def test_only_what_a_run_began_is_removed(begun):
 
 
 def test_a_corpus_is_known_by_its_texts():
+    def fingerprint(documents):
+        return TrainingSet(Recipe.of(), documents).fingerprint
+
     documents = [Document("a", "text", "title"), Document("b", "more")]
-    assert (
-        TrainingSet(Recipe.of(), documents).fingerprint
-        == TrainingSet(Recipe.of(), arrow_list(Document, documents)).fingerprint
-    )
-    assert (
-        len(
-            {
-                TrainingSet(Recipe.of(), some).fingerprint
-                for some in (documents, documents[:1], [*documents[:1], Document("b", "More")])
-            }
-        )
-        == 3
-    )
+    assert fingerprint(documents) == fingerprint(arrow_list(Document, documents))
+    other = [*documents[:1], Document("b", "More")]
+    assert len({fingerprint(some) for some in (documents, documents[:1], other)}) == 3
 
 
-def test_what_a_run_began_with_stays(begun):
-    write_record(
-        settings_of(Recipe.of(matryoshka=(8,), threads=3)),
-        {"corpus_digest": "one", "bm25": {"title": 0.5}},
-        begun,
-    )
+def test_what_a_run_began_with_stays_and_a_record_is_whole_or_not_there(begun, monkeypatch):
+    write_record(settings(threads=3), {"corpus_digest": "one", "bm25": {"title": 0.5}}, begun)
     written = json.loads((begun / RUN_FILE).read_text())
     assert written["threads"] == 3 and written["about"] == {"corpus_digest": "one", "bm25": {}}
-
-
-def test_a_record_is_whole_or_not_there(begun, monkeypatch):
     before = (begun / RUN_FILE).read_text()
     monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_record({}, {}, begun)
-    assert (begun / RUN_FILE).read_text() == before and not [
-        p for p in begun.iterdir() if p.name.startswith(".")
-    ]
+    assert (begun / RUN_FILE).read_text() == before and not list(begun.glob(".*"))
 
 
 def test_groups_of_other_text_have_another_fingerprint(tmp_path):
     """Also where every file is as long as it was."""
 
     def fingerprint(name, texts):
-        documents, rows = (
-            arrow_list(Document, [Document("d", "t")]),
-            arrow_list(Chunk, (Chunk(0, text) for text in texts)),
-        )
+        documents = arrow_list(Document, [Document("d", "t")])
+        rows = arrow_list(Chunk, (Chunk(0, text) for text in texts))
         groups = [list(range(i, i + 4)) for i in range(0, len(texts), 4)]
         corpus = GroupedCorpus(documents, [], rows, groups)
         return save_groups(tmp_path / name, corpus, 4, {"seed": 0}).fingerprint
 
     texts = [row["text"] for row in make_rows(8)]
-    assert (
-        fingerprint("a", texts)
-        == fingerprint("b", texts)
-        != fingerprint("c", [texts[0].swapcase(), *texts[1:]])
-    )
+    first, same = (fingerprint(name, texts) for name in "ab")
+    assert first == same != fingerprint("c", [texts[0].swapcase(), *texts[1:]])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train import ctrl_c_after, losses
+from test_train import assert_resume_equals_unbroken, losses
 
 from conftest import make_rows
 from revela.corpus.read import read_corpus
@@ -19,9 +19,8 @@ from revela.lm.encoder_decoder import FOLDER, load_encoder_decoder
 from revela.retriever.build import load_retriever
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe, presets
-from revela.training.metrics import Progress
 from revela.training.train import train
-from test_cli import run
+from tests.collection_folder import write_collection
 
 TINY = dict(
     model="new:tiny", lm_tokens=48, max_tokens=64, group_size=8, groups_per_step=1, max_minutes=0,
@@ -42,17 +41,12 @@ def run_of_spans(corpus_file, tmp_path_factory):
     return out
 
 
-def test_every_stage_by_the_command_line(monkeypatch, capsys, corpus_file, tmp_path):
+def test_every_stage_by_the_command_line(doing, monkeypatch, corpus_file, tmp_path):
     """Spans -> crops of its encoder -> scores, an index and a search."""
     monkeypatch.chdir(tmp_path)
-    collection = tmp_path / "beir"
-    (collection / "qrels").mkdir(parents=True)
-    rows = make_rows(12)
-    (collection / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    asked = [{"_id": r["_id"], "text": r["text"].split(".")[0]} for r in rows]
-    (collection / "queries.jsonl").write_text("".join(json.dumps(q) + "\n" for q in asked))
-    judged = "".join(f"{r['_id']}\t{r['_id']}\t1\n" for r in rows)
-    (collection / "qrels" / "test.tsv").write_text(judged)
+    asked = {row["_id"]: row["text"].split(".")[0] for row in make_rows(12)}
+    judged = {(name, name): 1 for name in asked}
+    write_collection(tmp_path / "beir", make_rows(12), asked, judged)
     tiny = ("--max-steps", 4, "--group-size", 8, "--precision", "fp32", "--threads", 1)
     new = ("--model", "new:tiny", "--lm-tokens", 48, "--groups-per-step", 1)
     start = ("--model", "one", "--lora-rank", 0, "--lm-tokens", 64, "--crop-window", 60)
@@ -63,7 +57,7 @@ def test_every_stage_by_the_command_line(monkeypatch, capsys, corpus_file, tmp_p
         ("index", corpus_file, "--model", "two", "--out", "found"),
         ("search", "found", "ocean01 ocean02"),
     ):
-        code, out, err = run(monkeypatch, capsys, *command)
+        code, out, err = doing(*command)
         assert code == 0, (command, out, err)
     assert not (tmp_path / "two" / FOLDER).exists()
     first, second = (load_retriever(tmp_path / name) for name in ("one", "two"))
@@ -93,17 +87,8 @@ def test_the_retriever_is_the_encoder_of_what_is_saved_beside_it(run_of_spans):
 
 
 def test_resume_equals_unbroken(documents, tmp_path):
-    train(SPANS, documents, tmp_path / "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Progress, "advance", ctrl_c_after(3))
-        assert train(SPANS, documents, tmp_path / "broken").interrupted
-    assert (tmp_path / "broken" / FOLDER).is_dir()  # of the third step
-    train(SPANS, documents, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
-    assert len(losses(tmp_path / "whole")) == 6
-    for name in ("model.safetensors", f"{FOLDER}/model.safetensors"):
-        whole, broken = (load_file(tmp_path / run / name) for run in ("whole", "broken"))
-        assert all(torch.equal(whole[k], broken[k]) for k in whole)
+    assert_resume_equals_unbroken(SPANS, documents, tmp_path, files=2)
+    assert (tmp_path / "broken" / FOLDER / "model.safetensors").is_file()
 
 
 def test_training_goes_on_from_a_run(run_of_spans, documents, tmp_path):
@@ -133,29 +118,6 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
         load_encoder_decoder(tmp_path / "out", bf16=False)
 
 
-def test_all_weights_of_a_decoder_are_trained_and_resume(tiny_lm_folder, documents, tmp_path):
-    """--lora-rank 0: what the fit has added stays as it is."""
-    recipe = Recipe.of(
-        "crop", layers=2, chunk_words=12, group_size=8, crop_window=30, lora_rank=0, max_minutes=0,
-        max_steps=6, log_every=1, save_every=3, check_every=0, precision="fp32", threads=1,
-        lm_tokens=64, max_tokens=64, warmup_steps=2, model=str(tiny_lm_folder), keep="last",
-    )  # fmt: skip
-    outcome = train(recipe, documents, tmp_path / "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Progress, "advance", ctrl_c_after(3))
-        train(recipe, documents, tmp_path / "broken")
-    train(recipe, documents, tmp_path / "broken", resume=True)
-    assert outcome.steps == 6 and losses(tmp_path / "broken") == losses(tmp_path / "whole")
-    files = [f.relative_to(tmp_path / "whole") for f in (tmp_path / "whole").rglob("*.safetensors")]
-    assert len(files) > 3
-    for file in files:
-        whole, broken = (load_file(tmp_path / run / file) for run in ("whole", "broken"))
-        assert all(torch.equal(whole[k], broken[k]) for k in whole), file
-    start = load_file(tiny_lm_folder / "model.safetensors")
-    found = load_file(tmp_path / "whole" / "model.safetensors")
-    assert not any(torch.equal(found[k], start[f"model.{k}"]) for k in found)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -177,31 +139,29 @@ def test_refusals_leave_nothing_behind(tiny_lm_folder, documents, tmp_path, chan
     assert not (tmp_path / "out").exists()
 
 
-def test_it_is_exported(monkeypatch, capsys, run_of_spans, tmp_path):
-    flags = ("--onnx", "--out", tmp_path / "graph")
-    code, out, err = run(monkeypatch, capsys, "export", run_of_spans, *flags)
+def test_it_is_exported(doing, run_of_spans, tmp_path):
+    flags = ("--out", tmp_path / "graph")
+    code, out, err = doing("export", run_of_spans, *flags)
     assert code == 0 and "from torch's vectors" in out, err
 
 
 def test_a_decoder_is_refused_and_so_is_a_new_model_elsewhere(
-    monkeypatch, capsys, tiny_lm_folder, corpus_file, tmp_path
+    doing, tiny_lm_folder, corpus_file, tmp_path
 ):
     flags = ("--preset", "spans", "--model", tiny_lm_folder, "--out", tmp_path / "out")
-    code, _, err = run(monkeypatch, capsys, "train", corpus_file, *flags, "--lm-tokens", 48)
+    code, _, err = doing("train", corpus_file, *flags, "--lm-tokens", 48)
     assert code == 2 and "has no decoder beside its encoder, which spans need" in err
     assert not (tmp_path / "out").exists()
-    code, _, err = run(monkeypatch, capsys, "eval", "new:tiny", "--on", tmp_path)
+    code, _, err = doing("eval", "new:tiny", "--on", tmp_path)
     assert code == 2 and "is made by revela train CORPUS --preset spans" in err
 
 
-def test_the_probe_of_a_run_and_of_its_encoder_decoder(
-    monkeypatch, capsys, run_of_spans, corpus_file, tmp_path
-):
+def test_the_probe_of_a_run_and_of_its_encoder_decoder(doing, run_of_spans, corpus_file, tmp_path):
     flags = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")
     found = {}
     for name, model in (("run", run_of_spans), ("whole", run_of_spans / FOLDER)):
         given = (*flags, "--json", tmp_path / f"{name}.json")
-        code, out, err = run(monkeypatch, capsys, "probe", model, corpus_file, *given)
+        code, out, err = doing("probe", model, corpus_file, *given)
         assert code == 0 and "spans by place" in out, err
         found[name] = json.loads((tmp_path / f"{name}.json").read_text())["profiles"]
     by_decoder = [f"exact match{both}, by the decoder" for both in ("", ", both orders")]

@@ -9,12 +9,12 @@ import signal
 import threading
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
@@ -26,15 +26,16 @@ from revela.groups.order import IterativeGroups
 from revela.groups.training_set import training_chunks
 from revela.lm.heads import save_heads
 from revela.objectives.base import ChunkBatches
+from revela.objectives.revela import RevelaLoss
 from revela.retriever.build import load_retriever
 from revela.retriever.load import load_encoder
 from revela.settings import OBJECTIVES as NAMES
-from revela.settings import InBatch, Recipe, Replug, objective_class, presets
+from revela.settings import InBatch, Recipe, objective_class, presets
 from revela.training.checkpoint import load_checkpoint, save_checkpoint, saved_checkpoints
 from revela.training.loop import BatchReader
 from revela.training.metrics import Budget, Progress
 from revela.training.record import output_folder, settings_of
-from revela.training.train import _knows_batches, train
+from revela.training.train import train
 from revela.types import Document
 from revela.weights import resolve
 
@@ -63,24 +64,52 @@ def losses(folder):
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
-@pytest.mark.parametrize(("rate", "fall"), [(1e-3, (0.03, 1.0)), (0.0, (-1e-5, 1e-5))])
-def test_it_learns_in_thirty_steps(
-    taught_lm_folder, tiny_lm_folder, tmp_path, monkeypatch, rate, fall
-):
-    """The LM is frozen, so only a better choice of what to read can lower its loss; without a step
-    nothing changes.
+def assert_same_tensors(one, other, least=1):
+    """Every saved tensor of one run is that of the other; there are so many files, or more."""
+    files = sorted(file.relative_to(one) for file in one.rglob("*.safetensors"))
+    assert len(files) >= least
+    for file in files:
+        ours, theirs = load_file(one / file), load_file(other / file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), file
+
+
+def stop_and_resume(recipe, documents, out):
+    """Ctrl-C at step 3, then --resume; the fit is that of the first part, as no other can be made.
+
+    The limit, and with it the learning rate, is the unbroken run's.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", ctrl_c_after(3))
+        outcome = train(recipe, documents, out)
+    assert outcome.interrupted and outcome.steps == 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("revela.training.train.fit_to_corpus", None)
+        train(recipe, documents, out, resume=True)
+
+
+def assert_resume_equals_unbroken(recipe, documents, folder, files=1):
+    """The losses of six steps, and every tensor that is saved."""
+    train(recipe, documents, folder / "whole")
+    stop_and_resume(recipe, documents, folder / "broken")
+    assert losses(folder / "broken") == losses(folder / "whole")
+    assert len(losses(folder / "whole")) == 6
+    assert_same_tensors(folder / "whole", folder / "broken", files)
+
+
+def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, monkeypatch):
+    """The LM is frozen, so only a better choice of what to read can lower its loss."""
     monkeypatch.setattr(InBatch, "gate_first_layer", 0.0)
     documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
     recipe = TINY.but(
         model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30,
-        learning_rate=rate, group_size=16, chunk_words=9, gate=0.5, gate_heads=0,
+        learning_rate=1e-3, group_size=16, chunk_words=9, gate=0.5, gate_heads=0,
         tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0,
         pooling="eos", lora_rank=8, query_side="whole",
     )  # fmt: skip
     train(recipe, documents, tmp_path / "out")
     first, *_, last = losses(tmp_path / "out").values()
-    assert fall[0] < first - last < fall[1]
+    assert 0.03 < first - last < 1.0
 
 
 def ctrl_c_after(steps, presses=1):
@@ -97,82 +126,34 @@ def ctrl_c_after(steps, presses=1):
     return advance
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"groups": "iterative", "refresh_every": 2},
-        {
-            **presets()["paper"],
-            "layers": 2,
-            "groups_per_step": 2,
-            "lora_rank": 4,
-            "warmup_steps": 2,
-        },
-        {
-            **presets()["crop"],
-            "group_size": 8,
-            "crop_window": 30,
-            "matryoshka": (4, 16),
-        },
-        {
-            **presets()["attention"],
-            "chunk_words": 30,
-            "query_heads": 3,
-            "groups_per_step": 2,
-            "groups_per_batch": 2,
-        },
-        {
-            **CDE,
-            "queries": "telling-sentence",
-            "chunk_words": 30,
-            "group_size": 8,
-            "context": 3,
-        },
-    ],
-)
-def test_resume_equals_unbroken(recipe, documents, tmp_path, changes):
-    recipe = recipe.but(**changes)
-    train(recipe, documents, tmp_path / "whole")
-    # Stopped at step 3 by Ctrl-C: the limit, and with it the learning rate, is the unbroken run's.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Progress, "advance", ctrl_c_after(3))
-        outcome = train(recipe, documents, tmp_path / "broken")
-    assert outcome.interrupted and outcome.steps == 3
-    train(recipe, documents, tmp_path / "broken", resume=True)
-    assert (
-        losses(tmp_path / "broken") == losses(tmp_path / "whole")
-        and len(losses(tmp_path / "whole")) == 6
-    )
-    saved = [file for file in (tmp_path / "whole").rglob("*.safetensors")]
-    assert len(saved) >= (7 if recipe.context.slots else 1)
-    for file in saved:
-        other = tmp_path / "broken" / file.relative_to(tmp_path / "whole")
-        whole, broken = load_file(file), load_file(other)
-        assert all(torch.equal(whole[k], broken[k]) for k in whole)
+SMALL = dict(layers=2, group_size=8, lora_rank=4, warmup_steps=2)
+ASKED = dict(queries="telling-sentence", chunk_words=30)
+RESUMED = {
+    "gated": {},
+    "iterative": dict(groups="iterative", refresh_every=2),
+    "paper": presets()["paper"] | SMALL | dict(groups_per_step=2),
+    "crop": presets()["crop"] | dict(group_size=8, crop_window=30, matryoshka=(4, 16)),
+    "all weights": presets()["crop"] | dict(group_size=8, crop_window=30, lora_rank=0, keep="last"),
+    "attention": presets()["attention"]
+    | dict(chunk_words=30, query_heads=3, groups_per_step=2, groups_per_batch=2),
+    "cde": CDE | ASKED | dict(group_size=8, context=3),
+}
 
 
-def test_a_resumed_run_takes_the_fit_that_it_began_with(recipe, documents, tmp_path, monkeypatch):
-    """On other hardware another fit would come out; here no other can."""
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "advance", ctrl_c_after(3))
-        train(recipe, documents, out)
-    train(recipe, documents, whole)
-    monkeypatch.setattr("revela.training.train.fit_to_corpus", None)
-    train(recipe, documents, out, resume=True)
-    assert losses(out) == losses(whole)
-    for file in whole.rglob("*.safetensors"):
-        saved, other = load_file(file), load_file(out / file.relative_to(whole))
-        assert all(torch.equal(saved[name], other[name]) for name in saved)
+@pytest.mark.parametrize("name", RESUMED)
+def test_resume_equals_unbroken(recipe, documents, tiny_lm_folder, tmp_path, name):
+    files = {"cde": 7, "all weights": 4}.get(name, 1)
+    assert_resume_equals_unbroken(recipe.but(**RESUMED[name]), documents, tmp_path, files)
+    if name == "all weights":
+        start = load_file(tiny_lm_folder / "model.safetensors")
+        found = load_file(tmp_path / "whole" / "model.safetensors")
+        assert not any(torch.equal(found[k], start[f"model.{k}"]) for k in found)
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_last_good_checkpoint(
     recipe, documents, tmp_path, monkeypatch
 ):
     """The loss is finite in the very step whose weights are not, and that step is saved."""
-    from revela.objectives.revela import RevelaLoss
-
     original, calls = RevelaLoss.forward, 0
 
     def forward(self, features):
@@ -232,17 +213,6 @@ def test_batches_are_made_while_a_step_computes(ahead):
     assert read == [((0, 0), True), ((0, 1), not ahead), ((1, 0), not ahead)]
 
 
-def test_batches_that_a_model_has_a_say_in_are_not_made_ahead():
-    for changes, known in (
-        ({}, True),
-        ({"groups": "iterative"}, False),
-        ({"objective": "infonce", "negatives": 2}, False),
-        ({"objective": "infonce"}, True),
-    ):
-        assert _knows_batches(TINY.but(**changes), SimpleNamespace(written=None)) == known
-    assert not _knows_batches(TINY, SimpleNamespace(written=object()))
-
-
 def test_a_second_ctrl_c_stops_at_once(recipe, documents, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Progress, "advance", ctrl_c_after(3, presses=2))
@@ -264,31 +234,25 @@ def test_a_checkpoint_is_tensors_and_json(recipe, documents, tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", ["trainable.safetensors", "optimizer.safetensors", "clock.json"])
 def test_a_damaged_file_of_a_checkpoint_is_one_sentence(tmp_path, name):
-    module = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(module.parameters())
-    module(torch.ones(4)).sum().backward()
-    optimizer.step()
-    state = module, optimizer, Budget(6)
-    save_checkpoint(tmp_path, 3, *state)
-    load_checkpoint(tmp_path / "checkpoint-3", *state)
-    file = tmp_path / "checkpoint-3" / name
-    whole = file.read_bytes()
+    def state(width):
+        module = torch.nn.Linear(4, width)
+        optimizer = torch.optim.AdamW(module.parameters())
+        module(torch.ones(4)).sum().backward()
+        optimizer.step()
+        return module, optimizer, Budget(6)
+
+    folder = tmp_path / "checkpoint-3"
+    save_checkpoint(tmp_path, 3, *state(4))
+    load_checkpoint(folder, *state(4))
+    with pytest.raises(RevelaError, match="checkpoint-3 was saved by another recipe"):
+        load_checkpoint(folder, *state(2))
+    whole = (folder / name).read_bytes()
     message = rf"checkpoint-3/{name} cannot be read \(.*\): start again with another --out"
     for damaged in (whole[:-9], b"", b"\xff" * len(whole), b"{}"):
-        file.write_bytes(damaged)
+        (folder / name).write_bytes(damaged)
         with pytest.raises(RevelaError, match=message) as error:
-            load_checkpoint(tmp_path / "checkpoint-3", *state)
+            load_checkpoint(folder, *state(4))
         assert "\n" not in str(error.value)
-
-
-def test_a_checkpoint_with_tensors_of_other_shapes_is_one_sentence(tmp_path):
-    for width in (4, 2):
-        module = torch.nn.Linear(4, width)
-        state = module, torch.optim.AdamW(module.parameters()), Budget(6)
-        if width == 4:
-            save_checkpoint(tmp_path, 3, *state)
-    with pytest.raises(RevelaError, match="checkpoint-3 was saved by another recipe"):
-        load_checkpoint(tmp_path / "checkpoint-3", *state)
 
 
 class Scripted:
@@ -329,39 +293,44 @@ def test_the_state_with_the_best_check_is_saved(recipe, documents, tmp_path, kee
 def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
     recipe, documents, tmp_path
 ):
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Dense
+    def dense(model):
+        return [m.linear.weight.clone() for m in model if isinstance(m, modules.Dense)]
 
     train(recipe.but(max_steps=1, lexical=0.0), documents, tmp_path / "first")
     model = SentenceTransformer(str(tmp_path / "first"))
-    model.insert(len(model) - 1, Dense(model.get_embedding_dimension(), 8))
+    model.insert(len(model) - 1, modules.Dense(model.get_embedding_dimension(), 8))
     model.prompts = {"query": "Q: ", "document": ""}
     model.save(str(tmp_path / "own"))
-    before = [m.linear.weight.clone() for m in model if isinstance(m, Dense)]
-    settings = recipe.but(model=str(tmp_path / "own"), learning_rate=0.0)
+    settings = recipe.but(model=str(tmp_path / "own"), learning_rate=0.0, max_steps=1)
     train(settings, documents, tmp_path / "out")
     after = SentenceTransformer(str(tmp_path / "out"))
     assert after.prompts["query"] == "Q: " and not after.prompts["document"]
-    assert all(
-        torch.equal(a, m.linear.weight)
-        for a, m in zip(before, [m for m in after if isinstance(m, Dense)], strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(dense(model), dense(after), strict=True))
 
 
-def test_a_resumed_run_remembers_the_best_state(recipe, documents, tmp_path):
+def test_a_resumed_run_remembers_the_best_state_and_what_it_was_begun_with(
+    recipe, documents, tmp_path
+):
+    """And run.json says so."""
     recipe = recipe.but(check_every=2, save_every=1, learning_rate=1e-2)
-    train(recipe, documents, tmp_path / "whole", check=Scripted([0, 0.1, 0.5, 0.3, 0.2]))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(recipe, documents, whole, check=Scripted([0, 0.1, 0.5, 0.3, 0.2]))
+    told = {"corpus": "a folder", "bm25": {"task": 0.4}}
+    first, second = (dict(told, command=f"revela train {which}") for which in ("once", "twice"))
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChunkBatches, "__call__", dying_after(3, ChunkBatches.__call__))
-        train(recipe, documents, tmp_path / "broken", check=Scripted([0, 0.1, 0.5]))
-    outcome = train(
-        recipe, documents, tmp_path / "broken", check=Scripted([0, 0.3, 0.2]), resume=True
-    )
-    assert outcome.kept == 2
-    whole, broken = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken")
-    )
-    assert all(torch.equal(whole[k], broken[k]) for k in whole)
+        train(recipe, documents, broken, check=Scripted([0, 0.1, 0.5]), **first)
+    check = Scripted([0, 0.3, 0.2])
+    assert train(recipe, documents, broken, check=check, resume=True, **second).kept == 2
+    assert_same_tensors(whole, broken)
+    run = json.loads((broken / "run.json").read_text())
+    about = run.pop("about")
+    assert run == settings_of(recipe)
+    assert about["command"] == "revela train once" and about["corpus"] == "a folder"
+    assert (about["documents"], about["bm25"]) == (len(documents), {"task": 0.4})
+    assert about["chunks"] > about["groups"] > 0
+    assert about["versions"]["torch"] == torch.__version__
+    assert about["hardware"]["threads"] == torch.get_num_threads()
 
 
 def dying_after(calls, method):
@@ -377,84 +346,24 @@ def dying_after(calls, method):
 
 def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, monkeypatch):
     """The LM's LoRA too; the norm that is logged is of both models' as well."""
-    from revela.objectives.revela import RevelaLoss
+    original, norms, step = RevelaLoss.forward, [], torch.optim.AdamW.step
 
-    original, norms = RevelaLoss.forward, []
-    monkeypatch.setattr(
-        RevelaLoss,
-        "forward",
-        lambda self, *args: 10_000 * original(self, *args),
-    )
+    def steep(self, *args):
+        return 10_000 * original(self, *args)
 
-    class Recorded(torch.optim.AdamW):
-        def step(self, closure=None):
-            moved = [p for group in self.param_groups for p in group["params"]]
-            gradients = [p.grad.norm() for p in moved if p.grad is not None]
-            norms.append(torch.stack(gradients).norm().item())
-            return super().step(closure)
+    def recorded(self, closure=None):
+        moved = [p for group in self.param_groups for p in group["params"]]
+        gradients = [p.grad.norm() for p in moved if p.grad is not None]
+        norms.append(torch.stack(gradients).norm().item())
+        return step(self, closure)
 
-    monkeypatch.setattr(torch.optim, "AdamW", Recorded)
+    monkeypatch.setattr(RevelaLoss, "forward", steep)
+    monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
     recipe = recipe.but(lm_lora=True, max_steps=2)
     train(recipe, documents, tmp_path / "out")
     assert norms == pytest.approx([1, 1], abs=1e-3)
-    rows = [
-        json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert all(row["grad_norm"] > 1000 for row in rows if "loss" in row)
-
-
-def test_the_paper_preset_trains_both_models(recipe, documents, tmp_path):
-    changes = {"layers": 2, "groups_per_step": 1, "lora_rank": 4, "warmup_steps": 0}
-    recipe = recipe.but(**presets()["paper"] | changes | {"learning_rate": 3e-2})
-    train(recipe, documents, tmp_path / "out")
-    assert load_retriever(tmp_path / "out").prompts["query"] == "query: "
-    first, *_, last = losses(tmp_path / "out").values()
-    assert last < first
-
-
-def test_run_json_says_what_a_run_was_made_of_and_a_resumed_one_keeps_it(
-    recipe, documents, tmp_path
-):
-    recipe = recipe.but(save_every=1)
-    told = {"corpus": "a folder", "bm25": {"task": 0.4}}
-    with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ChunkBatches, "__call__", dying_after(3, ChunkBatches.__call__))
-        train(recipe, documents, tmp_path / "out", command="revela train once", **told)
-    train(recipe, documents, tmp_path / "out", command="revela train twice", resume=True, **told)
-    run = json.loads((tmp_path / "out" / "run.json").read_text())
-    about = run.pop("about")
-    assert run == settings_of(recipe)
-    assert about["command"] == "revela train once" and about["corpus"] == "a folder"
-    assert (about["documents"], about["bm25"]) == (len(documents), {"task": 0.4}) and about[
-        "chunks"
-    ] > about["groups"] > 0
-    assert (
-        about["versions"]["torch"] == torch.__version__
-        and about["hardware"]["threads"] == torch.get_num_threads()
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(group_size=5000), "fewer than a group of 5000"),
-        (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
-        (dict(model="embedded:nothing"), "there are embedded:"),
-        (
-            dict(max_steps=0),
-            "without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read",
-        ),
-        (
-            dict(matryoshka=(8, 64)),
-            "--matryoshka 64: the vectors of this retriever have 64 numbers, give widths "
-            "from 1 to 63",
-        ),
-    ],
-)
-def test_bad_settings_are_one_sentence(recipe, documents, tmp_path, change, message):
-    with pytest.raises(RevelaError, match=message):
-        train(recipe.but(**change), documents, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    assert all(row["grad_norm"] > 1000 for row in map(json.loads, lines) if "loss" in row)
 
 
 def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_path):
@@ -467,28 +376,44 @@ def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_
 
 
 OBJECTIVES = {
-    "gains": {},
     "dream": {"queries": "telling-sentence", "chunk_words": 30, "query_heads": 3},
-    "attention": {"chunk_words": 30, "query_heads": 3},
-    "replug": {"tau": 0.1},
     "infonce": {"queries": "title"},
-    "pairs": {},
     "crop": {"crop_window": 40},
-    "spans": {"model": "new:tiny", "lm_tokens": 48, "groups_per_step": 1},
 }
 
 
-@pytest.mark.parametrize("name", ["gains", "replug", "infonce", "crop", "spans"])
-def test_an_objective_learns(recipe, taught_lm_folder, documents, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(Replug, "tau_lm", 0.1)
+@pytest.mark.parametrize("name", ["infonce", "crop"])
+def test_an_objective_learns(recipe, documents, tmp_path, name):
     settings = {**presets()[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 20}
-    settings |= {"lm": str(taught_lm_folder), "learning_rate": 2e-3}
     out = tmp_path / "out"
-    train(recipe.but(**settings), documents, out)
+    train(recipe.but(**settings, learning_rate=2e-3), documents, out)
     found = list(losses(out).values())
     assert len(found) == 20 and sum(found[-7:]) < sum(found[:7])
     model = load_retriever(out)
     assert model.encode(["ocean1 ocean2"]).shape == (1, model.get_embedding_dimension())
+
+
+def preset(name, **changes):
+    return presets()[name] | {"lm_tokens": 64} | OBJECTIVES.get(name, {}) | changes
+
+
+REFUSED = [
+    (dict(group_size=5000), "fewer than a group of 5000"),
+    (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
+    (dict(model="embedded:nothing"), "there are embedded:"),
+    (dict(max_steps=0), "without a limit has no end: give --max-steps, --max-minutes or --max-tok"),
+    (dict(matryoshka=(8, 64)), "64: the vectors of this retriever have 64 numbers, give widths fr"),
+    (preset("infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
+    (preset("replug", lm_lora=True), "--lm-lora has no effect on --objective replug"),
+    (preset("dream", lm_tokens=256), "more than the 2,048"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_refusals_are_one_sentence_and_leave_nothing(recipe, documents, tmp_path, changes, message):
+    with pytest.raises(RevelaError, match=message):
+        train(recipe.but(**changes), documents, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -575,34 +500,12 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     train(recipe.but(heads=str(mine)), documents, tmp_path / "out")
     assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in caplog.messages
     save_heads(other, "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
-    for file, message in (
-        (other, "ranks the heads of another"),
-        (tmp_path / "none.json", "is not a ranking of heads"),
-    ):
+    none = tmp_path / "none.json"
+    refused = {other: "ranks the heads of another", none: "is not a ranking of heads"}
+    for file, message in refused.items():
         with pytest.raises(RevelaError, match=message):
             train(recipe.but(heads=str(file)), documents, tmp_path / "no")
         assert not (tmp_path / "no").exists()
-
-
-REFUSED = {
-    "no chunk has a query": {"name": "infonce", "queries": "first-sentence", "chunk_words": 4},
-    "--lm-lora has no effect on --objective replug": {"name": "replug", "lm_lora": True},
-    "more than the 2,048": {"name": "dream", "lm_tokens": 256},
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_refusals_of_the_objectives_leave_nothing_behind(recipe, documents, tmp_path, message):
-    changes = dict(REFUSED[message])
-    name = changes.pop("name")
-    asked = OBJECTIVES["dream"] if name == "dream" else {}
-    with pytest.raises(RevelaError, match=message):
-        train(
-            recipe.but(**presets()[name] | asked | {"lm_tokens": 64} | changes),
-            documents,
-            tmp_path / "out",
-        )
-    assert not (tmp_path / "out").exists()
 
 
 def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
@@ -680,13 +583,13 @@ def test_a_contextual_retriever_uses_its_context(recipe, documents, tmp_path):
     assert moved["batch"] > 1e-4 and moved["constant"] < 1e-6
 
 
-@pytest.mark.parametrize("name", ["gated", "gains", "attention", "replug", "infonce", "crop"])
+@pytest.mark.parametrize("name", ["gated", "attention", "crop"])
 def test_a_context_goes_around_every_objective(recipe, documents, tmp_path, name):
     """Its head and its anchors are trained by whatever the objective is."""
-    changes = {"layers": 2, "lora_rank": 4, "group_size": 8, "max_steps": 2, "warmup_steps": 1}
+    changes = SMALL | {"max_steps": 2}
     recipe = recipe.but(**presets()[name] | changes, context=3)
     if recipe.objective.reads == "queries":
-        recipe = recipe.but(queries="telling-sentence", chunk_words=30)
+        recipe = recipe.but(**ASKED)
     train(recipe, documents, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "context" / "rows.safetensors")
     table = load_retriever(tmp_path / "out")[0].model.get_input_embeddings().weight
