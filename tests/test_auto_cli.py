@@ -133,7 +133,7 @@ def test_what_cannot_be_chosen_is_refused_in_a_sentence(
     for given, sentence in (
         (("index", none, "--model", "auto", *out), "there is no model to choose from: name some"),
         (("fit", none, "--model", "auto", *out), "there is no model to choose from: name some"),
-        (("train", none, "--model", "auto", *out), "there is no model to choose from: name some"),
+        (("train", corpus, "--model", "auto", *out), "there is no model to choose from: name some"),
         (("fit", none, "--model", f"auto:{saved_retriever}", *out), "which needs no fit: leave it"),
         (("index", none, "--model", f"auto:{none}", *out), f"{none} is neither a folder nor a hub"),
         (("index", none, "--model", lm, *out, "--engine", "ray"), "--model auto reads the text in"),
