@@ -36,7 +36,7 @@ from research.benchmarks.options import RESEARCH, parser_of
 from revela.device import autocast, has_fast_bf16
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.language_model import LanguageModel
-from revela.objectives.revela import EPSILON, RevelaLoss, gates_on_heads
+from revela.objectives.revela import RevelaLoss, gates_on_heads
 from revela.packing import packed
 from revela.retriever.build import POOLING_MODES
 from revela.retriever.lora import add_lora
@@ -91,7 +91,6 @@ class Models:
     device: torch.device
     bf16: bool  # under bf16 autocast
     group_size: int = 0  # chunks; 0: a batch is one group
-    sim_dtype: torch.dtype | None = None  # precision of Sim; None: the embeddings' own
 
     def __post_init__(self) -> None:
         objective, lm = self.recipe.objective, self.lm
@@ -114,10 +113,7 @@ class Models:
     def objective(self, form: str = OURS) -> RevelaLoss:
         o = self.recipe.objective
         kernel = "triton" if form == TRITON else "torch"
-        sums = o.mix == "sum"  # as published
-        given = dict(tau=o.tau, v_norm=sums, epsilon=0.0 if sums else EPSILON, standardise=not sums)
-        given |= dict(gates_LH=self.gates_LH, sim_dtype=self.sim_dtype)
-        given |= dict(group_size=self.group_size, kernel=kernel)
+        given = dict(tau=o.tau, gates_LH=self.gates_LH, group_size=self.group_size, kernel=kernel)
         return RevelaLoss(self.retriever, self.lm, **given).to(self.device)
 
     def step(self, form: str) -> Step:
@@ -172,9 +168,8 @@ def build(config: Any, preset: str, device: torch.device) -> Models:
         sizes = dict(r=r.lora_rank, lora_alpha=r.lora_alpha, lora_dropout=r.lora_dropout)
         lm = get_peft_model(lm, LoraConfig(**sizes, target_modules="all-linear")).train()
     language_model = LanguageModel(lm, bf16=bf16 and lm_lora).to(device)
-    sim_dtype = torch.bfloat16 if recipe.objective.mix == "sum" else None
     size = recipe.groups.group_size
-    return Models(recipe, retriever.train(), language_model, device, bf16, size, sim_dtype)
+    return Models(recipe, retriever.train(), language_model, device, bf16, size)
 
 
 def batch(models: Models, groups: int, tokens: int) -> Features:

@@ -106,11 +106,9 @@ def attention(
 ) -> Tensor:
     """Softmax attention within each text, and over a text before all of them.
 
+    H is a multiple of G, as heads share keys in order.
+
     Args:
-        query_HTD: queries; H is a multiple of G, as heads share keys in order.
-        key_GTD: keys.
-        value_GTD: values.
-        layout: the texts.
         causal: tokens do not attend to later ones.
         scale: factor on the scores; None: D ** -0.5.
         dropout: of the attention weights.
@@ -219,9 +217,6 @@ def packed(model: Any) -> Iterator[None]:
 
     A model whose output would differ (windows shorter than the text, positions that are counted in
     another way) is not changed: that is tried once per model, on two short texts.
-
-    Args:
-        model: a base model that takes input_ids and attention_mask and returns last_hidden_state.
     """
     if model.__dict__.get("_packs") is None:
         model.__dict__["_packs"] = _packs(model)

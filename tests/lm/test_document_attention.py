@@ -13,8 +13,7 @@ from revela.lm.document_attention import (
     document_attention,
     plain_document_attention,
 )
-from revela.lm.document_weights import DocumentWeights
-from revela.objectives.revela import EPSILON
+from revela.lm.document_weights import EPSILON, DocumentWeights
 
 LENGTHS = [3, 1, 5, 2]
 

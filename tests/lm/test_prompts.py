@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from revela.lm.prompts import Prompts
+from revela.lm.prompts import PromptMaker
 
 TEXTS = ["Ocean one is deep.", "A garden of two paths.\n", "Planet three."]
 
 
 def test_candidates_and_tail_are_marked(tiny_tokenizer):
-    prompts = Prompts(tiny_tokenizer, 64, 32)
+    prompts = PromptMaker(tiny_tokenizer, 64, 3)
     ids, document = prompts.candidates(TEXTS)
     assert len(ids) == len(document) and set(document) == {-1, 0, 1, 2}
     for i, text in enumerate(TEXTS):
@@ -21,7 +21,7 @@ def test_candidates_and_tail_are_marked(tiny_tokenizer):
 
 
 def test_long_parts_are_truncated(tiny_tokenizer):
-    prompts = Prompts(tiny_tokenizer, 3, 4)
+    prompts = PromptMaker(tiny_tokenizer, 3, 1)
     _, document = prompts.candidates(["ocean " * 50])
     assert document.count(0) <= 3 + len(tiny_tokenizer("[1] ")["input_ids"])
     _, role = prompts.tail("x " * 50, "y " * 50)

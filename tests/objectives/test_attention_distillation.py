@@ -14,8 +14,8 @@ from conftest import Embed, moved_since_it_began, tiny_config, train_by_sgd
 from revela.lm.heads import candidate_scores
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import QUESTION
-from revela.objectives.attention_distillation import AttentionLoss, standard
-from revela.objectives.base import Start
+from revela.objectives.attention_distillation import AttentionLoss
+from revela.objectives.distillation import Start, standard
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of each group's text
 HEADS = [(2, 3), (0, 1), (2, 0)]

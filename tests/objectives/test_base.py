@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from conftest import Embed, tiny_retriever
-from revela.objectives import base
-from revela.objectives.base import ChunkBatches, Parts, RetrieverLoss, Start
+from revela.objectives import distillation
+from revela.objectives.base import ChunkBatches, Parts, RetrieverLoss
+from revela.objectives.distillation import Start
 from revela.retriever.tokens import halves
 from revela.settings import Recipe
 
@@ -118,7 +119,7 @@ def test_a_text_is_read_once_for_the_start_whatever_is_beside_it(keep):
 
 
 def test_no_more_vectors_of_the_start_are_kept_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(base, "KEPT", 8 * 2)
+    monkeypatch.setattr(distillation, "KEPT", 8 * 2)
     objective, start = RetrieverLoss(Embed(), tau=1.0), Start(contextlib.nullcontext, keep=True)
     for i in range(3, 9):
         start.unit(objective, tokenized([i, i + 1]))

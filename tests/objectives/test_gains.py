@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from conftest import Embed, moved_since_it_began, tiny_config, train_by_sgd
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
-from revela.objectives.base import Start
+from revela.objectives.distillation import Start
 from revela.objectives.gains import GainsLoss
 from revela.objectives.revela import gates_in_upper_layers
 
@@ -45,7 +45,6 @@ def build(lm, model=None, start=None, **changes):
     settings = dict(
         tau=0.2,
         gates_LH=gates_in_upper_layers(lm, 0.5, 2),
-        v_norm=False,
         group_size=SIZE,
     )
     start = start or Start(contextlib.nullcontext)

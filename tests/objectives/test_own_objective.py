@@ -24,7 +24,6 @@ class Neighbours(Objective):
 
     name = "neighbours"
     learned_from = "{model} learned which chunks are of one document."
-    loss_is = "contrastive loss (nats)"
 
     tau: PositiveFloat = 0.1
 

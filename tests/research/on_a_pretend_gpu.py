@@ -23,7 +23,7 @@ from revela.device import autocast, sent
 from revela.lm.heads import probe_heads, score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.objectives.attention_distillation import AttentionLoss
-from revela.objectives.base import Start
+from revela.objectives.distillation import Start
 from revela.objectives.dream import DreamLoss
 from revela.objectives.gains import GainsLoss
 from revela.objectives.replug import ReplugLoss
@@ -86,7 +86,7 @@ def objective(name: str, device: torch.device) -> dict[str, Any]:
     tail["role"] = torch.tensor([[0, 1, 1, 1, 1, 1]] * 5)
     tail["group"] = torch.tensor([0, 0, 0, 1, 1])
     start, shared = Start(nullcontext, keep=True), dict(tau=0.2, group_size=3)
-    gated = dict(gates_LH=gates_in_upper_layers(lm, 0.5, 2), v_norm=False)
+    gated = dict(gates_LH=gates_in_upper_layers(lm, 0.5, 2))
     heads = [(2, 3), (0, 1), (2, 0)]
     if name == "gains":
         more: Any = dict(start=start)

@@ -39,9 +39,6 @@ def linear_cross_entropy(
         targets_R: token ids.
         bias_V: b, frozen.
         logits_per_block: logits that exist at a time. None: as many as suit the device.
-
-    Raises:
-        ValueError: the head is not frozen.
     """
     if weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad):
         raise ValueError(

@@ -90,16 +90,14 @@ def document_attention(
 
     Args:
         query_HTD: queries of all H heads, rotary positions applied.
-        key_GSD: keys of the G key-value heads (H is a multiple of G), with the positions of their
-            own document.
-        value_GSD: values.
+        key_GSD, value_GSD: of the G key-value heads (H is a multiple of G), with the positions of
+            their own document.
         documents: their weights.
         heads: indices of the query heads to compute, in the order of the output, on the device.
             None: all H, which share keys as they are.
         scale: factor on the scores; None: D ** -0.5.
         v_norm: divide each document's output by its attention-weighted mean value norm.
-        kernel: "plain" is the reference, "torch" the default, "triton" needs the triton package
-            and a GPU.
+        kernel: "plain" is the reference, "triton" needs the triton package and a GPU.
 
     Returns:
         (len(heads), T, D), in query_HTD's dtype, or that of autocast.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from revela.device import on_cpu, sent
 
+EPSILON = 1e-4  # objectives skip pairs with no more weight
 NEARLY_ALL = 0.8  # of the runs: from this share on, all rows are computed and none are picked out
 
 

@@ -65,11 +65,7 @@ SIZES = {
 
 
 def size_of(name: str) -> Size:
-    """The size that "new:SIZE" names.
-
-    Raises:
-        RevelaError: there is no such size.
-    """
+    """The size that "new:SIZE" names."""
     size = name.removeprefix(NEW)
     if size not in SIZES:
         raise RevelaError(f"--model {name}: give {', '.join(NEW + size for size in SIZES)}")
@@ -84,9 +80,6 @@ def new_encoder_decoder(name: str, texts: Iterable[str], folder: Path, seed: int
         texts: of the corpus, in random order; the tokenizer is trained on the first ones.
         folder: which does not exist yet.
         seed: of the weights.
-
-    Raises:
-        RevelaError: there is no such size, or too little text for its tokenizer.
     """
     from transformers import T5GemmaConfig, T5GemmaForConditionalGeneration
     from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
@@ -187,14 +180,8 @@ def is_encoder_decoder(folder: Path) -> bool:
 
 
 def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
-    """Open an encoder-decoder in fp32.
-
-    Args:
-        folder: of it, or of a run that has saved one beside its retriever.
-        bf16: run under bf16 autocast.
-
-    Raises:
-        RevelaError: there is none, or it cannot be opened.
+    """Open an encoder-decoder in fp32, from its folder or from that of a run that saved one beside
+    its retriever.
     """
     from transformers import AutoModelForSeq2SeqLM
 
@@ -218,12 +205,6 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
 class EncoderDecoder(nn.Module):
     """An encoder-decoder, its tokenizer and what the decoder begins with.
 
-    Args:
-        model: of transformers, in fp32.
-        tokenizer: its own.
-        name: in messages.
-        bf16: run under bf16 autocast.
-
     Attributes:
         sentinels: ids of the tokens that stand for a span, the first span's first.
         start: the id that the decoder reads first.
@@ -242,10 +223,8 @@ class EncoderDecoder(nn.Module):
         self.start = int(model.prepare_decoder_input_ids_from_labels(one)[0, 0])
 
     def share(self, encoder: nn.Module, tokenizer: Any) -> None:
-        """Take an encoder of the same form in place of its own, and its tokenizer.
-
-        Raises:
-            RevelaError: it is no T5Gemma, in which nothing else belongs to both sides.
+        """Take an encoder of the same form in place of its own, and its tokenizer; only of T5Gemma,
+        in which nothing else belongs to both sides.
         """
         if self.model.config.model_type != "t5gemma":
             raise RevelaError(
@@ -267,12 +246,8 @@ class EncoderDecoder(nn.Module):
         return special[:first], special[first + len(plain) :]
 
     def loss(self, hidden_BLD: Tensor, mask_BL: Tensor, target_BT: Tensor) -> Tensor:
-        """Mean cross-entropy (nats) of the target's tokens.
-
-        Args:
-            hidden_BLD: the encoder's last states.
-            mask_BL: its tokens.
-            target_BT: ids; -100 where there is none.
+        """Mean cross-entropy (nats) of the target's tokens, -100 where there is none, from the
+        encoder's last states.
         """
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -284,12 +259,8 @@ class EncoderDecoder(nn.Module):
 
     @torch.inference_mode()
     def predict(self, ids_BL: Tensor, begin: Sequence[int], count: int) -> Tensor:
-        """The next ``count`` tokens of the decoder's text by greedy choice, (B, count).
-
-        Args:
-            ids_BL: what the encoder reads, without padding.
-            begin: what the decoder's text begins with.
-            count: of tokens to choose.
+        """The next ``count`` tokens of the decoder's text, which starts with ``begin``, by greedy
+        choice; (B, count).
         """
         from transformers.modeling_outputs import BaseModelOutput
 

@@ -25,16 +25,11 @@ NEW_TOKENS = 40  # longest output
 def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: Precision) -> Writer:
     """A function from passages to what the LM in this folder writes about each, greedily.
 
-    The text before every passage is read once, when this is called.
-
     Args:
         folder: a local folder of transformers.
-        prompting: the text before and after each passage.
+        prompting: the text before and after each passage; that before is read here, once.
         passage_tokens: passages are truncated to this length.
         precision: of the LM.
-
-    Raises:
-        RevelaError: no causal LM.
     """
     from transformers import DynamicCache
 

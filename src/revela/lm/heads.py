@@ -36,7 +36,6 @@ from revela.files import atomic_write
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import Questions, by_layer, read_candidates
-from revela.lm.streams import ReadableLM
 from revela.processes import is_first, of_first
 from revela.weights import cache_folder, fingerprint
 
@@ -48,8 +47,6 @@ SOUGHT = {
     "siblings": "look to a related document",
     "questions": "look from a question to its answer",
 }
-SOUGHT["questions-without-outliers"] = SOUGHT["questions"]
-OUTLIERS = 2.0  # QRHead drops tokens so many standard deviations below their candidate's mean
 DEPTH = 10  # of nDCG
 Head = tuple[int, int, float]
 """(layer, head, score)"""
@@ -63,11 +60,7 @@ def save_heads(path: Path, name: str, folder: Path, ranking: Sequence[Head]) -> 
 
 
 def heads_from_file(path: Path, folder: Path) -> list[Head]:
-    """Read a ranking that ``save_heads`` wrote for the LM in ``folder``.
-
-    Raises:
-        RevelaError: the file is not one of ``save_heads``, or that of another LM.
-    """
+    """Read a ranking that ``save_heads`` wrote for the LM in ``folder``."""
     try:
         saved = json.loads(path.read_text())
         ranking = [(int(layer), int(head), float(score)) for layer, head, score in saved["ranking"]]
@@ -93,8 +86,7 @@ def cached_ranking(
 
     Args:
         kind: one of ``SOUGHT``.
-        lm: the language model.
-        folder: its weights, whose fingerprint is part of the file's name.
+        lm, folder: the language model and its weights.
         probe: ranks the heads, best first.
     """
     path = cache_folder() / "heads" / f"{fingerprint(folder)}-{kind}.json"
@@ -119,11 +111,11 @@ def ranked_heads(scores_LH: Tensor) -> list[Head]:
     return [(int(i) // n_heads, int(i) % n_heads, float(scores_LH.flatten()[i])) for i in order]
 
 
-def probe_heads(lm: ReadableLM, groups: Iterable[tuple[Any, Tensor]]) -> Tensor:
+def probe_heads(lm: LanguageModel, groups: Iterable[tuple[Any, Tensor]]) -> Tensor:
     """Score of every head as a head of in-batch attention, (L, H); higher is better.
 
     Args:
-        lm: a language model; its parameters get no gradient.
+        lm: its parameters get no gradient.
         groups: (packed chunks, document of each chunk (B,)) pairs. A chunk attends to nothing
             where it has no sibling, or where its group has no other document.
     """
@@ -197,21 +189,20 @@ class AttentionMass:
 
 @torch.no_grad()
 def candidate_scores(
-    lm: Any,
+    lm: LanguageModel,
     prompt: dict[str, Tensor],
     tail: dict[str, Tensor],
     heads: Sequence[tuple[int, int]],
-    drop_outliers: bool = False,
 ) -> Tensor:
     """Score of each candidate for each question but the last by each head, (K, Q - 1, B).
 
+    Layers above the last of the heads do not run.
+
     Args:
-        lm: a language model; layers above the last of the heads do not run.
+        lm: the language model.
         prompt, tail: one group of ``PromptMaker.with_null_question``: the last of the Q questions
             is "N/A", whose attention is subtracted.
         heads: (layer, head) pairs.
-        drop_outliers: ignore a candidate's tokens whose attention is far below its mean, as QRHead
-            does.
     """
     layers = range(max(layer for layer, _ in heads) + 1)
     asked = read_candidates(lm, prompt, tail, layers)
@@ -219,42 +210,28 @@ def candidate_scores(
     lm.run_layers(asked.tails, layers, mass, before=asked.memory)
     mass_KQP = torch.stack([mass.by_head[head] for head in heads])
     mass_KQP = mass_KQP[:, :-1] - mass_KQP[:, -1:]
-    return by_document(mass_KQP[..., asked.places_S], asked.lengths, drop_outliers)
+    by_candidate = torch.split(mass_KQP[..., asked.places_S], asked.lengths, dim=-1)
+    return torch.stack([mass_KQM.sum(dim=-1) for mass_KQM in by_candidate], dim=-1)
 
 
 @torch.no_grad()
 def score_query_heads(
-    lm: Any,
-    examples: Iterable[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]],
-    drop_outliers: bool = False,
+    lm: LanguageModel, examples: Iterable[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]
 ) -> Tensor:
     """nDCG@10 of each head's ranking of the candidates, (L, H): the mean over all questions.
 
     Args:
-        lm: a language model.
+        lm: the language model.
         examples: (prompt, tail, answer) triples of ``PromptMaker.head_example``: as for
             ``candidate_scores``, and the index of the candidate that answers each question but the
             last, (Q - 1,).
-        drop_outliers: as for ``candidate_scores``.
     """
     heads = [(layer, head) for layer in range(lm.n_layers) for head in range(lm.n_heads)]
     gains_K, count = torch.zeros(len(heads)), 0
     for prompt, tail, answer_Q in examples:
-        scores_KQB = candidate_scores(lm, prompt, tail, heads, drop_outliers)
+        scores_KQB = candidate_scores(lm, prompt, tail, heads)
         answer_KQ1 = answer_Q[None, :, None].to(scores_KQB.device).expand(len(heads), -1, 1)
         rank_KQ = (scores_KQB > scores_KQB.gather(2, answer_KQ1)).sum(dim=2)
         gains_K += torch.where(rank_KQ < DEPTH, 1 / (rank_KQ + 2.0).log2(), 0.0).sum(dim=1).cpu()
         count += len(answer_Q)
     return (gains_K / max(1, count)).view(lm.n_layers, lm.n_heads)
-
-
-def by_document(mass_KQS: Tensor, lengths: Sequence[int], drop_outliers: bool) -> Tensor:
-    """Sum the attention over each candidate's tokens, of which it has so many, (K, Q, B)."""
-    sums = []
-    for mass_KQM in torch.split(mass_KQS, list(lengths), dim=-1):
-        if drop_outliers and mass_KQM.shape[-1] > 1:
-            spread_KQ1 = mass_KQM.std(dim=-1, keepdim=True)
-            least = mass_KQM.mean(dim=-1, keepdim=True) - OUTLIERS * spread_KQ1
-            mass_KQM = mass_KQM.masked_fill(mass_KQM < least, 0.0)
-        sums.append(mass_KQM.sum(dim=-1))
-    return torch.stack(sums, dim=-1)

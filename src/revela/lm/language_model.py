@@ -45,7 +45,7 @@ USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
 
 @dataclass(frozen=True)
 class Packed:
-    """Chunks one after another: their token ids, and where each chunk is."""
+    """Chunks one after another."""
 
     ids_1T: Tensor
     layout: Layout
@@ -152,7 +152,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _check_on_two_tokens(self) -> None:
-        """Check that all layers run our attention; find out if the logits are the head's output."""
+        """Check that all layers run our attention, and whether the logits are the head's output."""
         ones = torch.ones(1, 2, dtype=torch.long)
         packed = self.pack(ones, ones)
         stream = Stream(packed.layout)
@@ -233,14 +233,8 @@ class LanguageModel(nn.Module):
         return logits_TV
 
     def run_layers(self, packed: Packed, layers: Sequence[int], mix: Mix, before: Memory) -> None:
-        """Run the LM only up to the attention of the last of ``layers``, for a ``mix`` that
-        observes attention.
-
-        Args:
-            packed: chunks that continue a text.
-            layers: those that ``mix`` needs; it is called in all layers up to the last of them.
-            mix: as for ``predict``.
-            before: keys and values of the text that each chunk continues, of these layers.
+        """Run the LM up to the attention of the last of ``layers``, for a ``mix`` that observes
+        attention; ``before`` as for ``predict``, of these layers.
         """
         stream = Stream(packed.layout, mix=mix, prefix=before, last=max(layers))
         with suppress(StopForward):
@@ -349,9 +343,6 @@ def load_language_model(
         bf16: bf16 weights (frozen) or bf16 autocast (LoRA); else fp32.
         lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None: frozen.
         name: its name in messages.
-
-    Raises:
-        RevelaError: the folder holds no causal LM, or one that cannot run in-batch attention.
     """
     model = open_causal_lm(folder, torch.bfloat16 if bf16 and lora is None else torch.float32)
     if lora is None:
@@ -369,7 +360,7 @@ def load_language_model(
 
 
 def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
-    """A causal LM of transformers from a local folder, frozen."""
+    """A causal LM from a local folder, frozen."""
     from transformers import AutoModelForCausalLM
 
     return _opened(AutoModelForCausalLM, folder, dtype=dtype).requires_grad_(False).eval()

@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 
 from revela.device import on_cpu, sent
+from revela.lm.language_model import LanguageModel, Packed
+from revela.lm.streams import Memory
 from revela.types import Chunk
 
 INTRODUCTION = "Here are some passages.\n\n"
@@ -42,42 +44,6 @@ Marked = tuple[list[int], list[int]]
 Batch = dict[str, Tensor]
 
 
-class Prompts:
-    """Token ids of the two parts of a prompt.
-
-    Args:
-        tokenizer: of the LM.
-        candidate_tokens: candidates and answers are truncated to this length.
-        question_tokens: questions are truncated to this length.
-    """
-
-    def __init__(self, tokenizer: Any, candidate_tokens: int, question_tokens: int) -> None:
-        self.tokenizer = tokenizer
-        self.candidate_tokens, self.question_tokens = candidate_tokens, question_tokens
-        self.head = start_ids(tokenizer)
-
-    def candidates(self, texts: Sequence[str]) -> Marked:
-        """The candidates; each token is marked with its candidate, or -1."""
-        ids = [*self.head, *self._ids(INTRODUCTION)]
-        document = [-1] * len(ids)
-        for i, text in enumerate(texts):
-            part = self._ids(f"[{i + 1}] ") + self._ids(text.strip())[: self.candidate_tokens]
-            between = self._ids("\n\n")
-            ids += part + between
-            document += [i] * len(part) + [-1] * len(between)
-        return ids, document
-
-    def tail(self, question: str, answer: str = "") -> Marked:
-        """A question, up to where the answer begins, and the answer; marked with their roles."""
-        question_ids = self._ids(question.strip())[: self.question_tokens]
-        asked = [*self._ids(ASK), *question_ids, *self._ids(LEAD)]
-        answered = self._ids(answer.strip())[: self.candidate_tokens]
-        return asked + answered, [QUESTION] * len(asked) + [ANSWER] * len(answered)
-
-    def _ids(self, text: str) -> list[int]:
-        return plain_ids(self.tokenizer, text)
-
-
 class PromptMaker:
     """Batches of prompts and tails for groups of texts.
 
@@ -88,8 +54,28 @@ class PromptMaker:
     """
 
     def __init__(self, tokenizer: Any, lm_tokens: int, group_size: int) -> None:
-        self.prompts = Prompts(tokenizer, lm_tokens, QUESTION_TOKENS)
-        self.pad, self.group_size = tokenizer.pad_token_id, group_size
+        self.tokenizer, self.lm_tokens, self.group_size = tokenizer, lm_tokens, group_size
+
+    def candidates(self, texts: Sequence[str]) -> Marked:
+        """The candidates of a group; each token is marked with its candidate, or -1."""
+        ids = [*start_ids(self.tokenizer), *self._ids(INTRODUCTION)]
+        document = [-1] * len(ids)
+        for i, text in enumerate(texts):
+            part = self._ids(f"[{i + 1}] ") + self._ids(text.strip())[: self.lm_tokens]
+            between = self._ids("\n\n")
+            ids += part + between
+            document += [i] * len(part) + [-1] * len(between)
+        return ids, document
+
+    def tail(self, question: str, answer: str = "") -> Marked:
+        """A question, up to where the answer begins, and the answer; marked with their roles."""
+        question_ids = self._ids(question.strip())[:QUESTION_TOKENS]
+        asked = [*self._ids(ASK), *question_ids, *self._ids(LEAD)]
+        answered = self._ids(answer.strip())[: self.lm_tokens]
+        return asked + answered, [QUESTION] * len(asked) + [ANSWER] * len(answered)
+
+    def _ids(self, text: str) -> list[int]:
+        return plain_ids(self.tokenizer, text)
 
     def with_answers(
         self, texts: Sequence[str], questions: Sequence[tuple[str, int]]
@@ -100,7 +86,7 @@ class PromptMaker:
             texts: of consecutive groups.
             questions: (question, index of the text that answers it) pairs, by group.
         """
-        tails = [self.prompts.tail(question, texts[i]) for question, i in questions]
+        tails = [self.tail(question, texts[i]) for question, i in questions]
         return self._batches(texts, tails, [i // self.group_size for _, i in questions])
 
     def with_null_question(
@@ -112,7 +98,7 @@ class PromptMaker:
         asked = [(i // self.group_size, question) for question, i in questions]
         asked += [(group, NULL_QUESTION) for group in sorted({group for group, _ in asked})]
         asked.sort(key=lambda pair: pair[0])  # stable
-        tails = [self.prompts.tail(question) for _, question in asked]
+        tails = [self.tail(question) for _, question in asked]
         return self._batches(texts, tails, [group for group, _ in asked])
 
     def head_example(self, members: Sequence[Chunk]) -> tuple[Batch, Batch, Tensor]:
@@ -128,7 +114,7 @@ class PromptMaker:
         self, texts: Sequence[str], tails: Sequence[Marked], groups: Sequence[int]
     ) -> tuple[Batch, Batch]:
         starts = range(0, len(texts), self.group_size)
-        prompts = [self.prompts.candidates(texts[i : i + self.group_size]) for i in starts]
+        prompts = [self.candidates(texts[i : i + self.group_size]) for i in starts]
         tail = {**self._padded(tails, "role", 0), "group": torch.tensor(groups)}
         return self._padded(prompts, "document", -1), tail
 
@@ -139,7 +125,7 @@ class PromptMaker:
             return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
 
         return {
-            "input_ids": padded((ids for ids, _ in texts), self.pad),
+            "input_ids": padded((ids for ids, _ in texts), self.tokenizer.pad_token_id),
             "attention_mask": padded(([1] * len(ids) for ids, _ in texts), 0),
             name: padded((marks for _, marks in texts), no_mark),
         }
@@ -151,16 +137,18 @@ class Questions:
     texts; T tokens of Q tails, R of them of the questions.
     """
 
-    memory: Any  # the candidates' keys and values
+    memory: Memory  # the candidates' keys and values
     places_S: Tensor  # of the candidates' tokens among the P, one candidate after another
     lengths: list[int]  # tokens per candidate
-    tails: Any  # packed
+    tails: Packed
     role_T: Tensor  # of the tails' tokens, on the CPU
     rows_R: Tensor  # of the questions' tokens among the T
     counts: list[int]  # question rows per question
 
 
-def read_candidates(lm: Any, prompt: Batch, tail: Batch, layers: Sequence[int]) -> Questions:
+def read_candidates(
+    lm: LanguageModel, prompt: Batch, tail: Batch, layers: Sequence[int]
+) -> Questions:
     """Run these layers of the LM over the candidates of one group, and pack its tails."""
     prompt, tail = ({k: on_cpu(v) for k, v in side.items()} for side in (prompt, tail))
     memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)

@@ -8,9 +8,9 @@ Shapes: T tokens in all, H query heads, G key-value heads, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -98,23 +98,3 @@ class Stream:
         if layer == self.last:
             raise StopForward
         return own
-
-
-class ReadableLM(Protocol):
-    """What an objective needs of an LM; ``revela.lm.language_model.LanguageModel`` has it."""
-
-    n_layers: int
-    n_heads: int
-
-    @property
-    def trainable(self) -> bool: ...
-
-    def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Any: ...
-
-    def read(self, packed: Any, layers: Sequence[int]) -> Any: ...
-
-    def loss(self, packed: Any, memory: Any = None, mix: Any = None) -> Tensor: ...
-
-    def token_losses(
-        self, packed: Any, rows_R: Tensor, memory: Any = None, mix: Any = None, before: Any = None
-    ) -> Tensor: ...

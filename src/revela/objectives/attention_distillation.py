@@ -5,8 +5,8 @@ ranks the candidates better than a fitted retriever does, and best together with
 target, in the manner of Izacard & Grave (ICLR 2021), whose reader was trained on answers, where
 this LM is trained on nothing:
 
-    t_i = z( z(sum_k z(a_ki)) + prior * z(cos_0(q, d_i)) )
-    L   = KL( softmax(sharpness * t) || softmax_i(cos(q, d_i) / tau) )
+    t_i = z( z(sum_k z(a_ki)) + z(cos_0(q, d_i)) )
+    L   = KL( softmax(2 t) || softmax_i(cos(q, d_i) / tau) )              see distillation.py
 
 a_ki is head k's score of candidate i, cos_0 the retriever's cosine before training, and z standard
 scores over the candidates of a question.
@@ -21,6 +21,7 @@ Shapes: Q questions, B candidates, K heads, D width of a vector.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,16 +29,10 @@ from torch import Tensor, nn
 
 from revela.device import on_cpu
 from revela.lm.heads import candidate_scores
+from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import of_group
-from revela.objectives.base import (
-    Collate,
-    Parts,
-    RetrieverLoss,
-    Side,
-    Start,
-    ranking_loss,
-    standard,
-)
+from revela.objectives.base import Collate, Parts, RetrieverLoss, Side
+from revela.objectives.distillation import Start, distillation_loss, standard
 from revela.objectives.dream import PromptBatches, focused
 from revela.settings import Attention
 
@@ -45,9 +40,8 @@ from revela.settings import Attention
 def build(settings: Attention, parts: Parts) -> tuple[nn.Module, Collate]:
     """The loss of ``attention``, and what makes its batches."""
     lm, heads, make = focused(settings, parts, answers=0)
-    loss = AttentionLoss(
-        parts.model, lm, heads, Start.of(parts), tau=settings.tau, **parts.batching
-    )
+    start = Start.of(parts)
+    loss = AttentionLoss(parts.model, lm, heads, start, tau=settings.tau, **parts.batching)
     return loss, PromptBatches(parts, make.with_null_question)
 
 
@@ -55,17 +49,17 @@ class AttentionLoss(RetrieverLoss):
     """The loss of a batch of groups.
 
     Args:
-        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
+        model: the retriever.
         lm: the language model, frozen.
         heads: (layer, head) pairs to learn from.
         start: what ``model`` was before training.
-        tau, group_size, retriever_batch: see RetrieverLoss.
+        shared: see RetrieverLoss.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        lm: Any,
+        lm: LanguageModel,
         heads: Sequence[tuple[int, int]],
         start: Start,
         **shared: Any,
@@ -75,36 +69,27 @@ class AttentionLoss(RetrieverLoss):
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per question; ``features`` as for ``DreamLoss``, but no answers, and each
-        group's last question is "N/A".
+        group's last question is "N/A". A group that asks nothing is left out.
         """
         question, passage, prompt, tail = features
-        group_Q = tail["group"]
-        cosines = self.question_cosines(self.unit(question), self.unit(passage), group_Q)
-        question_QD, passage_ND = (self.start.unit(self, s) for s in (question, passage))
-        start = self.question_cosines(question_QD, passage_ND, group_Q)
-        losses = []
-        for i, (cosine_QB, start_QB) in enumerate(zip(cosines, start, strict=True)):
-            if not len(cosine_QB):
-                continue
-            teacher_QB = attended(self.lm, *of_group(prompt, tail, i), self.heads)
-            losses.append(ranking_loss(cosine_QB, self.tau, teacher_QB, start_QB))
-        return torch.stack(losses).mean()
+        group_Q = on_cpu(tail["group"])
+        asking = sorted(set(group_Q.tolist()))
+        teachers = [self.attended(*of_group(prompt, tail, group)) for group in asking]
+        compare = partial(self.question_cosines, group_Q=group_Q)
+        return distillation_loss(self, self.start, (question, passage), compare, teachers)
+
+    def attended(self, prompt: dict[str, Tensor], tail: dict[str, Tensor]) -> Tensor:
+        """What the heads say of each candidate, (Q, B): their standard scores, added; arguments as
+        for ``candidate_scores``.
+        """
+        return standard(candidate_scores(self.lm, prompt, tail, self.heads)).sum(dim=0)
 
     def question_cosines(
         self, question_QD: Tensor, passage_ND: Tensor, group_Q: Tensor
     ) -> list[Tensor]:
         """(Q, B) cosines of each group's questions, without "N/A", and candidates."""
         passages = self.groups(passage_ND)
-        counts = [max(0, n - 1) for n in on_cpu(group_Q).bincount(minlength=len(passages)).tolist()]
+        counts = (group_Q.bincount(minlength=len(passages)) - 1).clamp(min=0).tolist()
         with torch.autocast(question_QD.device.type, enabled=False):
             pairs = zip(torch.split(question_QD, counts), passages, strict=True)
-            return [question @ passage.T for question, passage in pairs]
-
-
-def attended(
-    lm: Any, prompt: dict[str, Tensor], tail: dict[str, Tensor], heads: Sequence[tuple[int, int]]
-) -> Tensor:
-    """What the heads say of each candidate, (Q, B): their standard scores, added; arguments as of
-    ``candidate_scores``.
-    """
-    return standard(candidate_scores(lm, prompt, tail, heads)).sum(dim=0)
+            return [mine_QD @ passage_BD.T for mine_QD, passage_BD in pairs if len(mine_QD)]

@@ -39,11 +39,8 @@ from revela.retriever.context import FirstStage, filled
 
 
 class Conditioned(nn.Module):
-    """A retriever that reads the context it was given last.
-
-    Args:
-        model: with slots.
-        dropout: chance of each slot of a text to be null while it trains.
+    """A retriever with slots that reads the context it was given last; ``dropout`` is the chance of
+    each slot of a text to be null while it trains.
     """
 
     def __init__(self, model: nn.Module, dropout: float = 0.0) -> None:
@@ -69,9 +66,8 @@ class Contextual(nn.Module):
     """An objective whose retriever reads a context per batch.
 
     Args:
-        objective: called with the sides of a batch; its ``model`` is ``retriever``.
-        retriever: the second stage.
-        first_stage: the first. Unless it is constant, the last side holds its documents.
+        objective: its ``model`` is ``retriever``, the second stage.
+        first_stage: unless it is constant, the last side of a batch holds its documents.
         null: chance of a batch to have the context of no documents.
         retriever_batch: documents per forward pass, as in gradcache.embed.
         bf16: run the first stage under bf16 autocast.

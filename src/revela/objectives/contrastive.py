@@ -144,7 +144,7 @@ def crop(text: str, least: float, most: float, deletion: float, rng: random.Rand
     """A random run of a text's words, some of them left out.
 
     Args:
-        text: of words (corpus/words.py).
+        text: its words are those of corpus/words.py.
         least, most: the run's share of the words is uniform between these; it has ``MIN_WORDS``
             words at least.
         deletion: chance of each word to be left out.
@@ -163,14 +163,8 @@ def info_nce(
     tau: float | Tensor,
     allowed_QB: Tensor | None = None,
 ) -> Tensor:
-    """Mean cross-entropy (nats) of finding each query's passage by cosine.
-
-    Args:
-        query_QD: query vectors; any norm.
-        passage_BD: passage vectors; any norm.
-        target_Q: index of each query's passage.
-        tau: temperature.
-        allowed_QB: which passages a query is compared with; must allow its own. None: all.
+    """Mean cross-entropy (nats) of finding each query's passage, ``target_Q``, by cosine, among
+    those that it is compared with, ``allowed_QB`` or all; vectors of any norm.
     """
     scores_QB = F.normalize(query_QD, dim=-1) @ F.normalize(passage_BD, dim=-1).T / tau
     if allowed_QB is not None:
@@ -180,11 +174,7 @@ def info_nce(
 
 def true_negatives(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor) -> Tensor:
     """Which passages a query is compared with, (Q, B): its own, and every j with f(q, d_j) < f(q,
-    d_own) (CDE).
-
-    Args:
-        query_QS, passage_BS: vectors of the surrogate, whose dot product is f.
-        target_Q: index of each query's own passage.
+    d_own), where f is the dot product of the surrogate's vectors (CDE).
     """
     scores_QB = query_QS @ passage_BS.T
     own_Q1 = target_Q[:, None]
@@ -193,24 +183,14 @@ def true_negatives(query_QS: Tensor, passage_BS: Tensor, target_Q: Tensor) -> Te
 
 def compared(target_Q: Tensor, group_B: Tensor, number_B: Tensor) -> Tensor:
     """Which passages a query is compared with, (Q, B): its own, and those of its group that are of
-    another query, or of none.
-
-    Args:
-        target_Q: index of each query's own passage.
-        group_B: the group of each passage.
-        number_B: tells the queries of passages apart.
+    another query, or of none; ``number_B`` tells the queries of passages apart.
     """
     own_Q1 = target_Q[:, None]
     return ((group_B[own_Q1] == group_B) & (number_B[own_Q1] != number_B)).scatter(1, own_Q1, True)
 
 
 class ContrastiveLoss(RetrieverLoss):
-    """The loss of a batch of pairs.
-
-    Args:
-        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
-        tau, learn_tau, retriever_batch: see RetrieverLoss.
-    """
+    """The loss of a batch of pairs; arguments as for RetrieverLoss."""
 
     def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
         """Loss in nats per query; ``features`` are queries, with the ``target`` index of each, and

@@ -28,6 +28,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from torch import Tensor, nn
 from revela.device import on_cpu, sent
 from revela.errors import RevelaError
 from revela.lm.document_attention import Kernel, document_attention
-from revela.lm.document_weights import DocumentWeights
+from revela.lm.document_weights import EPSILON, DocumentWeights
+from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import (
     ANSWER,
     QUESTION_TOKENS,
@@ -60,36 +62,22 @@ from revela.objectives.gradcache import backward_now
 from revela.settings import Dream, QueryFocused
 
 log = logging.getLogger(__name__)
-EPSILON = 1e-4  # pairs with no more weight are skipped
 MakePrompts = Callable[[Sequence[str], Sequence[tuple[str, int]]], tuple[Batch, Batch]]
 
 
 def build(settings: Dream, parts: Parts) -> tuple[nn.Module, Collate]:
     """The loss of ``dream``, and what makes its batches."""
     lm, heads, make = focused(settings, parts, answers=1)
-    loss = DreamLoss(
-        parts.model,
-        lm,
-        heads,
-        tau=settings.tau,
-        learn_tau=True,
-        gate=settings.gate,
-        learn_gate=True,
-        **parts.batching,
-        epsilon=EPSILON,
-        kernel=settings.kernel,
-    )
+    how: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
+    loss = DreamLoss(parts.model, lm, heads, gate=settings.gate, **how)
     return loss, PromptBatches(parts, make.with_answers)
 
 
 def focused(
     settings: QueryFocused, parts: Parts, answers: int
-) -> tuple[Any, list[tuple[int, int]], PromptMaker]:
-    """The LM, its query-focused heads, and what makes its prompts.
-
-    Args:
-        settings, parts: of the objective.
-        answers: passages that follow a question.
+) -> tuple[LanguageModel, list[tuple[int, int]], PromptMaker]:
+    """The LM, its query-focused heads, and what makes its prompts; ``answers`` is the number of
+    passages that follow a question.
     """
     from revela.lm.heads import heads_from_file
     from revela.objectives.find_heads import query_heads
@@ -135,14 +123,8 @@ class PromptBatches:
 
 
 class Injection:
-    """Puts document attention into some heads' question rows (a ``Mix`` of language_model.py).
-
-    Args:
-        weights_QB: w.
-        asked: the candidates, read, and the questions.
-        heads: (layer, head) pairs.
-        gate: g.
-        epsilon, kernel: see document_attention.
+    """Puts document attention with the weights w into the question rows of these (layer, head)
+    pairs: the ``Mix`` (streams.py) of DREAM.
     """
 
     def __init__(
@@ -151,11 +133,9 @@ class Injection:
         asked: Questions,
         heads: Sequence[tuple[int, int]],
         gate: Tensor,
-        *,
-        epsilon: float = 0.0,
         kernel: Kernel = "torch",
     ) -> None:
-        self.documents = DocumentWeights(weights_QB, asked.lengths, asked.counts, epsilon)
+        self.documents = DocumentWeights(weights_QB, asked.lengths, asked.counts, EPSILON)
         self.asked, self.gate, self.kernel = asked, gate, kernel
         self.heads = by_layer(sorted(heads))
 
@@ -191,38 +171,37 @@ class DreamLoss(RetrieverLoss):
     """The loss of a batch of groups.
 
     Args:
-        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
+        model: the retriever.
         lm: the language model, frozen.
         heads: (layer, head) pairs to inject into.
-        gate: g; ``learn_gate`` makes it a parameter (its logit, so it stays in (0, 1)).
-        epsilon, kernel: see document_attention.
-        tau, learn_tau, group_size, retriever_batch: see RetrieverLoss.
+        tau: the temperature at the start; its logarithm is trained, so it stays positive.
+        gate: g at the start; its logit is trained, so it stays in (0, 1).
+        kernel: see document_attention.
+        shared: see RetrieverLoss.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        lm: Any,
+        lm: LanguageModel,
         heads: Sequence[tuple[int, int]],
         *,
+        tau: float,
         gate: float,
-        learn_gate: bool = True,
-        epsilon: float = 0.0,
         kernel: Kernel = "torch",
         **shared: Any,
     ) -> None:
-        super().__init__(model, **shared)
-        self.lm, self.heads, self.epsilon, self.kernel = lm, list(heads), epsilon, kernel
-        logit = torch.tensor(math.log(gate / (1 - gate)))
-        self.gate_logit = nn.Parameter(logit, requires_grad=learn_gate)
+        super().__init__(model, tau=tau, **shared)
+        self.lm, self.heads, self.kernel = lm, list(heads), kernel
+        self.log_tau = nn.Parameter(torch.tensor(math.log(tau)))
+        self.gate_logit = nn.Parameter(torch.tensor(math.log(gate / (1 - gate))))
 
     def forward(self, features: Sequence[Side]) -> Tensor:
-        """Loss in nats per token of an answer. ``features``:
+        """Loss in nats per token of an answer; a group that asks nothing is left out.
 
-        questions and candidates as the retriever reads them; ``prompt``: each group's candidates as
-        the LM reads them, with the ``document`` (0 to B - 1, or -1) of each token; ``tail``:
-        questions and answers that follow it, with the ``role`` of each token and the ``group`` of
-        each question.
+        ``features`` are questions and candidates as the retriever reads them; ``prompt``, each
+        group's candidates as the LM reads them; and ``tail``, the questions and answers that follow
+        (see lm/prompts.py).
         """
         question, passage, prompt, tail = features
         question_QD, passage_ND = self.unit(question), self.unit(passage)
@@ -234,37 +213,25 @@ class DreamLoss(RetrieverLoss):
             if not len(mine_QD):
                 continue
             with torch.autocast(question_QD.device.type, enabled=False):
-                weights_QB = (mine_QD @ passage_BD.T / self.tau).softmax(dim=-1)
-            texts = of_group(prompt, tail, i)
-
-            def loss_of(weights: Tensor, gate: Tensor, texts: Any = texts) -> Tensor:
-                return self.answer_loss(weights, gate, *texts)
-
+                weights_QB = (mine_QD @ passage_BD.T / self.log_tau.exp()).softmax(dim=-1)
+            loss_of = partial(self.answer_loss, *of_group(prompt, tail, i))
             losses.append(backward_now(loss_of, weights_QB, self.gate_logit))
         return torch.stack(losses).mean()
 
     def answer_loss(
         self,
-        weights_QB: Tensor,
-        gate_logit: Tensor,
         prompt: dict[str, Tensor],
         tail: dict[str, Tensor],
+        weights_QB: Tensor,
+        gate_logit: Tensor,
     ) -> Tensor:
         """Mean cross-entropy (nats) of the answers' tokens under these weights, the candidates read
         first.
         """
         asked = read_candidates(self.lm, prompt, tail, range(self.lm.n_layers))
-        inject = Injection(
-            weights_QB,
-            asked,
-            self.heads,
-            gate_logit.sigmoid(),
-            epsilon=self.epsilon,
-            kernel=self.kernel,
-        )
+        inject = Injection(weights_QB, asked, self.heads, gate_logit.sigmoid(), self.kernel)
         rows_R = on_cpu(asked.tails.layout.with_next_R)
         before_answer_R = sent(rows_R[asked.role_T[rows_R + 1] == ANSWER], weights_QB.device)
-        loss: Tensor = self.lm.token_losses(
+        return self.lm.token_losses(
             asked.tails, before_answer_R, mix=inject, before=asked.memory
         ).mean()
-        return loss

@@ -25,6 +25,7 @@ from revela.groups.training_set import TrainingSet
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
+from revela.objectives.base import padded
 from revela.processes import is_first
 from revela.settings import QueryFocused, Recipe
 from revela.types import Chunk, Document
@@ -64,17 +65,9 @@ def sibling_heads(
     def probe() -> list[Head]:
         groups = []
         for texts, owners in _probe_groups(documents, recipe.training.seed):
-            tokens = tokenizer(
-                texts,
-                truncation=True,
-                max_length=recipe.lm.lm_tokens,
-                padding=True,
-                padding_side="right",
-                return_tensors="pt",
-            )
-            groups.append(
-                (lm.pack(tokens["input_ids"], tokens["attention_mask"]), torch.tensor(owners))
-            )
+            tokens = padded(tokenizer, texts, recipe.lm.lm_tokens)
+            packed = lm.pack(tokens["input_ids"], tokens["attention_mask"])
+            groups.append((packed, torch.tensor(owners)))
         shown = tqdm(groups, unit="group", disable=not is_first())
         return ranked_heads(probe_heads(lm, shown)) if groups else []
 
@@ -91,11 +84,7 @@ def query_heads(
 ) -> list[Head]:
     """Heads that look from a question to its answer; their score is nDCG@10.
 
-    Args:
-        recipe: of the objective.
-        lm, tokenizer, folder: the language model.
-        rows: chunks with their queries.
-        written: has these, where they are written as they are needed.
+    ``written`` has the queries of ``rows`` where they are written as they are needed.
     """
     make = PromptMaker(tokenizer, recipe.lm.lm_tokens, recipe.groups.group_size)
 

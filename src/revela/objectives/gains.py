@@ -2,8 +2,8 @@
 would help to predict each other one.
 
     g   = - d L / d s   at s = 0, with Sim = softmax_{j != i}(s)     one forward, one backward pass
-    t_i = z( z(g_i + g^T_i) + prior * z(cos_0(i, .)) )
-    loss = mean_i KL( softmax(sharpness * t_i) || softmax_j(cos(i, j) / tau) )
+    t_i = z( z(g_i + g^T_i) + z(cos_0(i, .)) )
+    loss = mean_i KL( softmax(2 t_i) || softmax_j(cos(i, j) / tau) )      see distillation.py
 
 L is Revela's next-token loss, cos_0 the retriever's cosines before training, and z standard scores
 over the others of a group. g + g^T: a chunk helps where it is helped.
@@ -27,34 +27,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from revela.lm.language_model import LanguageModel, Packed
 from revela.objectives.base import (
     ChunkBatches,
     Collate,
     Parts,
     Side,
-    Start,
     language_model,
     others,
-    ranking_loss,
+    softmax_of_others,
 )
-from revela.objectives.revela import EPSILON, RevelaLoss, gates
+from revela.objectives.distillation import Start, distillation_loss
+from revela.objectives.revela import RevelaLoss, block_diagonal, gates
 from revela.settings import Gains
 
 
 def build(settings: Gains, parts: Parts) -> tuple[nn.Module, Collate]:
     """The loss of ``gains``, and what makes its batches."""
     lm, tokenizer, folder = language_model(parts)
-    loss = GainsLoss(
-        parts.model,
-        lm,
-        start=Start.of(parts),
-        tau=settings.tau,
-        gates_LH=gates(settings, parts, lm, tokenizer, folder),
-        v_norm=False,
-        epsilon=EPSILON,
-        kernel=settings.kernel,
-        **parts.batching,
-    )
+    gates_LH = gates(settings, parts, lm, tokenizer, folder)
+    how: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
+    loss = GainsLoss(parts.model, lm, start=Start.of(parts), gates_LH=gates_LH, **how)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
@@ -62,17 +55,12 @@ class GainsLoss(RevelaLoss):
     """The loss of a batch of groups.
 
     Args:
-        model, lm, arguments: as for ``RevelaLoss``; of Sim only ``tau`` and ``learn_tau`` count.
+        model, lm, arguments: as for ``RevelaLoss``; ``tau`` is that of the cosines.
         start: what ``model`` was before training.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lm: Any,
-        *,
-        start: Start,
-        **arguments: Any,
+        self, model: nn.Module, lm: LanguageModel, *, start: Start, **arguments: Any
     ) -> None:
         super().__init__(model, lm, **arguments)
         self.start = start
@@ -80,20 +68,21 @@ class GainsLoss(RevelaLoss):
     def forward(self, features: Sequence[Side]) -> Tensor:
         """Loss in nats per chunk; ``features`` as for ``RevelaLoss``."""
         query, passage, chunk = features
-        cosines = self.cosines(query, passage)
-        start = self.cosines_of(*(self.start.unit(self, side) for side in (query, passage)))
         gains_BB = self.gains(self.lm.pack(chunk["input_ids"], chunk["attention_mask"]))
-        losses = []
-        places = self.places(len(gains_BB))
-        for group, cosine_nn, start_nn in zip(places, cosines, start, strict=True):
-            gain_nn = gains_BB[group, group]
-            teacher, before, now = others(gain_nn + gain_nn.T), others(start_nn), others(cosine_nn)
-            losses.append(ranking_loss(now, self.tau, teacher, before))
-        return torch.stack(losses).mean()
+        gains = [gains_BB[group, group] for group in self.places(len(gains_BB))]
+        teachers = [others(gain_nn + gain_nn.T) for gain_nn in gains]
+        return distillation_loss(self, self.start, (query, passage), self._others, teachers)
 
-    def gains(self, packed: Any) -> Tensor:
-        """g, (B, B): ``signal`` where all scores are equal."""
-        device = next(self.model.parameters()).device
-        places = self.places(len(packed.lengths))
-        sizes = [len(packed.lengths[group]) for group in places]
-        return self.signal(packed, [torch.zeros(size, size, device=device) for size in sizes])
+    def _others(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
+        return [others(cosine_nn) for cosine_nn in self.cosines_of(query_ND, passage_ND)]
+
+    def gains(self, packed: Packed) -> Tensor:
+        """g, (B, B): 0 between groups, on the diagonal, and in sum over a row."""
+        places, device = self.places(len(packed.lengths)), packed.ids_1T.device
+        with torch.enable_grad():
+            scores = [
+                torch.zeros(size, size, device=device, requires_grad=True)
+                for size in (len(packed.lengths[group]) for group in places)
+            ]
+            loss = self.lm_loss(packed, block_diagonal(map(softmax_of_others, scores)))
+        return block_diagonal(-slope_nn for slope_nn in torch.autograd.grad(loss, scores))

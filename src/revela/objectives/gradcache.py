@@ -43,23 +43,15 @@ def embed(model: nn.Module, features: dict[str, Any], batch: int) -> Tensor:
     return torch.cat(found)
 
 
-def backward_now(loss_of: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+def backward_now(loss_of: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """``loss_of(*inputs)``, the same scalar with the same gradient, but its graph is already freed.
 
     The result is linear in the inputs: loss + sum_i g_i (x_i - detached x_i), with g_i = d loss /
-    d x_i.
-
-    Args:
-        loss_of: must depend on nothing else that is trained.
-        inputs: tensors of any shape, or None; the loss may not need all of them.
+    d x_i. ``loss_of`` must depend on nothing else that is trained; it may not need all inputs.
     """
-    leaves = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
+    leaves = [t.detach().requires_grad_(t.requires_grad) for t in inputs]
     loss = loss_of(*leaves)
-    trained = [
-        (t, leaf)
-        for t, leaf in zip(inputs, leaves, strict=True)
-        if t is not None and leaf is not None and leaf.requires_grad
-    ]
+    trained = [pair for pair in zip(inputs, leaves, strict=True) if pair[1].requires_grad]
     if not trained or not loss.requires_grad:
         return loss.detach()
     gradients = torch.autograd.grad(loss, [leaf for _, leaf in trained], allow_unused=True)

@@ -17,12 +17,8 @@ from torch import Tensor, nn
 
 
 class Matryoshka(nn.Module):
-    """An objective on vectors cut to one of these widths, drawn anew per batch.
-
-    Args:
-        objective: has a ``model`` that gives ``sentence_embedding``, and brings vectors to unit
-            length itself, as all in this folder do.
-        widths: numbers that a vector may be cut to; the whole width should be among them.
+    """An objective on vectors cut to one of these widths, drawn anew per batch. The whole width
+    should be among them; the objective brings vectors to unit length itself, as all here do.
     """
 
     def __init__(self, objective: nn.Module, widths: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.device import on_cpu, sent
-from revela.lm.streams import ReadableLM
+from revela.lm.language_model import LanguageModel
 from revela.objectives.base import (
     ChunkBatches,
     Collate,
@@ -43,14 +43,8 @@ def build(settings: Replug, parts: Parts) -> tuple[nn.Module, Collate]:
     plain, full = (
         tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True)
     )
-    loss = ReplugLoss(
-        parts.model,
-        lm,
-        tau=settings.tau,
-        tau_lm=settings.tau_lm,
-        lead=full.index(plain[0]),
-        **parts.batching,
-    )
+    how: dict[str, Any] = dict(tau=settings.tau, tau_lm=settings.tau_lm, **parts.batching)
+    loss = ReplugLoss(parts.model, lm, lead=full.index(plain[0]), **how)
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
@@ -58,17 +52,17 @@ class ReplugLoss(RetrieverLoss):
     """The loss of a batch of groups.
 
     Args:
-        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
+        model: the retriever.
         lm: the language model, frozen.
         tau_lm: temperature of the mean log-likelihoods of a chunk's tokens, in nats.
         lead: special tokens that begin every chunk; they are not repeated when it follows another.
-        tau, learn_tau, group_size, retriever_batch: see RetrieverLoss.
+        shared: see RetrieverLoss.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        lm: ReadableLM,
+        lm: LanguageModel,
         *,
         tau_lm: float,
         lead: int = 0,
@@ -83,13 +77,12 @@ class ReplugLoss(RetrieverLoss):
         """
         query, passage, chunk = features
         losses = []
-        read = (self.groups(on_cpu(chunk[name])) for name in ("input_ids", "attention_mask"))
-        texts = zip(*read, strict=True)
-        for cosine_BB, (ids_BL, mask_BL) in zip(self.cosines(query, passage), texts, strict=True):
-            with torch.autocast(cosine_BB.device.type, enabled=False):
-                scores_BB = cosine_BB / self.tau
+        ids, masks = (self.groups(on_cpu(chunk[k])) for k in ("input_ids", "attention_mask"))
+        for cosine_BB, ids_BL, mask_BL in zip(
+            self.cosines(query, passage), ids, masks, strict=True
+        ):
             likelihoods_BB = likelihoods(self.lm, ids_BL, mask_BL, self.lead)
-            losses.append(ranking_divergence(likelihoods_BB / self.tau_lm, scores_BB))
+            losses.append(ranking_divergence(likelihoods_BB / self.tau_lm, cosine_BB / self.tau))
         return torch.stack(losses).mean()
 
 
@@ -100,15 +93,11 @@ def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def likelihoods(lm: ReadableLM, ids_BL: Tensor, mask_BL: Tensor, lead: int = 0) -> Tensor:
+def likelihoods(lm: LanguageModel, ids_BL: Tensor, mask_BL: Tensor, lead: int = 0) -> Tensor:
     """log P(D_i | D_j) in nats per token, row i, column j, (B, B); the diagonal is 0 and means
     nothing.
 
-    Args:
-        lm: a language model.
-        ids_BL: the chunks' tokens.
-        mask_BL: 1 where there is a token; padding is at the right.
-        lead: see ReplugLoss.
+    Padding is at the right; ``lead`` as for ReplugLoss.
     """
     lengths = mask_BL.sum(dim=1).tolist()
     packed = lm.pack(ids_BL, mask_BL)

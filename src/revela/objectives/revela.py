@@ -34,9 +34,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.lm.document_attention import Kernel
+from revela.lm.document_weights import EPSILON
 from revela.lm.in_batch_attention import InBatchAttention
+from revela.lm.language_model import LanguageModel, Packed
 from revela.lm.prompts import by_layer
-from revela.lm.streams import ReadableLM
 from revela.objectives.base import (
     ChunkBatches,
     Collate,
@@ -52,20 +53,17 @@ from revela.settings import InBatch, Revela
 
 log = logging.getLogger(__name__)
 
-EPSILON = 1e-4  # pairs with no more weight are skipped
 TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
 
 
 def build(settings: Revela, parts: Parts) -> tuple[nn.Module, Collate]:
     """The loss of ``revela``, and what makes its batches."""
     lm, tokenizer, folder = language_model(parts, settings.lm_lora)
-    if settings.mix == "sum":  # as published
-        how: dict[str, Any] = dict(gates_LH=None, v_norm=True, sim_dtype=torch.bfloat16)
-    else:
-        gates_LH = gates(settings, parts, lm, tokenizer, folder)
-        how = dict(gates_LH=gates_LH, v_norm=False, epsilon=EPSILON, standardise=True)
-    how |= dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
-    return RevelaLoss(parts.model, lm, **how), ChunkBatches(parts, tokenizer, settings.query_side)
+    gated = settings.mix == "gated"
+    gates_LH = gates(settings, parts, lm, tokenizer, folder) if gated else None
+    how: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
+    loss = RevelaLoss(parts.model, lm, gates_LH=gates_LH, **how)
+    return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
 def gates(settings: InBatch, parts: Parts, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
@@ -95,37 +93,28 @@ class RevelaLoss(RetrieverLoss):
     """The loss of a batch of groups.
 
     Args:
-        model: the retriever; called on tokenized texts, gives ``sentence_embedding``.
+        model: the retriever.
         lm: the language model.
-        gates_LH: gates of the gated form, or None for the paper's sum; ``learn_gates`` makes them
-            parameters.
-        v_norm, epsilon, kernel: see InBatchAttention.
-        standardise: see in_batch_weights.
-        sim_dtype: precision of Sim, None for the embeddings' own.
-        tau, learn_tau, group_size, retriever_batch: see RetrieverLoss.
+        gates_LH: gates of the gated form. None: the paper's sum, with V-normalised b, and Sim of
+            bf16 cosines as they are.
+        kernel: see document_attention.
+        shared: see RetrieverLoss.
     """
+
+    gates_LH: Tensor | None
 
     def __init__(
         self,
         model: nn.Module,
-        lm: ReadableLM,
+        lm: LanguageModel,
         *,
         gates_LH: Tensor | None,
-        v_norm: bool,
-        epsilon: float = 0.0,
         kernel: Kernel = "torch",
-        standardise: bool = False,
-        sim_dtype: torch.dtype | None = None,
-        learn_gates: bool = False,
         **shared: Any,
     ) -> None:
         super().__init__(model, **shared)
-        self.lm = lm
-        self.v_norm, self.epsilon, self.kernel = v_norm, epsilon, kernel
-        self.standardise, self.sim_dtype = standardise, sim_dtype
-        self.gates_LH = (
-            None if gates_LH is None else nn.Parameter(gates_LH.clone(), requires_grad=learn_gates)
-        )
+        self.lm, self.kernel = lm, kernel
+        self.register_buffer("gates_LH", gates_LH)
         self.heads = None if gates_LH is None else gated_heads(gates_LH)
         self.layers = list(range(lm.n_layers) if self.heads is None else self.heads)
 
@@ -137,42 +126,32 @@ class RevelaLoss(RetrieverLoss):
         weights_BB = self.weights(self.embed(query), self.embed(passage))
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
         if self.lm.trainable:
-            return self.lm_loss(packed, weights_BB, self.gates_LH)
-        return backward_now(partial(self.lm_loss, packed), weights_BB, self.gates_LH)
+            return self.lm_loss(packed, weights_BB)
+        return backward_now(partial(self.lm_loss, packed), weights_BB)
 
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """Sim within each group of the batch, 0 between groups; (B, B)."""
-        sim = partial(
-            in_batch_weights, tau=self.tau, standardise=self.standardise, dtype=self.sim_dtype
-        )
+        gated = self.gates_LH is not None
+        dtype = None if gated else torch.bfloat16
+        sim = partial(in_batch_weights, tau=self.tau, standardise=gated, dtype=dtype)
         pairs = zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
-        return _block_diagonal(sim(query, passage).float() for query, passage in pairs)
+        return block_diagonal(sim(query, passage).float() for query, passage in pairs)
 
-    def signal(self, packed: Any, scores: Sequence[Tensor]) -> Tensor:
-        """Minus the derivative of the LM's loss by the scores of each group whose softmax is Sim:
-        (B, B), 0 between groups, on the diagonal, and in sum over a row.
-        """
-        with torch.enable_grad():
-            leaves = [group.detach().requires_grad_() for group in scores]
-            weights_BB = _block_diagonal(softmax_of_others(group) for group in leaves)
-            gates_LH = None if self.gates_LH is None else self.gates_LH.detach()
-            loss = self.lm_loss(packed, weights_BB, gates_LH)
-        return _block_diagonal(-gradient for gradient in torch.autograd.grad(loss, leaves))
-
-    def lm_loss(self, packed: Any, weights_BB: Tensor, gates_LH: Tensor | None) -> Tensor:
+    def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
         """Next-token loss of stream h with these weights (Revela, eqs. 5-8): of each group the mean
         over its tokens, and of these the mean, as of groups that are read one by one.
         """
-        memory = self.lm.read(packed, self.layers)
+        gated = self.gates_LH is not None
         mix = InBatchAttention(
             weights_BB,
             packed.lengths,
-            gates_LH,
+            self.gates_LH,
             self.heads,
-            v_norm=self.v_norm,
-            epsilon=self.epsilon,
+            v_norm=not gated,
+            epsilon=EPSILON if gated else 0.0,
             kernel=self.kernel,
         )
+        memory = self.lm.read(packed, self.layers)
         losses_R = self.lm.token_losses(packed, packed.layout.with_next_R, memory, mix)
         lengths = [packed.lengths[group] for group in self.places(len(packed.lengths))]
         counts = [sum(some) - len(some) for some in lengths]
@@ -197,10 +176,9 @@ def in_batch_weights(
     row count.
 
     Args:
-        query_BD: chunk embeddings as queries; any norm.
-        passage_BD: chunk embeddings as passages; any norm.
-        tau: temperature of the cosine, or, standardised, of its standard scores.
-        standardise: divide each row's cosines by their standard deviation (ours, not the paper's).
+        query_BD, passage_BD: vectors of the chunks as queries and passages; any norm.
+        tau: temperature of the cosines, or of their standard scores.
+        standardise: as above (ours, not the paper's).
         dtype: compute in this precision (the published run's bf16 ties act as a smoother); None
             keeps the input's.
     """
@@ -216,7 +194,8 @@ def in_batch_weights(
         return softmax_of_others(scores_BB / tau)
 
 
-def _block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
+def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
+    """One matrix of square blocks, 0 between them."""
     whole: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return whole
 
@@ -226,14 +205,14 @@ def gated_heads(gates_LH: Tensor) -> dict[int, list[int]]:
     return by_layer(gates_LH.nonzero().tolist())
 
 
-def gates_in_upper_layers(lm: ReadableLM, gate: float, first: int) -> Tensor:
+def gates_in_upper_layers(lm: LanguageModel, gate: float, first: int) -> Tensor:
     """The same gate on every head from layer ``first`` (0-based) up; (L, H)."""
     gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
     gates_LH[first:] = gate
     return gates_LH
 
 
-def gates_on_heads(lm: ReadableLM, gate: float, heads: Sequence[tuple[int, int]]) -> Tensor:
+def gates_on_heads(lm: LanguageModel, gate: float, heads: Sequence[tuple[int, int]]) -> Tensor:
     """The same gate on these (layer, head) pairs; (L, H)."""
     gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
     for layer, head in heads:

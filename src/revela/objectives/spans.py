@@ -119,21 +119,13 @@ def corrupt(
     sentinels: Sequence[int],
     rng: random.Random,
 ) -> tuple[list[int], list[int]]:
-    """Hide spans of a text: what is left with a sentinel for each, and the spans after theirs.
+    """Hide spans of a text. Gives what is left, with a sentinel for each, and the target: each span
+    after its sentinel, without the token that ends a target.
 
     The lengths of the spans, and of the runs between them, are random compositions of their sums,
     as in T5. But T5's texts always begin with a run and end with a span; here both ends may be
-    either, so that the hidden tokens lie alike in a text and in its reverse.
-
-    Args:
-        ids: the text; one of a single token stays as it is.
-        share: of its tokens to hide.
-        mean_span: mean length of a span.
-        sentinels: ids, one for each span at least.
-        rng: draws lengths.
-
-    Returns:
-        The input, and the target without the token that ends it.
+    either, so that the hidden tokens lie alike in a text and in its reverse. A text of one token
+    stays as it is.
     """
     if len(ids) < 2:
         return list(ids), []
@@ -158,11 +150,8 @@ def random_parts(total: int, count: int, rng: random.Random) -> list[int]:
 
 
 class SpanLoss(nn.Module):
-    """The loss of a batch of texts with hidden spans.
-
-    Args:
-        model: the retriever, whose first module gives ``token_embeddings`` of tokenized texts.
-        lm: an ``EncoderDecoder`` that shares its encoder with ``model``.
+    """The loss of a batch of texts with hidden spans. ``lm``, an ``EncoderDecoder``, shares its
+    encoder with ``model``, whose first module gives ``token_embeddings``.
     """
 
     def __init__(self, model: nn.Module, lm: Any) -> None:

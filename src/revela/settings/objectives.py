@@ -34,8 +34,6 @@ class Objective:
     "What groups are made of: chunks; chunks with queries; or windows, which are chunks joined."
     learned_from: ClassVar[str] = "{model} was trained by an objective of its own."
     "A sentence for the model card, filled in from the recipe's settings."
-    loss_is: ClassVar[str] = "loss"
-    "What the loss is, and its unit, for plots."
     across_groups: ClassVar[bool] = False
     """Whether texts of all groups of a batch are compared; several processes then share each
     batch, and gather what they compare."""
@@ -104,7 +102,6 @@ class Revela(InBatch):
     learned_from: ClassVar[str] = (
         "The next-token prediction of {lm} told {model} which text helps to predict which."
     )
-    loss_is: ClassVar[str] = "next-token loss (nats)"
 
     mix: Rare[Literal["gated", "sum"]] = "gated"
     """How the in-batch output joins the LM's own attention: (1-g) s + g b, with cosines divided by
@@ -128,7 +125,6 @@ class Gains(InBatch):
     learned_from: ClassVar[str] = (
         "{model} learned to rank texts by how much each helps {lm} to predict another."
     )
-    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
 
     tau: PositiveFloat = 0.05
     "Temperature of the cosines."
@@ -160,7 +156,6 @@ class Dream(QueryFocused):
     learned_from: ClassVar[str] = (
         "{lm}, which answers questions by what {model} finds, told it what to find."
     )
-    loss_is: ClassVar[str] = "loss of the answers' tokens (nats)"
 
     tau: PositiveFloat = 0.2
     "Temperature of the cosines at the start; it is trained."
@@ -179,7 +174,6 @@ class Attention(QueryFocused):
     learned_from: ClassVar[str] = (
         "{model} learned to rank texts as the attention of {lm} does when it reads a query."
     )
-    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
 
     def refuse(self, recipe: Any) -> None:
         _refuse_without_start(recipe)
@@ -202,7 +196,6 @@ class Replug(Objective):
     learned_from: ClassVar[str] = (
         "{model} learned to rank texts by how likely {lm} finds another text after each."
     )
-    loss_is: ClassVar[str] = "KL from the LM's ranking (nats)"
 
     tau: PositiveFloat = 1e-3
     "Temperature of the cosines."
@@ -223,7 +216,6 @@ class InfoNCE(Objective):
         "{model} learned to tell the text that a query was made for from others"
         " (queries: {queries})."
     )
-    loss_is: ClassVar[str] = "contrastive loss (nats)"
 
     tau: PositiveFloat = 0.05
     "Temperature of the cosines."
@@ -247,7 +239,6 @@ class Crop(Objective):
     learned_from: ClassVar[str] = (
         "{model} learned to tell another crop of the same text from crops of others."
     )
-    loss_is: ClassVar[str] = "contrastive loss (nats)"
 
     tau: PositiveFloat = 0.05
     "Temperature of the cosines."
@@ -272,7 +263,6 @@ class Spans(Objective):
     learned_from: ClassVar[str] = (
         "{model}, the encoder of an encoder-decoder, learned to say what is hidden in a text."
     )
-    loss_is: ClassVar[str] = "span loss (nats)"
     span_share: ClassVar[float] = 0.15  # of a text's tokens that are hidden
     span_length: ClassVar[float] = 3.0  # mean tokens of a hidden span
 
