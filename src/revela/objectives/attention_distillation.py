@@ -6,7 +6,7 @@ target, in the manner of Izacard & Grave (ICLR 2021), whose reader was trained o
 this LM is trained on nothing:
 
     t_i = z( z(sum_k z(a_ki)) + z(cos_0(q, d_i)) )
-    L   = KL( softmax(2 t) || softmax_i(cos(q, d_i) / tau) )              see distillation.py
+    L   = KL( softmax(2 t) || softmax_i(cos(q, d_i) / tau) )
 
 a_ki is head k's score of candidate i, cos_0 the retriever's cosine before training, and z standard
 scores over the candidates of a question.

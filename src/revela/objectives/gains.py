@@ -3,7 +3,7 @@ would help to predict each other one.
 
     g   = - d L / d s   at s = 0, with Sim = softmax_{j != i}(s)     one forward, one backward pass
     t_i = z( z(g_i + g^T_i) + z(cos_0(i, .)) )
-    loss = mean_i KL( softmax(2 t_i) || softmax_j(cos(i, j) / tau) )      see distillation.py
+    loss = mean_i KL( softmax(2 t_i) || softmax_j(cos(i, j) / tau) )
 
 L is Revela's next-token loss, cos_0 the retriever's cosines before training, and z standard scores
 over the others of a group. g + g^T: a chunk helps where it is helped.
