@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from revela.evaluation.choosing import Kind
     from revela.evaluation.label_free import HeldOutCheck
     from revela.groups.training_set import TrainingSet
+    from revela.retriever.card import Card
     from revela.training.train import Outcome
 
 log = logging.getLogger(__name__)
@@ -54,11 +55,7 @@ class Retriever:
         model: a folder made by ``revela train``, any Sentence-Transformers folder, a hub id or
             embedded:minilm-l6.
         precision: arithmetic; "auto" is bf16 where the hardware has it.
-        lm: language model that re-ranks by its heads: a folder, a hub id or embedded:smollm2-135m;
-            loaded when it is first needed.
-
-    Raises:
-        RevelaError: the model cannot be found or opened.
+        lm: language model that re-ranks by its heads, loaded when it is first needed.
 
     Examples:
         >>> from revela import Retriever
@@ -100,15 +97,10 @@ class Retriever:
             settings: any setting by its flag's name (docs/settings.md); ``objective`` may also be
                 an objective of your own (docs/objectives.md).
 
-        Raises:
-            RevelaError: the corpus, a model or a setting cannot be used, or ``out`` is in the way.
-
         Examples:
             >>> Retriever.train("docs/", "out", preset="pairs", max_minutes=5)  # doctest: +SKIP
         """
-        sources = [corpus] if isinstance(corpus, str | Path) else list(corpus)
-        paths = [Path(source) for source in sources]
-        train(paths, Path(out), Recipe.of(preset, **settings), resume=resume)
+        train(_paths(corpus), Path(out), Recipe.of(preset, **settings), resume=resume)
         return cls(out)
 
     @classmethod
@@ -137,10 +129,6 @@ class Retriever:
                 corpus, 0: none.
             settings: those of ``revela.api.FITTED_BY``, by their flags' names (docs/settings.md).
 
-        Raises:
-            RevelaError: the corpus, the model or a setting cannot be used, or ``out`` is in the
-                way.
-
         Examples:
             >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP
         """
@@ -148,10 +136,8 @@ class Retriever:
             raise RevelaError(
                 f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"
             )
-        sources = [corpus] if isinstance(corpus, str | Path) else list(corpus)
         recipe = Recipe.of(model=str(model), **settings)
-        how: Any = dict(prune=prune, static=static, steps=steps)
-        fit([Path(source) for source in sources], Path(out), recipe, **how)
+        fit(_paths(corpus), Path(out), recipe, FitOptions(prune, static, steps))
         return cls(out, recipe.training.precision)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
@@ -159,10 +145,7 @@ class Retriever:
         return self.encoder.encode_queries(texts)
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Encode texts as passages: (N, D) float32 vectors of length one.
-
-        The dot product of a passage's and a query's vector is their cosine.
-        """
+        """Encode texts as passages, likewise; dot products with queries are cosines."""
         return self.encoder.encode_passages(texts)
 
     def index(
@@ -190,8 +173,8 @@ class Retriever:
                 default), "saved" is the one it was trained with, "none" has no documents; or texts.
 
         Raises:
-            RevelaError: there is nothing to index, the language is unknown, the folder holds
-                something else, two documents share an id, or no document has a metadata field.
+            RevelaError: there is nothing to index, ``folder`` holds something else, or two
+                documents share an id.
         """
         numbered = (
             Document(str(i), document) if isinstance(document, str) else document
@@ -211,22 +194,17 @@ class Retriever:
         return index
 
     def open(self, folder: str | Path) -> Index:
-        """Open an index that this retriever has made, here or by ``revela index``.
-
-        Raises:
-            RevelaError: the folder is no index, or another model made it.
-        """
+        """Open an index that this retriever has made, here or by ``revela index``."""
         return Index.open(folder, self.folder, encoder=self.encoder, lm=self.lm)
+
+
+def _paths(corpus: str | Path | Sequence[str | Path]) -> list[Path]:
+    return [Path(p) for p in ([corpus] if isinstance(corpus, str | Path) else corpus)]
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a run gave.
-
-    Attributes:
-        outcome: of ``training.train.train``.
-        scores: nDCG@10 of the label-free check by system, then by task; empty if it has no task.
-    """
+    """What a run gave; ``scores`` is nDCG@10 of the label-free check by system, then by task."""
 
     outcome: Outcome
     scores: dict[str, dict[str, float]]
@@ -235,12 +213,8 @@ class TrainingResult:
 def train(
     corpus: Sequence[Path], out: Path, recipe: Recipe, *, resume: bool = False, command: str = ""
 ) -> TrainingResult:
-    """Read a corpus, hold documents out, train on the others, and save a retriever.
-
-    Args:
-        corpus, out, resume: as for ``Retriever.train``.
-        recipe: all settings.
-        command: for the model card.
+    """Read a corpus, hold documents out, train on the others, and save a retriever; ``command`` is
+    for the model card.
     """
     from revela.evaluation.choosing import candidates_of, choose_model
     from revela.groups.training_set import TrainingSet
@@ -278,13 +252,24 @@ def train(
 
 
 @dataclass(frozen=True)
-class FitResult:
-    """What a fit gave.
+class FitOptions:
+    """What a fit makes of a language model."""
 
-    Attributes:
-        scores: nDCG@10 of the label-free check by system, then by task; empty if it has no task.
-        minutes: that the fit took.
-        kept: the system that is saved.
+    prune: bool = False
+    "Leave out the tokens that the corpus has no use for."
+    static: bool = False
+    "Make a table of the corpus's words, without any layer."
+    steps: int | None = None
+    "Steps of training its rows, or those of the lexical half. None: by the corpus's size."
+
+
+FIT_OPTIONS = FitOptions()
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a fit gave: ``scores`` is nDCG@10 of the label-free check by system, then by task, and
+    ``kept`` the system that is saved.
     """
 
     scores: dict[str, dict[str, float]]
@@ -296,31 +281,29 @@ def fit(
     corpus: Sequence[Path],
     out: Path,
     recipe: Recipe,
-    *,
-    prune: bool = False,
-    static: bool = False,
-    steps: int | None = None,
+    options: FitOptions = FIT_OPTIONS,
     command: str = "",
 ) -> FitResult:
-    """Read a corpus, hold documents out, fit a raw language model to the others, and save it.
-
-    Args:
-        corpus, out, prune, static, steps: as for ``Retriever.fit``.
-        recipe: the model, and the settings of ``FITTED_BY``.
-        command: for the model card.
+    """Read a corpus, hold documents out, fit a raw language model to the others, and save it;
+    ``command`` is for the model card.
     """
     from revela.evaluation.choosing import candidates_of, choose_model
     from revela.evaluation.label_free import check_by
     from revela.files import atomic_write
     from revela.groups.training_set import TrainingSet
-    from revela.retriever.card import Card
+    from revela.index.language import check_language
+    from revela.processes import refuse_several
     from revela.retriever.fit import WORDS_TO_VECTORS
     from revela.retriever.save import save_retriever
     from revela.silence import silence_libraries
 
-    _refuse_unread(recipe, prune, static, steps)
-    names, forms = named_by_auto(recipe.retriever.model), _forms(recipe, prune, static)
-    _refuse_at_once(recipe, out)
+    _check_options(recipe, options)
+    static, steps = options.static, options.steps
+    names, forms = named_by_auto(recipe.retriever.model), _forms(recipe, options)
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    refuse_several()
+    check_language(recipe.corpus.language)
     if names is None:
         folder = _language_model(recipe.retriever.model)
     else:
@@ -339,8 +322,22 @@ def fit(
     if static:
         model, result = _fit_table(folder, data, check, steps)
     else:
-        model, result = _fit_layers(folder, data, check, prune, steps)
+        model, result = _fit_layers(folder, data, check, options)
+    about: dict[str, Any] = dict(name=out.name, corpus=", ".join(map(str, corpus)), command=command)
+    card = _card(data, result, static, steps, about)
+    with atomic_write(out) as temporary:
+        save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
+    return result
+
+
+def _card(
+    data: TrainingSet, result: FitResult, static: bool, steps: int | None, known: dict[str, Any]
+) -> Card:
+    """The model card of a fit."""
+    from revela.retriever.card import Card
+
     unread = OF_LAYERS if static else ()
+    recipe = data.recipe
     flat = recipe.flat()
     trained = ", trained to find the rest of a text by some of its words"
     if static:
@@ -350,23 +347,18 @@ def fit(
         about = "the weights of tokens, whitening"
         if recipe.fit.lexical:
             about += f", and a half of the vector for words{trained * (steps != 0)}"
-    card = Card(
-        name=out.name,
+    return Card(
         learned_from=f"{{model}} was fitted to text: {about}.",
-        corpus=", ".join(map(str, corpus)),
         documents=data.n_documents,
-        command=command,
         settings={name: flat[name] for name in ("model", *FITTED_BY) if name not in unread},
         scores=result.scores,
         minutes=result.minutes,
+        **known,
     )
-    with atomic_write(out) as temporary:
-        save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
-    return result
 
 
 def _fit_layers(
-    folder: Path, data: TrainingSet, check: HeldOutCheck, prune: bool, steps: int | None
+    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
 ) -> tuple[SentenceTransformer, FitResult]:
     """The lower layers of a language model, fitted to the chunks, with a trained lexical half."""
     from revela.device import compute_device, return_freed, uses_bf16
@@ -383,10 +375,10 @@ def _fit_layers(
     if check.tasks:
         scores = {"BM25": check.bm25(), "untrained": check(encoder)}
     begun = time.monotonic()
-    if prune:
+    if options.prune:
         held_out = (document.full_text for document in data.held_out)
         drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
-    trainer = row_trainer(model, data.documents, steps=steps, seed=recipe.training.seed)
+    trainer = row_trainer(model, data.documents, steps=options.steps, seed=recipe.training.seed)
     texts, seed = Texts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
     fit_to_corpus(model, texts, recipe.fit, seed=seed, bf16=bf16, train_rows=trainer)
     return_freed(model.device)  # what it gave is in the model now
@@ -422,40 +414,35 @@ def _fit_table(
     return tables[kept].model(), FitResult(scores, minutes, kept)
 
 
-def _refuse_unread(recipe: Recipe, prune: bool, static: bool, steps: int | None) -> None:
+def _check_options(recipe: Recipe, options: FitOptions) -> None:
     """Refuse settings that the kind of retriever that is asked for does not read."""
+    static, steps = options.static, options.steps
     if steps and not static and not recipe.fit.lexical:
         raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
     if steps is not None and steps < 0:
         raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
-    given = recipe.flat()
-    others = [name for name in OF_LAYERS if given[name] != Recipe().flat()[name]]
-    if static and (prune or others):
-        flag = "--prune" if prune else f"--{others[0].replace('_', '-')}"
+    others = _about_layers(recipe)
+    if static and (options.prune or others):
+        flag = "--prune" if options.prune else f"--{others[0].replace('_', '-')}"
         raise RevelaError(
             f"{flag} is about the layers of a model, of which --static keeps none: "
             "leave one of them out"
         )
 
 
-def _forms(recipe: Recipe, prune: bool, static: bool) -> Sequence[Kind]:
-    """What may be made of a language model that is to be chosen, by the settings that are given."""
-    if static:
-        return ("table",)
+def _about_layers(recipe: Recipe) -> list[str]:
+    """The settings of layers that are not as by default."""
     given, default = recipe.flat(), Recipe().flat()
-    about_layers = {name for name in OF_LAYERS if given[name] != default[name]} - {"precision"}
-    return ("fit",) if prune or about_layers else ("table", "fit")
+    return [name for name in OF_LAYERS if given[name] != default[name]]
 
 
-def _refuse_at_once(recipe: Recipe, out: Path) -> None:
-    """Refuse a fit that cannot be saved, before text is read."""
-    from revela.index.language import check_language
-    from revela.processes import refuse_several
-
-    if out.exists():
-        raise RevelaError(f"{out} exists: choose another --out")
-    refuse_several()
-    check_language(recipe.corpus.language)
+def _forms(recipe: Recipe, options: FitOptions) -> Sequence[Kind]:
+    """What may be made of a language model that is to be chosen, by the settings that are given."""
+    if options.static:
+        return ("table",)
+    if options.prune or set(_about_layers(recipe)) - {"precision"}:
+        return ("fit",)
+    return ("table", "fit")
 
 
 def _language_model(name: str) -> Path:

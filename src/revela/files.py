@@ -30,11 +30,7 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """While open, an error of the disk is one sentence that names ``path``.
-
-    Raises:
-        RevelaError: the disk is full, or the folder cannot be written to.
-    """
+    """While open, an error of the disk is a RevelaError that names ``path``."""
     try:
         yield
     except RevelaError:
@@ -53,9 +49,7 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
         path: what is written; "": the file that the error names, if it does.
     """
     told = OS_ERROR.search(str(error))
-    number = (
-        error.errno if isinstance(error, OSError) and error.errno else int(told[1]) if told else 0
-    )
+    number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
     if number not in FULL_OR_CLOSED:
         return ""
     named = getattr(error, "filename", None)
@@ -71,12 +65,7 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is missing, so that no other process of revela
-    changes it.
-
-    Raises:
-        RevelaError: another process holds it.
-    """
+    """Hold the lock of a folder, which is made if it is missing, or raise RevelaError."""
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,6 +76,19 @@ def writing(folder: Path) -> Iterator[None]:
         raise RevelaError(
             f"another process is writing to {folder}: wait until it is done"
         ) from error
+
+
+def check_free(out: Path) -> None:
+    """Check that ``out`` holds no more than a run leaves that is killed when it begins.
+
+    Raises:
+        RevelaError: there is something else.
+    """
+    early = hidden_prefix("run.json"), LOCK
+    if out.exists() and (
+        not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
+    ):
+        raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
 
 
 @contextmanager
@@ -130,7 +132,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def hidden_prefix(name: str) -> str:
-    """Begins the name of a hidden folder, which with the whole of a long name would be too long."""
+    """The beginning of a hidden folder's name; a long name is cut."""
     return f".{name[:50]}-"
 
 
@@ -143,9 +145,7 @@ def remove_whole(folder: Path) -> None:
 
 
 def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
-    """Remove what a killed process has left of ``atomic_write`` and ``remove_whole`` to these names
-    in a folder that nobody else writes to.
-    """
+    """Remove what a killed process has left of ``atomic_write`` and ``remove_whole``."""
     for name in names:
         for hidden in folder.glob(f"{glob.escape(hidden_prefix(name))}*"):
             shutil.rmtree(hidden, ignore_errors=True)
@@ -169,9 +169,7 @@ def _flush_one(path: Path) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Let those read what is in a folder whom the umask lets read new files: safetensors writes
-    files for their owner only.
-    """
+    """Give what is in a folder the modes of new files: safetensors writes for the owner only."""
     new = folder / ".new"
     new.mkdir()
     mode = stat.S_IMODE(new.stat().st_mode)

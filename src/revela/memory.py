@@ -9,49 +9,39 @@ import mmap
 import time
 from pathlib import Path
 
-# A process returns what it has freed once it has so many times the size that it had after a batch,
-# and half a GB; and every so many seconds, so that a service stays as large as it was.
-GROWN = 1.25
-RETURNED_AFTER = 60.0
+GROWN = 1.25  # freed memory is returned once the process has so many times its size, and 0.5 GB
+RETURNED_AFTER = 60.0  # seconds
 
 
 class FreedMemory:
     """What glibc keeps of freed memory: blocks of up to 1 GB, for the next batch. By default it
     returns them to the kernel, which clears every page of that batch: a fifth of the time that
-    encoding takes.
-
-    Texts of ever other lengths need blocks of ever other sizes, which do not fit into the gaps that
-    the former ones have left. So all is returned every minute, and at once if the process has grown
-    by a quarter.
+    encoding takes. Varying batch sizes fragment the heap, so all is returned now and then.
     """
 
     def __init__(self) -> None:
         self._libc: ctypes.CDLL | None = None
         self._most = 0.0  # bytes of the process; 0: not known before the next batch
         self._returned = time.monotonic()
-        trim_threshold, mmap_threshold = -1, -3  # malloc.h
         with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
             libc = ctypes.CDLL(None)
-            libc.mallopt(mmap_threshold, 2**30)
-            libc.mallopt(trim_threshold, 2**30)
+            libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+            libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
             self._libc = libc
 
     def share(self) -> None:
-        """Serve all threads that are begun later from one heap: of every other heap glibc keeps
-        what is free at its end, however much is returned.
-        """
-        arena_max = -8  # malloc.h
+        """One heap for all threads that are begun later; others are never returned whole."""
         if self._libc is not None:
-            self._libc.mallopt(arena_max, 1)
+            self._libc.mallopt(-8, 1)  # M_ARENA_MAX
 
     def after_a_batch(self) -> None:
         """Return what is kept, if the process has grown too much or a minute has passed."""
         if self._libc is None:
             return
-        size, now = self._size(), time.monotonic()
+        size = self._size()
         if not self._most:
             self._most = GROWN * size + 2**29
-        elif size > self._most or now - self._returned > RETURNED_AFTER:
+        elif size > self._most or time.monotonic() - self._returned > RETURNED_AFTER:
             self.give_back()
 
     def give_back(self) -> None:

@@ -20,9 +20,7 @@ LARGE_MODEL = 2_000_000_000  # bytes of weights; fewer are read in less than tha
 
 
 def silence_libraries() -> None:
-    """Turn off the progress bars and notices of transformers, datasets and sentence-transformers
-    for the rest of the process; errors are still shown.
-    """
+    """Turn off the bars and notices of libraries for the rest of the process, not their errors."""
     import datasets
     import transformers
 
@@ -39,12 +37,6 @@ def waiting(
 ) -> tqdm[Any]:
     """A bar of work that is seldom long: shown after ``SHOWN_AFTER``, by the first process, and
     gone when the work is done.
-
-    Args:
-        what: is done.
-        unit: of the work.
-        items: are passed on, each counts; None: ``update`` counts.
-        total: of the units; None: as many as there are items.
     """
     from tqdm.auto import tqdm
 
@@ -64,9 +56,7 @@ def duration(minutes: float) -> str:
 
 @contextmanager
 def loading_bar(folder: Path) -> Iterator[None]:
-    """While open, transformers shows its bar of the weights that it reads from a folder, if they
-    are so large that one has to wait.
-    """
+    """While open, transformers shows its bar of weights if they are so large that one waits."""
     from transformers.utils import logging as bars
 
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from revela.cli.flags import Corpus, Given, Out, RecipeFile, Several, recipes_of
 from revela.cli.main import app
-from revela.cli.printing import print_scores
+from revela.cli.printing import command_line, print_scores
 
 
 @app.command
@@ -61,7 +59,7 @@ def compare(
         seeds=seeds,
         points=points,
         corpus=", ".join(map(str, corpus)),
-        command="revela " + shlex.join(sys.argv[1:]),
+        command=command_line(),
     )
     start = next(iter(found.curves.values()))[0].judged
     ends = {label: curve[-1].judged for label, curve in found.curves.items()}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from revela import on_ray
@@ -15,11 +14,7 @@ from revela.corpus.reading import READING, Reading
 from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:
-    from revela.index.manifest import Info
-    from revela.types import Document, TokenEncoder, Vectors
-
-    ContextOf = Callable[[Sequence[Document]], Vectors | None]
-    "Draws what the retriever reads before every text from documents, (J, D)."
+    from revela.types import Document, Vectors
 
 CHUNK_WORDS = Indexing.chunk_words
 
@@ -57,13 +52,14 @@ def encode(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.index.contexts import chosen_for
-    from revela.index.encode_corpus import describe
-    from revela.index.vectors import check_out
+    from revela.corpus.read import read_corpus
+    from revela.index import vectors
+    from revela.index.contexts import chosen_for, conditioned
+    from revela.index.encode_corpus import describe, refuse_repeated
     from revela.retriever.load import load_encoder
     from revela.weights import refuse_untrained_dimensions, resolve
 
-    check_out(out)
+    vectors.check_out(out)
     folder = resolve(model)
     refuse_untrained_dimensions(folder, dimensions)
     encoder = load_encoder(folder, precision)
@@ -75,49 +71,18 @@ def encode(
         return None if known is None else known.rows(encoder)
 
     if engine.engine == "ray":
+        from revela.index.build_on_ray import SurveyedCorpus
+
         with on_ray.connected(engine.cluster):
-            count = _by_ray(out, corpus, reading, info, context_of, engine, precision)
+            surveyed = SurveyedCorpus(corpus, reader_of_parts(reading, ()), reading.max_bad_share)
+            print_report(surveyed.report)
+            rows = context_of(surveyed)
+            count = vectors.encode_on_ray(out, surveyed, info, rows, engine.cluster, precision)
     else:
-        count = _here(out, corpus, reading, info, context_of, encoder)
+        documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
+        print_report(report)
+        refuse_repeated(document.id for document in documents)
+        rows = context_of(documents)
+        reads = encoder if rows is None else conditioned(encoder, rows)
+        count = vectors.encode(out, documents, info, reads, len(documents))
     print(f"{count:,} vectors of {info.width} numbers in {out}")
-
-
-def _here(
-    out: Path,
-    corpus: list[Path],
-    reading: Reading,
-    info: Info,
-    context_of: ContextOf,
-    encoder: TokenEncoder,
-) -> int:
-    """How many vectors are written."""
-    from revela.corpus.read import read_corpus
-    from revela.index.contexts import conditioned
-    from revela.index.encode_corpus import refuse_repeated
-    from revela.index.vectors import encode
-
-    documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
-    print_report(report)
-    refuse_repeated(document.id for document in documents)
-    rows = context_of(documents)
-    reads = encoder if rows is None else conditioned(encoder, rows)
-    return encode(out, documents, info, reads, len(documents))
-
-
-def _by_ray(
-    out: Path,
-    corpus: list[Path],
-    reading: Reading,
-    info: Info,
-    context_of: ContextOf,
-    engine: Engine,
-    precision: Precision,
-) -> int:
-    """``_here``, by a cluster."""
-    from revela.index.build_on_ray import SurveyedCorpus
-    from revela.index.vectors import encode_on_ray
-
-    documents = SurveyedCorpus(corpus, reader_of_parts(reading, ()), reading.max_bad_share)
-    print_report(documents.report)
-    rows = context_of(documents)
-    return encode_on_ray(out, documents, info, rows, engine.cluster, precision)

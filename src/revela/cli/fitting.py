@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Flat, Out
 from revela.cli.main import app
-from revela.cli.printing import print_scores
+from revela.cli.printing import command_line, print_scores
 from revela.corpus.reading import READING, Reading
 from revela.settings import Corpus as corpus_settings
 from revela.settings import Fit, Pooling, Precision, Recipe, Retriever, Training
@@ -80,6 +79,7 @@ def fit(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
+    from revela.api import FitOptions
     from revela.api import fit as run
 
     recipe = Recipe.of(
@@ -95,8 +95,7 @@ def fit(
         lexical=lexical,
         **vars(reading),
     )
-    command = "revela " + shlex.join(sys.argv[1:])
-    result = run(corpus, out, recipe, prune=prune, static=static, steps=steps, command=command)
+    result = run(corpus, out, recipe, FitOptions(prune, static, steps), command_line())
     if result.scores:
         print_scores("label-free check, nDCG@10", result.scores[result.kept], result.scores)
         if result.kept == "fitted" and "trained" in result.scores:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from cyclopts import Group, Parameter
 
 from revela.corpus.reading import Reading
 from revela.errors import RevelaError
+from revela.files import check_free
 from revela.on_ray import Cluster
 from revela.settings import (
     OBJECTIVES,
@@ -160,13 +160,10 @@ def _group(section: str) -> Group:
     return Group(title, sort_key=order.index(section) + 10)
 
 
-def refuse_at_once(corpus: Sequence[Path], preset: str, file: Path | None, given: Any) -> None:
-    """Refuse settings, and a corpus that does not exist, before torch is imported; under torchrun
-    one of the processes says it later.
-    """
-    if "RANK" in os.environ:
-        return
-    recipe_of(preset, file, given)
+def refuse_at_once(corpus: Sequence[Path], out: Path | None) -> None:
+    """Refuse a corpus that does not exist, and a folder that is taken, before torch is imported."""
+    if out is not None:
+        check_free(out)
     for source in corpus:
         if not (source.exists() or str(source).startswith("hub:")):
             from revela.corpus.readers import files_of

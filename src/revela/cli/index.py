@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +12,9 @@ from cyclopts import Parameter
 from revela import on_ray
 from revela.cli.flags import ENGINE, Engine, Flat, Out, Several, reader_of_parts
 from revela.cli.main import app
-from revela.cli.printing import print_report
+from revela.cli.printing import command_line, print_report
 from revela.corpus.reading import READING, Reading
 from revela.errors import RevelaError
-from revela.on_ray import Cluster
 from revela.settings import Indexing, Precision, Recipe
 from revela.weights import named_by_auto
 
@@ -90,19 +87,9 @@ def index(
     check_language(settings.language)
     if not corpus:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
-    opened = _existing(out, append, model, settings, metadata or (), context, precision)
-    fields = metadata or () if opened is None else list(opened.info.columns)
-    made: Any = dict(settings=settings, context=context, precision=precision)
-    using: str | Choose = str(model)
-    if opened is None and (names := named_by_auto(str(model))) is not None:
-        using = _by_auto(names, corpus, out, settings, reading, precision, engine)
-    create = functools.partial(_create, out, using, **made)
-    if engine.engine == "ray":
-        opened, added = _by_ray(
-            corpus, reading, fields, opened, create, engine.cluster, commit_every, precision
-        )
-    else:
-        opened, added = _here(corpus, reading, fields, opened, create)
+    made: Any = dict(metadata=metadata or [], context=context, settings=settings, reading=reading)
+    job = Job(corpus, out, model, precision=precision, engine=engine, **made)
+    opened, added = job.run(append, commit_every)
     if opened.info.language is not None:
         print(f"language {opened.info.language}; {opened.calibration.describe()}")
     print(
@@ -114,151 +101,144 @@ def index(
         print(f"{added.cut:,} {were} longer than the model reads, and cut by its tokenizer")
 
 
-def _here(
-    corpus: list[Path],
-    reading: Reading,
-    fields: Sequence[str],
-    opened: Index | None,
-    create: Callable[..., Index],
-) -> tuple[Index, Added]:
-    """Add a corpus to an index, or to a new one that ``create`` makes."""
-    from revela.corpus.read import read_corpus
-    from revela.index.encode_corpus import metadata_columns
+@dataclass(frozen=True)
+class Job:
+    """What the command line asks for."""
 
-    kept: Any = dict(distinct=False, min_words=1, metadata=fields)
-    documents, report = read_corpus(corpus, reading, **kept)
-    print_report(report)
-    if opened is None:
-        opened = create(documents=documents, columns=metadata_columns(documents, fields))
-    return opened, opened.add(documents, progress=True)
+    corpus: list[Path]
+    out: Path
+    model: str | None
+    metadata: list[str]
+    context: str | None
+    settings: Indexing
+    reading: Reading
+    precision: Precision
+    engine: Engine
 
+    def run(self, append: bool, commit_every: int) -> tuple[Index, Added]:
+        """Add the corpus to an index, or to a new one."""
+        opened = self.existing() if append else None
+        choose = self.chooser() if opened is None else None
+        if self.engine.engine == "ray":
+            with on_ray.connected(self.engine.cluster):
+                return self.add_by_ray(opened, choose, commit_every)
+        from revela.corpus.read import read_corpus
+        from revela.index.encode_corpus import metadata_columns
 
-def _by_ray(
-    corpus: list[Path],
-    reading: Reading,
-    fields: Sequence[str],
-    opened: Index | None,
-    create: Callable[..., Index],
-    cluster: Cluster,
-    commit_every: int,
-    precision: Precision,
-) -> tuple[Index, Added]:
-    """``_here``, by a cluster."""
-    from revela.index import build_on_ray
+        fields = self.metadata if opened is None else list(opened.info.columns)
+        kept: Any = dict(distinct=False, min_words=1, metadata=fields)
+        documents, report = read_corpus(self.corpus, self.reading, **kept)
+        print_report(report)
+        if choose is not None:
+            opened = self.create(choose, documents, metadata_columns(documents, fields))
+        assert opened is not None
+        return opened, opened.add(documents, progress=True)
 
-    reader = reader_of_parts(reading, fields)
-    with on_ray.connected(cluster):
-        documents = build_on_ray.SurveyedCorpus(corpus, reader, reading.max_bad_share)
+    def add_by_ray(
+        self, opened: Index | None, choose: Choose | None, commit_every: int
+    ) -> tuple[Index, Added]:
+        """``run``, by a cluster."""
+        from revela.index import build_on_ray
+
+        reader = reader_of_parts(
+            self.reading, list(opened.info.columns) if opened else self.metadata
+        )
+        documents = build_on_ray.SurveyedCorpus(self.corpus, reader, self.reading.max_bad_share)
         print_report(documents.report)
-        if opened is None:
-            opened = create(documents=documents, columns=documents.metadata_columns())
-        kept: Any = dict(wave=commit_every, precision=precision, progress=True)
-        return opened, build_on_ray.add(opened, documents, cluster, **kept)
+        if choose is not None:
+            opened = self.create(choose, documents, documents.metadata_columns())
+        assert opened is not None
+        kept: Any = dict(wave=commit_every, precision=self.precision, progress=True)
+        return opened, build_on_ray.add(opened, documents, self.engine.cluster, **kept)
 
+    def existing(self) -> Index:
+        """The index to append to.
 
-def _by_auto(
-    names: Sequence[str],
-    corpus: list[Path],
-    out: Path,
-    settings: Indexing,
-    reading: Reading,
-    precision: Precision,
-    engine: Engine,
-) -> str | Choose:
-    """What chooses a model, and fits it where it is a language model; or the model that a killed
-    run has chosen.
+        Raises:
+            RevelaError: it was made otherwise than the flags say.
+        """
+        from revela.index.contexts import Context
+        from revela.index.store import Index
 
-    Raises:
-        RevelaError: no model is at hand, or the place of a fitted one is taken.
-    """
-    from revela.api import fit
-    from revela.evaluation.choosing import KINDS, candidates_of, choose_model
-    from revela.index.manifest import unfinished_in
+        context = None if self.context is None else Context.of(self.context)
+        opened = Index.open(self.out, self.model, precision=self.precision)
+        other_columns = self.metadata and set(self.metadata) != set(opened.info.columns)
+        other_context = context is not None and not context.is_of(opened.info.context)
+        if self.settings not in (INDEXING, opened.info.settings) or other_columns or other_context:
+            raise RevelaError(
+                f"{self.out} was made with other settings, metadata or context: omit those flags, "
+                "or make a new index"
+            )
+        return opened
 
-    if begun := unfinished_in(out):
-        return begun.model
-    if engine.engine == "ray":
-        raise RevelaError(
-            "--model auto reads the text in this process: leave --engine out, or choose by "
-            "revela fit TEXT --model auto --out RETRIEVER"
-        )
-    folder = out.with_name(f"{out.name}-model")
-    if folder.exists():
-        raise RevelaError(
-            f"{folder} exists, where a fitted model would go: give it as --model, or remove it"
-        )
-    kinds = [kind for kind in KINDS if kind != "table" or not settings.keep_tokens]
-    candidates_of(names, kinds)
-    recipe = Recipe.of(language=settings.language, precision=precision, **vars(reading))
-    how: Any = dict(kinds=kinds, recipe=recipe, chunk_words=settings.chunk_words)
+    def chooser(self) -> Choose:
+        """What names the model of a new index: the one that is given or that a killed run has
+        begun with, or with auto the one that suits the documents.
 
-    def choose(documents: Sequence[Document]) -> str:
-        chosen = choose_model(documents, names, **how).candidate
-        if chosen.kind == "embedder":
-            return chosen.model
-        static = chosen.kind == "table"
-        its = recipe.but(model=chosen.model, precision="auto" if static else precision)
-        fit(corpus, folder, its, static=static, command="revela " + shlex.join(sys.argv[1:]))
-        print(f"{chosen} is saved in {folder}, where the index finds it")
-        return str(folder)
+        Raises:
+            RevelaError: the folder is taken, or no model can be named.
+        """
+        from revela.index.contexts import Context
+        from revela.index.manifest import unfinished_in
 
-    return choose
-
-
-def _create(
-    out: Path,
-    using: str | Choose,
-    documents: Sequence[Document],
-    columns: Mapping[str, str],
-    settings: Indexing,
-    context: str | None,
-    precision: Precision,
-) -> Index:
-    """A new index whose context, of a model that reads one, is chosen or drawn from documents."""
-    from revela.index.contexts import chosen_for
-    from revela.index.store import Index
-    from revela.retriever.load import load_encoder
-    from revela.weights import resolve
-
-    model = using if isinstance(using, str) else using(documents)
-    encoder = load_encoder(resolve(model), precision)
-    known = chosen_for(encoder, context, documents, settings.chunk_words)
-    return Index.create(out, model, columns, settings, context=known, encoder=encoder)
-
-
-def _existing(
-    out: Path,
-    append: bool,
-    model: str | None,
-    settings: Indexing,
-    metadata: Sequence[str],
-    context: str | None,
-    precision: Precision,
-) -> Index | None:
-    """The index to append to; None if a new one is asked for and ``out`` is free for it.
-
-    Raises:
-        RevelaError: the folder or the flags do not allow what is asked for.
-    """
-    from revela.index.contexts import Context
-    from revela.index.manifest import unfinished_in
-    from revela.index.store import Index
-
-    chosen = None if context is None else Context.of(context)  # refuses a file that is none
-    if not append:
-        unfinished_in(out)  # refuses a folder that is taken
-        if model is None:
+        if self.context is not None:
+            Context.of(self.context)  # refuses a file that is none
+        begun = unfinished_in(self.out)  # refuses a folder that is taken
+        if self.model is None:
             raise RevelaError("give the retriever that makes the vectors as --model")
-        return None
-    opened = Index.open(out, model, precision=precision)
-    other_columns = metadata and set(metadata) != set(opened.info.columns)
-    other_context = chosen is not None and not chosen.is_of(opened.info.context)
-    if settings not in (INDEXING, opened.info.settings) or other_columns or other_context:
-        raise RevelaError(
-            f"{out} was made with other settings, metadata or context: omit those flags, or make a "
-            "new index"
-        )
-    return opened
+        names = named_by_auto(self.model)
+        if names is not None and begun is None:
+            return self.chooser_of(names)
+        model = self.model if names is None or begun is None else begun.model
+        return lambda _: model
+
+    def chooser_of(self, names: Sequence[str]) -> Choose:
+        """What chooses a model, and fits it where it is a language model."""
+        from revela.api import FitOptions, fit
+        from revela.evaluation.choosing import KINDS, candidates_of, choose_model
+
+        if self.engine.engine == "ray":
+            raise RevelaError(
+                "--model auto reads the text in this process: leave --engine out, or choose by "
+                "revela fit TEXT --model auto --out RETRIEVER"
+            )
+        folder = self.out.with_name(f"{self.out.name}-model")
+        if folder.exists():
+            raise RevelaError(
+                f"{folder} exists, where a fitted model would go: give it as --model, or remove it"
+            )
+        settings, reading = self.settings, self.reading
+        kinds = [kind for kind in KINDS if kind != "table" or not settings.keep_tokens]
+        candidates_of(names, kinds)
+        recipe = Recipe.of(language=settings.language, precision=self.precision, **vars(reading))
+        how: Any = dict(kinds=kinds, recipe=recipe, chunk_words=settings.chunk_words)
+
+        def choose(documents: Sequence[Document]) -> str:
+            chosen = choose_model(documents, names, **how).candidate
+            if chosen.kind == "embedder":
+                return chosen.model
+            static = chosen.kind == "table"
+            its = recipe.but(model=chosen.model, precision="auto" if static else self.precision)
+            fit(self.corpus, folder, its, FitOptions(static=static), command_line())
+            print(f"{chosen} is saved in {folder}, where the index finds it")
+            return str(folder)
+
+        return choose
+
+    def create(
+        self, choose: Choose, documents: Sequence[Document], columns: Mapping[str, str]
+    ) -> Index:
+        """A new index, with the context of a model that reads one."""
+        from revela.index.contexts import chosen_for
+        from revela.index.store import Index
+        from revela.retriever.load import load_encoder
+        from revela.weights import resolve
+
+        model = choose(documents)
+        encoder = load_encoder(resolve(model), self.precision)
+        known = chosen_for(encoder, self.context, documents, self.settings.chunk_words)
+        given: Any = dict(context=known, encoder=encoder)
+        return Index.create(self.out, model, columns, self.settings, **given)
 
 
 def _delete(out: Path, ids: list[str]) -> None:

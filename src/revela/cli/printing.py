@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -38,6 +39,11 @@ def print_log(stream: Literal["stdout", "stderr"]) -> None:
     log.setLevel(logging.INFO)
     if LOG_LINES not in log.handlers:
         log.addHandler(LOG_LINES)
+
+
+def command_line() -> str:
+    """The command that was given, to run it again."""
+    return "revela " + shlex.join(sys.argv[1:])
 
 
 def printable(text: str) -> str:
@@ -102,18 +108,12 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
     spaced = (rf"(?<!\w){re.escape(word)}(?!\w)" for word in terms(query) if len(word) > 2)
     words = re.compile("|".join([*spaced, *map(re.escape, runs(query))]) or r"(?!)", re.IGNORECASE)
     for rank, hit in enumerate(hits, 1):
-        shown = (
-            _lines(hit.text, words)
-            if re.search(r"\n[ \t]+\S", hit.text)
-            else _sentence(hit.text, words)
-        )
-        marked = (
-            words.sub(lambda word: f"\033[1m{word.group()}\033[0m", shown)
-            if sys.stdout.isatty()
-            else shown
-        )
+        is_code = re.search(r"\n[ \t]+\S", hit.text)
+        shown = _lines(hit.text, words) if is_code else _sentence(hit.text, words)
+        if sys.stdout.isatty():
+            shown = words.sub(lambda word: f"\033[1m{word.group()}\033[0m", shown)
         name = hit.id if hit.title in ("", hit.id) else f"{hit.title} ({hit.id})"
-        print(f"{rank}. {one_line(name)}  [{hit.score:.4f}]\n   {marked}")
+        print(f"{rank}. {one_line(name)}  [{hit.score:.4f}]\n   {shown}")
     if not hits:
         print("nothing found")
 
@@ -136,32 +136,24 @@ def _lines(text: str, words: re.Pattern[str]) -> str:
     first = max(0, min(held.index(max(held)), len(lines) - LINES))
     indent = min(len(line) - len(line.lstrip()) for line in lines[first : first + LINES])
     shown = [cut(printable(line[indent:]), FILE_WIDTH) for line in lines[first : first + LINES]]
-    return "\n   ".join(
-        [*(["..."] if first else []), *shown, *(["..."] if first + LINES < len(lines) else [])]
-    )
+    before = ["..."] if first else []
+    after = ["..."] if first + LINES < len(lines) else []
+    return "\n   ".join([*before, *shown, *after])
 
 
 def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> None:
-    """A group as a person would read it: each document once, its chunks under it, the first of them
-    without the title before its text.
-    """
-    owners = list(dict.fromkeys(sorted(member.document for member in members)))
-    print(
-        f"\n{title}: {len(members)} chunks of {len(owners)} "
-        f"document{'s' if len(owners) > 1 else ''}"
-    )
-    for owner in owners:
-        title = next(
-            name for member, name in zip(members, names, strict=True) if member.document == owner
-        )
-        print(f"  {snippet(title)}")
+    """A group: each document once, its chunks under it without the document's title."""
+    names_of = {member.document: name for member, name in zip(members, names, strict=True)}
+    plural = "s" if len(names_of) > 1 else ""
+    print(f"\n{title}: {len(members)} chunks of {len(names_of)} document{plural}")
+    for owner, name in sorted(names_of.items()):
+        print(f"  {snippet(name)}")
         for member in members:
             if member.document == owner:
-                said = snippet(member.text.removeprefix(f"{title}\n")) or "(nothing but the title)"
-                print(
-                    f"    - {said}"
-                    + (f"\n      asked for by: {one_line(member.query)}" if member.query else "")
-                )
+                said = snippet(member.text.removeprefix(f"{name}\n"))
+                print(f"    - {said or '(nothing but the title)'}")
+                if member.query:
+                    print(f"      asked for by: {one_line(member.query)}")
 
 
 def one_line(text: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+import os
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from revela.cli.flags import Corpus, Given, Out, Preset, RecipeFile, recipe_of, refuse_at_once
 from revela.cli.main import app
-from revela.cli.printing import print_scores
+from revela.cli.printing import command_line, print_scores
 from revela.silence import duration
 
 
@@ -48,18 +47,15 @@ def train(
     resume:
         Continue the run in --out from its last checkpoint.
     """
-    refuse_at_once(corpus, preset, recipe_file, given)
+    if "RANK" not in os.environ:  # under torchrun one of the processes says it later
+        recipe_of(preset, recipe_file, given)
+        refuse_at_once(corpus, None if resume else out)
     from revela.api import train as run
     from revela.processes import joined
 
     with joined():
-        result = run(
-            corpus,
-            out,
-            recipe_of(preset, recipe_file, given),
-            resume=resume,
-            command="revela " + shlex.join(sys.argv[1:]),
-        )
+        recipe = recipe_of(preset, recipe_file, given)
+        result = run(corpus, out, recipe, resume=resume, command=command_line())
         if result.scores:
             print_scores("label-free check, nDCG@10", result.outcome.after, result.scores)
         outcome = result.outcome

@@ -18,7 +18,7 @@ import torch
 
 from revela import __version__, processes
 from revela.errors import RevelaError
-from revela.files import LOCK, atomic_write, hidden_prefix, remove_unfinished, writing
+from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_unfinished, writing
 from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints
 from revela.training.metrics import TRACKER_FOLDER
@@ -76,19 +76,6 @@ def _has_steps(out: Path) -> bool:
     metrics = out / METRICS
     has_losses = metrics.is_file() and '"loss"' in metrics.read_text()
     return has_losses or bool(saved_checkpoints(out / CHECKPOINTS))
-
-
-def check_free(out: Path) -> None:
-    """Check that ``out`` holds no more than a run leaves that is killed when it begins.
-
-    Raises:
-        RevelaError: there is something else.
-    """
-    early = hidden_prefix(RUN_FILE), LOCK
-    if out.exists() and (
-        not out.is_dir() or any(not entry.name.startswith(early) for entry in out.iterdir())
-    ):
-        raise RevelaError(f"{out} exists: choose another --out, or continue that run with --resume")
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from revela import processes
 from revela.corpus.judgements import judged, read_judgements
 from revela.errors import RevelaError
+from revela.files import check_free
 from revela.index.language import check_language
 from revela.lm.encoder_decoder import size_of
 from revela.settings import Recipe
-from revela.training.record import check_free
 from revela.weights import NEW
 
 
