@@ -17,11 +17,13 @@ from conftest import make_rows, tiny_config
 
 pytest.importorskip("onnxruntime")
 
+from revela import Document, Index
 from revela.errors import RevelaError
 from revela.retriever import onnx as onnx_form
 from revela.retriever.build import load_retriever
 from revela.retriever.load import load_encoder
-from revela.retriever.onnx import CONFIG, MODEL, TOKENIZER, OnnxEncoder, export_onnx
+from revela.retriever.onnx import CONFIG, MODEL, TOKENIZER, OnnxEncoder, export_onnx, keep_copy
+from revela.retriever.onnx_encoder import copy_folder, kept_copy
 
 TEXTS = [row["text"] for row in make_rows(30)]
 
@@ -100,3 +102,32 @@ def test_refusals_leave_nothing(tmp_path, tiny_lm_folder, monkeypatch):
     with pytest.raises(RevelaError, match=r"differ by 2\.0e-04"):
         export_onnx(model, out)
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_search_reads_the_copy_that_is_kept(saved_retriever, tmp_path, monkeypatch):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    folder, torchs = tmp_path / "index", load_encoder(saved_retriever, "fp32")
+    made = Index.create(folder, saved_retriever, encoder=torchs)
+    made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
+    digest = made.info.fingerprint
+    assert kept_copy(digest) is None
+    keep_copy(torchs, digest)
+    copy = kept_copy(digest)
+    np.testing.assert_allclose(copy.encode_queries(TEXTS), torchs.encode_queries(TEXTS), atol=1e-5)
+    opened = Index.open(folder)
+    for mode in ("dense", "hybrid"):
+        found, wanted = (index.search(TEXTS[0], 5, mode) for index in (opened, made))
+        assert [hit.id for hit in found] == [hit.id for hit in wanted]
+        assert [hit.score for hit in found] == pytest.approx([hit.score for hit in wanted], 1e-5)
+    assert opened._encoder is None
+    assert opened.search(TEXTS[0], rerank="tokens") and opened._encoder is not None
+
+
+def test_a_copy_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(onnx_form, "_write_graph", lambda model, file: None)
+    monkeypatch.setattr(onnx_form, "_difference", lambda model, folder: 2e-4)
+    with caplog.at_level("INFO", "revela"):
+        keep_copy(load_encoder(saved_retriever, "fp32"), "0123456789abcdef")
+    assert "revela search will load torch" in caplog.text
+    assert not copy_folder("0123456789abcdef").exists()

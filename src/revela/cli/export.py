@@ -22,7 +22,8 @@ def export(model: str, *, out: Out) -> None:
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     from revela.retriever.build import load_retriever
-    from revela.retriever.onnx import MODEL, export_onnx
+    from revela.retriever.onnx import export_onnx
+    from revela.retriever.onnx_encoder import MODEL
     from revela.silence import silence_libraries
     from revela.weights import resolve
 

@@ -15,6 +15,7 @@ from revela.cli.main import app
 from revela.cli.printing import command_line, print_report
 from revela.corpus.reading import READING, Reading
 from revela.errors import RevelaError
+from revela.retriever.static import is_static
 from revela.settings import Indexing, Precision, Recipe
 from revela.weights import named_by_auto
 
@@ -99,6 +100,16 @@ def index(
     if added.cut:
         were = "chunk was" if added.cut == 1 else "chunks were"
         print(f"{added.cut:,} {were} longer than the model reads, and cut by its tokenizer")
+    if added.chunks and engine.engine == "local":
+        _keep_copy(opened)
+
+
+def _keep_copy(opened: Index) -> None:
+    """Let ``revela search`` read this retriever without torch."""
+    if opened.context is None and not is_static(opened.model_folder):
+        from revela.retriever.onnx import keep_copy
+
+        keep_copy(opened.encoder, opened.info.fingerprint)
 
 
 @dataclass(frozen=True)

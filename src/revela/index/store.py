@@ -26,12 +26,22 @@ from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
 from revela.index.statistics import Statistics, TermCounts
 from revela.index.table import COMMIT, REPLACING, Table, as_stored
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
-from revela.types import Document, Hit, QueryTokens, Reranker, TokenEncoder, Vectors, is_missing
+from revela.types import (
+    Document,
+    Encoder,
+    Hit,
+    QueryTokens,
+    Reranker,
+    TokenEncoder,
+    Vectors,
+    is_missing,
+)
 from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
 
 if TYPE_CHECKING:
     from revela.index.contexts import Choice, Context
     from revela.index.encode_corpus import Added, Changes
+    from revela.retriever.onnx_encoder import OnnxEncoder
 
 log = logging.getLogger(__name__)
 
@@ -207,6 +217,20 @@ class Index:
 
         return conditioned(self._encoder, self.context)
 
+    @property
+    def _query_encoder(self) -> Encoder:
+        """``encoder``; or its ONNX copy as long as that is not loaded, which takes seconds."""
+        if self._encoder is None and self._precision == "auto" and self.context is None:
+            return self._copy or self.encoder
+        return self.encoder
+
+    @cached_property
+    def _copy(self) -> OnnxEncoder | None:
+        from revela.retriever.onnx_encoder import kept_copy
+
+        _ = self.model_folder  # refuses a model that did not make the index
+        return kept_copy(self.info.fingerprint)
+
     @cached_property
     def context(self) -> Vectors | None:
         """What its retriever reads before every text, (J, D); None if it reads nothing."""
@@ -300,7 +324,7 @@ class Index:
 
     def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
         vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded
-        vectors = self.encoder.encode_queries([query]) if vector is None else vector[None]
+        vectors = self._query_encoder.encode_queries([query]) if vector is None else vector[None]
         stored: Vectors = as_stored(vectors, self.info, self.folder)[0]
         return stored
 

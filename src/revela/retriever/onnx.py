@@ -1,5 +1,6 @@
 """Export a retriever to ONNX: token ids in, unit vectors out, for runtimes without torch and
-sentence-transformers. The only file that imports ONNX.
+sentence-transformers (onnx_encoder.py reads it here). This and that are the only files that import
+ONNX.
 
 The graph holds all modules of a saved folder. Beside it lie tokenizer.json, which truncates, pads
 and lowers case as the model does, and retriever.json with the prompts, which the caller puts before
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,26 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from revela.errors import RevelaError, extra, first_line
+from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
-from revela.retriever.context import STEM, read_as_text
-from revela.retriever.encode import passage_prompt_of, query_prompt_of
+from revela.retriever.encode import RetrieverEncoder, passage_prompt_of, query_prompt_of
+from revela.retriever.onnx_encoder import (
+    CONFIG,
+    INPUTS,
+    MODEL,
+    OUTPUT,
+    TOKENIZER,
+    OnnxEncoder,
+    copy_folder,
+)
 from revela.silence import silence_warnings, waiting
-from revela.types import Vectors
+from revela.types import Encoder
 
-MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"
-INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
+log = logging.getLogger(__name__)
 TOLERANCE = 1e-5  # between onnxruntime's vectors and torch's, in any component
-BATCH = 32  # texts
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+MOST_COPIED = 150_000_000  # parameters of a model that is copied into the cache
 SAMPLE = (
     "kidneys",
     "How are invoices archived?",
@@ -57,8 +66,7 @@ def export_onnx(model: SentenceTransformer, out: Path) -> float:
         RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
             its vectors are others in ONNX.
     """
-    needed = ("onnx", "onnxscript", "onnxruntime")
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise RevelaError(
             f"export to ONNX needs {', '.join(missing)}: run pip install 'revela-retriever[onnx]'"
         )
@@ -81,44 +89,23 @@ def export_onnx(model: SentenceTransformer, out: Path) -> float:
     return difference
 
 
-class OnnxEncoder:
-    """The ``Encoder`` of an exported folder; ``threads`` of 0 are all cores."""
-
-    def __init__(self, folder: Path, threads: int = 0) -> None:
-        with extra("onnx", "an ONNX model"):
-            import onnxruntime
-        from tokenizers import Tokenizer
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 3
-        self.session = onnxruntime.InferenceSession(
-            str(folder / MODEL), options, providers=["CPUExecutionProvider"]
-        )
-        self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-        self.config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) float32 vectors of length one."""
-        return self._encode(texts, self.config["prompts"]["query"], progress)
-
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        """(N, D) float32 vectors of length one."""
-        return self._encode(texts, self.config["prompts"]["passage"], progress)
-
-    def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
-        vectors_ND = np.empty((len(texts), self.config["dimension"]), dtype=np.float32)
-        texts = read_as_text(texts) if STEM in prompt else texts
-        by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        for start in tqdm(range(0, len(texts), BATCH), unit="batch", disable=not progress):
-            rows = by_length[start : start + BATCH]
-            # An empty text has no token to pool.
-            read = [prompt + (texts[i] if texts[i].strip() else ".") for i in rows]
-            encodings = self.tokenizer.encode_batch(read)
-            ids_BL = np.array([e.ids for e in encodings], np.int64)
-            mask_BL = np.array([e.attention_mask for e in encodings], np.int64)
-            inputs = dict(zip(INPUTS, (ids_BL, mask_BL), strict=True))
-            vectors_ND[rows] = self.session.run([OUTPUT], inputs)[0]
-        return vectors_ND
+def keep_copy(encoder: Encoder, fingerprint: str) -> None:
+    """Export a small retriever on a CPU into the cache, once; the log says what came of it."""
+    folder = copy_folder(fingerprint)
+    if folder.exists() or not isinstance(encoder, RetrieverEncoder) or encoder.slots:
+        return
+    model, begun = encoder.model, time.monotonic()
+    parameters = sum(weight.numel() for weight in model.parameters())
+    if model.device.type != "cpu" or parameters > MOST_COPIED:
+        return
+    if not all(map(importlib.util.find_spec, NEEDED)):
+        return
+    try:
+        export_onnx(model, folder)
+        seconds = time.monotonic() - begun
+        log.info(f"an ONNX copy of the retriever is kept for revela search ({seconds:.0f} s)")
+    except Exception as error:  # of the exporter; the index is whole
+        log.info(f"revela search will load torch ({first_line(error)})")
 
 
 class _Graph(nn.Module):
