@@ -14,7 +14,7 @@ from conftest import make_rows
 from revela.cli.flags import recipes_of
 from revela.cli.main import add_settings
 from revela.errors import RevelaError
-from revela.groups.training_set import TrainingSet
+from revela.groups.dataset import TrainingSet
 from revela.settings import Recipe, read_recipe
 from revela.types import Document
 from test_cli import TINY
@@ -69,8 +69,8 @@ def test_the_stages_of_dwell_parse(stage):
 def test_variants_differ_in_what_the_file_says_and_nothing_else(file, preset):
     recipes = recipes_of([preset], file, None)
     settings, variants = read_recipe(file)
-    base = Recipe.of(preset).flat() | settings
-    assert {name: recipe.flat() for name, recipe in recipes.items()} == {
+    base = Recipe.of(preset).to_dict() | settings
+    assert {name: recipe.to_dict() for name, recipe in recipes.items()} == {
         name: base | changes for name, changes in (variants or {preset: {}}).items()
     }
 
@@ -132,9 +132,9 @@ def test_variants_of_the_reading_are_trained_on_what_they_read(doing, tiny_lm_fo
 
 def test_a_training_set_is_not_that_of_another_reading():
     data = TrainingSet(Recipe.of(), [Document("d", "text")])
-    assert data.but(Recipe.of(seed=1)).documents is data.documents
+    assert data.replace(Recipe.of(seed=1)).documents is data.documents
     with pytest.raises(RevelaError, match=r"other settings of \[corpus\]"):
-        data.but(Recipe.of(near_duplicates=0))
+        data.replace(Recipe.of(near_duplicates=0))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
 def test_a_language_model_that_is_loaded_once_reads_what_was_found(
     retriever, tiny_lm_folder, tmp_path, monkeypatch
 ):
-    from revela.index import listwise
+    from revela.index import rerank_heads as listwise
 
     loaded, load, folder = [], listwise.load_language_model, tmp_path / "index"
 

@@ -8,8 +8,8 @@ import pytest
 
 from conftest import make_rows
 from revela import Index, RevelaError
-from revela.evaluation import choosing
-from revela.evaluation.choosing import Candidate, Choice
+from revela.evaluation import choose_model as choosing
+from revela.evaluation.choose_model import Candidate, Choice
 from revela.retriever.static import is_static
 from revela.weights import resolve
 

@@ -19,7 +19,7 @@ import torch
 import revela.cli as cli
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.groups.training_set import TrainingSet, default_queries_file
+from revela.groups.dataset import TrainingSet, default_queries_file
 from revela.settings import (
     OBJECTIVES,
     Recipe,
@@ -358,7 +358,7 @@ def test_bad_arguments_are_one_sentence(doing, tmp_path, arguments, message):
 def test_no_number_of_a_recipe_is_below_0():
     refused, numbers = set(), set()
     for objective in OBJECTIVES:
-        for name, default in Recipe.of(objective=objective).flat().items():
+        for name, default in Recipe.of(objective=objective).to_dict().items():
             if type(default) not in (int, float):
                 continue
             numbers.add(name)
@@ -464,7 +464,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(monkeypatch, doing, cor
         seen.update(recipes)
         raise RevelaError("stop")
 
-    monkeypatch.setattr("revela.evaluation.comparison.compare", stop)
+    monkeypatch.setattr("revela.evaluation.compare.compare", stop)
     (tmp_path / "r.toml").write_text("[objective]\ntau = 0.3\n[retriever]\nlora_rank = 7\n")
     code, _, err = doing("compare", corpus_file, f"--on {tmp_path} --out {tmp_path / 'o'}",
         f"--presets gated crop paper --recipe {tmp_path / 'r.toml'}",
@@ -475,7 +475,7 @@ def test_compare_puts_flags_and_recipe_over_every_preset(monkeypatch, doing, cor
     given = dict(tau=0.3, lora_rank=7) | dict(lora_rank=9, lm_lora=False)
     given["group_size"] = Recipe.of().groups.group_size
     for preset, recipe in seen.items():
-        flat = recipe.flat()
+        flat = recipe.to_dict()
         expected = {k: v for k, v in (presets()[preset] | given).items() if k in flat}
         assert {k: flat[k] for k in expected} == expected
         assert ("lm_lora" in flat) == (preset != "crop")
@@ -527,7 +527,7 @@ def test_a_setting_that_the_objective_does_not_read_is_refused(
 
 @pytest.mark.parametrize("preset", presets())
 def test_presets_set_what_their_objective_reads(preset):
-    flat = Recipe.of(preset).flat()
+    flat = Recipe.of(preset).to_dict()
     assert {k: flat[k] for k in presets()[preset]} == presets()[preset]
 
 
@@ -688,7 +688,7 @@ def test_one_of_several_processes_is_refused(
 
 
 def test_compare_deletes_nothing_that_it_did_not_make(tmp_path):
-    from revela.evaluation.comparison import compare
+    from revela.evaluation.compare import compare
 
     mine = tmp_path / "gated-0" / "notes.md"
     mine.parent.mkdir()
@@ -844,7 +844,7 @@ def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, doing, tmp_path):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
 
-    monkeypatch.setattr("revela.corpus.read.read_corpus", full)
+    monkeypatch.setattr("revela.corpus.load.read_corpus", full)
     flags = (f"--out {tmp_path / 'out'} --model embedded:minilm-l6",)
     code, _, err = doing("index", tmp_path, *flags)
     assert code == 2 and err.count("revela: ") == 1 and "x cannot be written (no space" in err

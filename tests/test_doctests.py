@@ -28,4 +28,4 @@ def test_examples_in_docstrings(saved_retriever, tmp_path, monkeypatch, name):
 
 
 def test_the_main_functions_have_examples():
-    assert {"revela", "revela.api", "revela.corpus.read", "revela.index.store"} <= set(MODULES)
+    assert {"revela", "revela.api", "revela.corpus.load", "revela.index.index"} <= set(MODULES)

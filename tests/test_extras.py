@@ -58,7 +58,7 @@ def connect_to_ray(folder):
 
 
 def import_benchmarks(folder):
-    importlib.import_module("revela.evaluation.benchmarks")
+    importlib.import_module("revela.evaluation.mteb")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def import_benchmarks(folder):
     ],
 )
 def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, use):
-    needs_it_at_import = "revela.evaluation.benchmarks"
+    needs_it_at_import = "revela.evaluation.mteb"
     for module in [m for m in sys.modules if m.split(".")[0] == package or m == needs_it_at_import]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)

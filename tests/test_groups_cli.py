@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import make_rows, tiny_retriever
-from revela.groups.folder import GroupFolder
+from revela.groups.store import GroupFolder
 from test_cli import TINY
 
 CUT = ("--chunk-words", "12", "--threads", "1", "--held-out", "0.2")

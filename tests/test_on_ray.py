@@ -24,17 +24,17 @@ import pytest
 from conftest import make_rows
 from revela import on_ray
 from revela.cli.flags import reader_of_parts
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.reading import READING
 from revela.errors import RevelaError
 from revela.files import writing
-from revela.groups.folder import GroupFolder
+from revela.groups.store import GroupFolder
 from revela.index import build_on_ray
 from revela.index.contexts import chosen_for
+from revela.index.index import Index
 from revela.index.manifest import Info, read_info
-from revela.index.statistics import Statistics
-from revela.index.store import Index
 from revela.index.table import Table, table_uri
+from revela.index.term_stats import Statistics
 from revela.on_ray import Cluster
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing

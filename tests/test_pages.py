@@ -262,6 +262,7 @@ def tiny_embedder(tiny_lm_folder, tmp_path_factory) -> Path:
 def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
     """Embedded models are tiny, and so is all training."""
     import revela.cli.flags
+    import revela.evaluation.evaluator  # whose defaults are the settings as they are
     import revela.settings
     import revela.weights
 
@@ -277,7 +278,7 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
             changes["max_queries"] = 16
         if recipe.training.check_questions:
             changes["check_questions"] = 5
-        return recipe.but(**changes), unread
+        return recipe.replace(**changes), unread
 
     monkeypatch.setattr(revela.settings.recipe, "merge", tiny_merge)
     monkeypatch.setattr(revela.cli.flags, "merge", tiny_merge)

@@ -18,9 +18,9 @@ import torch
 
 from conftest import make_rows
 from revela import Document, Retriever
-from revela.evaluation.beir import Collection, outcomes
+from revela.evaluation.evaluate import Collection, outcomes
+from revela.groups.dataset import training_chunks, training_rows
 from revela.groups.order import order_of_groups
-from revela.groups.training_set import training_chunks, training_rows
 from revela.settings import InBatch, Recipe, presets
 from revela.training.train import train
 

@@ -127,7 +127,7 @@ def test_sigterm_removes_temporary_folders(tmp_path):
     program = (
         "import sys, time\n"
         "from revela.cli.main import app, main\n"
-        "from revela.corpus.arrow_list import arrow_list\n"
+        "from revela.corpus.spool import arrow_list\n"
         "from revela.types import Document\n"
         "def wait(*_, **__):\n"
         "    documents = arrow_list(Document, [Document('a', 'text')])\n"

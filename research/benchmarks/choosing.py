@@ -27,12 +27,12 @@ from research.benchmarks.options import (
     folder_of,
     names_in,
 )
-from revela.corpus.read import read_corpus
-from revela.evaluation.beir import load_collection, outcomes
-from revela.evaluation.choosing import candidates_of, choose_model, encoder_of
+from revela.corpus.load import read_corpus
+from revela.evaluation.choose_model import candidates_of, choose_model, encoder_of
+from revela.evaluation.evaluate import load_collection, outcomes
 from revela.evaluation.label_free import with_bm25
 from revela.files import atomic_write
-from revela.groups.training_set import TrainingSet
+from revela.groups.dataset import TrainingSet
 from revela.settings import Recipe
 
 APART = 0.02  # nDCG@10 between two candidates whose order counts

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from research.benchmarks.hybrid import Kept, kept_of
 from research.benchmarks.options import RESEARCH, collections_parser, folder_of, names_in
-from revela.evaluation.beir import DEPTH, Collection, load_collection
+from revela.evaluation.evaluate import DEPTH, Collection, load_collection
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import RRF_K, WEIGHT, contrast

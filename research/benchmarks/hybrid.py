@@ -31,7 +31,7 @@ from research.benchmarks.options import (
     names_in,
 )
 from research.benchmarks.quality import SMOL, UNTRAINED, save_untrained
-from revela.evaluation.beir import (
+from revela.evaluation.evaluate import (
     DEPTH,
     Collection,
     hybrid,
@@ -43,8 +43,8 @@ from revela.evaluation.beir import (
 )
 from revela.evaluation.metrics import mean_scores
 from revela.index.exact import top_k
-from revela.index.listwise import QueryHeads, load_query_heads
-from revela.index.rerank import HEADS_DEPTH, encode_packed, rerank_listwise
+from revela.index.rerank_heads import QueryHeads, load_query_heads
+from revela.index.rerank_tokens import HEADS_DEPTH, encode_packed, rerank_listwise
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe

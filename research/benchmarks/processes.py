@@ -8,7 +8,7 @@ turns; the first line of a run's metrics is left out. "Waiting" is the share of 
 which it waits for the slowest, "sending" that in which gradients are added up.
 
 Without --data the text is the Python source installed on this machine. Results go to
-research/out/processes.json.
+research/out/distributed.json.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torch import distributed as dist
 from research.benchmarks.options import RESEARCH, parser_of
 from research.benchmarks.speed import SMOL, corpus
 from research.benchmarks.steps import Row, print_row
-from revela import processes
+from revela import distributed as distributed
 from revela.groups.corpora import build_groups
-from revela.groups.folder import GroupFolder
+from revela.groups.store import GroupFolder
 from revela.settings import Recipe
 from revela.training.train import train
 
@@ -39,28 +39,28 @@ LOG_EVERY = 2  # steps
 def child(arguments: argparse.Namespace) -> None:
     """Train, and leave beside the metrics where the time went."""
     spent = {"waiting": 0.0, "sending": 0.0}
-    add_gradients = processes.add_gradients
+    add_gradients = distributed.add_gradients
 
     def timed(parameters: list) -> None:
         began = time.perf_counter()
-        if processes.count() > 1:
+        if distributed.world_size() > 1:
             dist.barrier()
         waited = time.perf_counter()
         add_gradients(parameters)
         spent["waiting"] += waited - began
         spent["sending"] += time.perf_counter() - waited
 
-    processes.add_gradients = timed
-    recipe = recipe_of(arguments).but(
-        groups_per_step=processes.started(),
+    distributed.add_gradients = timed
+    recipe = recipe_of(arguments).replace(
+        groups_per_step=distributed.started(),
         max_steps=arguments.steps,
         log_every=LOG_EVERY,
         save_every=arguments.steps + 1,
         keep="last",
     )
-    with processes.joined():
+    with distributed.joined():
         outcome = train(recipe, GroupFolder(arguments.child), arguments.into)
-        if processes.is_first():
+        if distributed.is_rank_zero():
             shares = {name: seconds / (60 * outcome.minutes) for name, seconds in spent.items()}
             (arguments.into / "spent.json").write_text(json.dumps(shares))
 
@@ -122,7 +122,7 @@ def main() -> None:
         rows.append({"what": what, "form": form, **row, f"to_{first}": speed_up})
         print_row(rows[-1])
     (RESEARCH / "out").mkdir(exist_ok=True)
-    (RESEARCH / "out" / "processes.json").write_text(json.dumps(rows, indent=1))
+    (RESEARCH / "out" / "distributed.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -69,9 +69,9 @@ def save_untrained(
     """Save the backbone with a pooling, and with the label-free fit to the corpus if ``fit``, whose
     half for words is trained for so many steps (as by ``revela fit --steps``).
     """
-    from revela.corpus.read import read_corpus
+    from revela.corpus.load import read_corpus
     from revela.device import has_fast_bf16
-    from revela.groups.training_set import training_chunks
+    from revela.groups.dataset import training_chunks
     from revela.retriever.build import untrained_retriever
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.retriever.save import save_retriever

@@ -28,16 +28,16 @@ from pathlib import Path
 import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
-from revela.corpus.arrow_list import arrow_list
 from revela.corpus.chunk import chunk
-from revela.corpus.read import read_corpus
-from revela.evaluation.beir import load_collection
+from revela.corpus.load import read_corpus
+from revela.corpus.spool import arrow_list
+from revela.evaluation.evaluate import load_collection
 from revela.index.bm25 import BM25
-from revela.index.encode_corpus import metadata_columns
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, reciprocal_rank_fusion
+from revela.index.index import Index
+from revela.index.ingest import metadata_columns
 from revela.index.manifest import Info
-from revela.index.store import Index
 from revela.settings import Indexing
 from revela.types import Document, Vectors
 
@@ -103,7 +103,7 @@ def rerank(arguments: argparse.Namespace) -> None:
             if "made" in name and number >= 25:
                 continue
             index.info = replace(
-                index.info, settings=index.info.settings.but(keep_tokens="made" not in name)
+                index.info, settings=index.info.settings.replace(keep_tokens="made" not in name)
             )
             begun = time.perf_counter()
             index.search(query, 10, rerank="tokens" if "tokens" in name else None)

@@ -35,9 +35,9 @@ from pathlib import Path
 import torch
 
 from research.benchmarks.options import RESEARCH, parser_of
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.reading import Reading
-from revela.index.store import Index
+from revela.index.index import Index
 from revela.retriever.load import load_encoder
 from revela.types import Document, Encoder
 from revela.weights import resolve

@@ -23,13 +23,13 @@ from tqdm import tqdm
 
 from research.benchmarks.options import RESEARCH, collections_parser, corpus_of
 from revela.cli.index import index as make_index
-from revela.evaluation.beir import load_collection
+from revela.evaluation.evaluate import load_collection
 from revela.evaluation.metrics import mean_scores
 from revela.files import atomic_write
+from revela.index.index import Index
 from revela.index.manifest import INFO, read_info
-from revela.index.store import Index
 from revela.settings import Indexing
-from revela.types import evenly
+from revela.types import evenly_spaced
 
 K = 10
 WAYS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, fl
     if kept.is_file():
         return json.loads(kept.read_text())
     index, collection = index_of(folder, model, out / "index"), load_collection(folder)
-    chosen = evenly(len(collection.queries), queries or len(collection.queries))
+    chosen = evenly_spaced(len(collection.queries), queries or len(collection.queries))
     vectors = index.encoder.encode_queries([collection.queries[i] for i in chosen])
     runs: dict[str, dict[str, dict[str, float]]] = {way: {} for way in WAYS}
     for i, vector in zip(tqdm(chosen, folder.name, unit="query"), vectors, strict=True):

@@ -27,12 +27,12 @@ import torch
 from research.benchmarks.demo import sources
 from research.benchmarks.options import RESEARCH, corpus_of, parser_of
 from research.benchmarks.steps import Row, in_turn, print_row, ratio, timed
-from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all, sentences
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
+from revela.corpus.spool import ArrowList, arrow_list
 from revela.device import autocast, has_fast_bf16
 from revela.lm.language_model import load_tokenizer
-from revela.objectives.base import ChunkBatches, Parts
+from revela.objectives.base import BuildContext, ChunkBatches
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Recipe, presets
@@ -123,7 +123,7 @@ def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     made: dict[str, torch.Tensor] = {}
     for form in (READY, "without reading ahead", "ours"):
         budget, ends = Budget(recipe.training.max_steps), list[float]()
-        parts = Parts(recipe, model, [], chunks, CPU, False, count=budget.count)
+        parts = BuildContext(recipe, model, [], chunks, CPU, False, count=budget.count)
         collate = ChunkBatches(parts, load_tokenizer(folder), "first-half")
 
         def read(

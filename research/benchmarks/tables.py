@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from research.benchmarks.options import RESEARCH, collections_parser, folder_of, names_in
-from revela.evaluation.beir import Collection, load_collection, outcomes
+from revela.evaluation.evaluate import Collection, load_collection, outcomes
 from revela.files import atomic_write
 from revela.index.language import Analyzer
 from revela.retriever.word_table import word_table

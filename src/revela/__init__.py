@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from revela.api import Retriever
     from revela.errors import RevelaError
-    from revela.evaluation.beir import evaluate
-    from revela.evaluation.choosing import choose_model
+    from revela.evaluation.choose_model import choose_model
+    from revela.evaluation.evaluate import evaluate
     from revela.evaluation.evaluator import LabelFreeEvaluator
-    from revela.index.store import Index
+    from revela.index.index import Index
     from revela.retriever.fit import fit
     from revela.types import Document, Hit
 

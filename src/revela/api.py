@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from revela.corpus.arrow_list import Texts, arrow_list
+from revela.corpus.spool import Texts, arrow_list
 from revela.errors import RevelaError
 from revela.index.contexts import Choice, chosen_for
-from revela.index.encode_corpus import metadata_columns
-from revela.index.store import Index
+from revela.index.index import Index
+from revela.index.ingest import metadata_columns
 from revela.retriever.load import load_encoder
 from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
 from revela.types import Document, Vectors
@@ -25,9 +25,9 @@ from revela.weights import named_by_auto, resolve
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from revela.evaluation.choosing import Kind
+    from revela.evaluation.choose_model import Kind
     from revela.evaluation.label_free import HeldOutCheck
-    from revela.groups.training_set import TrainingSet
+    from revela.groups.dataset import TrainingSet
     from revela.retriever.card import Card
     from revela.training.train import Outcome
 
@@ -216,21 +216,21 @@ def train(
     """Read a corpus, hold documents out, train on the others, and save a retriever; ``command`` is
     for the model card.
     """
-    from revela.evaluation.choosing import candidates_of, choose_model
-    from revela.groups.training_set import TrainingSet
-    from revela.processes import is_first, joined, of_first
+    from revela.distributed import from_rank_zero, is_rank_zero, joined
+    from revela.evaluation.choose_model import candidates_of, choose_model
+    from revela.groups.dataset import TrainingSet
     from revela.training.record import model_of_run
-    from revela.training.refusals import refuse_at_once
     from revela.training.train import train as run
+    from revela.training.validate import check_recipe
 
     with joined():
-        refuse_at_once(recipe, out, resume)  # before a language model writes questions
+        check_recipe(recipe, out, resume)  # before a language model writes questions
         names = named_by_auto(recipe.retriever.model)
         if names is not None and resume:
-            recipe, names = recipe.but(model=model_of_run(out)), None
+            recipe, names = recipe.replace(model=model_of_run(out)), None
         if names is not None:
             candidates_of(names, TRAINABLE)
-        if is_first():
+        if is_rank_zero():
             data, check = read_training_set(recipe, corpus)
             given: dict[str, Any] = dict(check=check if check.tasks else None, bm25=check.bm25())
         else:
@@ -238,10 +238,12 @@ def train(
         given |= dict(corpus=", ".join(map(str, corpus)), command=command)
         if names is not None:
             how: dict[str, Any] = dict(kinds=TRAINABLE, recipe=recipe)
-            chosen = of_first(lambda: choose_model(data.documents, names, **how).candidate.model)
-            recipe = recipe.but(model=chosen)
+            chosen = from_rank_zero(
+                lambda: choose_model(data.documents, names, **how).candidate.model
+            )
+            recipe = recipe.replace(model=chosen)
         outcome = run(recipe, data, out, resume=resume, **given)
-        bm25 = of_first(lambda: given["bm25"])
+        bm25 = from_rank_zero(lambda: given["bm25"])
     systems = {
         "BM25": bm25,
         "untrained": outcome.untrained,
@@ -287,12 +289,12 @@ def fit(
     """Read a corpus, hold documents out, fit a raw language model to the others, and save it;
     ``command`` is for the model card.
     """
-    from revela.evaluation.choosing import candidates_of, choose_model
+    from revela.distributed import check_single_process
+    from revela.evaluation.choose_model import candidates_of, choose_model
     from revela.evaluation.label_free import check_by
     from revela.files import atomic_write
-    from revela.groups.training_set import TrainingSet
+    from revela.groups.dataset import TrainingSet
     from revela.index.language import check_language
-    from revela.processes import refuse_several
     from revela.retriever.fit import WORDS_TO_VECTORS
     from revela.retriever.save import save_retriever
     from revela.silence import silence_libraries
@@ -302,7 +304,7 @@ def fit(
     names, forms = named_by_auto(recipe.retriever.model), _forms(recipe, options)
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
-    refuse_several()
+    check_single_process()
     check_language(recipe.corpus.language)
     if names is None:
         folder = _language_model(recipe.retriever.model)
@@ -314,8 +316,8 @@ def fit(
         raise RevelaError("a fit takes two chunks of text or more: give more text")
     if names is not None:
         chosen = choose_model(data.documents, names, kinds=forms, recipe=recipe).candidate
-        recipe, static = recipe.but(model=chosen.model), chosen.kind == "table"
-        data, folder = data.but(recipe), resolve(chosen.model)
+        recipe, static = recipe.replace(model=chosen.model), chosen.kind == "table"
+        data, folder = data.replace(recipe), resolve(chosen.model)
     check = check_by(data.held_out, recipe)
     asked = check.describe() or "too few for a task, so the fit is not checked"
     log.info(f"held out {len(data.held_out):,} documents for the label-free check ({asked})")
@@ -338,7 +340,7 @@ def _card(
 
     unread = OF_LAYERS if static else ()
     recipe = data.recipe
-    flat = recipe.flat()
+    flat = recipe.to_dict()
     trained = ", trained to find the rest of a text by some of its words"
     if static:
         about = "a row for each word, begun as the mean of the input embeddings of its pieces"
@@ -432,7 +434,7 @@ def _check_options(recipe: Recipe, options: FitOptions) -> None:
 
 def _about_layers(recipe: Recipe) -> list[str]:
     """The settings of layers that are not as by default."""
-    given, default = recipe.flat(), Recipe().flat()
+    given, default = recipe.to_dict(), Recipe().to_dict()
     return [name for name in OF_LAYERS if given[name] != default[name]]
 
 
@@ -459,8 +461,8 @@ def _language_model(name: str) -> Path:
 def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingSet, HeldOutCheck]:
     """What is trained on, and the label-free check by what is held out; logs both."""
     from revela.evaluation.label_free import MIN_QUERIES, check_by
-    from revela.groups.query_lm import written_answers
-    from revela.groups.training_set import TrainingSet
+    from revela.groups.dataset import TrainingSet
+    from revela.groups.generated_queries import written_answers
     from revela.silence import silence_libraries
 
     silence_libraries()

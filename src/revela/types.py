@@ -27,7 +27,7 @@ def hash64(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def evenly(count: int, most: int = 1000) -> NDArray[np.int64]:
+def evenly_spaced(count: int, most: int = 1000) -> NDArray[np.int64]:
     """Indices of at most so many of ``count`` things, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
 

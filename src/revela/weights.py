@@ -62,7 +62,7 @@ NEW = "new:"
 "Begins the name of a model without training, which lm/encoder_decoder.py makes."
 
 AUTO = "auto"
-"Stands for a model that evaluation/choosing.py chooses; auto:NAME,NAME names candidates."
+"Stands for a model that evaluation/choose_model.py chooses; auto:NAME,NAME names candidates."
 
 EMBEDDED = {
     "embedded:smollm2-135m": Wheel(
@@ -201,7 +201,7 @@ def words_to_vectors_of(folder: Path) -> float:
     return max(1.0, float(found)) if isinstance(found, int | float) else 1.0
 
 
-def refuse_untrained_dimensions(folder: Path, dimensions: int) -> None:
+def check_dimensions(folder: Path, dimensions: int) -> None:
     """Raise RevelaError if a model was not trained for so few dimensions (0: all)."""
     listed = trained_dimensions(folder)
     if dimensions and dimensions not in listed:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from revela.corpus import arrow_list as store
-from revela.corpus.arrow_list import arrow_list
+from revela.corpus.spool import arrow_list
 from revela.types import Chunk, Document
 
 CHUNKS = [Chunk(i // 3, f"text {i} " * (i % 7)) for i in range(50)]
@@ -32,13 +32,13 @@ def test_reads_as_the_list_it_was_made_from(limit, monkeypatch):
     np.testing.assert_array_equal(kept.column("document"), owners)
     assert [n for array in kept.arrays("document") for n in array.to_pylist()] == owners
     for rows in ([0, 2, 3, 17, 40, 49], [], [49], [2, 2, 3], [40, 3]):
-        view = kept.chosen(rows)
+        view = kept.select(rows)
         assert list(view) == [CHUNKS[i] for i in rows]
         assert view.column("document").tolist() == [owners[i] for i in rows]
         assert kept.take(np.array(rows, np.int64), ["text"])["text"].to_pylist() == [
             CHUNKS[i].text for i in rows
         ]
-    some = kept.chosen([3, 40, 4]).chosen([1, 2])
+    some = kept.select([3, 40, 4]).select([1, 2])
     assert list(some) == [CHUNKS[40], CHUNKS[4]] and some.value(-1, "document") == 1
     assert some.take(np.array([1, 0]), ["document"])["document"].to_pylist() == [1, 13]
 
@@ -59,7 +59,7 @@ def test_nothing_is_a_sequence_too():
 def test_the_file_goes_with_the_last_view(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     kept = arrow_list(Chunk, CHUNKS)
-    view = kept.chosen([1])
+    view = kept.select([1])
     del kept
     assert list(tmp_path.iterdir()) and view[0] == CHUNKS[1]
     del view
@@ -68,7 +68,7 @@ def test_the_file_goes_with_the_last_view(tmp_path, monkeypatch):
 
 MEMORY = """
 from revela.corpus.chunk import chunk_all
-from revela.corpus.arrow_list import arrow_list
+from revela.corpus.spool import arrow_list
 from revela.types import Chunk, Document
 def memory():
     status = open("/proc/self/status").read().split()

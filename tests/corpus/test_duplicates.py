@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from revela.corpus import arrow_list as store
-from revela.corpus import duplicates
-from revela.corpus.arrow_list import arrow_list
-from revela.corpus.duplicates import (
+from revela.corpus import dedupe as duplicates
+from revela.corpus.dedupe import (
     FOUND,
     SHORTEST,
     SKETCH,
@@ -22,7 +21,8 @@ from revela.corpus.duplicates import (
     rows_of_band,
     shingles,
 )
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
+from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
 from revela.types import Document
 

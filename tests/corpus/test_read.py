@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.readers import common
 from revela.corpus.reading import Reading
 from revela.errors import RevelaError

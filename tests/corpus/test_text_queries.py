@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from revela.corpus.text_queries import (
+from revela.queries.from_text import (
     with_authors_words,
     with_first_sentences,
     with_telling_sentences,
@@ -125,7 +125,7 @@ def test_authors_words_are_docstrings_then_titles_then_a_telling_sentence():
 
 TELLING = """
 from conftest import make_rows
-from revela.corpus.text_queries import with_telling_sentences
+from revela.queries.from_text import with_telling_sentences
 from revela.types import Chunk
 chunks = [Chunk(i, row["text"]) for i, row in enumerate(make_rows(60, sentences=5))]
 print([c.query for c in with_telling_sentences(chunks)])

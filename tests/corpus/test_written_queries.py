@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from revela.corpus.written_queries import (
+from revela.errors import RevelaError
+from revela.queries.generated import (
     Answer,
     QueryFile,
     check_output,
     without_repeats,
     write_queries,
 )
-from revela.errors import RevelaError
 
 PASSAGE = (
     "The mitral valve has two leaflets. "
@@ -138,7 +138,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     path = tmp_path / "corpus.queries.jsonl"
     code = (
         "import sys; from pathlib import Path\n"
-        "from revela.corpus.written_queries import Answer, QueryFile\n"
+        "from revela.queries.generated import Answer, QueryFile\n"
         "file = QueryFile(Path(sys.argv[1]), 'tiny')\n"
         "for i in range(100): file.add([sys.argv[2] + str(i)], [Answer('why? ' * 3000)])\n"
     )

@@ -10,13 +10,13 @@ import pytest
 
 from revela import evaluate
 from revela.errors import RevelaError
-from revela.evaluation.beir import (
+from revela.evaluation.evaluate import (
     Collection,
-    labelled,
     load_collection,
     mean_outcomes,
     outcomes,
     reranked,
+    short_names,
     snapshot_of,
 )
 from revela.retriever.load import load_encoder
@@ -134,7 +134,7 @@ def test_evaluate_gives_the_scores_of_every_system_by_collection(tmp_path, monke
 
 
 def test_names_are_shortened_where_they_stay_apart():
-    found = labelled(["a/model", "b/model", "c/other"])
+    found = short_names(["a/model", "b/model", "c/other"])
     assert found == {"a/model": "a/model", "b/model": "b/model", "other": "c/other"}
 
 

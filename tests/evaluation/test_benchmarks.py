@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.evaluation.beir import load_collection, mean_outcomes
+from revela.evaluation.evaluate import load_collection, mean_outcomes
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
@@ -24,7 +24,7 @@ from tests.collection_folder import write_collection
 pytest.importorskip("mteb")
 import mteb
 
-from revela.evaluation.benchmarks import (
+from revela.evaluation.mteb import (
     MtebEncoder,
     evaluate_benchmarks,
     filed_as,

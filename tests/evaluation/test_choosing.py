@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from conftest import make_rows
 from revela import RevelaError, choose_model
-from revela.evaluation import choosing
-from revela.evaluation.choosing import Candidate, candidates_of, chosen_by
+from revela.evaluation import choose_model as choosing
+from revela.evaluation.choose_model import Candidate, candidates_of, chosen_by
 from revela.types import Document
 
 TOPICS, SHARED = 150, 4

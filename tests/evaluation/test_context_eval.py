@@ -11,7 +11,7 @@ import pytest
 
 from conftest import make_rows
 from revela import RevelaError, evaluate
-from revela.evaluation.beir import load_collection, mean_outcomes
+from revela.evaluation.evaluate import load_collection, mean_outcomes
 from revela.index.contexts import Context, sample_texts
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
@@ -80,7 +80,7 @@ def test_other_models_read_none(folder, saved_retriever, collections, read):
 
 def test_mteb_draws_from_the_tasks_corpus(folder, collections, read, tmp_path):
     pytest.importorskip("mteb")
-    from revela.evaluation.benchmarks import evaluate_benchmarks
+    from revela.evaluation.mteb import evaluate_benchmarks
 
     names, out = [str(path) for path in collections], tmp_path / "out"
     _, scores = evaluate_benchmarks([str(folder)], names, out, precision="fp32")
@@ -102,7 +102,7 @@ def test_mteb_draws_from_the_tasks_corpus(folder, collections, read, tmp_path):
 
 
 def test_a_judge_reads_each_collection(folder, collections, read, tmp_path, monkeypatch):
-    from revela.evaluation import comparison
+    from revela.evaluation import compare as comparison
 
     encoder, judged = load_encoder(folder, "fp32"), []
 

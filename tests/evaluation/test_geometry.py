@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
-from revela.evaluation.beir import Collection
+from revela.evaluation.evaluate import Collection
 from revela.evaluation.probes import geometry as g
 from revela.types import Document
 

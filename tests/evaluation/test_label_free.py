@@ -7,8 +7,7 @@ import zlib
 import numpy as np
 
 from conftest import make_rows
-from revela.corpus.arrow_list import arrow_list
-from revela.corpus.written_queries import Answer
+from revela.corpus.spool import arrow_list
 from revela.evaluation.label_free import (
     SENTENCES,
     HeldOutCheck,
@@ -18,11 +17,12 @@ from revela.evaluation.label_free import (
     tasks,
     tasks_among,
 )
-from revela.groups.training_set import split_held_out
+from revela.groups.dataset import split_held_out
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest
 from revela.index.fusion import fuse_scores
 from revela.index.language import Analyzer
+from revela.queries.generated import Answer
 from revela.types import Document
 
 DOCUMENTS = [Document(r["_id"], r["text"], r["title"]) for r in make_rows(40)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from revela.evaluation.beir import Collection, Outcome
+from revela.evaluation.evaluate import Collection, Outcome
 from revela.evaluation.significance import greatest_gains, margin, p_values, standings
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import make_rows
-from revela.groups.folder import GroupFolder
+from revela.groups.store import GroupFolder
 from test_cli import TINY, run
 
 SIZE, WIDTH = 4, 8

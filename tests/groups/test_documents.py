@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.groups.documents import (
+from revela.groups.strategies import (
     document_groups,
     mixed_groups,
     ordered_groups,

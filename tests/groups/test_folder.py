@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from revela.corpus.arrow_list import arrow_list
+from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
 from revela.groups import folder as shards
-from revela.groups.folder import GroupedCorpus, GroupFolder, is_group_folder, save_groups
+from revela.groups.store import GroupedCorpus, GroupFolder, is_group_folder, save_groups
 from revela.training.loop import row_batches
 from revela.types import Chunk, Document
 
@@ -32,7 +32,7 @@ def saved(out: Path, count: int = 100) -> tuple[GroupFolder, list[list[int]]]:
     groups = [list(range(i, i + SIZE)) for i in range(0, count * SIZE, SIZE)]
     groups = [g[::-1] for g in groups[1::2]] + groups[::2]  # not as they lie in the corpus
     held_out = [Document("held", "a text held out")]
-    corpus = GroupedCorpus(documents, held_out, rows.chosen(range(count * SIZE)), groups)
+    corpus = GroupedCorpus(documents, held_out, rows.select(range(count * SIZE)), groups)
     return save_groups(out, corpus, SIZE, {"seed": 0}), groups
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from conftest import make_rows
-from revela.corpus.arrow_list import arrow_list
-from revela.groups.folder import GroupedCorpus, save_groups
+from revela.corpus.spool import arrow_list
+from revela.groups.dataset import TrainingSet
+from revela.groups.generated_queries import chunks_to_ask
 from revela.groups.order import order_of_groups
-from revela.groups.query_lm import chunks_to_ask
-from revela.groups.training_set import TrainingSet
+from revela.groups.store import GroupedCorpus, save_groups
 from revela.settings import Recipe
 from revela.types import Chunk, Document
 

@@ -15,7 +15,7 @@ import pytest
 
 from revela.errors import RevelaError
 from revela.groups.corpora import build_groups
-from revela.groups.ready import group_members, holds_groups
+from revela.groups.prebuilt import group_members, holds_groups
 from revela.settings import Recipe
 
 LINES = [["a", "b", "c"], {"src": "posts", "text": ["d", "e", "f", "g"]}, ["h", "i", "j"]]

@@ -14,7 +14,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from revela.groups import similar as cluster
-from revela.groups.similar import greedy_path, order_by_similarity, paired
+from revela.groups.similarity import greedy_path, order_by_similarity, paired
 
 
 def points(count: int, width: int, seed: int) -> np.ndarray:

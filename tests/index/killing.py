@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from revela.files import writing
-from revela.index.store import Index
+from revela.index.index import Index
 from revela.types import Document
 from tests.index.letters import build, reopen, rows_of, wanted_rows
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from revela.corpus.arrow_list import arrow_list
 from revela.corpus.chunk import chunk
+from revela.corpus.spool import arrow_list
 from revela.index.bm25 import BM25
-from revela.index.encode_corpus import Added, metadata_columns
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH, fuse_scores
+from revela.index.index import Index
+from revela.index.ingest import Added, metadata_columns
 from revela.index.manifest import Info
-from revela.index.store import Index
 from revela.settings import Indexing
 from revela.types import Document, QueryTokens
 

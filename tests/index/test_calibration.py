@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from letters import Letters
 
-from revela.corpus.arrow_list import arrow_list
+from revela.corpus.spool import arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest
 from revela.index.fusion import fuse_scores
+from revela.index.index import Index
 from revela.index.manifest import PRIOR, Calibration, Info
-from revela.index.store import Index
 from revela.settings import Indexing
 from revela.types import Document
 

@@ -11,8 +11,8 @@ import pytest
 from conftest import make_rows
 from revela import Document, Retriever, RevelaError
 from revela.index.contexts import Context
+from revela.index.index import Index
 from revela.index.manifest import CONTEXT, INFO, read_info
-from revela.index.store import Index
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from tests.contextual import SLOTS, save_contextual
@@ -68,8 +68,8 @@ def drawn(retriever):
 
 
 def test_a_killed_build_goes_on_with_the_same_rows(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.index.encode_corpus.BATCH", 600)
-    monkeypatch.setattr("revela.index.encode_corpus.BATCH_DOCUMENTS", 4)
+    monkeypatch.setattr("revela.index.ingest.BATCH", 600)
+    monkeypatch.setattr("revela.index.ingest.BATCH_DOCUMENTS", 4)
 
     encoder = load_encoder(folder, "fp32")
 
@@ -128,7 +128,7 @@ def test_two_indices_of_one_retriever_do_not_disturb_each_other(retriever, tmp_p
 def test_fewer_documents_than_slots_leave_the_rest_null(retriever, tmp_path):
     index = retriever.index(DOCS[:1], tmp_path / "one")
     assert index.info.context["documents"] == 1
-    first = retriever.encoder.first_stage
+    first = retriever.encoder.context_encoder
     np.testing.assert_array_equal(index.context[1:], first.null_JD.numpy()[1:])
     assert np.abs(index.context[0] - first.null_JD.numpy()[0]).max() > 0.01
 

@@ -9,9 +9,9 @@ import pytest
 from letters import Letters, build, extend, rows_of
 
 from revela.errors import RevelaError
-from revela.index.encode_corpus import commits, metadata_columns, refuse_repeated
+from revela.index.index import Index
+from revela.index.ingest import check_repeated, commits, metadata_columns
 from revela.index.manifest import Info
-from revela.index.store import Index
 from revela.settings import Indexing
 from revela.types import Document
 
@@ -69,7 +69,7 @@ def test_bad_fields_are_one_sentence():
 
 def test_an_id_twice_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(RevelaError, match='two documents have the id "d1"'):
-        refuse_repeated(["d0", "d1", "d1"])
+        check_repeated(["d0", "d1", "d1"])
     with pytest.raises(RevelaError, match='two documents have the id "d0"'):
         build(tmp_path / "index", [Document("d0", "abc."), Document("d0", "def.")])
 

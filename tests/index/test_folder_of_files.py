@@ -18,7 +18,7 @@ from revela.corpus.parts import DocumentReader, parts_of
 from revela.corpus.readers import read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
-from revela.index import encode_corpus
+from revela.index import ingest as encode_corpus
 from revela.types import Document
 
 FILLER = "Much is said before the end of it comes. " * 30

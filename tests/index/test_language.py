@@ -18,9 +18,9 @@ from letters import Letters, build, documents, extend
 
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
+from revela.index.index import Index
 from revela.index.language import Analyzer, FormerEnglish, check_language, detect, normalised
 from revela.index.manifest import INFO
-from revela.index.store import Index
 from revela.types import Document
 
 TEXTS = {
@@ -158,7 +158,7 @@ def test_an_unknown_language_is_one_sentence(language):
 
 def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch, caplog):
     """Its passages are searched by LanceDB's English, and its statistics count the same."""
-    from revela.index import store
+    from revela.index import index as store
 
     monkeypatch.setattr(Index, "find_language", lambda self, texts: None)
     monkeypatch.setattr(store, "unfinished_in", lambda folder: None)
@@ -174,7 +174,7 @@ def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch, ca
 
 
 def build_former(folder: Path, docs: list[Document]) -> Index:
-    from revela.corpus.arrow_list import arrow_list
+    from revela.corpus.spool import arrow_list
     from revela.index.manifest import Info
     from revela.settings import Indexing
 

@@ -16,9 +16,9 @@ from transformers import LlamaForCausalLM
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.index import listwise
-from revela.index.listwise import HEADS, load_query_heads
-from revela.index.rerank import HEADS_DEPTH, HEADS_WEIGHT, rerank_listwise
+from revela.index import rerank_heads as listwise
+from revela.index.rerank_heads import HEADS, load_query_heads
+from revela.index.rerank_tokens import HEADS_DEPTH, HEADS_WEIGHT, rerank_listwise
 from revela.lm.heads import heads_from_file, save_heads
 from revela.lm.prompts import ASK, INTRODUCTION, LEAD
 from revela.weights import cache_folder, fingerprint

@@ -12,7 +12,7 @@ from revela.evaluation.metrics import mean_scores, per_query
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
 from revela.index.fusion import check_weight, fuse_scores, reciprocal_rank_fusion
-from revela.types import evenly
+from revela.types import evenly_spaced
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10), st.sampled_from([1, 90, 2**26]))
@@ -82,8 +82,12 @@ def test_a_weight_that_is_no_share_is_one_sentence(weight):
 
 
 def test_a_sample_is_even():
-    assert len(evenly(5000)) == 1000 and evenly(3).tolist() == [0, 1, 2] and len(evenly(0)) == 0
-    assert evenly(100, 5).tolist() == [0, 24, 49, 74, 99]
+    assert (
+        len(evenly_spaced(5000)) == 1000
+        and evenly_spaced(3).tolist() == [0, 1, 2]
+        and len(evenly_spaced(0)) == 0
+    )
+    assert evenly_spaced(100, 5).tolist() == [0, 24, 49, 74, 99]
 
 
 def test_best_bm25_score_is_what_a_text_of_nothing_else_comes_near_to():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from revela.corpus.written_queries import Prompting
 from revela.lm import generate as writer
+from revela.queries.generated import Prompting
 
 PROMPTING = Prompting("Passage: engine1. ", " Question:")
 

@@ -15,7 +15,7 @@ from revela.lm.heads import candidate_scores
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import QUESTION
 from revela.objectives.attention_distillation import AttentionLoss
-from revela.objectives.distillation import Start, standard
+from revela.objectives.distillation import Start, zscore
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of each group's text
 HEADS = [(2, 3), (0, 1), (2, 0)]
@@ -141,7 +141,7 @@ def test_it_learns_what_the_heads_say():
 
 
 def test_standard_scores():
-    scores = standard(torch.tensor([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]]))
+    scores = zscore(torch.tensor([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]]))
     want = torch.tensor([[-(1.5**0.5), 0.0, 1.5**0.5], [0.0, 0.0, 0.0]])
     torch.testing.assert_close(scores, want)
 

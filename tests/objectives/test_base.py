@@ -10,7 +10,7 @@ import torch
 
 from conftest import Embed, tiny_retriever
 from revela.objectives import distillation
-from revela.objectives.base import ChunkBatches, Parts, RetrieverLoss
+from revela.objectives.base import BuildContext, ChunkBatches, RetrieverLoss
 from revela.objectives.distillation import Start
 from revela.retriever.tokens import halves
 from revela.settings import Recipe
@@ -54,7 +54,7 @@ def test_the_query_side_is_what_the_setting_says(tiny_lm_folder, tiny_tokenizer,
     def queries(seed=0, epoch=0, order=(0, 1, 2)):
         """Of the texts in this order, by the text."""
         recipe = Recipe.of(lm_tokens=64, seed=seed, query_side=side)
-        parts = Parts(recipe, model, [], [], torch.device("cpu"), False)
+        parts = BuildContext(recipe, model, [], [], torch.device("cpu"), False)
         rows = [{"text": TEXTS[i], "document": 0, "row": i, "epoch": epoch} for i in order]
         batch = ChunkBatches(parts, tiny_tokenizer, side)(rows)
         masked = zip(batch["query_input_ids"], batch["query_attention_mask"], strict=True)

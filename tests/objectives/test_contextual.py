@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from conftest import make_rows, tiny_retriever
-from revela.corpus.arrow_list import arrow_list
+from revela.corpus.spool import arrow_list
 from revela.objectives import gradcache
-from revela.objectives.base import Parts
-from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
+from revela.objectives.base import BuildContext
+from revela.objectives.contextual import ContextBatches, Contextual, ContextualRetriever
 from revela.objectives.contrastive import ContrastiveLoss
 from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.context import add_context, filled, slot_ids
@@ -56,7 +56,7 @@ def sides_of(model, first, texts=6, documents=SLOTS):
 
 def wrapped(model, first, batch=0, dropout=0.0, null=0.0):
     model, first = copy.deepcopy((model, first))
-    retriever = Conditioned(model, dropout)
+    retriever = ContextualRetriever(model, dropout)
     loss = ContrastiveLoss(retriever, tau=TAU, retriever_batch=batch)
     return Contextual(loss, retriever, first, null=null, retriever_batch=batch), model, first
 
@@ -152,7 +152,7 @@ def test_null_contexts(tiny_lm_folder):
         contextual.eval()  # no slot is dropped when a retriever is used
         assert contextual(sides).item() != pytest.approx(losses[-1], abs=1e-9)
     with torch.no_grad():
-        retriever = Conditioned(model)
+        retriever = ContextualRetriever(model)
         retriever.read_context(first.null_JD, first.null_JD)
         expected = ContrastiveLoss(retriever, tau=TAU)(sides[:2]).item()
     assert losses == pytest.approx([expected] * 2, abs=1e-12)
@@ -181,7 +181,7 @@ def test_some_slots_of_some_texts_are_dropped(tiny_lm_folder):
 def test_with_widths(tiny_lm_folder):
     """Around Matryoshka the retriever still reads the batch's context."""
     model, first = parts_of(tiny_lm_folder, double=False)
-    retriever = Conditioned(model)
+    retriever = ContextualRetriever(model)
     loss = ContrastiveLoss(retriever, tau=TAU)
     contextual = Contextual(Matryoshka(loss, [4, 32]), retriever, first)
     contextual(sides_of(model, first)).backward()
@@ -196,7 +196,7 @@ ROWS = [Chunk(i // 4, f"text {i}") for i in range(40)]  # of ten documents
 def batches(first, source, corpora=()):
     recipe = Recipe.of(context=SLOTS, context_from=source, groups="cluster")
     counted, rows, device = [], arrow_list(Chunk, iter(ROWS)), torch.device("cpu")
-    parts = Parts(recipe, None, [], rows, device, False, counted.append, first, corpora)
+    parts = BuildContext(recipe, None, [], rows, device, False, counted.append, first, corpora)
     return ContextBatches(parts, lambda rows: {"query_x": torch.zeros(1)}, first), counted
 
 

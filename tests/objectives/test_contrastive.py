@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from conftest import Embed
-from revela.corpus.text_queries import number_of_query
 from revela.objectives.contrastive import (
     ContrastiveLoss,
     compared,
     info_nce,
     true_negatives,
 )
-from revela.objectives.gradcache import backward_now
+from revela.objectives.gradcache import detached_backward
+from revela.queries.from_text import query_hash
 
 
 def features(n: int, seed: int):
@@ -102,7 +102,7 @@ def test_a_passage_of_the_same_query_is_no_negative(group_size):
     """
     model, target = Embed(), torch.tensor([0, 1, 3, 4])
     queries = ["title", "title", "title", "another", "title", ""]
-    number = torch.tensor([number_of_query(text) for text in queries])
+    number = torch.tensor([query_hash(text) for text in queries])
     query, passage = features(4, 0), features(6, 1)
     side = {**query, "target": target, "allowed": allowed(target, group_size, number)}
     loss = ContrastiveLoss(model, tau=0.1)([side, passage])
@@ -196,7 +196,7 @@ def test_a_cut_loss_has_the_same_gradient_and_no_graph_of_its_own():
         inner.register_hook(lambda g: freed.append(len(freed)))
         return (inner @ y).sin().sum()
 
-    loss = backward_now(loss_of, a * 2, b)
+    loss = detached_backward(loss_of, a * 2, b)
     assert freed == [0]  # taken at once
     want = torch.autograd.grad(((a * 2).tanh() @ b).sin().sum(), a)[0]
     torch.testing.assert_close(torch.autograd.grad(loss, a)[0], want)

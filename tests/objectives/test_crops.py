@@ -9,7 +9,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.groups.training_set import windows
+from revela.groups.dataset import windows
 from revela.objectives.contrastive import MIN_WORDS, crop
 from revela.types import Chunk
 

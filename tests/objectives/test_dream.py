@@ -12,7 +12,7 @@ from conftest import Embed, tiny_config, train_by_sgd
 from revela.lm.heads import score_query_heads
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import ANSWER, QUESTION, Questions
-from revela.lm.streams import Memory
+from revela.lm.streams import KVCache
 from revela.objectives.dream import DreamLoss, Injection
 
 DOCUMENTS = [-1, 0, 0, 0, -1, 1, 1, -1, 2, 2, 2, 2, -1]  # of the candidates' text
@@ -66,7 +66,7 @@ def read_as_attention(asked_of, rows, counts):
     """
     query, earlier, own = attention_inputs()
     values = torch.eye(len(DOCUMENTS) + 5, dtype=torch.float64).expand(2, -1, -1)
-    memory = Memory({asked_of: earlier}, {asked_of: values[:, : len(DOCUMENTS)]})
+    memory = KVCache({asked_of: earlier}, {asked_of: values[:, : len(DOCUMENTS)]})
     plain = own_output(query, earlier, own, values, 0.5)
     return read(memory, rows, counts), plain, (query, own, values, 0.5)
 

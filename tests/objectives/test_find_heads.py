@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.objectives import find_heads as heads
 from revela.settings import Recipe
 

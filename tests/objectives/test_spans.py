@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from conftest import make_rows, tiny_retriever
 from revela.errors import RevelaError
 from revela.lm.encoder_decoder import new_encoder_decoder
-from revela.objectives.base import Parts
-from revela.objectives.spans import NO_TARGET, corrupt, random_parts, span_count
+from revela.objectives.base import BuildContext
+from revela.objectives.spans import NO_TARGET, corrupt, num_noise_spans, random_parts
 from revela.retriever.encode import without_padding
 from revela.retriever.lora import add_lora
 from revela.settings import Recipe
@@ -48,7 +48,7 @@ def test_spans_put_back_give_the_text(n, share, mean, seed):
         all(spans.values()) and list(spans) == [i for i in read if i < 0] == SENTINELS[: len(spans)]
     )
     assert not any(a < 0 and b < 0 for a, b in pairwise(read))  # none touch
-    assert len(spans) == (span_count(n, share, mean) if n > 1 else 0)
+    assert len(spans) == (num_noise_spans(n, share, mean) if n > 1 else 0)
 
 
 def test_share_and_mean_length_over_many_draws():
@@ -104,7 +104,7 @@ def built(folder, **changes):
     add_lora(model, 0, 1, 0.0)
     read = []
     device = torch.device("cpu")
-    parts = Parts(recipe, model, [], [], device, False, count=read.append, folder=folder)
+    parts = BuildContext(recipe, model, [], [], device, False, count=read.append, folder=folder)
     loss, batches = recipe.objective.build(parts)
     return SimpleNamespace(model=model, loss=loss, batches=batches, read=read)
 

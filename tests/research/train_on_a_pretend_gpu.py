@@ -22,7 +22,7 @@ import torch
 from sentence_transformers.base import model as sentence_transformers
 
 from revela import Retriever, packing
-from revela.evaluation.beir import Collection, outcomes
+from revela.evaluation.evaluate import Collection, outcomes
 from revela.evaluation.label_free import HeldOutCheck, tasks
 from revela.lm.encoder_decoder import EncoderDecoder
 from revela.objectives import find_heads

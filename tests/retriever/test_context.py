@@ -20,7 +20,7 @@ from revela.retriever.context import (
     SavedContext,
     add_context,
     draw_documents,
-    load_first_stage,
+    load_context_encoder,
     slot_ids,
     write_rows,
 )
@@ -70,7 +70,7 @@ def by_hand(model, role, text, rows_JD):
 def test_a_vector_is_equation_5(plain):
     model, first = contextual(plain)
     rows_JD = first.of_texts(TEXTS[4:])
-    encoder = RetrieverEncoder(model, bf16=False, first_stage=first).with_context_of(TEXTS[4:])
+    encoder = RetrieverEncoder(model, bf16=False, context_encoder=first).with_context_of(TEXTS[4:])
     encoders = {"query": encoder.encode_queries, "document": encoder.encode_passages}
     for role, encode in encoders.items():
         found = torch.from_numpy(encode(TEXTS[:4]))
@@ -129,7 +129,7 @@ def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_pa
     model, first = contextual(plain)
     rows_JD, folder = first.of_texts(TEXTS[4:]), tmp_path / "saved"
     save_retriever(model, folder, "", context=SavedContext(first, rows_JD, {"drawn from": "us"}))
-    encoder = RetrieverEncoder(model, bf16=False, first_stage=first)
+    encoder = RetrieverEncoder(model, bf16=False, context_encoder=first)
     own, other = encoder.with_context(rows_JD), encoder.with_context_of(TEXTS)
     stock, reader = (SentenceTransformer(str(path)) for path in (folder, folder / "context"))
     close = dict(atol=2e-7)
@@ -148,12 +148,12 @@ def test_a_saved_folder_is_the_same_in_stock_sentence_transformers(plain, tmp_pa
     np.testing.assert_array_equal(again.encode_passages(TEXTS), other.encode_passages(TEXTS))
     (folder / "context" / "rows.safetensors").write_bytes(b"")
     with pytest.raises(RevelaError, match="context is damaged"):
-        load_first_stage(folder)
+        load_context_encoder(folder)
 
 
 def test_an_encoder_with_another_context_leaves_the_first_alone(plain):
     model, first = contextual(plain)
-    encoder = RetrieverEncoder(model, bf16=False, first_stage=first)
+    encoder = RetrieverEncoder(model, bf16=False, context_encoder=first)
     before = encoder.encode_passages(TEXTS)
     other = encoder.with_context_of(TEXTS)
     assert np.abs(other.encode_passages(TEXTS) - before).max() > 1e-4

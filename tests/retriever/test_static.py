@@ -17,7 +17,7 @@ from small import tokenizer_of
 from tokenizers import Tokenizer, normalizers, processors
 
 from revela.errors import RevelaError
-from revela.index.store import Index
+from revela.index.index import Index
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.retriever.save import save_retriever

@@ -16,7 +16,7 @@ from small import tokenizer_of
 from revela.errors import RevelaError
 from revela.objectives.contrastive import info_nce
 from revela.retriever.encode import RetrieverEncoder
-from revela.retriever.lora import before_training
+from revela.retriever.lora import without_adapters
 from revela.retriever.save import save_retriever
 from revela.retriever.static import StaticEncoder
 from revela.retriever.trained_table import TrainedTable, TwoHalves, make_trainable
@@ -136,7 +136,7 @@ def test_before_training_is_what_the_cosines_were():
     features = model.preprocess(TEXTS[:2])
     first = F.cosine_similarity(*model(dict(features))["sentence_embedding"], dim=0)
     moved(model)
-    with before_training(model):
+    with without_adapters(model):
         again = F.cosine_similarity(*model(dict(features))["sentence_embedding"], dim=0)
     now = F.cosine_similarity(*model(dict(features))["sentence_embedding"], dim=0)
     torch.testing.assert_close(first, again)

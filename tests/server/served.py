@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from conftest import make_rows, tiny_retriever
-from revela.index.encode_corpus import metadata_columns
+from revela.index.index import Index
+from revela.index.ingest import metadata_columns
 from revela.index.manifest import Info
-from revela.index.store import Index
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import TokenCounter
 from revela.server import Limits

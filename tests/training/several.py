@@ -27,10 +27,10 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 import revela.training.train as training
-from revela import processes
+from revela import distributed as distributed
 from revela.cli.printing import print_log
 from revela.errors import RevelaError
-from revela.groups.folder import GroupFolder
+from revela.groups.store import GroupFolder
 from revela.settings import Recipe
 from revela.training.checkpoint import trainable_state
 from revela.training.loop import BatchReader
@@ -54,9 +54,9 @@ def watched(case: dict[str, Any], seen: dict[str, Any]) -> Iterator[None]:
     def advancing(progress):
         seen["steps"] += 1
         name, rank, step = case.get("signal") or (None, None, None)
-        if (processes.rank(), seen["steps"]) == (rank, step):
+        if (distributed.rank(), seen["steps"]) == (rank, step):
             signal.raise_signal(getattr(signal, name))
-        if (processes.rank(), seen["steps"]) == (1, 2) and case.get("fails") in failing:
+        if (distributed.rank(), seen["steps"]) == (1, 2) and case.get("fails") in failing:
             raise failing[case["fails"]]
         advance(progress)
 
@@ -64,7 +64,7 @@ def watched(case: dict[str, Any], seen: dict[str, Any]) -> Iterator[None]:
         seen["tensors"] = trainable_state(objective)
         shards = [p for p in objective.parameters() if isinstance(p, DTensor)]
         seen["sharded"] = sum(p.to_local().numel() for p in shards)
-        if case.get("fails") == "weights" and processes.rank() == 1 and step:
+        if case.get("fails") == "weights" and distributed.rank() == 1 and step:
             with torch.no_grad():
                 next(p for p in objective.parameters() if p.requires_grad).add_(1e-3)
         check(objective, step)
@@ -97,8 +97,8 @@ def run(case: dict[str, Any]) -> None:
         shutil.copytree(case["copy"], out)
     with watched(case, seen):
         try:
-            with processes.joined():
-                rank = processes.rank()
+            with distributed.joined():
+                rank = distributed.rank()
                 groups = case["groups"]
                 source = GroupFolder(Path(groups[rank] if isinstance(groups, list) else groups))
                 recipe, resume = Recipe.of(**case["settings"]), case.get("resume", False)

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from test_train import ctrl_c_after
 
 from conftest import make_rows
-from revela.corpus.written_queries import QueryFile
 from revela.errors import RevelaError
-from revela.evaluation import comparison
-from revela.groups import query_lm
-from revela.groups.query_lm import QueriesInTraining, QueryLM
-from revela.groups.training_set import TrainingSet
+from revela.evaluation import compare as comparison
+from revela.groups import generated_queries as query_lm
+from revela.groups.dataset import TrainingSet
+from revela.groups.generated_queries import GeneratedQueries, QueryLM
 from revela.lm import generate
 from revela.objectives.find_heads import rank_heads
+from revela.queries.generated import QueryFile
 from revela.settings import Recipe, presets
 from revela.training.metrics import Progress
 from revela.training.train import train
@@ -64,7 +64,7 @@ def asked(monkeypatch):
 def train_into(recipe, tmp_path):
     def run(name, file="q.jsonl", resume=False, documents=DOCUMENTS, **changes):
         data = TrainingSet(recipe, documents, queries_file=tmp_path / file)
-        return train(recipe.but(**changes), data, tmp_path / name, resume=resume)
+        return train(recipe.replace(**changes), data, tmp_path / name, resume=resume)
 
     return run
 
@@ -155,7 +155,7 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     words = ["ocean1", "garden1", "ocean1", "ocean0", "engine1", "engine1"]
     texts = [f"{word} is chunk {i} of them all." for i, word in enumerate(words)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
-    data = TrainingSet(recipe.but(chunk_words=30), documents, queries_file=tmp_path / "q.jsonl")
+    data = TrainingSet(recipe.replace(chunk_words=30), documents, queries_file=tmp_path / "q.jsonl")
     written = data.written
     groups = written.groups(lambda epoch: iter([[0, 1], [2, 3], [4, 5]]))
     first = groups(0)
@@ -184,8 +184,8 @@ def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, mon
     ],
 )
 def test_only_what_can_wait_is_written_late(recipe, tmp_path, asked, changes, late):
-    data = TrainingSet(recipe.but(**changes), DOCUMENTS, queries_file=tmp_path / "q.jsonl")
-    assert isinstance(data.written, QueriesInTraining) == late
+    data = TrainingSet(recipe.replace(**changes), DOCUMENTS, queries_file=tmp_path / "q.jsonl")
+    assert isinstance(data.written, GeneratedQueries) == late
     has_queries = any(data.rows.column("query"))
     assert has_queries == (not late and data.recipe.objective.reads == "queries")
     assert bool(asked) == (has_queries and data.recipe.queries.source == "lm")
@@ -201,8 +201,8 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
         raise ZeroDivisionError
 
     monkeypatch.setattr(comparison, "train", begun)
-    recipe = recipe.but(max_minutes=minutes)
-    data = TrainingSet(recipe.but(**presets()["crop"]), DOCUMENTS, queries_file=tmp_path / "q")
+    recipe = recipe.replace(max_minutes=minutes)
+    data = TrainingSet(recipe.replace(**presets()["crop"]), DOCUMENTS, queries_file=tmp_path / "q")
     check = SimpleNamespace(tasks=[None], bm25=dict)
     given = dict(seeds=[0], points=1, corpus="", command="")
     with pytest.raises(ZeroDivisionError):
@@ -216,7 +216,7 @@ def test_the_probe_of_heads_asks_as_many_as_it_reads_and_training_reads_the_same
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
     caplog.set_level("INFO", "revela")
     dream = {**presets()["dream"], "group_size": 8, "query_heads": 3}
-    _, ranking = rank_heads(recipe.but(**dream), DOCUMENTS, tmp_path / "heads.jsonl")
+    _, ranking = rank_heads(recipe.replace(**dream), DOCUMENTS, tmp_path / "heads.jsonl")
     few = 3 * query_lm.BLOCK
     assert len(ranking) == 16 and 64 <= len(asked) <= few
     assert "for those that look from a question to its answer, once" in caplog.text

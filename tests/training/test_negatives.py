@@ -12,15 +12,15 @@ import torch
 from test_train import ctrl_c_after, losses
 
 from conftest import Embed, make_rows
-from revela.corpus.arrow_list import arrow_list
-from revela.corpus.text_queries import number_of_query
+from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
 from revela.groups.corpora import build_groups
-from revela.groups.folder import GroupFolder
+from revela.groups.dataset import TrainingSet
 from revela.groups.order import order_of_groups
-from revela.groups.training_set import TrainingSet
+from revela.groups.store import GroupFolder
 from revela.index.bm25 import BM25
 from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
+from revela.queries.from_text import query_hash
 from revela.retriever.build import load_retriever
 from revela.settings import InfoNCE, Recipe, presets
 from revela.training.loop import sides
@@ -47,8 +47,7 @@ class Hashed:
     def encode_passages(self, texts, progress=False):
         self.read += len(texts)
         vectors = [
-            np.random.default_rng([self.seed, number_of_query(text)]).normal(size=6)
-            for text in texts
+            np.random.default_rng([self.seed, query_hash(text)]).normal(size=6) for text in texts
         ]
         return np.array([v / np.linalg.norm(v) for v in vectors], np.float32).reshape(-1, 6)
 
@@ -71,7 +70,7 @@ def judged_rows():
     rows = [Chunk(i, texts[i], queries[j]) for i in range(10) for j in (i, (i + 1) % 10)]
     relevant = {}
     for row in rows:
-        relevant.setdefault(number_of_query(row.query), set()).add(row.document)
+        relevant.setdefault(query_hash(row.query), set()).add(row.document)
     rows += [Chunk(i, texts[i]) for i in range(10, 20)]
     return SimpleNamespace(rows=arrow_list(Chunk, rows), relevant=relevant)
 
@@ -159,7 +158,7 @@ def made(rows, **more):
 
     def sides(queries, passages):
         def ids(texts):
-            numbers = [[number_of_query(w) % 397 + 3 for w in text.split()[:3]] for text in texts]
+            numbers = [[query_hash(w) % 397 + 3 for w in text.split()[:3]] for text in texts]
             return torch.tensor(numbers)
 
         return {"query_input_ids": ids(queries), "passage_input_ids": ids(passages)}
@@ -206,7 +205,7 @@ def test_positives_of_two_queries_in_a_group_are_no_negatives():
     chunks = [Chunk(0, "a b c", "one"), Chunk(1, "d e f", "two"), Chunk(1, "d e f", "one")]
     chunks += [Chunk(2, "g h i", "three"), Chunk(3, "j k l", "four")]
     answers = {"one": {0, 1}, "two": {1}, "three": {2}, "four": {3}}
-    relevant = {number_of_query(query): documents for query, documents in answers.items()}
+    relevant = {query_hash(query): documents for query, documents in answers.items()}
     found = QueryBatches(made(chunks, relevant=relevant), None)(as_rows(chunks, [0, 1, 3, 4]))
     assert found["query_allowed"].int().tolist() == [[1, 0, 1, 1], *[[1, 1, 1, 1]] * 3]
 
@@ -278,11 +277,11 @@ def test_a_resumed_run_reads_the_same_negatives(recipe, tmp_path, rounds):
 def test_a_refresh_sees_what_was_learned(recipe, tmp_path, rounds, monkeypatch):
     """All that rank best are drawn: the sets change with the weights, and with nothing else."""
     monkeypatch.setattr(InfoNCE, "mined_from", 2)
-    recipe = recipe.but(max_steps=3)
+    recipe = recipe.replace(max_steps=3)
     mined = {}
     for rate in (0.0, 3e-2):
         rounds.clear()
-        train(recipe.but(learning_rate=rate), DOCUMENTS, tmp_path / str(rate))
+        train(recipe.replace(learning_rate=rate), DOCUMENTS, tmp_path / str(rate))
         (_, first), (_, second) = rounds
         both = {}
         for name, drawn in (("first", first), ("second", second)):
@@ -305,7 +304,7 @@ PAIRS = [(f"q{i}", f"d{i % 12}", 1) for i in range(16)] + [("q0", "d5", 2), ("q1
 
 def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     folder = judged_folder(tmp_path / "judged", PAIRS)
-    recipe = recipe.but(pairs=str(folder), group_size=6, lm_tokens=40)
+    recipe = recipe.replace(pairs=str(folder), group_size=6, lm_tokens=40)
     data = TrainingSet(recipe, DOCUMENTS)
     chunks = list(data.rows)
     assert len(chunks) == 17 + 12 and len(data.asked) == 17
@@ -313,8 +312,8 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     assert [chunk.document for chunk in chunks[:17]] == sorted(c.document for c in chunks[:17])
     assert {c.document for c in chunks[17:]} == set(range(12, 24))
     assert not any(c.query for c in chunks[17:])
-    assert data.relevant[number_of_query("what is said of q0 here")] == {0, 5}
-    assert data.relevant[number_of_query("what is said of q1 here")] == {1}
+    assert data.relevant[query_hash("what is said of q0 here")] == {0, 5}
+    assert data.relevant[query_hash("what is said of q1 here")] == {1}
     for group in order_of_groups(recipe, data.asked)(0):
         owners = [chunks[i].document for i in group]
         assert len(set(owners)) == 6 and max(group) < 17
@@ -328,14 +327,14 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     mined = [(row, i) for _, drawn in rounds for row, *some in drawn.tolist() for i in some]
     assert any(chunks[i].document >= 12 for _, i in mined if i >= 0)
     for row, i in mined:
-        relevant = data.relevant[number_of_query(chunks[row].query)]
+        relevant = data.relevant[query_hash(chunks[row].query)]
         assert i < 0 or chunks[i].document not in relevant
     card = (tmp_path / "out" / "README.md").read_text()
     assert "trained on judged queries by [revela]" in card and f"judged, of {folder.name}" in card
     assert load_retriever(tmp_path / "out").max_seq_length == 64
-    without = TrainingSet(recipe.but(negatives=0), DOCUMENTS)
+    without = TrainingSet(recipe.replace(negatives=0), DOCUMENTS)
     assert len(without.rows) == 17
-    assert without.fingerprint != TrainingSet(recipe.but(pairs=""), DOCUMENTS).fingerprint
+    assert without.fingerprint != TrainingSet(recipe.replace(pairs=""), DOCUMENTS).fingerprint
 
 
 def test_judged_pairs_on_the_command_line(doing, corpus_file, tmp_path):
@@ -368,7 +367,7 @@ def test_what_cannot_be_mined_or_read(recipe, tmp_path, monkeypatch, changes, se
     monkeypatch.chdir(tmp_path)
     judged_folder(tmp_path / "judged", PAIRS)
     with pytest.raises(RevelaError, match=sentence):
-        train(recipe.but(**changes), DOCUMENTS, tmp_path / "out")
+        train(recipe.replace(**changes), DOCUMENTS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -377,4 +376,4 @@ def test_stored_groups_have_no_judged_pairs_and_crops_need_none(recipe, corpus_f
         Recipe.of("crop", pairs="x")
     build_groups(recipe, [corpus_file], tmp_path / "groups", [], None)
     with pytest.raises(RevelaError, match=r"--pairs needs whole documents, and .* holds groups of"):
-        TrainingSet(recipe.but(pairs="judged"), GroupFolder(tmp_path / "groups"))
+        TrainingSet(recipe.replace(pairs="judged"), GroupFolder(tmp_path / "groups"))

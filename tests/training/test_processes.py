@@ -20,13 +20,13 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.run import parse_args
 
-from revela import processes
+from revela import distributed as distributed
 from revela.cli.flags import settings_flags
 from revela.errors import RevelaError
 from revela.groups.corpora import build_groups
 from revela.retriever.build import load_retriever
 from revela.settings import OBJECTIVES, Recipe, presets
-from revela.training.refusals import refuse_at_once
+from revela.training.validate import check_recipe
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes need two GPUs")
 
@@ -301,11 +301,11 @@ REFUSALS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", REFUSALS)
 def test_settings_that_two_processes_cannot_have(tmp_path, monkeypatch, message):
     with pytest.raises(RevelaError, match="--shard-lm deals the LM out to several processes"):
-        refuse_at_once(Recipe.of(shard_lm=True), tmp_path / "out", resume=False)
-    monkeypatch.setattr(processes, "count", lambda: 2)
+        check_recipe(Recipe.of(shard_lm=True), tmp_path / "out", resume=False)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
     recipe = Recipe.of(**{"groups_per_step": 2, **REFUSALS[message]})
     with pytest.raises(RevelaError, match=message):
-        refuse_at_once(recipe, tmp_path / "out", resume=False)
+        check_recipe(recipe, tmp_path / "out", resume=False)
 
 
 def test_torchrun_lets_every_flag_through():
@@ -318,9 +318,9 @@ def test_torchrun_lets_every_flag_through():
 
 def test_each_process_takes_its_share_of_the_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert (processes.cores(0), processes.cores(3)) == (8, 3)
+    assert (distributed.cores(0), distributed.cores(3)) == (8, 3)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert (processes.cores(0), processes.cores(3)) == (2, 3)
+    assert (distributed.cores(0), distributed.cores(3)) == (2, 3)
 
 
 def command(case: dict[str, Any], **changes: Any) -> list[str]:
@@ -383,7 +383,7 @@ def test_on_the_command_line(both, case, cache, tmp_path):
 
 
 def test_raw_text_is_refused(doing, case, corpus_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.groups.training_set.count", lambda: 2)
+    monkeypatch.setattr("revela.groups.dataset.count", lambda: 2)
     given = {**case(tmp_path / "out", STOPS), "groups": str(corpus_file)}
     code, _, errors = doing(*command(given)[2:])
     assert code == 2 and errors.count("\n") == 1

@@ -7,16 +7,16 @@ import json
 import pytest
 
 from conftest import make_rows
-from revela.corpus.arrow_list import arrow_list
+from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
-from revela.groups.folder import GroupedCorpus, save_groups
-from revela.groups.training_set import TrainingSet
+from revela.groups.dataset import TrainingSet
+from revela.groups.store import GroupedCorpus, save_groups
 from revela.settings import Recipe
 from revela.training.record import (
     FREE_WHEN_DONE,
     RUN_FILE,
+    check_another,
     checkpoint_to_resume,
-    refuse_another,
     remove_begun,
     settings_of,
     write_record,
@@ -56,10 +56,10 @@ def test_something_else_is_refused(begun, changes, digest, message):
 
 
 def test_a_finished_run_is_done_with_its_own_limits_only(begun):
-    refuse_another(settings(save_every=1), "one", begun, FREE_WHEN_DONE)
+    check_another(settings(save_every=1), "one", begun, FREE_WHEN_DONE)
     message = r"other settings \(max_minutes\): give the same, or another --out"
     with pytest.raises(RevelaError, match=message):
-        refuse_another(settings(max_minutes=1.0), "one", begun, FREE_WHEN_DONE)
+        check_another(settings(max_minutes=1.0), "one", begun, FREE_WHEN_DONE)
 
 
 def test_only_what_a_run_began_is_removed(begun):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from test_train import assert_resume_equals_unbroken, losses
 
 from conftest import make_rows
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.lm.encoder_decoder import FOLDER, load_encoder_decoder
 from revela.retriever.build import load_retriever
@@ -93,14 +93,14 @@ def test_resume_equals_unbroken(documents, tmp_path):
 
 def test_training_goes_on_from_a_run(run_of_spans, documents, tmp_path):
     """The loss goes on where it was, and both sides are trained."""
-    more = SPANS.but(model=str(run_of_spans), max_steps=2)
+    more = SPANS.replace(model=str(run_of_spans), max_steps=2)
     train(more, documents, tmp_path / "more")
     fresh, first = losses(run_of_spans)[1], losses(tmp_path / "more")[1]
     assert first < fresh - 0.1
     before, after = (load_encoder_decoder(f, False) for f in (run_of_spans, tmp_path / "more"))
     pairs = zip(before.parameters(), after.parameters(), strict=True)
     assert all(not torch.equal(a, b) for a, b in pairs)
-    whole = SPANS.but(model=str(run_of_spans / FOLDER), max_steps=2)
+    whole = SPANS.replace(model=str(run_of_spans / FOLDER), max_steps=2)
     train(whole, documents, tmp_path / "whole")
     assert losses(tmp_path / "whole") == losses(tmp_path / "more")
 

@@ -19,11 +19,11 @@ from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from conftest import TOPICS, make_rows
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
+from revela.groups.dataset import training_chunks
 from revela.groups.order import IterativeGroups
-from revela.groups.training_set import training_chunks
 from revela.lm.heads import save_heads
 from revela.objectives.base import ChunkBatches
 from revela.objectives.revela import RevelaLoss
@@ -51,7 +51,7 @@ CDE = presets()["cde"] | {"surrogate": ""}
 
 @pytest.fixture
 def recipe(tiny_lm_folder):
-    return TINY.but(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
+    return TINY.replace(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, m
     """The LM is frozen, so only a better choice of what to read can lower its loss."""
     monkeypatch.setattr(InBatch, "gate_first_layer", 0.0)
     documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
-    recipe = TINY.but(
+    recipe = TINY.replace(
         model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30,
         learning_rate=1e-3, group_size=16, chunk_words=9, gate=0.5, gate_heads=0,
         tau=0.5, whitening=0.0, token_weighting=0.0, lexical=0.0,
@@ -143,7 +143,7 @@ RESUMED = {
 @pytest.mark.parametrize("name", RESUMED)
 def test_resume_equals_unbroken(recipe, documents, tiny_lm_folder, tmp_path, name):
     files = {"cde": 7, "all weights": 4}.get(name, 1)
-    assert_resume_equals_unbroken(recipe.but(**RESUMED[name]), documents, tmp_path, files)
+    assert_resume_equals_unbroken(recipe.replace(**RESUMED[name]), documents, tmp_path, files)
     if name == "all weights":
         start = load_file(tiny_lm_folder / "model.safetensors")
         found = load_file(tmp_path / "whole" / "model.safetensors")
@@ -162,7 +162,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_last_good_checkpoint(
         zero = sum(p.sum() for p in self.model.parameters() if p.requires_grad) * 0
         return original(self, features) + (zero.sqrt() if calls == 4 else zero)
 
-    out, recipe = tmp_path / "out", recipe.but(save_every=2, log_every=100)
+    out, recipe = tmp_path / "out", recipe.replace(save_every=2, log_every=100)
     with monkeypatch.context() as patch:
         patch.setattr(RevelaLoss, "forward", forward)
         message = "the loss or its gradient was not finite at step 4 .*: give a lower --learning"
@@ -187,7 +187,9 @@ def test_only_the_transformer_is_under_bf16_autocast(recipe, documents, tmp_path
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
     try:
-        train(recipe.but(precision="bf16", max_steps=1), documents, tmp_path / "out", check=check)
+        train(
+            recipe.replace(precision="bf16", max_steps=1), documents, tmp_path / "out", check=check
+        )
     finally:
         hook.remove()
     rest = [modules.Pooling, modules.Dense, modules.WordWeights, modules.WordEmbeddings]
@@ -217,7 +219,7 @@ def test_a_second_ctrl_c_stops_at_once(recipe, documents, tmp_path, monkeypatch)
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Progress, "advance", ctrl_c_after(3, presses=2))
     with pytest.raises(KeyboardInterrupt):
-        train(recipe.but(save_every=2), documents, tmp_path / "out")
+        train(recipe.replace(save_every=2), documents, tmp_path / "out")
     assert [p.name for p in saved_checkpoints(tmp_path / "out" / "checkpoints")] == ["checkpoint-2"]
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -225,7 +227,7 @@ def test_a_second_ctrl_c_stops_at_once(recipe, documents, tmp_path, monkeypatch)
 def test_a_checkpoint_is_tensors_and_json(recipe, documents, tmp_path, monkeypatch):
     """No pickle, which could run code; and a parameter's moments stand under its name."""
     monkeypatch.setattr(Progress, "advance", ctrl_c_after(2))
-    train(recipe.but(**LEARNED), documents, tmp_path / "out")
+    train(recipe.replace(**LEARNED), documents, tmp_path / "out")
     (folder,) = saved_checkpoints(tmp_path / "out" / "checkpoints")
     assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
     moments = load_file(folder / "optimizer.safetensors")
@@ -276,14 +278,14 @@ class Scripted:
     ],
 )
 def test_the_state_with_the_best_check_is_saved(recipe, documents, tmp_path, keep, scores, kept):
-    recipe = recipe.but(check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
+    recipe = recipe.replace(check_every=3, save_every=2, keep=keep, learning_rate=1e-2)
     outcome = train(recipe, documents, tmp_path / "out", check=Scripted(scores))
     assert (outcome.kept, outcome.steps) == (kept, 6)
     assert outcome.after == {"task": scores[1 + kept // 3]}
-    same = recipe.but(keep="last", check_every=0, max_steps=6)
+    same = recipe.replace(keep="last", check_every=0, max_steps=6)
     saved = load_file(tmp_path / "out" / "model.safetensors")
     if kept == 0:  # LoRA starts at zero: nothing was learned
-        train(same.but(learning_rate=0.0), documents, tmp_path / "other")
+        train(same.replace(learning_rate=0.0), documents, tmp_path / "other")
     else:
         train(same, documents, tmp_path / "other")
     other = load_file(tmp_path / "other" / "model.safetensors")
@@ -296,12 +298,12 @@ def test_a_sentence_transformers_model_keeps_its_own_layers_and_prompts(
     def dense(model):
         return [m.linear.weight.clone() for m in model if isinstance(m, modules.Dense)]
 
-    train(recipe.but(max_steps=1, lexical=0.0), documents, tmp_path / "first")
+    train(recipe.replace(max_steps=1, lexical=0.0), documents, tmp_path / "first")
     model = SentenceTransformer(str(tmp_path / "first"))
     model.insert(len(model) - 1, modules.Dense(model.get_embedding_dimension(), 8))
     model.prompts = {"query": "Q: ", "document": ""}
     model.save(str(tmp_path / "own"))
-    settings = recipe.but(model=str(tmp_path / "own"), learning_rate=0.0, max_steps=1)
+    settings = recipe.replace(model=str(tmp_path / "own"), learning_rate=0.0, max_steps=1)
     train(settings, documents, tmp_path / "out")
     after = SentenceTransformer(str(tmp_path / "out"))
     assert after.prompts["query"] == "Q: " and not after.prompts["document"]
@@ -312,7 +314,7 @@ def test_a_resumed_run_remembers_the_best_state_and_what_it_was_begun_with(
     recipe, documents, tmp_path
 ):
     """And run.json says so."""
-    recipe = recipe.but(check_every=2, save_every=1, learning_rate=1e-2)
+    recipe = recipe.replace(check_every=2, save_every=1, learning_rate=1e-2)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(recipe, documents, whole, check=Scripted([0, 0.1, 0.5, 0.3, 0.2]))
     told = {"corpus": "a folder", "bm25": {"task": 0.4}}
@@ -359,7 +361,7 @@ def test_all_that_is_trained_is_clipped_together(recipe, documents, tmp_path, mo
 
     monkeypatch.setattr(RevelaLoss, "forward", steep)
     monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
-    recipe = recipe.but(lm_lora=True, max_steps=2)
+    recipe = recipe.replace(lm_lora=True, max_steps=2)
     train(recipe, documents, tmp_path / "out")
     assert norms == pytest.approx([1, 1], abs=1e-3)
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
@@ -386,7 +388,7 @@ OBJECTIVES = {
 def test_an_objective_learns(recipe, documents, tmp_path, name):
     settings = {**presets()[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 20}
     out = tmp_path / "out"
-    train(recipe.but(**settings, learning_rate=2e-3), documents, out)
+    train(recipe.replace(**settings, learning_rate=2e-3), documents, out)
     found = list(losses(out).values())
     assert len(found) == 20 and sum(found[-7:]) < sum(found[:7])
     model = load_retriever(out)
@@ -412,7 +414,7 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_refusals_are_one_sentence_and_leave_nothing(recipe, documents, tmp_path, changes, message):
     with pytest.raises(RevelaError, match=message):
-        train(recipe.but(**changes), documents, tmp_path / "out")
+        train(recipe.replace(**changes), documents, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -428,7 +430,7 @@ def test_what_a_run_says_and_leaves(
 ):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     caplog.set_level("INFO", "revela")
-    recipe = recipe.but(**{**presets()[name], "group_size": 8, "max_steps": 1})
+    recipe = recipe.replace(**{**presets()[name], "group_size": 8, "max_steps": 1})
     train(recipe, documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"\n{sentence.format(Path(recipe.retriever.model).name)}\n" in card and "revela" in card
@@ -445,7 +447,7 @@ def test_what_a_run_says_and_leaves(
 def test_every_objective_says_what_it_learns_from():
     for name in NAMES:
         objective = objective_class(name)()
-        sentence = objective.learned_from.format(**Recipe.of(objective=objective).flat())
+        sentence = objective.learned_from.format(**Recipe.of(objective=objective).to_dict())
         assert objective.name == name and "{" not in sentence
 
 
@@ -461,7 +463,7 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
             return np.array(counts, dtype=np.float32)
 
     rows = training_chunks(recipe, documents)
-    recipe = recipe.but(groups="iterative", refresh_every=10)
+    recipe = recipe.replace(groups="iterative", refresh_every=10)
     groups = IterativeGroups(recipe, rows, ByWord(), tmp_path)
     first, second = list(groups(0)), list(groups(1))
     assert len(first) == len(second) == 10 and first != second
@@ -477,13 +479,13 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
 @pytest.mark.parametrize("name", ["infonce", "crop"])
 def test_another_model_finds_false_negatives(recipe, documents, tmp_path, name):
     """The tiny decoder is its own surrogate, once Sentence Transformers can open its folder."""
-    train(recipe.but(max_steps=1), documents, tmp_path / "surrogate")
+    train(recipe.replace(max_steps=1), documents, tmp_path / "surrogate")
     settings = {**presets()[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 1}
-    recipe = recipe.but(**settings)
+    recipe = recipe.replace(**settings)
     found = []
     for changes in ({}, {"surrogate": str(tmp_path / "surrogate")}):
         out = tmp_path / f"out-{len(found)}"
-        train(recipe.but(**changes), documents, out)
+        train(recipe.replace(**changes), documents, out)
         found.append(losses(out)[1])
     assert found[0] > found[1]
 
@@ -492,19 +494,19 @@ def test_dream_takes_heads_from_a_file_and_refuses_another_model_s(
     recipe, taught_lm_folder, documents, tmp_path, caplog
 ):
     settings = {**presets()["dream"], **OBJECTIVES["dream"], "group_size": 8, "max_steps": 1}
-    recipe = recipe.but(**settings)
+    recipe = recipe.replace(**settings)
     caplog.set_level("INFO", "revela")
     mine, other = tmp_path / "mine.json", tmp_path / "other.json"
     ranked = [(3, 1, 0.9), (0, 2, 0.5), (1, 1, 0.1), (1, 2, 0.0)]
     save_heads(mine, "tiny", resolve(recipe.lm.model), ranked)
-    train(recipe.but(heads=str(mine)), documents, tmp_path / "out")
+    train(recipe.replace(heads=str(mine)), documents, tmp_path / "out")
     assert "3 heads that look from questions to answers: 3-1 0-2 1-1" in caplog.messages
     save_heads(other, "another", resolve(str(taught_lm_folder)), [(0, 0, 1.0)])
     none = tmp_path / "none.json"
     refused = {other: "ranks the heads of another", none: "is not a ranking of heads"}
     for file, message in refused.items():
         with pytest.raises(RevelaError, match=message):
-            train(recipe.but(heads=str(file)), documents, tmp_path / "no")
+            train(recipe.replace(heads=str(file)), documents, tmp_path / "no")
         assert not (tmp_path / "no").exists()
 
 
@@ -532,7 +534,7 @@ def test_metrics_go_to_a_tracker(recipe, documents, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tracking, "_available_trackers", [tracking.LoggerType.TENSORBOARD])
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
-    recipe = recipe.but(max_steps=2, track="tensorboard", matryoshka=(8,))
+    recipe = recipe.replace(max_steps=2, track="tensorboard", matryoshka=(8,))
     out = tmp_path / "out"
     train(recipe, documents, out, check=Scripted([0, 0.1, 0.5]), judge=Scripted([0.2, 0.3]))
     name, settings, *lines, end = tracked
@@ -550,7 +552,7 @@ def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path,
 
     monkeypatch.setattr(tracking, "_available_trackers", [])
     with pytest.raises(RevelaError, match="--track wandb needs its package: install it by pip"):
-        train(recipe.but(track="wandb"), documents, tmp_path / "out")
+        train(recipe.replace(track="wandb"), documents, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -558,7 +560,7 @@ def test_a_tracker_that_is_not_installed_is_refused(recipe, documents, tmp_path,
 def test_a_retriever_that_may_be_cut_says_so(recipe, documents, tmp_path, name):
     settings = {**presets()[name], **OBJECTIVES.get(name, {}), "group_size": 8, "max_steps": 2}
     out = tmp_path / "out"
-    train(recipe.but(**settings, matryoshka=(4, 16)), documents, out)
+    train(recipe.replace(**settings, matryoshka=(4, 16)), documents, out)
     model = load_retriever(out)
     saved = json.loads((out / "config_sentence_transformers.json").read_text())
     assert saved["matryoshka_dims"] == [4, 16, model.get_embedding_dimension()]
@@ -573,7 +575,7 @@ def test_a_contextual_retriever_uses_its_context(recipe, documents, tmp_path):
     for source in ("batch", "constant"):
         settings = CDE | {"queries": "telling-sentence", "chunk_words": 30}
         changes = {"group_size": 8, "context": 4, "context_from": source, "lexical": 0.0}
-        changed = recipe.but(**settings | changes, learning_rate=3e-3, max_steps=20)
+        changed = recipe.replace(**settings | changes, learning_rate=3e-3, max_steps=20)
         train(changed, documents, tmp_path / source)
         encoder = load_encoder(tmp_path / source, "fp32")
         one, other = (encoder.with_context_of(some).encode_passages(["market1"]) for some in words)
@@ -587,9 +589,9 @@ def test_a_contextual_retriever_uses_its_context(recipe, documents, tmp_path):
 def test_a_context_goes_around_every_objective(recipe, documents, tmp_path, name):
     """Its head and its anchors are trained by whatever the objective is."""
     changes = SMALL | {"max_steps": 2}
-    recipe = recipe.but(**presets()[name] | changes, context=3)
+    recipe = recipe.replace(**presets()[name] | changes, context=3)
     if recipe.objective.reads == "queries":
-        recipe = recipe.but(**ASKED)
+        recipe = recipe.replace(**ASKED)
     train(recipe, documents, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "context" / "rows.safetensors")
     table = load_retriever(tmp_path / "out")[0].model.get_input_embeddings().weight
@@ -622,7 +624,7 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_and_leaves_nothing(
 
 def test_a_folder_killed_before_run_json_was_written_is_free(recipe, documents, tmp_path):
     (tmp_path / "out" / ".run.json-abcd").mkdir(parents=True)
-    train(recipe.but(max_steps=1), documents, tmp_path / "out")
+    train(recipe.replace(max_steps=1), documents, tmp_path / "out")
     assert not list((tmp_path / "out").glob(".*"))
 
 
@@ -636,7 +638,7 @@ def test_two_runs_do_not_write_to_one_folder(recipe, documents, tmp_path):
             train(recipe, documents, out)
         return {"task": 0.0}
 
-    train(recipe.but(max_steps=1), documents, out, check=check)
+    train(recipe.replace(max_steps=1), documents, out, check=check)
     assert (out / "modules.json").is_file() and not list(out.glob(".*"))
 
 

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer import modules
 from test_train import TINY, assert_resume_equals_unbroken, losses
 
 from conftest import make_rows
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.index.language import Analyzer
 from revela.objectives.contrastive import ContrastiveLoss
@@ -59,7 +59,7 @@ def table_folder(tmp_path_factory, tiny_lm_folder):
 
 @pytest.fixture
 def recipe(table_folder, tiny_lm_folder):
-    return TINY.but(model=str(table_folder), lm=str(tiny_lm_folder), max_steps=3)
+    return TINY.replace(model=str(table_folder), lm=str(tiny_lm_folder), max_steps=3)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def documents(corpus_file):
 @pytest.mark.parametrize("case", CASES)
 def test_every_objective_trains_a_table(recipe, documents, table_folder, tmp_path, case):
     out, before = tmp_path / "out", load_encoder(table_folder, "auto")
-    recipe = recipe.but(**settings_of(case) | {"learning_rate": 1e-3, "max_steps": 3})
+    recipe = recipe.replace(**settings_of(case) | {"learning_rate": 1e-3, "max_steps": 3})
     train(recipe, documents, out)
     assert sorted(losses(out)) == [1, 2, 3] and all(np.isfinite(list(losses(out).values())))
     after = load_encoder(out, "auto")
@@ -88,7 +88,7 @@ def test_every_objective_trains_a_table(recipe, documents, table_folder, tmp_pat
 
 @pytest.mark.parametrize("case", ["infonce", "iterative"])
 def test_resume_equals_unbroken(recipe, documents, tmp_path, case):
-    recipe = recipe.but(**settings_of(case), max_steps=6)
+    recipe = recipe.replace(**settings_of(case), max_steps=6)
     assert_resume_equals_unbroken(recipe, documents, tmp_path)
 
 
@@ -113,7 +113,7 @@ def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tm
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("revela.training.train.check_same_weights", look)
-        train(recipe.but(**settings_of("crop"), max_steps=1), documents, tmp_path / "out")
+        train(recipe.replace(**settings_of("crop"), max_steps=1), documents, tmp_path / "out")
     np.testing.assert_allclose(seen, [[0, 0], [5, 25]], rtol=1e-3)
 
 
@@ -124,7 +124,7 @@ def test_what_a_table_cannot_do_is_refused(recipe, documents, tmp_path):
         ({"objective": "spans", "lora_rank": 0}, "has no decoder beside its encoder, which spans"),
     ):
         with pytest.raises(RevelaError, match=sentence) as error:
-            train(recipe.but(**changes), documents, tmp_path / "out")
+            train(recipe.replace(**changes), documents, tmp_path / "out")
         assert "\n" not in str(error.value)
     static = SentenceTransformer(recipe.retriever.model, device="cpu")[0]
     rows = torch.randn(static.num_embeddings, 8)
@@ -132,5 +132,5 @@ def test_what_a_table_cannot_do_is_refused(recipe, documents, tmp_path):
     folder = tmp_path / "dense"
     SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder))
     with pytest.raises(RevelaError, match=r"cannot be trained \(StaticEmbedding, Dense\)"):
-        train(recipe.but(model=str(folder)), documents, tmp_path / "out")
+        train(recipe.replace(model=str(folder)), documents, tmp_path / "out")
     assert not (tmp_path / "out").exists()

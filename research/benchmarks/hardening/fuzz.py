@@ -93,9 +93,9 @@ def import_all() -> None:
     from sentence_transformers import SentenceTransformer  # noqa: F401
 
     import revela.cli
-    import revela.evaluation.beir
+    import revela.evaluation.evaluate
     import revela.groups.corpora
-    import revela.index.store
+    import revela.index.index
     import revela.retriever.encode
     import revela.training.train  # noqa: F401
 

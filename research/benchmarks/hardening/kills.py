@@ -111,7 +111,7 @@ def kill(process: subprocess.Popen[str], processes: int, rng: random.Random) -> 
     return "all"
 
 
-def refuse_half(out: Path) -> None:
+def check_half(out: Path) -> None:
     """Raise if something with its final name cannot be read."""
     for name in ("run.json", "groups.json"):
         if (out / name).exists():
@@ -172,7 +172,7 @@ def one(trained: Trained, out: Path, processes: int, kills: int, rng: random.Ran
             times.append("after its end")
             break
         whom = kill(process, processes, rng)
-        refuse_half(out)
+        check_half(out)
         times.append((whom, last_step(out)))
     log = out.with_name(f"{out.name}.log")
     if not finished(out):

@@ -47,10 +47,10 @@ def compare(
         is run beside the others: see research/recipes.
     """
     from revela.api import read_training_set
-    from revela.evaluation.comparison import compare as run
-    from revela.processes import refuse_several
+    from revela.distributed import check_single_process
+    from revela.evaluation.compare import compare as run
 
-    refuse_several()
+    check_single_process()
     found = run(
         recipes_of(presets, recipe_file, given),
         partial(read_training_set, corpus=corpus),

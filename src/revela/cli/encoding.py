@@ -52,16 +52,16 @@ def encode(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.corpus.read import read_corpus
-    from revela.index import vectors
+    from revela.corpus.load import read_corpus
+    from revela.index import export as vectors
     from revela.index.contexts import chosen_for, conditioned
-    from revela.index.encode_corpus import describe, refuse_repeated
+    from revela.index.ingest import check_repeated, describe
     from revela.retriever.load import load_encoder
-    from revela.weights import refuse_untrained_dimensions, resolve
+    from revela.weights import check_dimensions, resolve
 
     vectors.check_out(out)
     folder = resolve(model)
-    refuse_untrained_dimensions(folder, dimensions)
+    check_dimensions(folder, dimensions)
     encoder = load_encoder(folder, precision)
     settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
     info = replace(describe(folder, encoder, settings, {}), language=None)  # no terms for BM25
@@ -81,7 +81,7 @@ def encode(
     else:
         documents, report = read_corpus(corpus, reading, distinct=False, min_words=1)
         print_report(report)
-        refuse_repeated(document.id for document in documents)
+        check_repeated(document.id for document in documents)
         rows = context_of(documents)
         reads = encoder if rows is None else conditioned(encoder, rows)
         count = vectors.encode(out, documents, info, reads, len(documents))

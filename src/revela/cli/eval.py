@@ -15,7 +15,7 @@ from revela.errors import RevelaError
 from revela.settings import OFFLINE_MODEL, Precision
 
 if TYPE_CHECKING:
-    from revela.evaluation.beir import Evaluation
+    from revela.evaluation.evaluate import Evaluation
     from revela.evaluation.results import SystemScores
     from revela.evaluation.significance import Gain
 
@@ -84,7 +84,7 @@ def evaluate(
         )
     scores: dict[str, dict[str, SystemScores]] = {}
     if on:
-        from revela.evaluation.beir import EvalOptions, evaluations
+        from revela.evaluation.evaluate import EvalOptions, evaluations
 
         options = EvalOptions(
             rerank, lm, max_tokens, precision, True, context, context_seed, language, weight
@@ -142,8 +142,8 @@ def _run_benchmarks(
     context: str | None,
 ) -> dict[str, dict[str, SystemScores]]:
     """Run benchmarks and print them; returns the scores by "TASK (mteb)" and system."""
-    from revela.evaluation.benchmarks import evaluate_benchmarks
     from revela.evaluation.metrics import MAIN, METRICS
+    from revela.evaluation.mteb import evaluate_benchmarks
 
     tasks, scores = evaluate_benchmarks(models, names, out, max_tokens, precision, context)
     _, *others = METRICS  # the main score of retrieval is nDCG@10

@@ -20,6 +20,7 @@ from revela.settings import (
     SECTIONS,
     Objective,
     Recipe,
+    check_unread,
     described,
     fields_of,
     flag_of,
@@ -28,7 +29,6 @@ from revela.settings import (
     merged,
     presets,
     read_recipe,
-    refuse_unread,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Corpus = Annotated[list[Path], Parameter(negative=())]
 
 
-def refuse_addresses(_type: object, path: Path | None) -> None:
+def check_addresses(_type: object, path: Path | None) -> None:
     """Folders are locked, renamed and synchronised, which object stores cannot do.
 
     Raises:
@@ -53,7 +53,7 @@ def refuse_addresses(_type: object, path: Path | None) -> None:
         )
 
 
-Out = Annotated[Path, Parameter(validator=refuse_addresses)]
+Out = Annotated[Path, Parameter(validator=check_addresses)]
 Several = Parameter(negative=(), consume_multiple=True)
 Preset = Annotated[str, Parameter(show_default=False)]
 RecipeFile = Annotated[Path | None, Parameter(name="--recipe")]
@@ -160,7 +160,7 @@ def _group(section: str) -> Group:
     return Group(title, sort_key=order.index(section) + 10)
 
 
-def refuse_at_once(corpus: Sequence[Path], out: Path | None) -> None:
+def check_recipe(corpus: Sequence[Path], out: Path | None) -> None:
     """Refuse a corpus that does not exist, and a folder that is taken, before torch is imported."""
     if out is not None:
         check_free(out)
@@ -209,5 +209,5 @@ def recipes_of(names: Sequence[str], recipe_file: Path | None, given: Any) -> di
                 )
             recipes[name] = recipe
             made.append((recipe, unread))
-    refuse_unread(made)
+    check_unread(made)
     return recipes

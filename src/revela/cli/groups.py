@@ -24,7 +24,7 @@ from revela.cli.printing import print_group
 from revela.errors import RevelaError
 
 if TYPE_CHECKING:
-    from revela.groups.folder import GroupFolder
+    from revela.groups.store import GroupFolder
     from revela.settings import Recipe
 
 
@@ -66,7 +66,7 @@ def groups(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    from revela.groups.folder import GroupFolder, is_group_folder
+    from revela.groups.store import GroupFolder, is_group_folder
 
     recipe = recipe_of(preset, recipe_file, given)
     if len(corpus) == 1 and is_group_folder(corpus[0]):
@@ -78,7 +78,7 @@ def groups(
         folder = _of_clusters(recipe, corpus, out, cluster_column, shards, engine)
     else:
         from revela.groups.corpora import build_groups
-        from revela.groups.training_set import default_queries_file
+        from revela.groups.dataset import default_queries_file
 
         queries_file = default_queries_file(corpus, recipe)
         folder = build_groups(recipe, corpus, out, weights, queries_file, shards)
@@ -92,7 +92,7 @@ def groups(
 def _of_clusters(
     recipe: Recipe, corpus: list[Path], out: Path, column: str, shards: int, engine: Engine
 ) -> GroupFolder:
-    from revela.groups.cells import groups_of_clusters
+    from revela.groups.clustering import groups_of_clusters
 
     if not column:
         raise RevelaError(

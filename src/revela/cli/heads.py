@@ -35,8 +35,8 @@ def heads(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    from revela.corpus.read import read_for
-    from revela.groups.training_set import default_queries_file
+    from revela.corpus.load import read_for
+    from revela.groups.dataset import default_queries_file
     from revela.lm.heads import save_heads
     from revela.objectives.find_heads import rank_heads
     from revela.silence import silence_libraries

@@ -20,8 +20,8 @@ from revela.settings import Indexing, Precision, Recipe
 from revela.weights import named_by_auto
 
 if TYPE_CHECKING:
-    from revela.index.encode_corpus import Added
-    from revela.index.store import Index
+    from revela.index.index import Index
+    from revela.index.ingest import Added
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
@@ -133,8 +133,8 @@ class Job:
         if self.engine.engine == "ray":
             with on_ray.connected(self.engine.cluster):
                 return self.add_by_ray(opened, choose, commit_every)
-        from revela.corpus.read import read_corpus
-        from revela.index.encode_corpus import metadata_columns
+        from revela.corpus.load import read_corpus
+        from revela.index.ingest import metadata_columns
 
         fields = self.metadata if opened is None else list(opened.info.columns)
         kept: Any = dict(distinct=False, min_words=1, metadata=fields)
@@ -169,7 +169,7 @@ class Job:
             RevelaError: it was made otherwise than the flags say.
         """
         from revela.index.contexts import Context
-        from revela.index.store import Index
+        from revela.index.index import Index
 
         context = None if self.context is None else Context.of(self.context)
         opened = Index.open(self.out, self.model, precision=self.precision)
@@ -206,7 +206,7 @@ class Job:
     def chooser_of(self, names: Sequence[str]) -> Choose:
         """What chooses a model, and fits it where it is a language model."""
         from revela.api import FitOptions, fit
-        from revela.evaluation.choosing import KINDS, candidates_of, choose_model
+        from revela.evaluation.choose_model import KINDS, candidates_of, choose_model
 
         if self.engine.engine == "ray":
             raise RevelaError(
@@ -229,7 +229,7 @@ class Job:
             if chosen.kind == "embedder":
                 return chosen.model
             static = chosen.kind == "table"
-            its = recipe.but(model=chosen.model, precision="auto" if static else self.precision)
+            its = recipe.replace(model=chosen.model, precision="auto" if static else self.precision)
             fit(self.corpus, folder, its, FitOptions(static=static), command_line())
             print(f"{chosen} is saved in {folder}, where the index finds it")
             return str(folder)
@@ -241,7 +241,7 @@ class Job:
     ) -> Index:
         """A new index, with the context of a model that reads one."""
         from revela.index.contexts import chosen_for
-        from revela.index.store import Index
+        from revela.index.index import Index
         from revela.retriever.load import load_encoder
         from revela.weights import resolve
 
@@ -253,7 +253,7 @@ class Job:
 
 
 def _delete(out: Path, ids: list[str]) -> None:
-    from revela.index.store import Index
+    from revela.index.index import Index
 
     opened = Index.open(out)
     deleted = opened.delete(ids)

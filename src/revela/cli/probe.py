@@ -67,7 +67,7 @@ def probe(
     """
     if documents < 2:
         raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
-    from revela.corpus.read import read_corpus
+    from revela.corpus.load import read_corpus
     from revela.evaluation.probes.run import ProbeOptions, probe_encoder_decoder, probe_retriever
     from revela.lm.encoder_decoder import is_encoder_decoder
     from revela.weights import resolve

@@ -33,14 +33,14 @@ def queries(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    from revela.groups.training_set import TrainingSet
+    from revela.groups.dataset import TrainingSet
     from revela.silence import silence_libraries
 
     silence_libraries()
     named = preset or recipe_file or given_settings(given).get("objective")
     recipe = recipe_of(preset if named else "infonce", recipe_file, given)
     if recipe.objective.reads != "queries":
-        recipe = recipe.but(objective="infonce")
+        recipe = recipe.replace(objective="infonce")
     data = TrainingSet.read(recipe, corpus, late=False)
     if data.folder is not None:
         raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")

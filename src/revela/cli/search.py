@@ -61,7 +61,7 @@ def search(
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")
-    from revela.index.store import Index
+    from revela.index.index import Index
 
     opened = Index.open(index_folder, model, lm=lm, weight=weight)
     hits = opened.search(query, top, mode, where, fusion, rerank)

@@ -76,14 +76,14 @@ def serve(
         from revela.server.middleware import is_loopback
     listening = listen(host, port)
 
-    from revela.index.store import Index
+    from revela.index.index import Index
     from revela.weights import name_of, trained_dimensions
 
     index = Index.open(index_folder, model, precision=precision, weight=weight)
     folder, encoder = index.model_folder, cast("Loaded", index.encoder)
     reranker = None
     if lm is not None:
-        from revela.index.listwise import load_query_heads
+        from revela.index.rerank_heads import load_query_heads
 
         reranker = load_query_heads(lm, index.sample)
     local = is_loopback(listening.getsockname()[0])

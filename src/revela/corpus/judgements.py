@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.readers.common import numbered_lines
+from revela.corpus.spool import ArrowList, arrow_list
 from revela.errors import RevelaError
 from revela.settings import Recipe
 from revela.types import Chunk, Document
@@ -36,7 +36,7 @@ def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     qrels = _read_qrels(path)
     if not qrels:
         raise RevelaError(f"{folder}: qrels/{split}.tsv is empty")
-    refuse_unknown(path, "query-id", qrels, queries)
+    check_unknown(path, "query-id", qrels, queries)
     judged = [q for q in qrels if any(score > 0 for score in qrels[q].values())]
     if not judged:
         raise RevelaError(
@@ -51,7 +51,7 @@ def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     return {q: queries[q] for q in judged}, qrels
 
 
-def refuse_unknown(path: Path, kind: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
+def check_unknown(path: Path, kind: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
     """Refuse qrels that name an id that is not known; ``kind`` is corpus-id or query-id."""
     if unknown := sorted(set(named) - known.keys()):
         where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from revela.corpus.read import filter_documents
+from revela.corpus.load import filter_documents
 from revela.corpus.readers import File, files_of, read_file
 from revela.corpus.readers.common import COMPRESSED, ReadReport, changed, size_and_time, suffix
 from revela.corpus.readers.hub import PREFIX

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from revela.corpus.chunk import chunk
 from revela.corpus.code import documented_functions
 from revela.corpus.words import count_words, joined, words
-from revela.corpus.written_queries import Answer
 from revela.evaluation.metrics import per_query
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest, taken_out
 from revela.index.exact import top_k
 from revela.index.language import Terms
 from revela.index.search import MemorySnapshot, fuse
+from revela.queries.generated import Answer
 from revela.settings import Recipe
 from revela.types import Document, Encoder, Vectors, hash64
 

@@ -274,7 +274,7 @@ def facts_table(runs: Runs) -> Table:
 
 def settings_table(runs: Runs) -> Table:
     """The settings that a run changed, beside the default."""
-    defaults = Recipe.of().flat()
+    defaults = Recipe.of().to_dict()
     given = [run.settings for run in runs.values()]
     rows = []
     for name in dict.fromkeys([*defaults, *(name for each in given for name in each)]):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from revela.evaluation.results import SystemScores
 
 if TYPE_CHECKING:
-    from revela.evaluation.beir import Collection, Outcome
+    from revela.evaluation.evaluate import Collection, Outcome
 
 RESAMPLES, SEED = 9_999, 0  # sign patterns to draw
 BLOCK = 1_000  # patterns held at a time

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
-from revela.corpus.arrow_list import ArrowList, arrow_list
+from revela.corpus.spool import ArrowList, arrow_list
 from revela.errors import RevelaError
-from revela.groups.documents import mixed_groups
-from revela.groups.folder import GroupedCorpus, GroupFolder, Member, refuse_out, save_groups
-from revela.groups.ready import group_members, holds_groups
-from revela.groups.training_set import TrainingSet, split_held_out
+from revela.groups.dataset import TrainingSet, split_held_out
+from revela.groups.prebuilt import group_members, holds_groups
+from revela.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
+from revela.groups.strategies import mixed_groups
 from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
 from revela.silence import silence_libraries
@@ -43,7 +43,7 @@ def build_groups(
         queries_file: keeps the queries that a language model writes.
         shards: number of files; 0: as many as usual.
     """
-    refuse_out(recipe, out)
+    check_out(recipe, out)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
         raise RevelaError(
             f"--weights gives {len(weights)} numbers for {len(sources)} corpora: give each one "

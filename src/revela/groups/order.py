@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from revela.corpus.arrow_list import ArrowList, Texts, vectors_on_disk
 from revela.corpus.judgements import judged
-from revela.corpus.text_queries import number_of_query
+from revela.corpus.spool import ArrowList, Texts, vectors_on_disk
+from revela.distributed import from_rank_zero, gathered, is_rank_zero, my_share, world_size
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.groups.documents import (
+from revela.groups.similarity import order_by_similarity, paired
+from revela.groups.store import GroupFolder
+from revela.groups.strategies import (
     Groups,
     document_groups,
     ordered_groups,
@@ -28,9 +30,7 @@ from revela.groups.documents import (
     rounds_of_queries,
     spread_groups,
 )
-from revela.groups.folder import GroupFolder
-from revela.groups.similar import order_by_similarity, paired
-from revela.processes import count, gathered, is_first, my_share, of_first
+from revela.queries.from_text import query_hash
 from revela.retriever.build import untrained_retriever
 from revela.retriever.fit import lexical_vectors
 from revela.retriever.load import load_encoder
@@ -86,7 +86,7 @@ def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_N: NDArray[np.int
     size, seed = recipe.groups.group_size, recipe.training.seed
     if recipe.objective.reads != "queries":
         return functools.partial(ordered_groups, [order_N], size, seed)
-    query_of = np.array([number_of_query(query) for query in rows.column("query")], np.int64)
+    query_of = np.array([query_hash(query) for query in rows.column("query")], np.int64)
     return lambda epoch: ordered_groups(
         rounds_of_queries(order_N, query_of, seed, epoch), size, seed, epoch
     )
@@ -162,11 +162,11 @@ class IterativeGroups:
         rng = np.random.default_rng([recipe.training.seed, round_])
         pool = min(len(self.rows), POOL * wanted * size)
         some = np.sort(rng.choice(len(self.rows), pool, replace=False))
-        rows = self.rows.chosen(some)
+        rows = self.rows.select(some)
         encode = self.encoder.encode_queries, self.encoder.encode_passages
         vectors = _vectors(recipe, rows, *(by_all(in_parts(each)) for each in encode))
         largest, seed = size, int(rng.integers(2**31))
-        order = of_first(lambda: order_by_similarity(*vectors, largest, seed))
+        order = from_rank_zero(lambda: order_by_similarity(*vectors, largest, seed))
         groups = _only_with_queries(recipe, rows, groups_along(recipe, rows, order))(round_)
         return [some[group].tolist() for group in islice(groups, wanted)]
 
@@ -185,10 +185,10 @@ def kept(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]
     """What is in this file, for all processes; a missing one is made by all and written by the
     first.
     """
-    found = of_first(lambda: np.load(file) if file.is_file() else None)
+    found = from_rank_zero(lambda: np.load(file) if file.is_file() else None)
     if found is None:
         found = make()
-        if is_first():
+        if is_rank_zero():
             with atomic_write(file) as temporary:
                 np.save(temporary, found)
     return found
@@ -219,7 +219,7 @@ def by_all(encode: Encode) -> Encode:
         parts = [vectors_ND for vectors_ND in found if vectors_ND is not None]
         return np.concatenate(parts) if parts else np.zeros((0, 1), dtype=np.float32)
 
-    return encode_share if count() > 1 else encode
+    return encode_share if world_size() > 1 else encode
 
 
 def _only_with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.index.language import Analyzer, detect
-from revela.index.statistics import K1, B, idf, max_score
+from revela.index.term_stats import K1, B, idf, max_score
 from revela.silence import waiting
 from revela.types import Vectors
 

@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from revela import on_ray
+from revela.corpus.load import check_report
 from revela.corpus.parallel import batches
 from revela.corpus.parts import DocumentReader, Part, parts_of
-from revela.corpus.read import check_report
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.index.contexts import conditioned
-from revela.index.encode_corpus import (
+from revela.index.index import Index
+from revela.index.ingest import (
     BATCH,
     BATCH_DOCUMENTS,
     Added,
@@ -41,12 +42,11 @@ from revela.index.encode_corpus import (
 )
 from revela.index.language import SAMPLE, Terms
 from revela.index.manifest import Calibration, Info
-from revela.index.statistics import TermCounts
-from revela.index.store import Index
 from revela.index.table import Table, table_uri
+from revela.index.term_stats import TermCounts
 from revela.on_ray import Cluster
 from revela.settings import Precision
-from revela.types import Document, TokenEncoder, Vectors, evenly, hash64
+from revela.types import Document, TokenEncoder, Vectors, evenly_spaced, hash64
 from revela.weights import fingerprint
 
 WAVE = 10**6  # chunks per commit
@@ -91,9 +91,9 @@ class SurveyedCorpus(Sequence[Document]):
         check_report(len(self), self.report, sources, max_bad_share)
         hashes, counts = np.unique(np.concatenate(found.ids), return_counts=True)
         if repeated := hashes[counts > 1][:10].tolist():
-            self._refuse_repeated(frozenset(repeated))
+            self._check_repeated(frozenset(repeated))
 
-    def _refuse_repeated(self, hashes: frozenset[int]) -> None:
+    def _check_repeated(self, hashes: frozenset[int]) -> None:
         """Name the first id that stands twice; two ids may have one hash."""
         find = functools.partial(_ids_of, reading=self.reading, hashes=hashes)
         seen = set[str]()
@@ -120,7 +120,7 @@ class SurveyedCorpus(Sequence[Document]):
 
     def first_texts(self) -> list[str]:
         """Of the first documents of some parts, as to reach a later one costs reading up to it."""
-        parts = [self.parts[i] for i in evenly(len(self.parts), SAMPLE // FIRST)]
+        parts = [self.parts[i] for i in evenly_spaced(len(self.parts), SAMPLE // FIRST)]
         documents = (self.reading.documents(part, ReadReport()) for part in parts)
         return [d.full_text for some in documents for d in itertools.islice(some, FIRST)]
 

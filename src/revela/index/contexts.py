@@ -132,7 +132,7 @@ def with_slots(encoder: Encoder) -> RetrieverEncoder:
     return cast("RetrieverEncoder", encoder)
 
 
-def refuse_without_slots(encoders: Sequence[Encoder]) -> None:
+def check_without_slots(encoders: Sequence[Encoder]) -> None:
     """Refuse a context if none of the models reads one."""
     if encoders and not any(map(slots_of, encoders)):
         with_slots(encoders[0])

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import regex
 
 from revela.errors import RevelaError
-from revela.types import evenly
+from revela.types import evenly_spaced
 
 # Code of a language -> Snowball's name.
 STEMMERS = {
@@ -271,7 +271,7 @@ def detect(texts: Sequence[str]) -> str:
     'fr'
     """
     votes: dict[str, Counter[str]] = defaultdict(Counter)
-    for block in _blocks(texts[i][:LENGTH] for i in evenly(len(texts), SAMPLE)):
+    for block in _blocks(texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)):
         scripts = Counter(map(script_of, block[:BLOCK]))
         scripts.pop("", None)
         code = _identifier().classify(block)[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from revela.errors import QueryError
 from revela.index.fusion import DEPTH, Fusion, Ranking, best_chunks, fuse_ranks, fuse_scores, joined
-from revela.index.rerank import (
+from revela.index.rerank_tokens import (
     HEADS_DEPTH,
     TOKENS_DEPTH,
     Weight,
@@ -22,8 +22,8 @@ from revela.index.rerank import (
     rerank_listwise,
     term_weights,
 )
-from revela.index.statistics import Statistics
 from revela.index.table import Table, id_filter
+from revela.index.term_stats import Statistics
 from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
 
 if TYPE_CHECKING:

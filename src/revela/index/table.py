@@ -26,9 +26,9 @@ from revela.files import atomic_write, disk_error
 from revela.index.fusion import Ranking
 from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
 from revela.index.manifest import Calibration, Info
-from revela.index.statistics import TermCounts
+from revela.index.term_stats import TermCounts
 from revela.silence import waiting
-from revela.types import Encoder, Value, Vectors, evenly
+from revela.types import Encoder, Value, Vectors, evenly_spaced
 
 TABLE = "chunks"
 REPLACING = "replacing.json"  # id -> digest of the documents of a commit that replaces some
@@ -229,7 +229,7 @@ class Table:
     def sample(self, *columns: str) -> Any:
         """At most a thousand rows, evenly spaced, in Arrow."""
         with lance_errors(self.folder):
-            taken = self.lance.take_offsets(evenly(len(self)).tolist() if len(self) else [])
+            taken = self.lance.take_offsets(evenly_spaced(len(self)).tolist() if len(self) else [])
             return taken.select(list(columns)).to_arrow()
 
     def _matrix(self, column: Any) -> Vectors:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from revela.corpus.written_queries import CLOSING, Prompting, Writer
 from revela.device import compute_device, uses_bf16
 from revela.lm.language_model import load_tokenizer, open_causal_lm
 from revela.lm.prompts import plain_ids, start_ids
+from revela.queries.generated import CLOSING, Prompting, Writer
 from revela.settings import Precision
 
 NEW_TOKENS = 40  # longest output

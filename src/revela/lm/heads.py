@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 
 from revela.device import sent
+from revela.distributed import from_rank_zero, is_rank_zero
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import Questions, by_layer, read_candidates
-from revela.processes import is_first, of_first
 from revela.weights import cache_folder, fingerprint
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def cached_ranking(
         probe: ranks the heads, best first.
     """
     path = cache_folder() / "heads" / f"{fingerprint(folder)}-{kind}.json"
-    known = of_first(lambda: heads_from_file(path, folder) if path.is_file() else None)
+    known = from_rank_zero(lambda: heads_from_file(path, folder) if path.is_file() else None)
     if known is not None:
         return known
     log.info(
@@ -98,8 +98,8 @@ def cached_ranking(
         f"{SOUGHT[kind]}, once for this language model"
     )
     found = probe()  # in all processes: they may share the LM
-    ranking = of_first(lambda: found)
-    if ranking and is_first():
+    ranking = from_rank_zero(lambda: found)
+    if ranking and is_rank_zero():
         save_heads(path, lm.name, folder, ranking)
     return ranking
 

@@ -35,7 +35,7 @@ from transformers import AttentionInterface
 from revela.device import sent
 from revela.errors import RevelaError, first_line
 from revela.lm.cross_entropy import linear_cross_entropy
-from revela.lm.streams import Memory, Mix, StopForward, Stream
+from revela.lm.streams import KVCache, Mix, StopForward, Stream
 from revela.packing import Layout, attention, layout_of
 from revela.silence import loading_bar
 
@@ -124,7 +124,7 @@ class LanguageModel(nn.Module):
         self._inner = inner
         config = inner.config.get_text_config()
         self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
-        self._refuse_unsupported(config)
+        self._check_unsupported(config)
         inner.set_attn_implementation(ATTENTION)
         if bf16:
             _keep_linear_in_bf16(inner)
@@ -132,7 +132,7 @@ class LanguageModel(nn.Module):
         self._scored_S: Tensor | None = None
         self._check_on_two_tokens()
 
-    def _refuse_unsupported(self, config: Any) -> None:
+    def _check_unsupported(self, config: Any) -> None:
         inner, who = self._inner, f"{self.name} ({config.model_type})"
         if getattr(config, "is_encoder_decoder", False):
             raise RevelaError(
@@ -195,11 +195,11 @@ class LanguageModel(nn.Module):
         ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)]
         return Packed(sent(ids_T, self.device)[None], layout)
 
-    def read(self, packed: Packed, layers: Sequence[int]) -> Memory:
+    def read(self, packed: Packed, layers: Sequence[int]) -> KVCache:
         """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output
         of the layer below the first of them. A frozen LM records no graph.
         """
-        self._refuse_checkpointing()
+        self._check_checkpointing()
         reading = Stream(packed.layout, keep=frozenset(layers), last=max(layers))
         first = min(layers)
         with ExitStack() as stack:
@@ -216,9 +216,9 @@ class LanguageModel(nn.Module):
     def predict(
         self,
         packed: Packed,
-        memory: Memory | None = None,
+        memory: KVCache | None = None,
         mix: Mix | None = None,
-        before: Memory | None = None,
+        before: KVCache | None = None,
     ) -> Tensor:
         """Stream h: next-token logits (T, V). With ``packed`` alone it is the plain LM.
 
@@ -232,7 +232,7 @@ class LanguageModel(nn.Module):
         logits_TV: Tensor = self._predict(self._inner, packed, memory, mix, before).logits[0]
         return logits_TV
 
-    def run_layers(self, packed: Packed, layers: Sequence[int], mix: Mix, before: Memory) -> None:
+    def run_layers(self, packed: Packed, layers: Sequence[int], mix: Mix, before: KVCache) -> None:
         """Run the LM up to the attention of the last of ``layers``, for a ``mix`` that observes
         attention; ``before`` as for ``predict``, of these layers.
         """
@@ -241,7 +241,7 @@ class LanguageModel(nn.Module):
             self._run(self._inner.base_model, packed, stream, before.length)
         self._check_run(stream, layers)
 
-    def loss(self, packed: Packed, memory: Memory | None = None, mix: Mix | None = None) -> Tensor:
+    def loss(self, packed: Packed, memory: KVCache | None = None, mix: Mix | None = None) -> Tensor:
         """Mean cross-entropy (nats per token) of all tokens but the first of each chunk (Revela,
         eq. 8); arguments as for ``predict``.
         """
@@ -251,9 +251,9 @@ class LanguageModel(nn.Module):
         self,
         packed: Packed,
         rows_R: Tensor,
-        memory: Memory | None = None,
+        memory: KVCache | None = None,
         mix: Mix | None = None,
-        before: Memory | None = None,
+        before: KVCache | None = None,
     ) -> Tensor:
         """Cross-entropy (nats) of the token after each of these rows, (R,); the other arguments as
         for ``predict``.
@@ -291,13 +291,13 @@ class LanguageModel(nn.Module):
         self,
         module: nn.Module,
         packed: Packed,
-        memory: Memory | None,
+        memory: KVCache | None,
         mix: Mix | None,
-        before: Memory | None,
+        before: KVCache | None,
     ) -> Any:
         """Run ``module``, the LM or its body without the head, as stream h."""
         if mix is not None:
-            self._refuse_checkpointing()
+            self._check_checkpointing()
         stream = Stream(packed.layout, mix=mix, memory=memory, prefix=before)
         with ExitStack() as stack:
             if memory is not None and (first := min(memory.keys)) > 0:
@@ -317,7 +317,7 @@ class LanguageModel(nn.Module):
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
-    def _refuse_checkpointing(self) -> None:
+    def _check_checkpointing(self) -> None:
         # The backward pass runs a checkpointed layer again, without the streams: there the
         # in-batch attention would be missing.
         if getattr(self._inner, "is_gradient_checkpointing", False):

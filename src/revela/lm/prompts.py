@@ -30,7 +30,7 @@ from torch import Tensor
 
 from revela.device import on_cpu, sent
 from revela.lm.language_model import LanguageModel, Packed
-from revela.lm.streams import Memory
+from revela.lm.streams import KVCache
 from revela.types import Chunk
 
 INTRODUCTION = "Here are some passages.\n\n"
@@ -137,7 +137,7 @@ class Questions:
     texts; T tokens of Q tails, R of them of the questions.
     """
 
-    memory: Memory  # the candidates' keys and values
+    memory: KVCache  # the candidates' keys and values
     places_S: Tensor  # of the candidates' tokens among the P, one candidate after another
     lengths: list[int]  # tokens per candidate
     tails: Packed

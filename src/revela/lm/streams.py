@@ -25,7 +25,7 @@ without one in every layer, with the chunks' own.
 
 
 @dataclass
-class Memory:
+class KVCache:
     """Keys and values (G, T, D) per layer that was read; ``below``: the output of the layer below
     the first of them.
     """
@@ -39,13 +39,13 @@ class Memory:
         """Tokens that were read."""
         return int(next(iter(self.keys.values())).shape[1])
 
-    def part(self, start: int, end: int) -> Memory:
+    def part(self, start: int, end: int) -> KVCache:
         """Keys and values of these tokens only."""
         keys, values = (
             {layer: t[:, start:end] for layer, t in side.items()}
             for side in (self.keys, self.values)
         )
-        return Memory(keys, values)
+        return KVCache(keys, values)
 
 
 class StopForward(Exception):
@@ -69,10 +69,10 @@ class Stream:
     layout: Layout
     keep: Collection[int] = ()
     mix: Mix | None = None
-    memory: Memory | None = None
-    prefix: Memory | None = None
+    memory: KVCache | None = None
+    prefix: KVCache | None = None
     last: int | None = None
-    kept: Memory = field(default_factory=Memory)
+    kept: KVCache = field(default_factory=KVCache)
     layers_run: set[int] = field(default_factory=set)
 
     def begin(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:

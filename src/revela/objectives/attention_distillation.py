@@ -31,13 +31,13 @@ from revela.device import on_cpu
 from revela.lm.heads import candidate_scores
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import of_group
-from revela.objectives.base import Collate, Parts, RetrieverLoss, Side
-from revela.objectives.distillation import Start, distillation_loss, standard
+from revela.objectives.base import BuildContext, Collate, RetrieverLoss, Side
+from revela.objectives.distillation import Start, distillation_loss, zscore
 from revela.objectives.dream import PromptBatches, focused
 from revela.settings import Attention
 
 
-def build(settings: Attention, parts: Parts) -> tuple[nn.Module, Collate]:
+def build(settings: Attention, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``attention``, and what makes its batches."""
     lm, heads, make = focused(settings, parts, answers=0)
     start = Start.of(parts)
@@ -82,7 +82,7 @@ class AttentionLoss(RetrieverLoss):
         """What the heads say of each candidate, (Q, B): their standard scores, added; arguments as
         for ``candidate_scores``.
         """
-        return standard(candidate_scores(self.lm, prompt, tail, self.heads)).sum(dim=0)
+        return zscore(candidate_scores(self.lm, prompt, tail, self.heads)).sum(dim=0)
 
     def question_cosines(
         self, question_QD: Tensor, passage_ND: Tensor, group_Q: Tensor

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.corpus.arrow_list import ArrowList
+from revela.corpus.spool import ArrowList
 from revela.errors import RevelaError
-from revela.groups.query_lm import QueriesInTraining
+from revela.groups.generated_queries import GeneratedQueries
 from revela.objectives.gradcache import embed
-from revela.retriever.context import FirstStage
+from revela.retriever.context import ContextEncoder
 from revela.settings import Recipe
-from revela.types import Chunk, Document, evenly
+from revela.types import Chunk, Document, evenly_spaced
 
 Row = Mapping[str, Any]
 Batch = dict[str, Tensor]
@@ -34,7 +34,7 @@ Collate = Callable[[Sequence[Row]], Batch]
 
 
 @dataclass(frozen=True)
-class Parts:
+class BuildContext:
     """What an objective is built from."""
 
     recipe: Recipe
@@ -47,7 +47,7 @@ class Parts:
     bf16: bool
     count: Callable[[int], None] = lambda tokens: None
     "Called with the number of tokens that the retriever reads, per side of a batch."
-    first_stage: FirstStage | None = None
+    context_encoder: ContextEncoder | None = None
     "Of a retriever with slots for a context."
     corpora: Sequence[int] = ()
     "Where corpora but the first begin: numbers of documents; a row's document counts on."
@@ -57,7 +57,7 @@ class Parts:
     "For each row of a batch, other rows that are mined as negatives of its query."
     folder: Path = Path()
     "What the retriever was opened from."
-    written: QueriesInTraining | None = None
+    written: GeneratedQueries | None = None
     "Queries that are written as training comes to their chunks."
 
     @property
@@ -139,14 +139,14 @@ def softmax_of_others(scores_nn: Tensor) -> Tensor:
     return scores_nn.masked_fill(diagonal_nn, -torch.inf).softmax(dim=-1)
 
 
-def others(scores_nn: Tensor) -> Tensor:
+def off_diagonal(scores_nn: Tensor) -> Tensor:
     """(n, n - 1): the rows without the diagonal; a GPU is not asked how many numbers there are."""
     size = len(scores_nn)
     rows = scores_nn.flatten()[1:].view(size - 1, size + 1)[:, :-1]
     return rows.reshape(size, size - 1)
 
 
-def language_model(parts: Parts, trained: bool = False) -> tuple[Any, Any, Path]:
+def language_model(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]:
     """The recipe's LM on the device, its tokenizer and its folder.
 
     ``trained`` puts LoRA on it, of the retriever's rank; otherwise it is frozen.
@@ -166,7 +166,7 @@ def language_model(parts: Parts, trained: bool = False) -> tuple[Any, Any, Path]
         lm.shard()
     lm, tokenizer = lm.to(parts.device), load_tokenizer(folder)
     if recipe.lm.loss_tokens == "corpus":
-        some = [parts.rows[i].text for i in evenly(len(parts.rows), COUNTED).tolist()]
+        some = [parts.rows[i].text for i in evenly_spaced(len(parts.rows), COUNTED).tolist()]
         lm.score_only(torch.tensor([i for ids in token_ids(tokenizer, some) for i in ids]))
     return lm, tokenizer, folder
 
@@ -192,7 +192,7 @@ class ChunkBatches:
     random place on ("random-span"), or the whole chunk.
     """
 
-    parts: Parts
+    parts: BuildContext
     tokenizer: Any
     query_side: str
 

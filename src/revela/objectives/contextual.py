@@ -1,6 +1,6 @@
 """Any objective with a retriever that reads a context (CDE; Morris & Rush, ICLR 2025, section 4.2).
 
-    c   = a + head(M1(y_1)), ..., a + head(M1(y_J))      of the batch; see FirstStage
+    c   = a + head(M1(y_1)), ..., a + head(M1(y_J))      of the batch; see ContextEncoder
     L   = the objective's loss, with M2(c, text) in place of every vector
 
 Both stages learn from the same loss: d L / d c sums over all texts of the batch, queries and
@@ -33,12 +33,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.device import autocast
-from revela.objectives.base import Batch, Collate, Parts, Row, Side, row_random
+from revela.objectives.base import Batch, BuildContext, Collate, Row, Side, row_random
 from revela.objectives.gradcache import embed
-from revela.retriever.context import FirstStage, filled
+from revela.retriever.context import ContextEncoder, filled
 
 
-class Conditioned(nn.Module):
+class ContextualRetriever(nn.Module):
     """A retriever with slots that reads the context it was given last; ``dropout`` is the chance of
     each slot of a text to be null while it trains.
     """
@@ -67,7 +67,7 @@ class Contextual(nn.Module):
 
     Args:
         objective: its ``model`` is ``retriever``, the second stage.
-        first_stage: unless it is constant, the last side of a batch holds its documents.
+        context_encoder: unless it is constant, the last side of a batch holds its documents.
         null: chance of a batch to have the context of no documents.
         retriever_batch: documents per forward pass, as in gradcache.embed.
         bf16: run the first stage under bf16 autocast.
@@ -76,15 +76,15 @@ class Contextual(nn.Module):
     def __init__(
         self,
         objective: nn.Module,
-        retriever: Conditioned,
-        first_stage: FirstStage,
+        retriever: ContextualRetriever,
+        context_encoder: ContextEncoder,
         *,
         null: float = 0.0,
         retriever_batch: int = 0,
         bf16: bool = False,
     ) -> None:
         super().__init__()
-        self.objective, self.first_stage = objective, first_stage
+        self.objective, self.context_encoder = objective, context_encoder
         self.null, self.bf16 = null, bf16
         self.retriever_batch = retriever_batch
         # A part of the objective already, so its parameters must not be registered again.
@@ -92,7 +92,7 @@ class Contextual(nn.Module):
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """The objective's loss with the context of this batch."""
-        sides, first = list(features), self.first_stage
+        sides, first = list(features), self.context_encoder
         if first.constant:
             rows_JD = first.anchors_JD
         else:
@@ -105,27 +105,27 @@ class Contextual(nn.Module):
 
     def _embed(self, documents: Side) -> Tensor:
         with autocast(documents["input_ids"].device, self.bf16):
-            return embed(self.first_stage.model, documents, self.retriever_batch)
+            return embed(self.context_encoder.model, documents, self.retriever_batch)
 
 
 @dataclass(frozen=True)
 class ContextBatches:
     """The batches of an objective, with the documents of their context as the last side."""
 
-    parts: Parts
+    parts: BuildContext
     collate: Collate
-    first_stage: FirstStage
+    context_encoder: ContextEncoder
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         batch = self.collate(rows)
         texts = [self.parts.rows[i].text for i in self.choose(rows)]
-        features = self.first_stage.preprocess(texts)
+        features = self.context_encoder.preprocess(texts)
         self.parts.count(int(features["attention_mask"].sum()))
         return {**batch, **{f"context_{name}": tensor for name, tensor in features.items()}}
 
     def choose(self, rows: Sequence[Row]) -> list[int]:
         """The rows of the corpus that are a batch's context, J or as many as there are."""
-        recipe, slots = self.parts.recipe, self.first_stage.slots
+        recipe, slots = self.parts.recipe, self.context_encoder.slots
         own = [int(row["row"]) for row in rows]
         draw = row_random(rows[0], recipe.training.seed)
         if recipe.context.context_from == "batch":

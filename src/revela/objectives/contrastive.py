@@ -36,16 +36,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.corpus.text_queries import number_of_query
 from revela.corpus.words import joined, words
-from revela.objectives.base import Batch, Collate, Parts, RetrieverLoss, Row, row_random
+from revela.objectives.base import Batch, BuildContext, Collate, RetrieverLoss, Row, row_random
+from revela.queries.from_text import query_hash
 from revela.settings import Crop, InfoNCE
 from revela.types import Encoder
 
 MIN_WORDS = 3  # of a crop
 
 
-def build(settings: InfoNCE | Crop, parts: Parts) -> tuple[nn.Module, Collate]:
+def build(settings: InfoNCE | Crop, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``infonce`` or ``crop``, and what makes its batches."""
     batch = parts.recipe.training.retriever_batch
     loss = ContrastiveLoss(parts.model, tau=settings.tau, retriever_batch=batch)
@@ -54,7 +54,7 @@ def build(settings: InfoNCE | Crop, parts: Parts) -> tuple[nn.Module, Collate]:
     return loss, QueryBatches(parts, surrogate(parts))
 
 
-def surrogate(parts: Parts) -> Encoder | None:
+def surrogate(parts: BuildContext) -> Encoder | None:
     """What finds false negatives, if the recipe names it."""
     from revela.retriever.load import load_encoder
     from revela.weights import find_weights
@@ -70,7 +70,7 @@ def surrogate(parts: Parts) -> Encoder | None:
 class PairBatches:
     """Both sides of pairs, with their vectors by a ``surrogate`` if there is one."""
 
-    parts: Parts
+    parts: BuildContext
     surrogate: Encoder | None
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
@@ -94,7 +94,7 @@ class QueryBatches(PairBatches):
         batch = self.sides([rows[i]["query"] for i in having], [row["text"] for row in passages])
         target_Q = torch.tensor(having)
         group_B = [*(i // size for i in range(len(rows))), *(group for group, _ in mined)]
-        number_B = torch.tensor([number_of_query(row["query"]) for row in passages])
+        number_B = torch.tensor([query_hash(row["query"]) for row in passages])
         allowed_QB = compared(target_Q, torch.tensor(group_B), number_B)
         if self.parts.relevant:
             allowed_QB &= ~self._answers(number_B[having], passages).scatter(

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from revela.device import on_cpu
-from revela.objectives.base import Parts, RetrieverLoss, Side
+from revela.objectives.base import BuildContext, RetrieverLoss, Side
 
 TARGET_SCALE = 2.0  # factor of the target's standard scores, before their softmax
 KEPT = 2**26  # numbers in the vectors of a retriever's start that are kept: 256 MiB
@@ -47,12 +47,12 @@ class Start:
         self.kept: dict[bytes, Tensor] = {}
 
     @classmethod
-    def of(cls, parts: Parts) -> Start:
+    def of(cls, parts: BuildContext) -> Start:
         """The retriever without its LoRA, or its rows as they were."""
-        from revela.retriever.lora import before_training
+        from revela.retriever.lora import without_adapters
 
-        keep = parts.first_stage is None and not parts.recipe.retriever.matryoshka
-        return cls(partial(before_training, parts.model), keep)
+        keep = parts.context_encoder is None and not parts.recipe.retriever.matryoshka
+        return cls(partial(without_adapters, parts.model), keep)
 
     @torch.no_grad()
     def unit(self, objective: RetrieverLoss, side: Side) -> Tensor:
@@ -100,13 +100,13 @@ def ranking_loss(
 ) -> Tensor:
     """The equation above, in nats, for one group."""
     with torch.autocast(cosine_QB.device.type, enabled=False):
-        target_QB = TARGET_SCALE * standard(standard(teacher_QB) + standard(start_QB))
+        target_QB = TARGET_SCALE * zscore(zscore(teacher_QB) + zscore(start_QB))
         return F.kl_div(
             (cosine_QB / tau).log_softmax(dim=-1), target_QB.softmax(dim=-1), reduction="batchmean"
         )
 
 
-def standard(scores: Tensor) -> Tensor:
+def zscore(scores: Tensor) -> Tensor:
     """Standard scores over the last dimension; 0 where all are equal."""
     centred = scores - scores.mean(dim=-1, keepdim=True)
     return centred / centred.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-9)

@@ -51,21 +51,21 @@ from revela.lm.prompts import (
 )
 from revela.objectives.base import (
     Batch,
+    BuildContext,
     Collate,
-    Parts,
     RetrieverLoss,
     Row,
     Side,
     language_model,
 )
-from revela.objectives.gradcache import backward_now
+from revela.objectives.gradcache import detached_backward
 from revela.settings import Dream, QueryFocused
 
 log = logging.getLogger(__name__)
 MakePrompts = Callable[[Sequence[str], Sequence[tuple[str, int]]], tuple[Batch, Batch]]
 
 
-def build(settings: Dream, parts: Parts) -> tuple[nn.Module, Collate]:
+def build(settings: Dream, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``dream``, and what makes its batches."""
     lm, heads, make = focused(settings, parts, answers=1)
     how: dict[str, Any] = dict(tau=settings.tau, kernel=settings.kernel, **parts.batching)
@@ -74,7 +74,7 @@ def build(settings: Dream, parts: Parts) -> tuple[nn.Module, Collate]:
 
 
 def focused(
-    settings: QueryFocused, parts: Parts, answers: int
+    settings: QueryFocused, parts: BuildContext, answers: int
 ) -> tuple[LanguageModel, list[tuple[int, int]], PromptMaker]:
     """The LM, its query-focused heads, and what makes its prompts; ``answers`` is the number of
     passages that follow a question.
@@ -108,7 +108,7 @@ class PromptBatches:
     PromptMaker.
     """
 
-    parts: Parts
+    parts: BuildContext
     make: MakePrompts
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
@@ -215,7 +215,7 @@ class DreamLoss(RetrieverLoss):
             with torch.autocast(question_QD.device.type, enabled=False):
                 weights_QB = (mine_QD @ passage_BD.T / self.log_tau.exp()).softmax(dim=-1)
             loss_of = partial(self.answer_loss, *of_group(prompt, tail, i))
-            losses.append(backward_now(loss_of, weights_QB, self.gate_logit))
+            losses.append(detached_backward(loss_of, weights_QB, self.gate_logit))
         return torch.stack(losses).mean()
 
     def answer_loss(

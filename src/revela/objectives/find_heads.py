@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from revela.corpus.arrow_list import ArrowList
+from revela.corpus.spool import ArrowList
 from revela.corpus.words import joined, words
 from revela.device import compute_device, uses_bf16
+from revela.distributed import is_rank_zero
+from revela.groups.dataset import TrainingSet
+from revela.groups.generated_queries import GeneratedQueries
 from revela.groups.order import order_of_groups
-from revela.groups.query_lm import QueriesInTraining
-from revela.groups.training_set import TrainingSet
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
 from revela.objectives.base import padded
-from revela.processes import is_first
 from revela.settings import QueryFocused, Recipe
 from revela.types import Chunk, Document
 from revela.weights import find_weights
@@ -68,7 +68,7 @@ def sibling_heads(
             tokens = padded(tokenizer, texts, recipe.lm.lm_tokens)
             packed = lm.pack(tokens["input_ids"], tokens["attention_mask"])
             groups.append((packed, torch.tensor(owners)))
-        shown = tqdm(groups, unit="group", disable=not is_first())
+        shown = tqdm(groups, unit="group", disable=not is_rank_zero())
         return ranked_heads(probe_heads(lm, shown)) if groups else []
 
     return cached_ranking("siblings", lm, folder, probe)
@@ -80,7 +80,7 @@ def query_heads(
     tokenizer: Any,
     folder: Path,
     rows: ArrowList[Chunk],
-    written: QueriesInTraining | None = None,
+    written: GeneratedQueries | None = None,
 ) -> list[Head]:
     """Heads that look from a question to its answer; their score is nDCG@10.
 
@@ -118,20 +118,20 @@ def _probe_groups(
 
 
 def _questions(
-    recipe: Recipe, rows: ArrowList[Chunk], written: QueriesInTraining | None, make: PromptMaker
+    recipe: Recipe, rows: ArrowList[Chunk], written: GeneratedQueries | None, make: PromptMaker
 ) -> Iterator[tuple[Batch, Batch, Tensor]]:
     """Prompt, tail with "N/A" as its last question, and the candidate that answers each of the
     others.
     """
     # Groups of a folder lie in another order.
-    rows = rows.chosen(np.argsort(rows.column("document"), kind="stable"))
-    groups = order_of_groups(recipe.but(groups="document"), rows, unasked=written is not None)
+    rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
+    groups = order_of_groups(recipe.replace(groups="document"), rows, unasked=written is not None)
     row: Callable[[int], Chunk] = rows.__getitem__
     if written is not None:  # what training reads does not depend on what is asked here
-        probed = QueriesInTraining(written.lm, rows)
+        probed = GeneratedQueries(written.lm, rows)
         groups, row = probed.groups(groups), probed.row
     asked = 0
-    with tqdm(total=PROBE_QUESTIONS, unit="question", disable=not is_first()) as bar:
+    with tqdm(total=PROBE_QUESTIONS, unit="question", disable=not is_rank_zero()) as bar:
         for group in groups(0):
             prompt, tail, answers = make.head_example([row(i) for i in group])
             yield prompt, tail, answers

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 
 from revela.lm.language_model import LanguageModel, Packed
 from revela.objectives.base import (
+    BuildContext,
     ChunkBatches,
     Collate,
-    Parts,
     Side,
     language_model,
-    others,
+    off_diagonal,
     softmax_of_others,
 )
 from revela.objectives.distillation import Start, distillation_loss
@@ -42,7 +42,7 @@ from revela.objectives.revela import RevelaLoss, block_diagonal, gates
 from revela.settings import Gains
 
 
-def build(settings: Gains, parts: Parts) -> tuple[nn.Module, Collate]:
+def build(settings: Gains, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``gains``, and what makes its batches."""
     lm, tokenizer, folder = language_model(parts)
     gates_LH = gates(settings, parts, lm, tokenizer, folder)
@@ -70,11 +70,11 @@ class GainsLoss(RevelaLoss):
         query, passage, chunk = features
         gains_BB = self.gains(self.lm.pack(chunk["input_ids"], chunk["attention_mask"]))
         gains = [gains_BB[group, group] for group in self.places(len(gains_BB))]
-        teachers = [others(gain_nn + gain_nn.T) for gain_nn in gains]
+        teachers = [off_diagonal(gain_nn + gain_nn.T) for gain_nn in gains]
         return distillation_loss(self, self.start, (query, passage), self._others, teachers)
 
     def _others(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
-        return [others(cosine_nn) for cosine_nn in self.cosines_of(query_ND, passage_ND)]
+        return [off_diagonal(cosine_nn) for cosine_nn in self.cosines_of(query_ND, passage_ND)]
 
     def gains(self, packed: Packed) -> Tensor:
         """g, (B, B): 0 between groups, on the diagonal, and in sum over a row."""

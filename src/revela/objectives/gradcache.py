@@ -2,7 +2,7 @@
 
 - ``embed`` runs the retriever on a few texts at a time and stores no activations; the backward pass
   runs it again.
-- ``backward_now`` takes the gradient of a loss with respect to a few small tensors at once, so
+- ``detached_backward`` takes the gradient of a loss with respect to a few small tensors at once, so
   that the graph of the loss is freed before the backward pass of what made those tensors begins.
   Memory is the larger of the two graphs, not their sum.
 
@@ -43,7 +43,7 @@ def embed(model: nn.Module, features: dict[str, Any], batch: int) -> Tensor:
     return torch.cat(found)
 
 
-def backward_now(loss_of: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def detached_backward(loss_of: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """``loss_of(*inputs)``, the same scalar with the same gradient, but its graph is already freed.
 
     The result is linear in the inputs: loss + sum_i g_i (x_i - detached x_i), with g_i = d loss /

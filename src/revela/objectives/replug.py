@@ -26,18 +26,18 @@ from torch import Tensor, nn
 from revela.device import on_cpu, sent
 from revela.lm.language_model import LanguageModel
 from revela.objectives.base import (
+    BuildContext,
     ChunkBatches,
     Collate,
-    Parts,
     RetrieverLoss,
     Side,
     language_model,
-    others,
+    off_diagonal,
 )
 from revela.settings import Replug
 
 
-def build(settings: Replug, parts: Parts) -> tuple[nn.Module, Collate]:
+def build(settings: Replug, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``replug``, and what makes its batches."""
     lm, tokenizer, _ = language_model(parts)
     plain, full = (
@@ -88,7 +88,9 @@ class ReplugLoss(RetrieverLoss):
 
 def ranking_divergence(teacher_BB: Tensor, student_BB: Tensor) -> Tensor:
     """Mean over rows of KL(softmax(teacher) || softmax(student)) over j != i (Revela, A.3)."""
-    student, teacher = (others(scores).log_softmax(dim=-1) for scores in (student_BB, teacher_BB))
+    student, teacher = (
+        off_diagonal(scores).log_softmax(dim=-1) for scores in (student_BB, teacher_BB)
+    )
     return F.kl_div(student, teacher.to(student.dtype), reduction="batchmean", log_target=True)
 
 

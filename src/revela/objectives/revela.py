@@ -39,16 +39,16 @@ from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel, Packed
 from revela.lm.prompts import by_layer
 from revela.objectives.base import (
+    BuildContext,
     ChunkBatches,
     Collate,
-    Parts,
     RetrieverLoss,
     Side,
     language_model,
-    others,
+    off_diagonal,
     softmax_of_others,
 )
-from revela.objectives.gradcache import backward_now
+from revela.objectives.gradcache import detached_backward
 from revela.settings import InBatch, Revela
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 TINY = 1e-12  # added to a variance of cosines: equal cosines stay equal, with a finite gradient
 
 
-def build(settings: Revela, parts: Parts) -> tuple[nn.Module, Collate]:
+def build(settings: Revela, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``revela``, and what makes its batches."""
     lm, tokenizer, folder = language_model(parts, settings.lm_lora)
     gated = settings.mix == "gated"
@@ -66,7 +66,7 @@ def build(settings: Revela, parts: Parts) -> tuple[nn.Module, Collate]:
     return loss, ChunkBatches(parts, tokenizer, settings.query_side)
 
 
-def gates(settings: InBatch, parts: Parts, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
+def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
     """The gates of the heads that are gated, 0 of the others; (L, H)."""
     from revela.lm.heads import heads_from_file
     from revela.objectives.find_heads import sibling_heads
@@ -127,7 +127,7 @@ class RevelaLoss(RetrieverLoss):
         packed = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
         if self.lm.trainable:
             return self.lm_loss(packed, weights_BB)
-        return backward_now(partial(self.lm_loss, packed), weights_BB)
+        return detached_backward(partial(self.lm_loss, packed), weights_BB)
 
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """Sim within each group of the batch, 0 between groups; (B, B)."""
@@ -189,7 +189,8 @@ def in_batch_weights(
         scores_BB = query_BD @ passage_BD.T
         if standardise:
             scores_BB = (
-                scores_BB / (others(scores_BB).var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
+                scores_BB
+                / (off_diagonal(scores_BB).var(dim=1, correction=0, keepdim=True) + TINY).sqrt()
             )
         return softmax_of_others(scores_BB / tau)
 

@@ -32,20 +32,20 @@ from torch.nn.utils.rnn import pad_sequence
 
 from revela.device import autocast
 from revela.errors import RevelaError
-from revela.objectives.base import Batch, Collate, Parts, Row, Side, row_random
+from revela.objectives.base import Batch, BuildContext, Collate, Row, Side, row_random
 from revela.settings import Spans
 
 NO_TARGET = -100  # the label of padding
 
 
-def build(settings: Spans, parts: Parts) -> tuple[nn.Module, Collate]:
+def build(settings: Spans, parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of ``spans``, and what makes its batches."""
     from revela.lm.encoder_decoder import load_encoder_decoder
 
     tokens = parts.recipe.lm.lm_tokens
     lm = load_encoder_decoder(parts.folder, parts.bf16)
     lm.share(parts.model[0].model.encoder, parts.model.tokenizer)
-    needed = span_count(tokens, settings.span_share, settings.span_length)
+    needed = num_noise_spans(tokens, settings.span_share, settings.span_length)
     if needed > len(lm.sentinels):
         raise RevelaError(
             f"--lm-tokens {tokens} makes {needed} spans and the tokenizer has "
@@ -69,7 +69,7 @@ class SpanBatches:
     differs by epoch. A shorter row is read whole.
     """
 
-    parts: Parts
+    parts: BuildContext
     lm: Any
     settings: Spans
 
@@ -101,14 +101,14 @@ def _padded(rows: Sequence[list[int]], value: int) -> Tensor:
     return pad_sequence([torch.tensor(row) for row in rows], True, value)
 
 
-def hidden_count(length: int, share: float) -> int:
+def num_noise_tokens(length: int, share: float) -> int:
     """How many tokens of a text are hidden: one at least, and never all."""
     return min(max(1, round(length * share)), length - 1)
 
 
-def span_count(length: int, share: float, mean_span: float) -> int:
+def num_noise_spans(length: int, share: float, mean_span: float) -> int:
     """In how many spans they are; any two have a token between them."""
-    hidden = hidden_count(length, share)
+    hidden = num_noise_tokens(length, share)
     return min(max(1, round(hidden / mean_span)), hidden, length - hidden + 1)
 
 
@@ -129,7 +129,7 @@ def corrupt(
     """
     if len(ids) < 2:
         return list(ids), []
-    hidden, spans = hidden_count(len(ids), share), span_count(len(ids), share, mean_span)
+    hidden, spans = num_noise_tokens(len(ids), share), num_noise_spans(len(ids), share, mean_span)
     lengths = random_parts(hidden, spans, rng)
     # One token more at each end, so that the first and the last run may have none of the text's.
     runs = random_parts(len(ids) - hidden + 2, spans + 1, rng)

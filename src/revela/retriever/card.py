@@ -74,7 +74,7 @@ class Card:
         steps: of training; None: it was fitted only.
         matryoshka: widths that its vectors were trained to be truncated to.
         slots: how many documents it reads as its context; 0: none.
-        labelled: whether it learned from judged queries.
+        short_names: whether it learned from judged queries.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Card:
     steps: int | None = None
     matryoshka: Sequence[int] = ()
     slots: int = 0
-    labelled: bool = False
+    short_names: bool = False
 
     def text(self) -> str:
         """The file."""
@@ -104,7 +104,7 @@ class Card:
         return TEMPLATE.format(
             name=self.name,
             made="fitted" if fitted else "trained",
-            how="on judged queries" if self.labelled else "without labels",
+            how="on judged queries" if self.short_names else "without labels",
             learned_from=self.learned_from.format(**settings),
             more=more,
             text=f"{'Fitted to' if fitted else 'Trained on'} {without_folders(self.corpus)} "

@@ -49,7 +49,7 @@ LAYERS = 1  # of the first stage
 SMALL = 0.1  # of the embedding table's root mean square
 
 
-class FirstStage(nn.Module):
+class ContextEncoder(nn.Module):
     """What fills the slots of a retriever: ``model`` gives head(M1(y)), ``anchors_AD`` has a row
     for each slot or one for all. A slot without a document has ``null_D`` in place of its vector; a
     ``constant`` context is the anchors, whatever the documents.
@@ -99,7 +99,7 @@ class FirstStage(nn.Module):
         return {k: v for k, v in features.items() if isinstance(v, Tensor)}
 
 
-def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> FirstStage | None:
+def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> ContextEncoder | None:
     """Give a retriever the slots that the recipe asks for, in place, and build its first stage;
     None without ``--context``. A decoder's anchors start as the first tokens of ``example``.
     """
@@ -121,7 +121,7 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Fir
         seed = recipe.training.seed if constant else None
         anchors_AD = _anchors_of_mask(table_VD, mask, settings.slots, seed)
     reader = _documents_reader(model, settings.context_tokens)
-    first = FirstStage(reader, anchors_AD, settings.slots, constant).to(model.device)
+    first = ContextEncoder(reader, anchors_AD, settings.slots, constant).to(model.device)
     add_slots(model, settings.slots)
     write_rows(model, first.null_JD)
     return first
@@ -162,7 +162,7 @@ def _documents_reader(model: SentenceTransformer, tokens: int) -> SentenceTransf
     return reader
 
 
-def train_first_stage(first: FirstStage, rank: int, alpha: int, dropout: float) -> None:
+def train_context_encoder(first: ContextEncoder, rank: int, alpha: int, dropout: float) -> None:
     """Freeze all but LoRA of its transformer, its head, anchors and null row, in place."""
     add_lora(first.model, rank, alpha, dropout)
     for part in list(first.model)[2:]:
@@ -309,13 +309,13 @@ def read_as_text(texts: Sequence[str]) -> list[str]:
 class SavedContext:
     """A retriever's first stage, a context by it, and what that was drawn from."""
 
-    first_stage: FirstStage
+    context_encoder: ContextEncoder
     rows_JD: Tensor
     about: dict[str, Any]
 
     def save(self, folder: Path) -> None:
         """Write the first stage, a stock folder, with the rows and context.json."""
-        first = self.first_stage
+        first = self.context_encoder
         merged(first.model).save_pretrained(str(folder), create_model_card=False)
         tensors = {"rows_JD": self.rows_JD, "anchors_JD": first.anchors_JD, "null_D": first.null_D}
         plain = {k: v.detach().float().cpu().clone().contiguous() for k, v in tensors.items()}
@@ -324,7 +324,7 @@ class SavedContext:
         (folder / ABOUT).write_text(json.dumps({**known, **self.about}, indent=1))
 
 
-def load_first_stage(folder: Path) -> FirstStage | None:
+def load_context_encoder(folder: Path) -> ContextEncoder | None:
     """The first stage of a saved retriever; None if it has none."""
     own = folder / FOLDER
     if not (own / ABOUT).is_file():
@@ -332,7 +332,7 @@ def load_first_stage(folder: Path) -> FirstStage | None:
     first = load_retriever(own)
     try:
         about, tensors = json.loads((own / ABOUT).read_text()), load_file(own / ROWS)
-        stage = FirstStage(first, tensors["anchors_JD"], int(about["slots"]), about["constant"])
+        stage = ContextEncoder(first, tensors["anchors_JD"], int(about["slots"]), about["constant"])
         stage.null_D.data.copy_(tensors["null_D"])
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)

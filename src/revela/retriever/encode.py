@@ -28,13 +28,13 @@ from revela.errors import RevelaError
 from revela.packing import packed
 from revela.retriever.build import load_retriever
 from revela.retriever.context import (
-    FirstStage,
+    ContextEncoder,
     filled,
-    load_first_stage,
+    load_context_encoder,
     read_as_text,
     slot_ids,
 )
-from revela.retriever.static import refuse_broken, refuse_tokens
+from revela.retriever.static import check_tokens, check_vectors_finite
 from revela.retriever.tokens import TokenCounter
 from revela.retriever.trained_table import TrainedTable
 from revela.settings import Precision
@@ -85,7 +85,7 @@ class RetrieverEncoder:
         bf16: run the transformer under bf16 autocast.
         max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
         name: of the model, for messages.
-        first_stage: of a model with slots; makes contexts for it.
+        context_encoder: of a model with slots; makes contexts for it.
 
     Attributes:
         slots: how many documents the model reads as its context; 0: none.
@@ -100,10 +100,10 @@ class RetrieverEncoder:
         bf16: bool,
         max_tokens: int | None = None,
         name: str = "the model",
-        first_stage: FirstStage | None = None,
+        context_encoder: ContextEncoder | None = None,
     ) -> None:
         self.model, self.bf16, self.max_tokens, self.name = model, bf16, max_tokens, name
-        self.first_stage, self.slots = first_stage, len(slot_ids(model))
+        self.context_encoder, self.slots = context_encoder, len(slot_ids(model))
         self._rows: Callable[[], Tensor] | None = None
         self._lock = threading.Lock()  # encoding changes the model while it lasts
 
@@ -116,7 +116,7 @@ class RetrieverEncoder:
         model = load_retriever(folder)
         static = isinstance(model[0], modules.StaticEmbedding)
         bf16 = not static and uses_bf16(precision, model.device)
-        encoder = cls(model, bf16, max_tokens, str(folder), load_first_stage(folder))
+        encoder = cls(model, bf16, max_tokens, str(folder), load_context_encoder(folder))
         encoder.words_to_vectors = words_to_vectors_of(folder)
         return encoder
 
@@ -134,12 +134,12 @@ class RetrieverEncoder:
 
     def context_of(self, texts: Sequence[str]) -> Tensor:
         """The context (J, D) of the first J of these texts."""
-        if self.first_stage is None:
+        if self.context_encoder is None:
             raise RevelaError(
                 f"{self.name} has slots for a context, but no first stage (context/): copy the "
                 "whole folder of the retriever"
             )
-        return self.first_stage.of_texts(texts)
+        return self.context_encoder.of_texts(texts)
 
     def saved_context(self) -> Tensor:
         """The context (J, D) in the model's own table."""
@@ -199,7 +199,7 @@ class RetrieverEncoder:
         """The model's vectors (N, D); token vectors are written into ``tokens`` if it is given."""
         is_transformer = isinstance(self.model[0], modules.Transformer)
         if tokens is not None and not is_transformer:
-            refuse_tokens()
+            check_tokens()
         with (
             self._lock,
             self._settings(),
@@ -218,7 +218,7 @@ class RetrieverEncoder:
                     normalize_embeddings=True,
                 )
                 vectors_ND = np.asarray(found, dtype=np.float32)
-        refuse_broken(vectors_ND, self.name)
+        check_vectors_finite(vectors_ND, self.name)
         return vectors_ND
 
     def _in_batches(

@@ -35,7 +35,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from revela.corpus.arrow_list import vectors_on_disk
+from revela.corpus.spool import vectors_on_disk
 from revela.device import after_a_batch, on_cpu, return_freed, sent
 from revela.errors import RevelaError
 from revela.retriever.build import build_retriever, set_parts

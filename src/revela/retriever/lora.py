@@ -44,7 +44,7 @@ def needs_merging(model: SentenceTransformer) -> bool:
 
 
 @contextlib.contextmanager
-def before_training(model: SentenceTransformer) -> Iterator[None]:
+def without_adapters(model: SentenceTransformer) -> Iterator[None]:
     """While open, a model with LoRA, or a table, gives the cosines it had before training."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

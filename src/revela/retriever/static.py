@@ -115,11 +115,11 @@ class StaticEncoder:
 
     def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> NoReturn:
         """Refused: without a context, tokens say no more than their words."""
-        refuse_tokens()
+        check_tokens()
 
     def query_tokens(self, queries: Sequence[str]) -> NoReturn:
         """Refused, as above."""
-        refuse_tokens()
+        check_tokens()
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
         """``LimitedEncoder.fitted``."""
@@ -142,7 +142,7 @@ class StaticEncoder:
                 if ids:  # their sum, as its length is not kept
                     np.add.reduce(_fp32(table_VD.take(ids, axis=0)), out=vectors_ND[i])
                 bar.update()
-        refuse_broken(vectors_ND, self.name)
+        check_vectors_finite(vectors_ND, self.name)
         norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
         vectors_ND /= np.maximum(norms_N1, 1e-12)  # as torch does
         return vectors_ND
@@ -156,7 +156,7 @@ def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterato
             yield read.ids
 
 
-def refuse_broken(vectors_ND: Vectors, name: str) -> None:
+def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
     """Refuse NaN and infinity: the one check, which all who take vectors rely on."""
     finite_N = np.isfinite(vectors_ND).all(axis=1)
     if not finite_N.all():
@@ -166,7 +166,7 @@ def refuse_broken(vectors_ND: Vectors, name: str) -> None:
         )
 
 
-def refuse_tokens() -> NoReturn:
+def check_tokens() -> NoReturn:
     """Refuse to give token vectors."""
     raise RevelaError(
         "this model has no transformer, and so no token vectors: "

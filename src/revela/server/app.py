@@ -29,15 +29,15 @@ from starlette.middleware import Middleware
 from revela import __version__
 from revela.errors import QueryError, RevelaError
 from revela.index.filters import OWN_COLUMNS, where_sql
-from revela.index.store import Index
+from revela.index.index import Index
 from revela.server import Limits, schemas
 from revela.server.batching import ROLES, Batcher, QueueFull, Role
 from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
 from revela.server.schemas import (
     CLIENT_LEFT,
     ERROR_HANDLERS,
+    APIError,
     EmbeddingRequest,
-    Refused,
     SearchRequest,
 )
 from revela.types import Hit, Reranker, TokenEncoder, Vectors
@@ -162,11 +162,11 @@ class Service:
         if asked.dimensions not in (None, *self.dimensions):
             trained = ", ".join(map(str, self.dimensions))
             message = f"this model was not trained for that: leave it out, or give one of {trained}"
-            raise Refused(400, message, "dimensions")
+            raise APIError(400, message, "dimensions")
         if (count := len(asked.input)) > self.limits.max_texts:
             most = self.limits.max_texts
             message = f"{count:,} texts in a request: send at most {most:,} at a time"
-            raise Refused(400, message, "input")
+            raise APIError(400, message, "input")
         role: Role = asked.input_type or ("query" if asked.model.endswith(":query") else "passage")
         work = self.encode(asked.input, role, bool(asked.truncate), "input")
         rows, tokens = await while_connected(request, work)
@@ -185,7 +185,7 @@ class Service:
         try:
             hits = await while_connected(request, self._search(asked))
         except QueryError as error:  # any other is the index's fault
-            raise Refused(400, str(error)) from error
+            raise APIError(400, str(error)) from error
         finally:
             self.searching -= 1
         return schemas.SearchResults(
@@ -196,22 +196,22 @@ class Service:
         )
 
     async def _search(self, asked: SearchRequest) -> list[Hit]:
-        self._refuse_long([asked.query], "query")
+        self._check_long([asked.query], "query")
         try:
             where_sql(asked.where or {}, self.index.info.columns)
         except RevelaError as error:
-            raise Refused(400, str(error), "where") from error
+            raise APIError(400, str(error), "where") from error
         if asked.rerank == "tokens" and not self.index.info.settings.keep_tokens:
             message = (
                 "this index keeps no token vectors: make it with revela index --keep-tokens, or "
                 "send no rerank"
             )
-            raise Refused(400, message, "rerank")
+            raise APIError(400, message, "rerank")
         if asked.rerank == "heads" and self.reranker is None:
             message = (
                 "this server has no language model: start revela serve with --lm, or send no rerank"
             )
-            raise Refused(400, message, "rerank")
+            raise APIError(400, message, "rerank")
         encoded = None
         if asked.mode != "lexical":
             by_tokens = asked.rerank == "tokens"
@@ -236,9 +236,9 @@ class Service:
         that the model read of each.
 
         Raises:
-            Refused: too many tokens, or a text that is too long (400); the queue is full (429).
+            APIError: too many tokens, or a text that is too long (400); the queue is full (429).
         """
-        self._refuse_long(texts, param)
+        self._check_long(texts, param)
         tokens = await in_thread(self.text_threads, partial(self.count[role], texts))
         longest = self.max_text_tokens or max(tokens)
         for i, count in enumerate(tokens):
@@ -247,11 +247,11 @@ class Service:
                     f"text {i} has {count:,} tokens and the model reads {longest:,}: shorten it, "
                     "or send truncate: true with embeddings"
                 )
-                raise Refused(400, message, param, "context_length_exceeded")
+                raise APIError(400, message, param, "context_length_exceeded")
         tokens = [min(count, longest) for count in tokens]
         if (total := sum(tokens)) > (most := self.limits.max_tokens):
             message = f"{total:,} tokens in a request: send at most {most:,} at a time"
-            raise Refused(400, message, param)
+            raise APIError(400, message, param)
         try:
             return await self.batcher.encode(texts, tokens, role, with_tokens), tokens
         except QueueFull as error:
@@ -259,12 +259,12 @@ class Service:
         except RevelaError as error:  # the model's fault, and it names a path
             raise RuntimeError("the model gives no vectors") from error
 
-    def _refuse_long(self, texts: Sequence[str], param: str) -> None:
+    def _check_long(self, texts: Sequence[str], param: str) -> None:
         most = self.limits.max_characters
         for i, text in enumerate(texts):
             if len(text) > most:
                 message = f"text {i} has {len(text):,} characters: send at most {most:,}"
-                raise Refused(400, message, param)
+                raise APIError(400, message, param)
 
     async def index_info(self) -> schemas.IndexInfo:
         """The index: its size, the columns for filters, and the ways to re-rank."""
@@ -289,14 +289,14 @@ class Service:
     def _model(self, name: str) -> schemas.Model:
         return schemas.Model(id=name, created=self.created, dimensions=self.width)
 
-    def _no_such_model(self) -> Refused:
+    def _no_such_model(self) -> APIError:
         message = f"this server has no such model: ask for one of {', '.join(self.names)}"
-        return Refused(404, message, "model", "model_not_found")
+        return APIError(404, message, "model", "model_not_found")
 
     async def healthz(self) -> schemas.Health:
         """Whether the server encodes texts."""
         if not self.batcher.alive:
-            raise Refused(503, "the server is stopping: ask another")
+            raise APIError(503, "the server is stopping: ask another")
         return schemas.Health()
 
     async def prometheus(self) -> Response:
@@ -357,10 +357,10 @@ def truncated(vectors: Vectors, dimensions: int) -> Vectors:
     return unit
 
 
-def queue_full(what: str, seconds: int) -> Refused:
+def queue_full(what: str, seconds: int) -> APIError:
     """The 429 of a full queue."""
     message = f"too many {what} are waiting: try again in {seconds} s"
-    return Refused(429, message, code="queue_full", headers={"retry-after": str(seconds)})
+    return APIError(429, message, code="queue_full", headers={"retry-after": str(seconds)})
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -372,14 +372,14 @@ async def while_connected(request: Request, work: Coroutine[object, object, T]) 
     """The result of ``work``, which is cancelled if the client leaves.
 
     Raises:
-        Refused: the client has left.
+        APIError: the client has left.
     """
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         done, _ = await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
-        raise Refused(CLIENT_LEFT, "the client has left")
+        raise APIError(CLIENT_LEFT, "the client has left")
     finally:
         task.cancel()
         left.cancel()

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from revela.server.batching import ROLES, Batcher, Role
-from revela.server.schemas import Refused
+from revela.server.schemas import APIError
 
 PUBLIC_PATHS = ("/", "/healthz", "/openapi.json")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -46,13 +46,13 @@ class Guard:
         app = refused.response() if refused else self.app
         await app(scope, receive, send_nosniff)
 
-    def _refusal(self, headers: Headers, path: str) -> Refused | None:
+    def _refusal(self, headers: Headers, path: str) -> APIError | None:
         if self.local_only and not is_loopback(_host_of(headers.get("host", ""))):
             message = (
                 "this server answers requests for localhost only: start it with --token-env or "
                 "--token-file to reach it by other names"
             )
-            return Refused(421, message)
+            return APIError(421, message)
         if self.token is None or path in PUBLIC_PATHS:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -62,7 +62,7 @@ class Guard:
             return None
         message = "the token is missing or wrong: send it as Authorization: Bearer TOKEN"
         challenge = {"www-authenticate": "Bearer"}
-        return Refused(401, message, code="invalid_api_key", headers=challenge)
+        return APIError(401, message, code="invalid_api_key", headers=challenge)
 
 
 def is_loopback(host: str) -> bool:
@@ -99,7 +99,7 @@ class BodyLimit:
                     message = await receive()
                     size += len(message.get("body", b""))
                 text = f"the body is longer than {self.limit:,} bytes: send less at a time"
-                raise Refused(413, text, headers={"connection": "close"})
+                raise APIError(413, text, headers={"connection": "close"})
             return message
 
         await self.app(scope, receive_within, send)

@@ -58,7 +58,7 @@ ONE_OR_MORE = {
 }
 
 
-class Refused(HTTPException):
+class APIError(HTTPException):
     """An error answer in OpenAI's format.
 
     Args:
@@ -91,9 +91,9 @@ class Refused(HTTPException):
 async def _http_error(_: Request, error: Exception) -> JSONResponse:
     """Refusals of ours, and FastAPI's own: unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    if not isinstance(error, Refused):
+    if not isinstance(error, APIError):
         message = FASTAPI_ERRORS.get(error.status_code, error.detail)
-        error = Refused(error.status_code, message, headers=error.headers)
+        error = APIError(error.status_code, message, headers=error.headers)
     return error.response()
 
 
@@ -103,17 +103,17 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if "json" not in request.headers.get("content-type", ""):
         message = "the body must be JSON: send it with content-type application/json"
-        return Refused(400, message).response()
+        return APIError(400, message).response()
     in_json = first["type"] == "json_invalid"  # its place is an offset
     place = [] if in_json else [str(part) for part in first["loc"][1:]]
     message = f"{'.'.join(place) or 'the body'}: {first['msg'].lower()}"
-    return Refused(400, message[:300], place[0][:100] if place else None).response()
+    return APIError(400, message[:300], place[0][:100] if place else None).response()
 
 
 async def _failed(_: Request, __: Exception) -> JSONResponse:
     """An error of the server; Starlette raises it again, so that uvicorn logs it."""
     message = "something went wrong here, the server's log says what: try again"
-    return Refused(500, message).response()
+    return APIError(500, message).response()
 
 
 ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {
@@ -129,7 +129,7 @@ def _as_list(value: Any) -> Any:
             "input has token ids, and those of another tokenizer mean other words here: send text "
             "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
         )
-        raise Refused(400, message, "input")
+        raise APIError(400, message, "input")
     return [value] if isinstance(value, str) else value
 
 
@@ -139,7 +139,7 @@ def _integral(value: Any) -> Any:
 
 def _no_sql(value: Any) -> Any:
     if isinstance(value, str):
-        raise Refused(400, f"where is a JSON object, not SQL: send one such as {EXAMPLE}", "where")
+        raise APIError(400, f"where is a JSON object, not SQL: send one such as {EXAMPLE}", "where")
     return value
 
 
@@ -151,7 +151,7 @@ class _RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, body: Any) -> Any:
+    def _check_unknown(cls, body: Any) -> Any:
         """Suggest the field that an unknown name stands for."""
         fields = list(cls.model_fields)
         for name in body if isinstance(body, dict) else ():
@@ -161,7 +161,7 @@ class _RequestModel(BaseModel):
                     (f"send {field}" for field in close if field in fields),
                     f"there are {', '.join(fields)}",
                 )
-                raise Refused(400, f"there is no field {name[:40]}: {hint}", name[:100])
+                raise APIError(400, f"there is no field {name[:40]}: {hint}", name[:100])
         return body
 
 

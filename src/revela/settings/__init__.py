@@ -23,13 +23,13 @@ from revela.settings.objectives import (
 from revela.settings.recipe import (
     SECTIONS,
     Recipe,
+    check_unread,
     fields_of,
     flag_of,
     merge,
     merged,
     presets,
     read_recipe,
-    refuse_unread,
 )
 from revela.settings.sections import (
     CHECKED,
@@ -79,6 +79,7 @@ __all__ = [
     "Spans",
     "Training",
     "VectorForm",
+    "check_unread",
     "described",
     "fields_of",
     "flag_of",
@@ -88,5 +89,4 @@ __all__ = [
     "objective_class",
     "presets",
     "read_recipe",
-    "refuse_unread",
 ]

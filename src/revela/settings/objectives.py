@@ -42,7 +42,7 @@ class Objective:
         """The loss, and what makes its batches.
 
         Args:
-            parts: ``objectives.base.Parts``: the recipe, the retriever, the rows of the corpus.
+            parts: ``objectives.base.BuildContext``: recipe, retriever, the rows of the corpus.
 
         Returns:
             A module that takes the batch's sides, a dict of tensors each, and gives a scalar; and a
@@ -130,7 +130,7 @@ class Gains(InBatch):
     "Temperature of the cosines."
 
     def refuse(self, recipe: Any) -> None:
-        _refuse_without_start(recipe)
+        _check_without_start(recipe)
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -176,10 +176,10 @@ class Attention(QueryFocused):
     )
 
     def refuse(self, recipe: Any) -> None:
-        _refuse_without_start(recipe)
+        _check_without_start(recipe)
 
 
-def _refuse_without_start(recipe: Any) -> None:
+def _check_without_start(recipe: Any) -> None:
     if not recipe.retriever.lora_rank:
         raise RevelaError(
             f"--objective {recipe.objective.name} compares with the retriever before training, "

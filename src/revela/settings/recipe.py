@@ -79,7 +79,7 @@ class Recipe:
         """
         return merged(preset, {}, settings)
 
-    def but(self, **settings: Any) -> Recipe:
+    def replace(self, **settings: Any) -> Recipe:
         """The same with other settings, by flag name; those of another objective stay with it."""
         objective = settings.pop("objective", self.objective)
         if objective == self.objective.name:
@@ -87,10 +87,10 @@ class Recipe:
         elif isinstance(objective, str):
             objective = objective_class(objective)()
         recipe, unread = _with(dataclasses.replace(self, objective=objective), settings)
-        refuse_unread([(recipe, unread)])
+        check_unread([(recipe, unread)])
         return recipe
 
-    def flat(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Every setting by flag name, ``objective`` being its name, as JSON gives them back."""
         values: dict[str, Any] = {"objective": self.objective.name}
         for section, item in fields_of(self.objective):
@@ -138,7 +138,7 @@ def merged(preset: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> Re
             does not have a setting that the file or the hand gives.
     """
     recipe, unread = merge(preset, file, given)
-    refuse_unread([(recipe, unread)])
+    check_unread([(recipe, unread)])
     return recipe
 
 
@@ -249,7 +249,7 @@ def _replaced(section: str, settings: Any, values: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def refuse_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
+def check_unread(made: Sequence[tuple[Recipe, set[str]]]) -> None:
     """Refuse a setting that was given and that none of these recipes, trained together, reads.
 
     Raises:

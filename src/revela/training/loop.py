@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from revela import processes
+from revela import distributed as distributed
 from revela.device import sent
 from revela.errors import RevelaError
-from revela.groups.documents import Groups
+from revela.groups.strategies import Groups
 from revela.retriever.trained_table import TwoHalves
 from revela.settings import Recipe
 from revela.training.metrics import Budget
@@ -113,14 +113,14 @@ class BatchReader:
 
     def my_rows(self, step: int) -> Iterator[tuple[int, Rows, int]]:
         """The number, rows and share of what this process reads in a step."""
-        first, world_size = step * self.batches_per_step, processes.count()
+        first, world_size = step * self.batches_per_step, distributed.world_size()
         numbered = list(enumerate(islice(self._batches, self.batches_per_step), first))
         if self.across_groups:
             for number, rows in numbered:
-                mine = rows[processes.my_share(len(rows))]
+                mine = rows[distributed.my_share(len(rows))]
                 yield number, mine, self.batches_per_step * world_size
         else:
-            for number, rows in numbered[processes.rank() :: world_size]:
+            for number, rows in numbered[distributed.rank() :: world_size]:
                 yield number, rows, self.batches_per_step
 
 
@@ -186,7 +186,7 @@ def take_step(
         loss = objective(sides(there)) / batch.share
         loss.backward()
         total += loss.detach()
-    processes.add_gradients(parameters)
+    distributed.add_gradients(parameters)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
     optimizer.step()
     optimizer.zero_grad()
@@ -200,7 +200,7 @@ def batch_seed(seed: int, number: int) -> int:
 
 def agree(budget: Budget, seconds: float, tokens: int, stop: bool) -> bool:
     """Add to the budget what a step took in each process; whether one of them is to stop."""
-    shared = processes.all_gather((seconds, tokens, stop))
+    shared = distributed.all_gather((seconds, tokens, stop))
     all_seconds, all_tokens, all_stops = zip(*shared, strict=True)
     budget.spend(all_seconds, all_tokens)
     return any(all_stops)
@@ -218,7 +218,7 @@ def check_finite(step: int, sums: Tensor, grad_norm: Tensor) -> tuple[float, flo
     Raises:
         RevelaError: a loss or a gradient since the last line was not finite.
     """
-    numbers = torch.stack([processes.all_reduce_sum(sums[0]), sums[1], grad_norm]).tolist()
+    numbers = torch.stack([distributed.all_reduce_sum(sums[0]), sums[1], grad_norm]).tolist()
     if not all(map(math.isfinite, numbers)):
         raise RevelaError(
             f"the loss or its gradient was not finite at step {step} or shortly before: "

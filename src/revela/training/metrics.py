@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from revela.device import compute_device
+from revela.distributed import is_rank_zero
 from revela.errors import RevelaError
 from revela.files import atomic_write, disk_errors
-from revela.processes import is_first
 from revela.settings import Recipe
 from revela.silence import duration
 from revela.types import Encoder
@@ -138,7 +138,7 @@ def _named_numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 def start_tracker(recipe: Recipe, out: Path) -> Accelerator | None:
     """accelerate with the recipe's tracker, for which alone it is used."""
-    if not (recipe.training.track and is_first()):
+    if not (recipe.training.track and is_rank_zero()):
         return None
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration
@@ -147,7 +147,7 @@ def start_tracker(recipe: Recipe, out: Path) -> Accelerator | None:
     on_cpu = compute_device().type == "cpu"
     tracker = Accelerator(cpu=on_cpu, log_with=recipe.training.track, project_config=folders)
     plain = (str, int, float, bool)
-    settings = recipe.flat().items()
+    settings = recipe.to_dict().items()
     config = {k: v if isinstance(v, plain) else str(v) for k, v in settings}
     names = {"wandb": {"name": out.name}, "trackio": {"name": out.name}}
     tracker.init_trackers("revela", config, names)
@@ -169,7 +169,7 @@ class Progress:
         shape = "{desc} {n_fmt}" + ("/{total_fmt} |{bar}|" if total else "") + "{postfix}"
         self._last = (self.budget.seconds, self.budget.tokens)
         given: Any = dict(total=total, initial=step, desc="step", bar_format=shape)
-        with tqdm(**given, disable=not is_first()) as self._bar:
+        with tqdm(**given, disable=not is_rank_zero()) as self._bar:
             yield
 
     def advance(self) -> None:
@@ -178,7 +178,7 @@ class Progress:
 
     def log(self, step: int, loss: float, grad_norm: float, learning_rate: float) -> None:
         """Write and show the mean loss since the last line, and the last step's numbers."""
-        if not is_first():
+        if not is_rank_zero():
             return
         budget = self.budget
         seconds, tokens = budget.seconds - self._last[0], budget.tokens - self._last[1]

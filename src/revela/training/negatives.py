@@ -27,16 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from revela.corpus.arrow_list import Texts
-from revela.corpus.text_queries import number_of_query
+from revela.corpus.spool import Texts
+from revela.distributed import from_rank_zero
 from revela.errors import RevelaError
-from revela.groups.documents import Groups
+from revela.groups.dataset import TrainingSet
 from revela.groups.order import by_all, in_parts, kept
-from revela.groups.training_set import TrainingSet
+from revela.groups.strategies import Groups
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
 from revela.objectives.base import Row
-from revela.processes import of_first
+from revela.queries.from_text import query_hash
 from revela.settings import InfoNCE, Recipe
 from revela.types import Encoder, Vectors
 
@@ -131,7 +131,7 @@ class Negatives:
         asked = {row: str(self.rows.value(row, "query")) for row in members}
         asked = {row: query for row, query in asked.items() if query}
         queries = list(dict.fromkeys(asked.values()))
-        texts = Texts(self.rows.chosen(self.passages), lambda row: row.text)
+        texts = Texts(self.rows.select(self.passages), lambda row: row.text)
         vectors = self._encode(queries, texts) if round_ else None
 
         def draw() -> NDArray[np.int64]:
@@ -144,7 +144,7 @@ class Negatives:
             }
             return self._draw(round_, {row: best[query] for row, query in asked.items()})
 
-        drawn = of_first(draw)
+        drawn = from_rank_zero(draw)
         tqdm.write(
             f"negatives for {len(queries):,} queries mined among {len(self.passages):,} passages "
             f"by {'the retriever' if round_ else 'BM25'} in {time.monotonic() - began:.0f} s"
@@ -169,7 +169,7 @@ class Negatives:
 
     def _answers(self, queries: Sequence[str]) -> list[set[int]]:
         """The places of each query's passages: those of its rows, or of its relevant documents."""
-        numbers = [number_of_query(query) for query in queries]
+        numbers = [query_hash(query) for query in queries]
         found: dict[int, set[int]] = {number: set() for number in numbers}
         if self.relevant:
             documents = self.rows.column("document")[self.passages].tolist()
@@ -184,7 +184,7 @@ class Negatives:
     @cached_property
     def _numbers(self) -> NDArray[np.int64]:
         """The number of each row's query."""
-        return np.array([number_of_query(query) for query in self.rows.column("query")], np.int64)
+        return np.array([query_hash(query) for query in self.rows.column("query")], np.int64)
 
 
 def _by_words(queries: Sequence[str], texts: Texts, k: int) -> NDArray[np.int64]:

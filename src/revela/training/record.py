@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from revela import __version__, processes
+from revela import __version__, distributed
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_unfinished, writing
 from revela.settings import Recipe
@@ -46,7 +46,7 @@ def output_folder(out: Path, resume: bool) -> Iterator[None]:
     Raises:
         RevelaError: the folder is in the way, or another process writes to it.
     """
-    if not processes.is_first():
+    if not distributed.is_rank_zero():
         yield
         return
     if resume:
@@ -80,7 +80,7 @@ def _has_steps(out: Path) -> bool:
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """The settings of a run, as run.json gives them back (a tuple as a list)."""
-    settings: dict[str, Any] = json.loads(json.dumps(recipe.flat()))
+    settings: dict[str, Any] = json.loads(json.dumps(recipe.to_dict()))
     return settings
 
 
@@ -96,7 +96,7 @@ def write_record(settings: dict[str, Any], about: dict[str, Any], out: Path) -> 
         temporary.write_text(json.dumps({**settings, "about": about}, indent=1))
 
 
-def refuse_another(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
+def check_another(settings: dict[str, Any], digest: str, out: Path, free: Collection[str]) -> None:
     """Check that the run in ``out`` has these settings, but for ``free``, and a corpus of this
     digest.
 
@@ -132,7 +132,7 @@ def checkpoint_to_resume(settings: dict[str, Any], digest: str, out: Path) -> Pa
     Raises:
         RevelaError: the run is finished, or has other settings or another corpus.
     """
-    refuse_another(settings, digest, out, FREE)
+    check_another(settings, digest, out, FREE)
     commits.update(_record(out)["about"].get("revisions", {}))
     checkpoints = saved_checkpoints(out / CHECKPOINTS)
     if not checkpoints and (out / "modules.json").exists():
@@ -170,7 +170,7 @@ def environment() -> dict[str, Any]:
     system = f"{platform.system()} {platform.machine()}"
     hardware: dict[str, Any] = {"system": system, "cpu": _cpu()}
     hardware["threads"] = torch.get_num_threads()
-    hardware["processes"] = processes.count()
+    hardware["processes"] = distributed.world_size()
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         hardware["memory"] = f"{memory / 2**30:.0f} GiB"

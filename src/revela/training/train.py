@@ -21,21 +21,26 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from revela import processes
-from revela.corpus.arrow_list import Texts
+from revela import distributed as distributed
 from revela.corpus.judgements import judged
+from revela.corpus.spool import Texts
 from revela.device import after_a_batch, compute_device, uses_bf16
 from revela.files import remove_whole
-from revela.groups.folder import GroupFolder
-from revela.groups.training_set import TrainingSet
+from revela.groups.dataset import TrainingSet
+from revela.groups.store import GroupFolder
 from revela.lm.encoder_decoder import new_encoder_decoder
 from revela.lm.language_model import LanguageModel
-from revela.objectives.base import Collate, Parts
-from revela.objectives.contextual import Conditioned, ContextBatches, Contextual
+from revela.objectives.base import BuildContext, Collate
+from revela.objectives.contextual import ContextBatches, Contextual, ContextualRetriever
 from revela.objectives.matryoshka import Matryoshka
 from revela.retriever.build import untrained_retriever
 from revela.retriever.card import Card, without_folders
-from revela.retriever.context import FirstStage, SavedContext, add_context, train_first_stage
+from revela.retriever.context import (
+    ContextEncoder,
+    SavedContext,
+    add_context,
+    train_context_encoder,
+)
 from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, without_padding
 from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
@@ -80,7 +85,7 @@ from revela.training.record import (
     settings_of,
     write_record,
 )
-from revela.training.refusals import check_matryoshka, refuse_at_once
+from revela.training.validate import check_matryoshka, check_recipe
 from revela.types import Document
 from revela.weights import NEW, commits, find_weights, words_to_vectors_of
 
@@ -141,15 +146,15 @@ def train(
         RevelaError: the output folder is in the way, the corpus is too small, a model cannot be
             used, or processes do not agree.
     """
-    with processes.joined(), output_folder(out, resume):
-        refuse_at_once(recipe, out, resume)
+    with distributed.joined(), output_folder(out, resume):
+        check_recipe(recipe, out, resume)
         silence_libraries()
         settings, checkpoints = recipe.training, out / CHECKPOINTS
-        torch.set_num_threads(processes.cores(settings.threads))
+        torch.set_num_threads(distributed.cores(settings.threads))
         torch.manual_seed(settings.seed)
         device = compute_device()
         bf16 = uses_bf16(settings.precision, device)
-        first, bm25 = processes.is_first(), bm25 or {}
+        first, bm25 = distributed.is_rank_zero(), bm25 or {}
         check, judge = (check, judge) if first else (None, None)
         _log_unused()
 
@@ -164,11 +169,11 @@ def train(
         folder = _model_folder(recipe, data, checkpoints)
         model = untrained_retriever(recipe, folder, data.documents).to(device)
         context_texts = _context_texts(recipe, data)
-        first_stage = add_context(recipe, model, next(iter(context_texts), "."))
-        encoder = RetrieverEncoder(model, bf16, first_stage=first_stage)
+        context_encoder = add_context(recipe, model, next(iter(context_texts), "."))
+        encoder = RetrieverEncoder(model, bf16, context_encoder=context_encoder)
         encoder.words_to_vectors = words_to_vectors_of(folder)
-        if first_stage is not None:
-            encoder = encoder.with_context(partial(first_stage.of_texts, context_texts))
+        if context_encoder is not None:
+            encoder = encoder.with_context(partial(context_encoder.of_texts, context_texts))
         max_tokens = _truncate_for_training(recipe, model)
 
         # Groups: rows that are read together, with negatives from elsewhere if they are asked for.
@@ -190,7 +195,7 @@ def train(
         # Fit to the corpus, then LoRA.
         if _is_fitted(recipe, folder):
             _fit(recipe, data, encoder, checkpoints)
-        _add_lora(recipe, model, first_stage)
+        _add_lora(recipe, model, context_encoder)
 
         # Objective and optimiser.
         budget = Budget(settings.max_steps, settings.max_minutes, settings.max_tokens_read)
@@ -263,25 +268,25 @@ def train(
                 remove_whole(checkpoints)
             return outcome
 
-        return processes.of_first(finish)
+        return distributed.from_rank_zero(finish)
 
 
 def _training_set(
     recipe: Recipe, source: TrainingSet | Sequence[Document] | GroupFolder
 ) -> TrainingSet:
     if isinstance(source, TrainingSet):
-        return source.but(recipe)
+        return source.replace(recipe)
     return TrainingSet(recipe, source)
 
 
 def _check_same_start(digest: str, settings: Any, out: Path) -> None:
     """Stop if the processes, on several machines maybe, do not begin with the same."""
-    processes.check_same(
+    distributed.check_same(
         digest,
         "the processes read different groups: give a folder that all machines see, or the same "
         "copy of it",
     )
-    processes.check_same(
+    distributed.check_same(
         settings,
         f"the processes were given different settings, or do not see the same {out}: "
         "start all by the same command, with an --out that all machines see",
@@ -290,9 +295,9 @@ def _check_same_start(digest: str, settings: Any, out: Path) -> None:
 
 def _log_unused() -> None:
     """Say so if one process trains where several were asked for, or could."""
-    if processes.count() > 1:
+    if distributed.world_size() > 1:
         return
-    if processes.LAUNCHED & os.environ.keys():
+    if distributed.LAUNCHED & os.environ.keys():
         log.info("1 process")  # accelerate starts no more without a GPU, whatever it is told
     if (gpus := torch.cuda.device_count()) > 1:
         log.info(
@@ -314,7 +319,7 @@ def _model_folder(recipe: Recipe, data: TrainingSet, checkpoints: Path) -> Path:
             order = random.Random(seed).sample(range(len(documents)), len(documents))
             new_encoder_decoder(name, (documents[i].full_text for i in order), folder, seed)
 
-    processes.of_first(make)
+    distributed.from_rank_zero(make)
     return folder
 
 
@@ -352,7 +357,7 @@ def _described(recipe: Recipe, data: TrainingSet, groups: int) -> dict[str, Any]
         "rows": len(data.rows),
         "groups": groups,
         "corpus_digest": data.fingerprint,
-        "revisions": {k: v for k, v in commits.items() if k in recipe.flat().values()},
+        "revisions": {k: v for k, v in commits.items() if k in recipe.to_dict().values()},
     }
 
 
@@ -371,19 +376,21 @@ def _fit(recipe: Recipe, data: TrainingSet, encoder: RetrieverEncoder, checkpoin
         return
     texts, seed = Texts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
     fitted = fit_to_corpus(encoder.model, texts, recipe.fit, seed=seed, bf16=encoder.bf16)
-    if fitted and processes.is_first():
+    if fitted and distributed.is_rank_zero():
         save_fit(checkpoints, fitted)
 
 
-def _add_lora(recipe: Recipe, model: SentenceTransformer, first_stage: FirstStage | None) -> None:
+def _add_lora(
+    recipe: Recipe, model: SentenceTransformer, context_encoder: ContextEncoder | None
+) -> None:
     """Add LoRA to the retriever and to its first stage; a table is trained without."""
     if isinstance(model[0], TrainedTable):
         return
     retriever = recipe.retriever
     lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
     add_lora(model, *lora)
-    if first_stage is not None:
-        train_first_stage(first_stage, *lora)
+    if context_encoder is not None:
+        train_context_encoder(context_encoder, *lora)
 
 
 def _parts(
@@ -393,9 +400,9 @@ def _parts(
     budget: Budget,
     negatives: Negatives | None,
     folder: Path,
-) -> Parts:
+) -> BuildContext:
     """What objectives are built of; the retriever was opened from ``folder``."""
-    return Parts(
+    return BuildContext(
         recipe,
         encoder.model,
         data.documents,
@@ -403,7 +410,7 @@ def _parts(
         encoder.model.device,
         encoder.bf16,
         count=budget.count,
-        first_stage=encoder.first_stage,
+        context_encoder=encoder.context_encoder,
         corpora=data.corpora,
         relevant=data.relevant,
         mined=negatives,
@@ -412,30 +419,32 @@ def _parts(
     )
 
 
-def build_objective(parts: Parts) -> tuple[nn.Module, Collate]:
+def build_objective(parts: BuildContext) -> tuple[nn.Module, Collate]:
     """The loss of the recipe's objective, and what makes its batches.
 
     Raises:
         RevelaError: a model cannot be loaded, or a setting does not suit it.
     """
-    recipe, first_stage, model = parts.recipe, parts.first_stage, parts.model
+    recipe, context_encoder, model = parts.recipe, parts.context_encoder, parts.model
     widths, width = recipe.retriever.matryoshka, model.get_embedding_dimension()
     check_matryoshka(widths, width, isinstance(model[0], TrainedTable))
     loss, collate = recipe.objective.build(parts)
     loss.to(parts.device)
-    if first_stage is None:
+    if context_encoder is None:
         return (Matryoshka(loss, [*widths, width]) if widths else loss), collate
-    constant, settings = first_stage.constant, recipe.context
-    loss.model = retriever = Conditioned(loss.model, settings.context_dropout * (not constant))
+    constant, settings = context_encoder.constant, recipe.context
+    loss.model = retriever = ContextualRetriever(
+        loss.model, settings.context_dropout * (not constant)
+    )
     contextual = Contextual(
         Matryoshka(loss, [*widths, width]) if widths else loss,
         retriever,
-        first_stage,
+        context_encoder,
         null=settings.context_null,
         retriever_batch=recipe.training.retriever_batch,
         bf16=parts.bf16,
     )
-    return contextual, collate if constant else ContextBatches(parts, collate, first_stage)
+    return contextual, collate if constant else ContextBatches(parts, collate, context_encoder)
 
 
 def _tensors(objective: nn.Module) -> Iterator[Tensor]:
@@ -448,15 +457,15 @@ def _tensors(objective: nn.Module) -> Iterator[Tensor]:
 
 def _share_weights(objective: nn.Module, step: int) -> None:
     """Give every process the first one's weights."""
-    processes.copy_first(_tensors(objective))
+    distributed.copy_first(_tensors(objective))
     check_same_weights(objective, step)
 
 
 def check_same_weights(objective: nn.Module, step: int) -> None:
     """Stop if the processes do not have the same weights, to the bit."""
-    if processes.count() > 1:
-        processes.check_same(
-            processes.digest(_tensors(objective)),
+    if distributed.world_size() > 1:
+        distributed.check_same(
+            distributed.digest(_tensors(objective)),
             f"the processes have different weights after {step} steps: train by one process, and "
             "report this with your command and versions",
         )
@@ -519,7 +528,7 @@ def _save(
         "before training": outcome.before,
         f"after {of_all}{steps} steps": outcome.after,
     }
-    settings, pairs = recipe.flat(), judged(recipe)
+    settings, pairs = recipe.to_dict(), judged(recipe)
     if pairs:
         settings["queries"] = f"judged, of {without_folders(str(pairs))}"
     card = Card(
@@ -534,11 +543,11 @@ def _save(
         steps=steps,
         matryoshka=retriever.matryoshka,
         slots=slots,
-        labelled=bool(pairs),
+        short_names=bool(pairs),
     ).text()
-    context, first_stage = None, encoder.first_stage
-    if first_stage is not None:
+    context, context_encoder = None, encoder.context_encoder
+    if context_encoder is not None:
         drawn = {"drawn from": f"{len(context_texts)} chunks of {without_folders(about['corpus'])}"}
-        context = SavedContext(first_stage, first_stage.of_texts(context_texts), drawn)
+        context = SavedContext(context_encoder, context_encoder.of_texts(context_texts), drawn)
     least = encoder.words_to_vectors
     save_retriever(encoder.model, out, card, retriever.matryoshka, context, least)

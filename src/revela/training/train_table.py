@@ -31,7 +31,7 @@ from revela.objectives.contrastive import info_nce
 from revela.retriever.trained_table import TwoHalves
 from revela.retriever.word_table import WordTable, frequencies, idf_weights, word_table
 from revela.silence import waiting
-from revela.types import Document, evenly
+from revela.types import Document, evenly_spaced
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -51,13 +51,13 @@ Stems = NDArray[np.int64]
 
 def texts_of(documents: Sequence[Document]) -> list[str]:
     """Windows of the documents, each after its title; an even sample of very many."""
-    some = [(i, documents[i]) for i in evenly(len(documents), MOST_TEXTS).tolist()]
+    some = [(i, documents[i]) for i in evenly_spaced(len(documents), MOST_TEXTS).tolist()]
     windows = [
         f"{document.title} {window.text}".strip()
         for i, document in some
         for window in chunk(document, i, WINDOW_WORDS)
     ]
-    return [windows[i] for i in evenly(len(windows), MOST_TEXTS)]
+    return [windows[i] for i in evenly_spaced(len(windows), MOST_TEXTS)]
 
 
 def tables(

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from revela.corpus import arrow_list
-from revela.corpus.read import read_corpus
+from revela.corpus import spool as arrow_list
+from revela.corpus.load import read_corpus
 from revela.corpus.readers import common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields

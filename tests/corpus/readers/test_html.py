@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.readers.html import extract_fragment, extract_page
 from revela.errors import RevelaError
 

@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.readers import common
 from revela.corpus.reading import Reading
 from revela.errors import RevelaError

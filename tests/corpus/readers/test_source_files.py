@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.readers import READERS, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields

@@ -8,7 +8,7 @@ from xml.sax.saxutils import quoteattr
 
 import pytest
 
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 

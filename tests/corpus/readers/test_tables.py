@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.corpus.readers import common, tables
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields

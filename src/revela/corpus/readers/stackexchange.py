@@ -15,10 +15,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.readers.common import ReadReport, UnsupportedFile, open_binary
 from revela.corpus.readers.html import extract_fragment
 from revela.corpus.readers.rows import Fields
+from revela.corpus.spool import ArrowList, arrow_list
 from revela.types import Document
 
 QUESTION, ANSWER = "1", "2"  # PostTypeId
@@ -45,7 +45,7 @@ def read_posts(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
 
 def _questions(posts: ArrowList[Post], name: str, report: ReadReport) -> Iterator[Document]:
     order = np.lexsort((posts.column("rank"), posts.column("question")))
-    for number, group in groupby(posts.chosen(order), key=lambda post: post.question):
+    for number, group in groupby(posts.select(order), key=lambda post: post.question):
         question, *answers = group
         where = f"{name}:{number}"
         if question.rank != FIRST:

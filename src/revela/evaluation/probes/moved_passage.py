@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.read import read_corpus
+from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
-from revela.evaluation.beir import load_collection
+from revela.evaluation.evaluate import load_collection
 from revela.evaluation.probes.profile import PLACES, Scores, profile
 from revela.evaluation.probes.texts import SPARE, between_words
 from revela.evaluation.results import Profile

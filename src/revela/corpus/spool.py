@@ -111,7 +111,7 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
             parts.append(batch.select(names).take(pa.array(some)))
         return pa.Table.from_batches(parts).combine_chunks().take(pa.array(np.argsort(order)))
 
-    def chosen(self, rows: Iterable[int]) -> ArrowList[Kept]:
+    def select(self, rows: Iterable[int]) -> ArrowList[Kept]:
         """A view of these items, in this order."""
         chosen = np.fromiter(rows, dtype=np.int64)
         if self._rows is not None:

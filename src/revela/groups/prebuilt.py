@@ -17,7 +17,7 @@ from typing import Any
 from revela.corpus.readers.common import is_unicode, numbered_lines, shown
 from revela.corpus.readers.hub import PREFIX, hub_rows
 from revela.errors import RevelaError, first_line
-from revela.groups.folder import Member
+from revela.groups.store import Member
 
 ROWS = 16  # of Parquet, decoded at a time
 

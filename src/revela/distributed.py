@@ -39,17 +39,17 @@ def started() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
-def count() -> int:
+def world_size() -> int:
     """How many processes train together, inside ``joined``; 1 outside."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """The number of this process, from 0."""
-    return dist.get_rank() if count() > 1 else 0
+    return dist.get_rank() if world_size() > 1 else 0
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process is the one that checks, writes and prints."""
     return rank() == 0
 
@@ -60,7 +60,7 @@ def cores(threads: int) -> int:
     return threads or max(1, (os.cpu_count() or 1) // local_world_size)
 
 
-def refuse_several() -> None:
+def check_single_process() -> None:
     """Refuse to be one of several processes, for work that is not shared out.
 
     Raises:
@@ -80,7 +80,7 @@ def joined() -> Iterator[None]:
     Raises:
         RevelaError: they cannot reach each other, or another process has ended.
     """
-    if started() == 1 or count() > 1:
+    if started() == 1 or world_size() > 1:
         yield
         return
     from torch.distributed.distributed_c10d import PrefixStore  # not in every build of torch
@@ -127,11 +127,11 @@ def _take_own_gpu() -> None:
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
 
 
-def of_first(make: Callable[[], Value]) -> Value:
+def from_rank_zero(make: Callable[[], Value]) -> Value:
     """What ``make`` gives in the first process, which alone calls it."""
-    if count() == 1:
+    if world_size() == 1:
         return make()
-    made: list[Any] = [make() if is_first() else None]
+    made: list[Any] = [make() if is_rank_zero() else None]
     dist.broadcast_object_list(made, 0)
     value: Value = made[0]
     return value
@@ -139,25 +139,25 @@ def of_first(make: Callable[[], Value]) -> Value:
 
 def all_gather(value: Value) -> list[Value]:
     """The value of every process, in their order."""
-    if count() == 1:
+    if world_size() == 1:
         return [value]
-    values: list[Any] = [None] * count()
+    values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def gathered(value: Value) -> list[Value]:
     """In the first process, the value of every process; in the others, their own alone."""
-    if count() == 1:
+    if world_size() == 1:
         return [value]
-    values: list[Any] | None = [None] * count() if is_first() else None
+    values: list[Any] | None = [None] * world_size() if is_rank_zero() else None
     dist.gather_object(value, values, 0)
     return [value] if values is None else values
 
 
 def my_share(length: int) -> slice:
     """This process's part of so many items, the parts in the order of the processes."""
-    return slice(rank() * length // count(), (rank() + 1) * length // count())
+    return slice(rank() * length // world_size(), (rank() + 1) * length // world_size())
 
 
 def check_same(value: Any, sentence: str) -> None:
@@ -168,7 +168,7 @@ def check_same(value: Any, sentence: str) -> None:
 
 def all_reduce_sum(number: Tensor) -> Tensor:
     """The sum of a number over all processes."""
-    if count() == 1:
+    if world_size() == 1:
         return number
     number = number.detach().clone()
     dist.all_reduce(number)
@@ -179,7 +179,7 @@ def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Put the sum of all processes' gradients into each parameter's, in one message. A gradient
     that none of them has stays None, as after a backward pass over all their batches.
     """
-    if count() == 1:
+    if world_size() == 1:
         return
     exists = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
     dist.all_reduce(exists, dist.ReduceOp.MAX)  # on the CPU: a GPU is not waited for
@@ -196,7 +196,7 @@ def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 def copy_first(tensors: Iterable[Tensor]) -> None:
     """Give every process the first one's numbers."""
-    if count() > 1:
+    if world_size() > 1:
         for tensor in tensors:
             sent = tensor.detach().contiguous()
             dist.broadcast(sent, 0)

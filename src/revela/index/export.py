@@ -15,7 +15,7 @@ from revela.corpus.parallel import batches
 from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.index.build_on_ray import Job, SurveyedCorpus
-from revela.index.encode_corpus import BATCH, encode_rows, table_rows
+from revela.index.ingest import BATCH, encode_rows, table_rows
 from revela.index.manifest import Info
 from revela.on_ray import Cluster
 from revela.settings import Precision

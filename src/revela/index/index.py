@@ -21,10 +21,10 @@ from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, Ranking, check_weight
 from revela.index.language import check_language, detect
 from revela.index.manifest import Calibration, Info, read_info, unfinished_in
-from revela.index.rerank import Rerank
+from revela.index.rerank_tokens import Rerank
 from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
-from revela.index.statistics import Statistics, TermCounts
 from revela.index.table import COMMIT, REPLACING, Table, as_stored
+from revela.index.term_stats import Statistics, TermCounts
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import (
     Document,
@@ -36,11 +36,11 @@ from revela.types import (
     Vectors,
     is_missing,
 )
-from revela.weights import fingerprint, refuse_untrained_dimensions, resolve
+from revela.weights import check_dimensions, fingerprint, resolve
 
 if TYPE_CHECKING:
     from revela.index.contexts import Choice, Context
-    from revela.index.encode_corpus import Added, Changes
+    from revela.index.ingest import Added, Changes
     from revela.retriever.onnx_encoder import OnnxEncoder
 
 log = logging.getLogger(__name__)
@@ -105,11 +105,11 @@ class Index:
             lm: language model of ``search(rerank="heads")``.
         """
         from revela.index.contexts import Context, slots_of
-        from revela.index.encode_corpus import describe
+        from revela.index.ingest import describe
 
         check_language(settings.language)
         path = resolve(str(model))
-        refuse_untrained_dimensions(path, settings.dimensions)
+        check_dimensions(path, settings.dimensions)
         if encoder is None:
             from revela.retriever.load import load_encoder
 
@@ -330,7 +330,7 @@ class Index:
 
     @cached_property
     def _heads(self) -> Reranker:
-        from revela.index.listwise import load_query_heads
+        from revela.index.rerank_heads import load_query_heads
 
         return load_query_heads(str(self._lm), self.sample)
 
@@ -359,15 +359,15 @@ class Index:
         """
         from tqdm import tqdm
 
-        from revela.corpus.arrow_list import ArrowList, Texts, arrow_list
-        from revela.index.encode_corpus import Added, refuse_repeated
+        from revela.corpus.spool import ArrowList, Texts, arrow_list
+        from revela.index.ingest import Added, check_repeated
 
         if not isinstance(documents, ArrowList):
             texts = (document for document in documents if document.full_text.strip())
             documents = arrow_list(Document, texts)
         total = Added()
         with writing(self.folder):
-            refuse_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
+            check_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
             self.find_language(Texts(documents, lambda document: document.full_text))
             with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
                 for added in self.add_batches(documents):
@@ -396,7 +396,7 @@ class Index:
         """``add`` without its lock and without ``finish``: each batch is yielded once it is safe on
         disk.
         """
-        from revela.index.encode_corpus import Added, Changes, commits
+        from revela.index.ingest import Added, Changes, commits
 
         before = self.begin_adding()
         for batch in commits(documents):
@@ -408,7 +408,7 @@ class Index:
 
     def _write(self, changes: Changes, before: Table) -> tuple[int, int]:
         """Commit documents; how many chunks they have, and how many of those were cut."""
-        from revela.index.encode_corpus import encode_rows, table_rows
+        from revela.index.ingest import encode_rows, table_rows
 
         rows = table_rows(changes.documents, changes.digests, self.info, self.folder)
         find = self.table.passage_terms

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from revela.corpus.arrow_list import ArrowList, arrow_list
-from revela.corpus.duplicates import near_duplicates
+from revela.corpus.dedupe import near_duplicates
 from revela.corpus.readers import FORMATS, common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
 from revela.corpus.reading import READING, Reading
+from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.settings import Recipe
@@ -68,7 +68,7 @@ def read_corpus(
             document = documents[row]
             report.words -= count_words(document.full_text)
             report.skip("near-duplicate text", f"{document.id} like {documents[kept].id}")
-        documents = documents.chosen(row for row in range(len(documents)) if row not in dropped)
+        documents = documents.select(row for row in range(len(documents)) if row not in dropped)
     report.documents = len(documents)
     return documents, report
 

@@ -18,8 +18,8 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.arrow_list import ArrowList
 from revela.corpus.parallel import batches
+from revela.corpus.spool import ArrowList
 from revela.silence import waiting
 from revela.types import Document
 
@@ -59,7 +59,7 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
     ``similarity`` is that of Jaccard between the runs of five words of two texts, 0 to 1. Titles
     are ignored; texts of fewer than ``SHORTEST`` different runs are never duplicates.
 
-    >>> from revela.corpus.arrow_list import arrow_list
+    >>> from revela.corpus.spool import arrow_list
     >>> text = " ".join(f"word{i}" for i in range(100))
     >>> documents = [Document("a", text), Document("b", "Other words."), Document("c", text + "!")]
     >>> near_duplicates(arrow_list(Document, documents), 0.8)

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from revela.corpus.text_queries import with_telling_sentences
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
-from revela.index.rerank import HEADS_DEPTH
+from revela.index.rerank_tokens import HEADS_DEPTH
 from revela.lm.heads import cached_ranking, candidate_scores, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker
+from revela.queries.from_text import with_telling_sentences
 from revela.silence import silence_libraries
 from revela.types import Chunk
 from revela.weights import resolve

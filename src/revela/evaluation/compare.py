@@ -9,13 +9,13 @@ from itertools import product
 from pathlib import Path
 
 from revela.errors import RevelaError
-from revela.evaluation.beir import load_collection, mean_outcomes
+from revela.evaluation.evaluate import load_collection, mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint, write_json
-from revela.groups.training_set import TrainingSet
+from revela.groups.dataset import TrainingSet
 from revela.index.contexts import Context
 from revela.settings import Corpus, Recipe
-from revela.training.record import FREE_WHEN_DONE, refuse_another, remove_begun, settings_of
+from revela.training.record import FREE_WHEN_DONE, check_another, remove_begun, settings_of
 from revela.training.train import train
 from revela.types import Encoder
 
@@ -59,13 +59,13 @@ def compare(
     comparison = Comparison(bm25, {})
     for seed, (name, recipe) in product(seeds, recipes.items()):
         folder = out / f"{name}-{seed}"
-        recipe = recipe.but(seed=seed)
+        recipe = recipe.replace(seed=seed)
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
         data, check = readings[recipe.corpus]
         # A run that is limited by time would spend it on queries, which later runs find written.
-        own = data.but(recipe, late=not recipe.training.max_minutes)
+        own = data.replace(recipe, late=not recipe.training.max_minutes)
         if (folder / "modules.json").is_file() and not begun:
-            refuse_another(settings_of(recipe), own.fingerprint, folder, FREE_WHEN_DONE)
+            check_another(settings_of(recipe), own.fingerprint, folder, FREE_WHEN_DONE)
         else:
             log.info(f"== {name}, seed {seed}")
             if not begun:

@@ -23,7 +23,7 @@ from revela.corpus.headings import has_headings, titles
 from revela.errors import RevelaError
 from revela.index.language import Terms
 from revela.index.manifest import Info
-from revela.index.rerank import encode_packed
+from revela.index.rerank_tokens import encode_packed
 from revela.index.table import RESERVED, Table, arrow_rows, as_stored
 from revela.settings import Indexing
 from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value
@@ -181,7 +181,7 @@ def digest_of(document: Document, chunk_words: int) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def refuse_repeated(ids: Iterable[str]) -> None:
+def check_repeated(ids: Iterable[str]) -> None:
     """Refuse documents that share an id: only one of them could be found."""
     seen = set[str]()
     for name in ids:

@@ -17,24 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from revela.corpus.judgements import read_judgements, read_rows, refuse_unknown
+from revela.corpus.judgements import check_unknown, read_judgements, read_rows
 from revela.errors import RevelaError
 from revela.evaluation.metrics import means, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import standings
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest
-from revela.index.contexts import Choice, Context, refuse_without_slots, slots_of
+from revela.index.contexts import Choice, Context, check_without_slots, slots_of
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import check_weight, reciprocal_rank_fusion
 from revela.index.language import check_language
 from revela.index.manifest import Calibration
-from revela.index.rerank import Rerank, Reranking, encode_packed
+from revela.index.rerank_tokens import Rerank, Reranking, encode_packed
 from revela.index.search import MemorySnapshot, Scores, fuse
 from revela.index.search import rerank as rerank_scores
 from revela.settings import OFFLINE_MODEL, Precision
-from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors, evenly
+from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors, evenly_spaced
 
 DEPTH = 1000  # of the dense and lexical rankings, as MAP is usually computed at 1000
 
@@ -72,7 +72,7 @@ class Collection:
 
     def calibrate(self, encoder: Encoder, vectors_ND: Vectors) -> Calibration:
         """How well words and an encoder's vectors, (N, D), find the documents."""
-        return self._test(encoder, vectors_ND[evenly(len(vectors_ND))])
+        return self._test(encoder, vectors_ND[evenly_spaced(len(vectors_ND))])
 
     @cached_property
     def _test(self) -> SentenceTest:
@@ -186,20 +186,20 @@ def evaluations(
     check_weight(options.weight)
     encoders = {
         label: load_encoder(resolve(name), options.precision, options.max_tokens)
-        for label, name in labelled(models).items()
+        for label, name in short_names(models).items()
     }
     choice = "corpus" if options.context is None else options.context
     known = Context.of(choice, options.context_seed)
     if options.context is not None:
-        refuse_without_slots(list(encoders.values()))
+        check_without_slots(list(encoders.values()))
     # All folders are read before the first is scored, so that a bad one is refused at once.
     collections = {
         name: load_collection(Path(folder), language=options.language)
-        for name, folder in labelled(on).items()
+        for name, folder in short_names(on).items()
     }
     reranker: Reranking | None = None if options.rerank == "heads" else options.rerank
     if options.rerank == "heads" and collections:
-        from revela.index.listwise import load_query_heads
+        from revela.index.rerank_heads import load_query_heads
 
         first = next(iter(collections.values()))
         reranker = load_query_heads(options.lm, lambda: sample(first))
@@ -217,7 +217,7 @@ def evaluations(
         yield Evaluation(name, collection, list(encoders), found, contexts)
 
 
-def labelled(names: Sequence[str | Path]) -> dict[str, str]:
+def short_names(names: Sequence[str | Path]) -> dict[str, str]:
     """Paths or hub ids by their last part, or in full where several have the same last part."""
     short = [Path(name).name for name in names]
     return {
@@ -236,7 +236,7 @@ def load_collection(folder: Path, split: str = "test", language: str = "auto") -
         raise RevelaError(f"{folder}: corpus.jsonl is empty")
     queries, qrels = read_judgements(folder, split)
     path = folder / "qrels" / f"{split}.tsv"
-    refuse_unknown(path, "corpus-id", {d for row in qrels.values() for d in row}, corpus)
+    check_unknown(path, "corpus-id", {d for row in qrels.values() for d in row}, corpus)
     kept = {q: qrels[q] for q in queries}
     texts = list(queries.values())
     documents = list(corpus), list(corpus.values())
@@ -245,7 +245,7 @@ def load_collection(folder: Path, split: str = "test", language: str = "auto") -
 
 def sample(collection: Collection) -> list[str]:
     """At most a thousand documents, evenly spaced."""
-    return [collection.documents[i] for i in evenly(len(collection.documents))]
+    return [collection.documents[i] for i in evenly_spaced(len(collection.documents))]
 
 
 def mean_outcomes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from revela import processes
+from revela import distributed as distributed
 from revela.corpus.judgements import judged, read_judgements
 from revela.errors import RevelaError
 from revela.files import check_free
@@ -15,7 +15,7 @@ from revela.settings import Recipe
 from revela.weights import NEW
 
 
-def refuse_at_once(recipe: Recipe, out: Path, resume: bool) -> None:
+def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
     """Refuse a run that cannot start.
 
     Args:
@@ -73,7 +73,7 @@ def _check_trained_weights(recipe: Recipe) -> None:
 
 def _check_processes(recipe: Recipe) -> None:
     """Refuse a number of processes for which the result would be another."""
-    n, training = processes.count(), recipe.training
+    n, training = distributed.world_size(), recipe.training
     if n == 1:
         if recipe.lm.shard_lm:
             raise RevelaError(
@@ -96,7 +96,7 @@ def _check_processes(recipe: Recipe) -> None:
             )
     elif training.groups_per_step % (whole := n * training.groups_per_batch):
         raise RevelaError(
-            f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} processes, "
+            f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} distributed, "
             f"{training.groups_per_batch} at a time: give a multiple of {whole}"
         )
 

@@ -22,7 +22,7 @@ MIN_QUERY_WORDS, MAX_QUERY_WORDS = 4, 40
 SATURATION = 1.2  # BM25's k1
 
 
-def number_of_query(query: str) -> int:
+def query_hash(query: str) -> int:
     """The same number for the same words, at least 0; -1 for no query."""
     return hash64(query) >> 1 if query else -1
 

@@ -19,9 +19,12 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.judgements import judged
-from revela.corpus.written_queries import (
+from revela.corpus.spool import ArrowList, arrow_list
+from revela.distributed import cores
+from revela.errors import RevelaError
+from revela.groups.strategies import Groups
+from revela.queries.generated import (
     EXAMPLES,
     REPEATED,
     Answer,
@@ -30,9 +33,6 @@ from revela.corpus.written_queries import (
     without_repeats,
     write_queries,
 )
-from revela.errors import RevelaError
-from revela.groups.documents import Groups
-from revela.processes import cores
 from revela.settings import Recipe
 from revela.types import Chunk
 from revela.weights import find_weights, fingerprint, name_of
@@ -64,7 +64,7 @@ def chunks_to_ask(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
     random.Random(0).shuffle(order)
     fitting = int((np.cumsum(counts[order]) <= at_most).sum()) if at_most else len(order)
     drawn = documents[order[: max(1, fitting)]]
-    return chunks.chosen(np.flatnonzero(np.isin(owners, drawn)))
+    return chunks.select(np.flatnonzero(np.isin(owners, drawn)))
 
 
 def written_queries(
@@ -141,7 +141,7 @@ class QueryLM:
         return writer(self.folder, EXAMPLES, tokens, precision)
 
 
-class QueriesInTraining:
+class GeneratedQueries:
     """Queries that are written when training comes to their chunks, a block of groups at a time.
 
     A question to several chunks is dropped from every chunk read after the last of them is known;

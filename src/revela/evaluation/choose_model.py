@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from revela.corpus.arrow_list import arrow_list
+from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck, Scores, tasks_among, with_bm25
 from revela.index.language import Analyzer, detect
 from revela.settings import Indexing, Recipe
 from revela.silence import silence_libraries
-from revela.types import Document, Encoder, evenly
+from revela.types import Document, Encoder, evenly_spaced
 from revela.weights import EMBEDDED, is_installed, resolve
 
 if TYPE_CHECKING:
-    from revela.groups.training_set import TrainingSet
+    from revela.groups.dataset import TrainingSet
 
 log = logging.getLogger(__name__)
 
@@ -134,14 +134,14 @@ def _chosen(among: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> 
 
 def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
     """A sample of the documents, some held out, and the recipe with their language."""
-    from revela.groups.training_set import TrainingSet, split_held_out
+    from revela.groups.dataset import TrainingSet, split_held_out
 
     every = documents if isinstance(documents, Sequence) else list(documents)
-    drawn = (every[i] for i in evenly(len(every), DOCUMENTS)) if every else ()
+    drawn = (every[i] for i in evenly_spaced(len(every), DOCUMENTS)) if every else ()
     some = (Document(str(i), d) if isinstance(d, str) else d for i, d in enumerate(drawn))
     sample = arrow_list(Document, some)
     if recipe.corpus.language == "auto":
-        recipe = recipe.but(language=detect([document.full_text for document in sample]))
+        recipe = recipe.replace(language=detect([document.full_text for document in sample]))
     return TrainingSet(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
 
 
@@ -187,7 +187,7 @@ def candidates_of(names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[C
 
 def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     """Make a candidate of the documents that are not held out, as the verbs do."""
-    from revela.corpus.arrow_list import Texts
+    from revela.corpus.spool import Texts
     from revela.device import compute_device, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder

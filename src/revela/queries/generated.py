@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from revela.corpus.text_queries import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.corpus.words import count_terms, runs, terms
 from revela.errors import RevelaError
+from revela.queries.from_text import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 
 
 @dataclass(frozen=True)

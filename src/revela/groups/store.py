@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.corpus.arrow_list import ArrowList, read, write
 from revela.corpus.judgements import judged
+from revela.corpus.spool import ArrowList, read, write
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
-from revela.groups.documents import Groups
+from revela.groups.strategies import Groups
 from revela.settings import Recipe
 from revela.types import Chunk, Document
 
@@ -133,7 +133,7 @@ def is_group_folder(path: Path) -> bool:
     return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
 
 
-def refuse_out(recipe: Recipe, out: Path) -> None:
+def check_out(recipe: Recipe, out: Path) -> None:
     """Refuse a folder that exists, and groups that cannot be built before training."""
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
@@ -170,7 +170,7 @@ def save_groups(
                 f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower "
                 "--chunk-words or --group-size"
             )
-        whole = documents.chosen(sorted(sample))
+        whole = documents.select(sorted(sample))
         finish_folder(folder, counts, size, whole, corpus.held_out, settings)
     return GroupFolder(out)
 

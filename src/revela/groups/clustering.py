@@ -28,25 +28,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela import on_ray
+from revela.corpus.load import check_report
 from revela.corpus.parts import Part, parts_of
-from revela.corpus.read import check_report
 from revela.corpus.readers import File
 from revela.corpus.readers.common import ReadReport, suffix
 from revela.corpus.readers.rows import ID_FIELDS
 from revela.corpus.words import count_words
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, disk_errors
-from revela.groups.folder import (
+from revela.groups.similarity import order_by_similarity
+from revela.groups.store import (
     BLOCK,
     KEPT,
     SHARDS,
     GroupFolder,
     batched,
+    check_out,
     finish_folder,
-    refuse_out,
     shard_name,
 )
-from revela.groups.similar import order_by_similarity
 from revela.settings import Recipe
 from revela.types import Document, Vectors, hash64
 
@@ -311,7 +311,7 @@ def groups_of_clusters(
         shards: number of files; 0: as many as usual. Some may be missing, for few clusters.
         ray: run the tasks on Ray, which is connected.
     """
-    refuse_out(recipe, out)
+    check_out(recipe, out)
     corpus, size = recipe.corpus, recipe.groups.group_size
     run: Run = on_ray.in_tasks if ray else map
     shuffled = on_ray.shuffled if ray else shuffled_on_disk

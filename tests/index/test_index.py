@@ -17,11 +17,11 @@ from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.index import table
 from revela.index.bm25 import BM25, idf
-from revela.index.encode_corpus import metadata_columns
 from revela.index.fusion import reciprocal_rank_fusion
+from revela.index.index import Index
+from revela.index.ingest import metadata_columns
 from revela.index.manifest import INFO, Info
-from revela.index.statistics import CHANGES, FILE, Statistics, TermCounts
-from revela.index.store import Index
+from revela.index.term_stats import CHANGES, FILE, Statistics, TermCounts
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document, Hit
@@ -344,7 +344,7 @@ def test_approximate_search_above_a_size(tmp_path, monkeypatch, form):
 
 
 def test_a_killed_run_is_finished_by_the_same_command(tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.index.encode_corpus.BATCH", 100)
+    monkeypatch.setattr("revela.index.ingest.BATCH", 100)
     folder = tmp_path / "index"
     info = Info("model", "0123", 8, Indexing(chunk_words=3), metadata_columns(DOCS, ["year"]))
     begun = Index.begin(folder, info, Letters())
@@ -393,10 +393,10 @@ def test_lexical_search_needs_no_model(tmp_path):
 OPEN = """
 import sys, pydantic
 checked = pydantic.validate_call
-from revela.index.store import Index
+from revela.index.index import Index
 Index.open(sys.argv[1]).search("bees", mode="lexical")
 assert pydantic.validate_call is checked and hasattr(checked(lambda x: x), "raw_function")
-assert not {"torch", "revela.corpus.readers", "revela.index.encode_corpus"} & set(sys.modules)
+assert not {"torch", "revela.corpus.readers", "revela.index.ingest"} & set(sys.modules)
 """
 
 

@@ -19,21 +19,21 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from revela.corpus.arrow_list import ArrowList, arrow_list
 from revela.corpus.chunk import chunk_all
 from revela.corpus.judgements import judged, pair_rows
-from revela.corpus.read import read_for
-from revela.corpus.text_queries import (
-    number_of_query,
-    with_authors_words,
-    with_first_sentences,
-    with_telling_sentences,
-    with_titles,
-)
+from revela.corpus.load import read_for
+from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
+from revela.distributed import cores, world_size
 from revela.errors import RevelaError
-from revela.groups.documents import Groups
-from revela.groups.folder import GroupFolder, is_group_folder
+from revela.groups.generated_queries import (
+    NO_QUERY,
+    GeneratedQueries,
+    QueryLM,
+    chunks_to_ask,
+    writes_late,
+    written_queries,
+)
 from revela.groups.order import (
     IterativeGroups,
     Model,
@@ -42,16 +42,16 @@ from revela.groups.order import (
     stored_groups,
     vectors_of_beginnings,
 )
-from revela.groups.query_lm import (
-    NO_QUERY,
-    QueriesInTraining,
-    QueryLM,
-    chunks_to_ask,
-    writes_late,
-    written_queries,
+from revela.groups.prebuilt import holds_groups
+from revela.groups.store import GroupFolder, is_group_folder
+from revela.groups.strategies import Groups
+from revela.queries.from_text import (
+    query_hash,
+    with_authors_words,
+    with_first_sentences,
+    with_telling_sentences,
+    with_titles,
 )
-from revela.groups.ready import holds_groups
-from revela.processes import cores, count
 from revela.settings import Recipe
 from revela.silence import waiting
 from revela.types import Chunk, Document, Encoder
@@ -94,7 +94,7 @@ class TrainingSet:
             self.n_documents = int(source.settings["documents"])
             self.corpora = source.settings.get("corpora", [])
         else:
-            _refuse_several_readers()
+            _check_several_readers()
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
         self.late = late and self.folder is None and writes_late(recipe)
@@ -111,7 +111,7 @@ class TrainingSet:
         kept = queries_file or default_queries_file(sources, recipe)
         if len(sources) == 1 and is_group_folder(sources[0]):
             return cls(recipe, GroupFolder(sources[0]), queries_file=kept)
-        _refuse_several_readers()
+        _check_several_readers()
         if ready := next((source for source in sources if holds_groups(source)), None):
             raise RevelaError(
                 f"{ready} holds groups: store them by revela groups {ready} --out DIR, "
@@ -124,7 +124,7 @@ class TrainingSet:
         rest, held_out = split_held_out(documents, share, at_most)
         return cls(recipe, rest, held_out, kept, late)
 
-    def but(self, recipe: Recipe, late: bool = True) -> TrainingSet:
+    def replace(self, recipe: Recipe, late: bool = True) -> TrainingSet:
         """The same documents for another recipe; RevelaError if it would read others."""
         if recipe == self.recipe and (late or not self.late):
             return self
@@ -165,11 +165,11 @@ class TrainingSet:
         return training_rows(self.recipe, self.documents, self.chunks, self.queries_file)
 
     @cached_property
-    def written(self) -> QueriesInTraining | None:
+    def written(self) -> GeneratedQueries | None:
         """The queries of ``rows``, if a language model writes them as training comes to them."""
         if not self.late:
             return None
-        return QueriesInTraining(QueryLM(self.recipe, self.queries_file), self.rows)
+        return GeneratedQueries(QueryLM(self.recipe, self.queries_file), self.rows)
 
     def row(self, index: int) -> Chunk:
         """One of ``rows``, with its query; a late one is there once its group has been read."""
@@ -183,7 +183,7 @@ class TrainingSet:
         """
         if not judged(self.recipe):
             return self.rows
-        return self.rows.chosen(np.flatnonzero(self.rows.column("query") != ""))
+        return self.rows.select(np.flatnonzero(self.rows.column("query") != ""))
 
     @cached_property
     def relevant(self) -> dict[int, set[int]]:
@@ -192,7 +192,7 @@ class TrainingSet:
         if judged(self.recipe):
             asked = zip(self.asked.column("query"), self.asked.column("document"), strict=True)
             for query, document in asked:
-                found.setdefault(number_of_query(query), set()).add(int(document))
+                found.setdefault(query_hash(query), set()).add(int(document))
         return found
 
     def groups(
@@ -266,8 +266,8 @@ def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
     return groups, len(first)
 
 
-def _refuse_several_readers() -> None:
-    if count() > 1:
+def _check_several_readers() -> None:
+    if world_size() > 1:
         raise RevelaError(
             "several processes train on stored groups: make them once with revela groups CORPUS "
             "--out DIR, and give that folder"
@@ -346,4 +346,4 @@ def split_held_out(
     ranked = sorted(range(len(digests)), key=digests.__getitem__)
     held = sorted(ranked[: min(at_most, int(share * len(digests)))])
     rest = sorted(ranked[len(held) :])
-    return documents.chosen(rest), list(documents.chosen(held))
+    return documents.select(rest), list(documents.select(held))

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from revela.errors import RevelaError, first_line
-from revela.evaluation.beir import labelled, load_collection
+from revela.evaluation.evaluate import load_collection, short_names
 from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores
-from revela.index.contexts import Choice, Context, refuse_without_slots
+from revela.index.contexts import Choice, Context, check_without_slots
 from revela.retriever.encode import (
     RetrieverEncoder,
     passage_prompt_of,
@@ -174,12 +174,12 @@ def evaluate_benchmarks(
     tasks = find_tasks(names)
     known = CONTEXT if context is None else Context.of(context, CONTEXT.seed)
     encoders = {}
-    for label, name in labelled(models).items():
+    for label, name in short_names(models).items():
         folder = resolve(name)
         encoder = RetrieverEncoder.load(folder, precision, max_tokens)
         encoders[label] = MtebEncoder(encoder, filed_as(name, folder), known)
     if context is not None:
-        refuse_without_slots([each.encoder for each in encoders.values()])
+        check_without_slots([each.encoder for each in encoders.values()])
     scores = run_tasks([task for found in tasks.values() for task in found], encoders, out)
     return {name: [task.metadata.name for task in found] for name, found in tasks.items()}, scores
 

@@ -1,0 +1,1 @@
+"""Queries that authors or a language model wrote for a text."""
