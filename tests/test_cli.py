@@ -70,14 +70,15 @@ def recipes(monkeypatch):
         raise RevelaError("stop")
 
     # Those that import the name first, as they would keep the stand-in.
-    for module in ("groups.training_set", "corpus.read"):
+    for module in ("groups.dataset", "corpus.load"):
         monkeypatch.setattr(f"revela.{module}.read_for", stop)
     return seen
 
 
 TINY = (
     "--layers 2 --chunk-words 20 --gate-heads 4 --lora-rank 4 --precision fp32 --threads 1",
-    "--max-steps 2 --max-minutes 0 --held-out 0.2",
+    "--max-steps 2 --max-minutes 0",
+    *("--held-out", "0.2"),
 )
 HELP = """
 import sys

@@ -40,10 +40,10 @@ __all__ = [
 
 _HOMES = {
     "Retriever": "api",
-    "Index": "index.store",
+    "Index": "index.index",
     "RevelaError": "errors",
-    "evaluate": "evaluation.beir",
-    "choose_model": "evaluation.choosing",
+    "evaluate": "evaluation.evaluate",
+    "choose_model": "evaluation.choose_model",
     "fit": "retriever.fit",
     "LabelFreeEvaluator": "evaluation.evaluator",
     "Document": "types",

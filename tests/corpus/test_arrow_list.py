@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from revela.corpus import arrow_list as store
+from revela.corpus import spool as store
 from revela.corpus.spool import arrow_list
 from revela.types import Chunk, Document
 

@@ -13,7 +13,7 @@ import pytest
 
 from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
-from revela.groups import folder as shards
+from revela.groups import store as shards
 from revela.groups.store import GroupedCorpus, GroupFolder, is_group_folder, save_groups
 from revela.training.loop import row_batches
 from revela.types import Chunk, Document

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from revela.groups import similar as cluster
+from revela.groups import similarity as cluster
 from revela.groups.similarity import greedy_path, order_by_similarity, paired
 
 

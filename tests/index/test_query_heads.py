@@ -110,7 +110,7 @@ def test_heads_are_found_by_questions_from_the_text_once(
     assert reranker.heads == [(layer, head) for layer, head, _ in ranking[:HEADS]]
     assert [answers.tolist() for *_, answers in seen] == [[*range(HEADS_DEPTH)], [*range(4)]]
     prompt, tail, _ = seen[0]
-    decode = reranker.make.prompts.tokenizer.decode
+    decode = reranker.make.tokenizer.decode
     read = decode(prompt["input_ids"][0][prompt["attention_mask"][0].bool()])
     masks = zip(tail["input_ids"], tail["attention_mask"], strict=True)
     asked = [decode(ids[mask.bool()]).removeprefix(ASK).removesuffix(LEAD) for ids, mask in masks]

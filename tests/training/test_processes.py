@@ -383,7 +383,7 @@ def test_on_the_command_line(both, case, cache, tmp_path):
 
 
 def test_raw_text_is_refused(doing, case, corpus_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.groups.dataset.count", lambda: 2)
+    monkeypatch.setattr("revela.groups.dataset.world_size", lambda: 2)
     given = {**case(tmp_path / "out", STOPS), "groups": str(corpus_file)}
     code, _, errors = doing(*command(given)[2:])
     assert code == 2 and errors.count("\n") == 1

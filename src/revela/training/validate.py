@@ -96,7 +96,7 @@ def _check_processes(recipe: Recipe) -> None:
             )
     elif training.groups_per_step % (whole := n * training.groups_per_batch):
         raise RevelaError(
-            f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} distributed, "
+            f"--groups-per-step {training.groups_per_step} cannot be dealt out to {n} processes, "
             f"{training.groups_per_batch} at a time: give a multiple of {whole}"
         )
 

@@ -42,7 +42,7 @@ def long_texts(
         texts = [text for text in texts if len(text) >= tokens]
         cut = [
             between_words(text, spans[tokens - 1][1])
-            for text, spans in zip(texts, window.spans(texts), strict=True)
+            for text, spans in zip(texts, window.spans(texts) if texts else [], strict=True)
             if len(spans) >= tokens
         ]
         found += [text for text in cut if count_words(text) >= PLACES * LEAST_WORDS]
