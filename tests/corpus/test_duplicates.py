@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from revela.corpus import spool as store
 from revela.corpus import dedupe as duplicates
+from revela.corpus import spool as store
 from revela.corpus.dedupe import (
     FOUND,
     SHORTEST,
