@@ -50,7 +50,6 @@ def computing_on(device: torch.device) -> Iterator[None]:
         mock.patch.object(EncoderDecoder, "save", lambda self, folder: save(self.cpu(), folder)),
         mock.patch.object(run, "compute_device", lambda: device),
         mock.patch.object(find_heads, "compute_device", lambda: device),
-        mock.patch.object(InBatch, "gate_first_layer", 0.3),  # as for the records
         mock.patch.object(sentence_transformers, "get_device_name", lambda: device.type),
     ):
         yield
@@ -90,7 +89,8 @@ def trained(name: str, lm: Path, out: Path) -> dict[str, Any]:
     documents = MORE if name == "spans" else DOCUMENTS
     counted: list[dict[str, int]] = []
     os.environ["REVELA_CACHE"] = str(out / "cache")  # the LM's heads are found here
-    with watched(counted):
+    first = 0.3 if "gate_heads" in RUNS[name] else InBatch.gate_first_layer  # as for the records
+    with watched(counted), mock.patch.object(InBatch, "gate_first_layer", first):
         for resume in (False, True):
             run.train(recipe, documents, out / "run", check=check, resume=resume)
     rows = list(map(json.loads, (out / "run" / "metrics.jsonl").read_text().splitlines()))
