@@ -131,7 +131,7 @@ class SurveyedCorpus(Sequence[Document]):
         return min(BATCH, max(LEAST_BATCH, sum(sizes.values()) // BATCHES))
 
     def metadata_columns(self) -> dict[str, str]:
-        """As ``encode_corpus.metadata_columns``."""
+        """As ``ingest.metadata_columns``."""
         wanted = {name: self.types.get(name, set()) for name in self.reading.fields.metadata}
         return columns_of_types(wanted)
 

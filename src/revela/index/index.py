@@ -97,7 +97,7 @@ class Index:
             folder: for the index; it holds nothing else.
             model: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
             metadata: fields of the documents to keep, for filters, and their Arrow types: "string",
-                "int64", "double" or "bool" (``encode_corpus.metadata_columns`` finds them).
+                "int64", "double" or "bool" (``ingest.metadata_columns`` finds them).
             settings: how to cut documents and to store vectors.
             context: for a retriever trained with a context, as ``Context.of`` takes it; by default
                 the one it was saved with. It cannot be changed later.
