@@ -113,10 +113,7 @@ def find_weights(name: str, offline_model: str) -> Path:
     except Unreachable:
         if name not in (Retriever.model, LM.model) or not offline_model:
             raise
-        _log_once(
-            f"{name} is not cached and the hub cannot be reached: "
-            f"using {offline_model} (setting offline_model)"
-        )
+        _log_once(f"{name} is not cached and the hub cannot be reached: using {offline_model}")
         return resolve(offline_model)
 
 
