@@ -1,0 +1,90 @@
+"""A folder of many kinds of file: every document is found by its last word, the others are named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+sys.path.append(str(Path(__file__).parents[1] / "corpus" / "readers"))
+from test_office import docx, epub, notebook, pptx, xlsx
+
+from revela import Index, cli
+
+LAST = {
+    "a.docx": "zebra",
+    "b.pptx": "walrus",
+    "c.xlsx": "yak",
+    "d.epub": "Zwergotter",
+    "e.ipynb": "quokka",
+    "f.json:1": "narwhal",
+    "f.json:2": "okapi",
+    "g.json": "tapir",
+    "h.txt": "银杏",
+    "i.md": "axolotl",
+    "j.jsonl.zst:1": "ibex",
+    "k.docx": "медовуха",
+}
+FILLER = "Much is said before the end of it comes. " * 30
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for package in ("mammoth", "pptx", "openpyxl"):
+        pytest.importorskip(package, reason="needs the office extra")
+    path = tmp_path / "folder"
+    path.mkdir()
+    docx(path / "a.docx", "# Guide", FILLER, "The last word is zebra.")
+    pptx(path / "b.pptx", ("One", FILLER, ("a", "b"), ""), ("Two", "", ("c",), "Say walrus."))
+    xlsx(path / "c.xlsx", {"One": [[FILLER]], "Two": [["the last of all", "yak"]]})
+    epub(path / "d.epub", {"1.xhtml": f"<p>{FILLER}</p>", "2.xhtml": "<p>Ein Zwergotter.</p>"})
+    notebook(path / "e.ipynb", ("markdown", FILLER), ("code", "find_the('quokka')"))
+    rows = [{"text": f"{FILLER} A narwhal."}, {"text": f"{FILLER} An okapi."}]
+    (path / "f.json").write_text(json.dumps(rows))
+    (path / "g.json").write_text(json.dumps({"text": f"{FILLER} A tapir."}))
+    (path / "h.txt").write_text(
+        f"{'蜜蜂跳舞,指出花在哪里。' * 9}最后一个词是银杏。\n", encoding="utf-8"
+    )
+    (path / "i.md").write_text(f"# Guide\n\n{FILLER}\n\n## Install\n\n{FILLER}\n\nAn axolotl.")
+    packed = pa.compress(json.dumps({"text": f"{FILLER} An ibex."}).encode(), "zstd", asbytes=True)
+    (path / "j.jsonl.zst").write_bytes(packed)
+    docx(path / "k.docx", "Пчёлы танцуют. " * 30, "Последней идёт медовуха.")
+    (path / "l.xyz").write_text(FILLER)
+    (path / "m.json").write_text('{"some": "settings"}')
+    whole = (path / "a.docx").read_bytes()
+    (path / "n.docx").write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+def test_every_document_of_a_folder_is_found_and_the_others_are_named(
+    folder, tmp_path, monkeypatch, capsys, tiny_lm_folder
+):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder).backend_tokenizer
+    model, out = tmp_path / "model", tmp_path / "index"
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(str(model))
+
+    def revela(*arguments):
+        monkeypatch.setattr(sys, "argv", ["revela", *map(str, arguments)])
+        try:
+            cli.main()
+        except SystemExit as stop:
+            assert not stop.code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    said = revela("index", folder, "--model", model, "--out", out, "--max-bad-share", 0.1)
+    assert "read 12 documents, " in said
+    assert 'not read: 1 .xyz (no reader); 1 .json (no text field "text")\n' in said
+    assert "skipped 1: damaged or encrypted .docx (n.docx: " in said
+    index = Index.open(out)
+    for name, word in LAST.items():
+        assert [hit.id for hit in index.search(word, 9, "lexical")] == [name], word
+    assert index.search("axolotl", 1, "lexical")[0].title == "Guide > Install"
+    shown = revela("search", out, "axolotl", "--mode", "lexical")
+    assert shown.startswith("1. Guide > Install (i.md)  [") and "An axolotl." in shown
