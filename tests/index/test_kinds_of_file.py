@@ -1,4 +1,4 @@
-"""A folder of many kinds of file: every document is found by its last word, the others are named."""
+"""Every document of a folder of many kinds of file is found by its last word."""
 
 from __future__ import annotations
 
