@@ -36,7 +36,7 @@ def test_an_index_by_what_was_made_of_the_best_language_model(
     code, said, err = doing(*given)
     assert code == 0, err
     lines = said.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("choosing among 2 retrieve"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("comparing 2 retrieve"))
     assert "sentence: 39 queries over 130 passages" in lines[start]
     assert lines[start + 1].endswith(" BM25 alone")
     assert f" table of words of {tiny_lm_folder} (without BM25 " in lines[start + 2]
@@ -147,3 +147,27 @@ def test_what_cannot_be_chosen_is_refused_in_a_sentence(
     assert code == 2 and "out-model exists, where a fitted model would go: give it as" in err
     with pytest.raises(RevelaError, match="for what they begin: give a model"):
         resolve("auto:one,two")
+
+
+def test_eval_ranks_models_on_a_text_without_labels(doing, corpus, tiny_lm_folder, tmp_path):
+    table, fitted = f"table of words of {tiny_lm_folder}", f"{tiny_lm_folder}, fitted"
+    scores_file = tmp_path / "scores.json"
+    given = ("eval", tiny_lm_folder, "--text", corpus)
+    code, said, err = doing(*given, "--json", scores_file)
+    assert code == 0, err
+    assert "comparing 2 retrievers by 39 held-out documents" in said
+    assert "make a fitted one by revela fit TEXT" in said
+    scores = json.loads(scores_file.read_text())["without labels"]
+    assert set(scores) == {"BM25", *(n + b for n in (table, fitted) for b in ("", " + BM25"))}
+    means = [found["means"]["ndcg@10"] for found in scores.values()]
+    assert means == sorted(means, reverse=True)
+    for found in scores.values():
+        assert len(found["queries"]) == 39
+        each = [score["ndcg@10"] for score in found["queries"].values()]
+        assert found["means"]["sentence"] == pytest.approx(sum(each) / 39)
+    best = next(iter(scores))
+    assert set(scores[fitted]["p"]) == {best, "BM25"}
+    lines = corpus.read_text().splitlines(keepends=True)
+    corpus.write_text("".join(lines[:20]))
+    code, _, err = doing(*given)
+    assert code == 2 and "too few to compare models by: give more of it, or judged" in err

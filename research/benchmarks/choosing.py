@@ -1,20 +1,22 @@
-"""Does ``--model auto`` choose what judged queries prefer?
+"""Does a test without labels rank retrievers as judged queries do, and choose the best?
 
     python -m research.benchmarks.choosing --data COLLECTIONS LANGUAGES
-    python -m research.benchmarks.choosing --data LANGUAGES --only xquad_ru --models owner/name
 
-For each collection the choice is made of its documents alone; then the judged queries are asked,
-of whole documents, of each candidate made of all of them. Rows are kept in ``--out``, by collection
-and models. Regret: how much the chosen one's judged nDCG@10 with BM25 is below the best one's. Tau
-is Kendall's, between label-free and judged scores with BM25; pairs are apart if the judged ones
-differ by more than .02.
+Systems: MiniLM; SmolLM2-135M at 2, 6 and 12 layers, fitted, and at 2 as it is; the table of its
+words, as it begins and trained; BM25; and the fusion of each with BM25. They are made of a sample
+of a collection's documents without the held-out ones, are asked label-free queries about these
+(evaluation/label_free.py), and then ``QUERIES`` judged ones of ``DOCUMENTS`` documents. Rows are
+kept in ``--out``; what they say of each test is printed: Kendall's tau with the judged nDCG@10, the
+share of pairs in the right order whose judged scores differ by more than ``APART``, and what
+choosing by it loses against the best (regret).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -28,40 +30,90 @@ from research.benchmarks.options import (
     names_in,
 )
 from revela.corpus.load import read_corpus
-from revela.evaluation.choose_model import candidates_of, choose_model, encoder_of
-from revela.evaluation.evaluate import load_collection, outcomes
-from revela.evaluation.label_free import with_bm25
+from revela.corpus.spool import arrow_list
+from revela.evaluation.choose_model import Candidate, encoder_of
+from revela.evaluation.evaluate import Collection, load_collection, outcomes
+from revela.evaluation.label_free import HeldOutCheck, tasks, tasks_among, with_bm25
 from revela.files import atomic_write
-from revela.groups.dataset import TrainingSet
+from revela.groups.dataset import TrainingSet, split_held_out
+from revela.index.language import Analyzer, detect
+from revela.retriever.build import untrained_retriever
+from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Recipe
+from revela.training.train_table import tables
+from revela.types import Document, Encoder, evenly_spaced
+from revela.weights import resolve
 
-APART = 0.02  # nDCG@10 between two candidates whose order counts
+LM, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
+SAMPLE, HELD_OUT, PASSAGES, ASKED = 400, 0.4, 250, 200  # of the test
+DOCUMENTS, QUERIES = 300, 150  # judged
+TOKENS, CHARACTERS = 128, 2000  # that are read of a text, and of a document
+APART = 0.02  # nDCG@10 between two systems whose order counts
+BM25 = "BM25"
 Row = dict[str, Any]
 
 
-def row_of(folder: Path, models: Sequence[str]) -> Row:
-    """Label-free and judged scores of a collection, what was chosen, and what it took."""
+def systems(data: TrainingSet) -> Iterator[tuple[str, Encoder]]:
+    """Each retriever, made of the documents that are not held out."""
+    yield "MiniLM", encoder_of(Candidate(MINILM, "embedder"), data)
+    language = data.recipe.corpus.language
+    begun, trained = tables(resolve(LM), data.documents, data.held_out, language=language)
+    yield "table begun", begun.encoder()
+    yield "table", trained.encoder()
+    for layers in (2, 6, 12):
+        own = TrainingSet(data.recipe.replace(layers=layers), data.documents, data.held_out)
+        yield f"{layers} layers", encoder_of(Candidate(LM, "fit"), own)
+    raw = untrained_retriever(data.recipe.replace(layers=2), resolve(LM), data.documents)
+    yield "2 layers, raw", RetrieverEncoder(raw, True)
+
+
+def part_of(collection: Collection) -> Collection:
+    """Some queries, evenly spaced, their documents, and others, evenly spaced."""
+    kept = evenly_spaced(len(collection.query_ids), QUERIES)
+    ids = [collection.query_ids[i] for i in kept]
+    qrels = {name: collection.qrels[name] for name in ids}
+    wanted = {d for grades in qrels.values() for d, grade in grades.items() if grade > 0}
+    others = [d for d in collection.document_ids if d not in wanted]
+    if room := max(0, DOCUMENTS - len(wanted)):
+        wanted |= {others[i] for i in evenly_spaced(len(others), room)}
+    rows = [i for i, d in enumerate(collection.document_ids) if d in wanted]
+    return replace(
+        collection,
+        document_ids=[collection.document_ids[i] for i in rows],
+        documents=[collection.documents[i][:CHARACTERS] for i in rows],
+        query_ids=ids,
+        queries=[collection.queries[i] for i in kept],
+        qrels=qrels,
+    )
+
+
+def row_of(folder: Path) -> Row:
+    """Label-free scores of each query and judged means, by system."""
     documents, _ = read_corpus([corpus_of(folder)], distinct=False, min_words=1)
-    begun = time.process_time()
-    choice = choose_model(documents, models)
-    seconds = time.process_time() - begun
-    collection, data = load_collection(folder), TrainingSet(Recipe(), documents)
-    judged: dict[str, dict[str, float]] = {}
-    for candidate in candidates_of(models):
-        found = outcomes(collection, {"it": encoder_of(candidate, data)})
-        ways = {"BM25": "BM25", "dense": "it", "fused": "it + BM25"}
-        judged[str(candidate)] = {w: found[name].means()["ndcg@10"] for w, name in ways.items()}
-    return {
-        "chosen": str(choice.candidate),
-        "why": choice.why,
-        "seconds": seconds,
-        "weights": dict(choice.weights),
-        "judged": judged,
-        "queries": {
-            system: {task: scores_Q.tolist() for task, scores_Q in tasks.items()}
-            for system, tasks in choice.queries.items()
-        },
-    }
+    some = (documents[i] for i in evenly_spaced(len(documents), SAMPLE))
+    sample = arrow_list(Document, (replace(d, text=d.text[:CHARACTERS]) for d in some))
+    language = detect([document.full_text for document in sample])
+    recipe = Recipe().replace(language=language, max_tokens=TOKENS)
+    data = TrainingSet(recipe, *split_held_out(sample, HELD_OUT, SAMPLE))
+    held, words = data.held_out, recipe.corpus.chunk_words
+    asked = tasks_among(held, data.documents, words, ASKED, PASSAGES, Analyzer(language))
+    # Its passages are those of the held-out documents alone.
+    asked += [task for task in tasks(held, words, ASKED, PASSAGES, 0) if task.name != "docstring"]
+    check, part = HeldOutCheck(asked, language), part_of(load_collection(folder))
+    free = {BM25: {task: list(s) for task, s in check.queries_of_bm25().items()}}
+    judged, seconds = dict[str, float](), dict[str, float]()
+    for name, encoder in systems(data):
+        begun = time.process_time()
+        for task, scores_Q in check.queries(encoder).items():
+            fused = task.endswith(with_bm25(""))
+            system = with_bm25(name) if fused else name
+            free.setdefault(system, {})[task.removesuffix(with_bm25(""))] = scores_Q.tolist()
+        found = outcomes(part, {name: encoder})
+        judged |= {
+            system: found[system].means()["ndcg@10"] for system in (BM25, name, with_bm25(name))
+        }
+        seconds[name] = time.process_time() - begun
+    return {"free": free, "judged": judged, "seconds": seconds}
 
 
 def pairs_in_order(label_free: Sequence[float], judged: Sequence[float]) -> tuple[int, int]:
@@ -75,57 +127,67 @@ def pairs_in_order(label_free: Sequence[float], judged: Sequence[float]) -> tupl
     return right, len(apart)
 
 
-def mean_of(queries: dict[str, list[float]], fused: bool) -> float | None:
-    """The mean over tasks of a system's scores, alone or with BM25; None if there are none."""
-    tasks = [task for task in queries if (with_bm25(task) not in queries) == fused]
-    return fmean(fmean(queries[task]) for task in tasks) if tasks else None
+def mean_of(scores: Mapping[str, Sequence[float]], names: Sequence[str]) -> float:
+    """The mean over those of the tasks that a collection has."""
+    return fmean(fmean(scores[name]) for name in names if name in scores)
 
 
-def print_row(name: str, row: Row) -> float:
-    """Print the scores of BM25 and of each candidate; gives the regret."""
-    judged = {"BM25": {"fused": next(iter(row["judged"].values()))["BM25"]}, **row["judged"]}
-    regret = max(s["fused"] for s in row["judged"].values()) - judged[row["chosen"]]["fused"]
-    for system, scores in judged.items():
-        queries = row["queries"].get(system, {})
-        dense = None if system == "BM25" else mean_of(queries, fused=False)
-        values = (dense, mean_of(queries, fused=True), scores.get("dense"), scores["fused"])
-        cells = " | ".join("" if value is None else f"{value:.3f}" for value in values)
-        chosen = f"{regret:.3f}" if system == row["chosen"] else ""
-        print(f"| {name} | {system} | {cells} | {chosen} |", flush=True)
-    return regret
+TESTS = {
+    "words of a sentence": ["sentence", "docstring"],
+    "titles, or these words": ["title"],
+    "halves": ["sibling"],
+    "all": ["sentence", "docstring", "title", "sibling"],
+}
+
+
+def agreement(rows: Mapping[str, Row], names: Sequence[str], among: str) -> None:
+    """Print how well tests agree with judged scores, of dense or fused systems or of all."""
+    from scipy.stats import kendalltau
+
+    for test, wanted in TESTS.items():
+        taus, right, apart, regrets = list[float](), 0, 0, list[float]()
+        for row in rows.values():
+            some = wanted if set(wanted) & set(row["free"][BM25]) else TESTS["words of a sentence"]
+            if not set(some) & set(row["free"][BM25]):
+                continue
+            kept = [
+                system
+                for system in row["judged"]
+                if among == "all" or system == BM25 or (BM25 in system) == (among == "fused")
+            ]
+            free = [mean_of(row["free"][system], some) for system in kept]
+            judged = [row["judged"][system] for system in kept]
+            taus.append(float(kendalltau(free, judged).statistic))
+            found = pairs_in_order(free, judged)
+            right, apart = right + found[0], apart + found[1]
+            regrets.append(max(judged) - judged[max(range(len(free)), key=free.__getitem__)])
+        agree = f"{len(taus)} | {fmean(taus):.2f} | {right / apart:.2f} of {apart}"
+        print(f"| {among} | {test} | {agree} | {fmean(regrets):.4f} | {max(regrets):.3f} |")
 
 
 def main() -> None:
-    from scipy.stats import kendalltau
-
     parser = collections_parser(__doc__)
-    add = parser.add_argument
-    add("--models", nargs="*", default=[], help="candidates beside the embedded models")
-    add("--out", type=Path, default=RESEARCH / "out" / "choosing")
+    parser.add_argument("--out", type=Path, default=RESEARCH / "out" / "choosing")
     arguments = parser.parse_args()
-    print("| | | label-free: vectors | with BM25 | judged: vectors | with BM25 | chosen: regret |")
-    print("|---|---|---|---|---|---|---|")
-    regrets, taus, right, apart = list[float](), list[float](), 0, 0
-    for name in names_in(arguments.data, arguments.only):
-        models = "-".join(Path(model).name for model in ("embedded", *arguments.models))
-        kept = arguments.out / models / f"{name}.json"
+    rows = dict[str, Row]()
+    for name in arguments.only or names_in(arguments.data, []):
+        kept = arguments.out / f"{name}.json"
         if not kept.is_file():
-            row = row_of(folder_of(name, arguments.data), arguments.models)
+            row = row_of(folder_of(name, arguments.data))
             with atomic_write(kept) as temporary:
                 temporary.write_text(json.dumps(row))
-        row = json.loads(kept.read_text())
-        regrets.append(print_row(name, row))
-        if row["queries"]:
-            label_free = [mean_of(row["queries"][system], True) or 0.0 for system in row["judged"]]
-            judged = [scores["fused"] for scores in row["judged"].values()]
-            taus.append(float(kendalltau(label_free, judged).statistic))
-            found = pairs_in_order(label_free, judged)
-            right, apart = right + found[0], apart + found[1]
-    print(f"regret {fmean(regrets):.4f} in the mean, {max(regrets):.3f} at most")
-    if taus:
-        print(
-            f"tau {fmean(taus):.2f} in the mean; {right} of {apart} pairs that are apart in order"
-        )
+        rows[name] = json.loads(kept.read_text())
+        row = rows[name]
+        counts = {task: len(scores) for task, scores in row["free"][BM25].items()}
+        print(name, counts, f"{sum(row['seconds'].values()):.0f} s", flush=True)
+        for system, score in row["judged"].items():
+            free = {task: round(fmean(s), 3) for task, s in row["free"][system].items()}
+            print(f"    {score:.3f} {system} {free}", flush=True)
+    print(
+        "| | test | collections | tau | pairs in order | regret, mean | most |\n" + "|---" * 7 + "|"
+    )
+    for among in ("dense", "fused", "all"):
+        agreement(rows, list(TESTS), among)
 
 
 if __name__ == "__main__":

