@@ -66,12 +66,25 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Explanation:
+    """What gave a hit its score: its cosine; BM25, in hybrid search as a share of the maximum for
+    the query; the weight of the cosine in their sum; and how far the query's tokens match.
+    """
+
+    vectors: float | None = None
+    words: float | None = None
+    weight: float | None = None
+    tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A search result: a document and its best chunk for the query.
 
     ``id`` is the document's, ``text`` and ``chunk`` (its number, from 0) the chunk's; ``title`` is
     the document's, and in Markdown the headings above the chunk (Guide > Install). ``score`` is
-    comparable only within one query and one search mode.
+    comparable only within one search mode. ``confidence`` is how often a first hit of such a score
+    was right when the index was calibrated (calibration.py), from 0 to 1.
     """
 
     id: str
@@ -80,6 +93,8 @@ class Hit:
     text: str
     chunk: int = 0
     metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    confidence: float | None = None
+    explanation: Explanation | None = None
 
 
 class Encoder(Protocol):

@@ -12,7 +12,7 @@ from revela.corpus.spool import arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
-from revela.index.calibration import SentenceTest
+from revela.index.calibration import SentenceTest, fit_confidence
 from revela.index.fusion import fuse_scores
 from revela.index.index import Index
 from revela.index.manifest import PRIOR, Calibration, Info
@@ -182,3 +182,55 @@ def test_the_order_of_the_passages_does_not_matter():
     found = SentenceTest(texts, "none", 25)(Letters(), vectors)
     shuffled = SentenceTest([texts[i] for i in order], "none", 25)(Letters(), vectors[order])
     assert found == shuffled and found.words > 0
+
+
+def test_confidence_is_how_often_a_first_hit_of_a_score_was_right():
+    rng = np.random.default_rng(0)
+    scores = rng.uniform(0, 1, 5000)
+    right = rng.random(5000) < 1 / (1 + np.exp(-12 * (scores - 0.4)))
+    half, slope = fit_confidence(scores, right)
+    assert half == pytest.approx(0.4, abs=0.01) and slope == pytest.approx(12, rel=0.1)
+    measured = Calibration(scores={"hybrid": (half, slope)})
+    assert measured.confidence(half, "hybrid") == pytest.approx(0.5)
+    for low in (0.1, 0.5, 0.8):
+        near = (scores >= low) & (scores < low + 0.1)
+        expected = measured.confidence(low + 0.05, "hybrid")
+        assert right[near].mean() == pytest.approx(expected, abs=0.06)
+    assert measured.confidence(-1e9, "hybrid") == pytest.approx(0)
+    assert measured.confidence(0.4, "tokens") is None
+    for all_alike in (np.ones(9, bool), np.zeros(9, bool)):
+        half, slope = fit_confidence(scores[:9], all_alike)
+        assert np.isfinite(half) and slope > 0
+
+
+def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
+    texts = passages(80)
+    index = build(tmp_path / "index", texts, keep_tokens=True)
+    known = index.calibration.scores
+    assert set(known) == {"hybrid", "tokens"}
+    assert f"score {known['hybrid'][0]:.2f} (hybrid)" in index.calibration.describe()
+    query = " ".join(texts[7].split()[:6])
+    for rerank in (None, "tokens"):
+        hits = index.search(query, rerank=rerank, explain=True)
+        sure = [hit.confidence for hit in hits]
+        assert sure == sorted(sure, reverse=True) and 0 < sure[-1] < sure[0] < 1
+        c = 0.75 / max(1.0, index.calibration.odds)
+        for hit in hits:
+            why = hit.explanation
+            score = why.weight * why.vectors + (1 - why.weight) * (why.words or 0)
+            if rerank:
+                score = (score + c * why.tokens) / (1 + c)
+            assert hit.score == pytest.approx(score, abs=1e-5)
+        least = hits[3].score
+        cut = index.search(query, rerank=rerank, min_score=least)
+        assert [hit.id for hit in cut] == [hit.id for hit in hits if hit.score >= least]
+    assert index.search(query, min_score=1.1) == []
+    dense = index.search(query, mode="dense", explain=True)
+    assert all(hit.explanation.vectors == pytest.approx(hit.score) for hit in dense)
+    assert dense[0].confidence is None
+    words = index.search(query, mode="lexical", explain=True)
+    assert all(hit.explanation.words == pytest.approx(hit.score) for hit in words)
+    with pytest.raises(RevelaError, match="minimum score is not a number"):
+        index.search(query, min_score=float("nan"))
+    again = Index.open(index.folder, encoder=Letters())
+    assert again.search(query)[0].confidence == index.search(query)[0].confidence

@@ -9,6 +9,7 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import httpx
 import numpy as np
@@ -104,6 +105,10 @@ def assert_hits(rows, hits):
         assert [row[name] for row in rows] == [getattr(hit, name) for hit in hits], name
     assert [row["rank"] for row in rows] == list(range(1, len(hits) + 1))
     assert [row["score"] for row in rows] == pytest.approx([hit.score for hit in hits], abs=1e-5)
+    for row, hit in zip(rows, hits, strict=True):
+        assert row["confidence"] == pytest.approx(hit.confidence, abs=1e-4)
+        why = hit.explanation and asdict(hit.explanation)
+        assert row["explanation"] == (why and pytest.approx(why, abs=1e-5))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +116,7 @@ def assert_hits(rows, hits):
     [
         *({"mode": "hybrid"}, {"mode": "dense"}, {"mode": "lexical"}),
         *({"rerank": "tokens"}, {"fusion": "rank"}, {"mode": "dense", "rerank": "tokens"}),
+        *({"explain": True, "rerank": "tokens"}, {"explain": True, "min_score": 0.45}),
     ],
 )
 def test_search_is_the_indexs_own(server, index, encoder, asked):
@@ -391,7 +397,7 @@ def test_clients_that_have_left_keep_their_threads(make_service, index, monkeypa
     """Texts are counted, and searches run, in few threads."""
     held = Gate()
     held.stop()
-    monkeypatch.setattr(type(index), "search", lambda *_: held.wait() or [])
+    monkeypatch.setattr(type(index), "search", lambda *_, **__: held.wait() or [])
     with running(make_service()) as server:
         count = server.service.count
         monkeypatch.setitem(count, "passage", lambda texts: held.wait() or [1] * len(texts))

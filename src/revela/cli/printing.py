@@ -8,11 +8,12 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from revela.corpus.readers.common import ReadReport
-    from revela.types import Chunk, Hit
+    from revela.types import Chunk, Explanation, Hit
 
 SNIPPET = 240  # characters
 LINES = 6  # of code
@@ -114,8 +115,18 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
             shown = words.sub(lambda word: f"\033[1m{word.group()}\033[0m", shown)
         name = hit.id if hit.title in ("", hit.id) else f"{hit.title} ({hit.id})"
         print(f"{rank}. {one_line(name)}  [{hit.score:.4f}]\n   {shown}")
+        if hit.explanation is not None:
+            print(f"   {_explained(hit.explanation, hit.confidence)}")
     if not hits:
         print("nothing found")
+
+
+def _explained(why: Explanation, confidence: float | None) -> str:
+    """What gave a hit its score."""
+    parts = [f"{name} {value:.2f}" for name, value in asdict(why).items() if value is not None]
+    if confidence is not None:
+        parts.append(f"confidence {confidence:.2f}")
+    return ", ".join(parts)
 
 
 def _sentence(text: str, words: re.Pattern[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +28,8 @@ def search(
     top: Annotated[int, Parameter(alias="-k")] = 5,
     where: str | None = None,
     model: str | None = None,
+    min_score: float | None = None,
+    explain: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Search an index.
@@ -56,15 +59,22 @@ def search(
         Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
     model:
         The retriever, if it has moved since the index was made.
+    min_score:
+        Leave out documents of a lower score. revela index says at which score a first hit is as
+        often right as not.
+    explain:
+        Say what words, vectors and tokens gave each hit.
     as_json:
-        Print JSON.
+        Print JSON, with the confidence of each hit: how often a first hit of its score was right,
+        as measured without labels.
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")
     from revela.index.index import Index
 
     opened = Index.open(index_folder, model, lm=lm, weight=weight)
-    hits = opened.search(query, top, mode, where, fusion, rerank)
+    least = -inf if min_score is None else min_score
+    hits = opened.search(query, top, mode, where, fusion, rerank, min_score=least, explain=explain)
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:

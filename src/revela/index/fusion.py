@@ -72,12 +72,19 @@ def fuse_scores(
         {'b': 0.54, 'a': 0.34, 'c': 0.04}
     """
     if weight is None:
-        weight = 1 / (1 + WEIGHT * odds * contrast(cosines, shares))
+        weight = weight_of_vectors(cosines, shares, odds)
     scores = {
         item: weight * cosine + (1 - weight) * shares.get(item, 0.0)
         for item, cosine in cosines.items()
     }
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
+
+
+def weight_of_vectors(
+    cosines: Mapping[Item, float], shares: Mapping[Item, float], odds: float
+) -> float:
+    """1 / (1 + w)."""
+    return 1 / (1 + WEIGHT * odds * contrast(cosines, shares))
 
 
 def contrast(cosines: Mapping[Item, float], shares: Mapping[Item, float]) -> float:

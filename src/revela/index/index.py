@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -268,6 +269,8 @@ class Index:
         fusion: Fusion = "score",
         rerank: Rerank | Reranker | None = None,
         encoded: Vectors | QueryTokens | None = None,
+        min_score: float = -inf,
+        explain: bool = False,
     ) -> list[Hit]:
         """The k best documents, best first, each with its best chunk.
 
@@ -285,13 +288,15 @@ class Index:
                 (rerank.py), which the model reads now unless the index keeps them; or 20 by the
                 "heads" of a language model (listwise.py), or by another re-ranker.
             encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
+            min_score: leave out documents of a lower score.
+            explain: say what words and vectors gave (``Hit.explanation``).
 
         Raises:
             RevelaError: the query is empty, the filter is wrong, two options exclude each other,
                 the retriever or the language model cannot be loaded, or the folder is damaged.
         """
         where = where_sql(where, self.info.columns) if where else ""
-        options = SearchOptions(k, mode, where, fusion, self.weight)
+        options = SearchOptions(k, mode, where, fusion, self.weight, min_score=min_score)
         check_query(query, options, rerank == "tokens")
         if rerank == "tokens":
             if not isinstance(encoded, QueryTokens):
@@ -302,13 +307,24 @@ class Index:
         vector = None if mode == "lexical" else self._vector(query, encoded)
         makes_tokens = rerank == "tokens" and not self.info.settings.keep_tokens
         encoder = self.encoder if makes_tokens else None
+        by_score = mode == "hybrid" and fusion == "score" and self.weight is None
+        search = "tokens" if rerank == "tokens" else "hybrid"
         while True:
-            version = self.table.version
-            snapshot = IndexSnapshot(self.table, self._statistics, self.calibration.odds, encoder)
+            version, calibration = self.table.version, self.calibration
+            snapshot = IndexSnapshot(self.table, self._statistics, calibration.odds, encoder)
             try:
                 found = snapshot.search(query, vector, options)
                 hits = self._hits(found)
                 if [hit.id for hit in hits] == [document for document, _ in found.values()]:
+                    if by_score:
+                        hits = [
+                            replace(hit, confidence=calibration.confidence(hit.score, search))
+                            for hit in hits
+                        ]
+                    if explain:
+                        why = snapshot.explain(query, vector, options, list(found))
+                        pairs = zip(hits, why, strict=True)
+                        hits = [replace(hit, explanation=each) for hit, each in pairs]
                     return hits
             except KeyError:  # a row is gone
                 pass

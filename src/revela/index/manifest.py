@@ -5,7 +5,8 @@ whether it is finished, and the context of a retriever that reads one (contexts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ PRIOR = 5  # queries that count as found by both sides, so that few queries say 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often a piece of a sentence found its passage first (calibration.py).
+    """How often a piece of a sentence found its passage first, and what a score says of a first
+    hit (calibration.py).
 
     ``least`` is the minimum of ``ratio``: above 1 for a retriever that was fitted to the text
     (retriever/fit.py), which knows its sentences better than questions about it.
@@ -35,6 +37,15 @@ class Calibration:
     vectors: int = 0  # found by the vectors
     passages: int = 0  # in the index when it was measured
     least: float = 1.0
+    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens"."""
+
+    def confidence(self, score: float, search: str) -> float | None:
+        """How often a first hit of this score was right; None if it is not known."""
+        if search not in self.scores:
+            return None
+        half, slope = self.scores[search]
+        return 1 / (1 + math.exp(-max(-700.0, slope * (score - half))))
 
     @property
     def ratio(self) -> float:
@@ -56,7 +67,9 @@ class Calibration:
             f"{100 * self.vectors / self.queries:.0f}"
         )
         if self.odds <= 16:
-            return text
+            told = {name: half for name, (half, _) in self.scores.items() if 0 < half < 1}
+            halves = ", ".join(f"{half:.2f} ({name})" for name, half in told.items())
+            return f"{text}; of first hits that score {halves}, half are right" if told else text
         return (
             f"{text}: this embedder does not know this text, and searches go by words; give "
             "another --model, or train one (docs/languages.md)"
@@ -103,7 +116,9 @@ def read_info(folder: Path) -> Info:
         if found.get("format") in EARLIER:
             found["language"] = None
         if found.get("format") in (FORMAT, *EARLIER):
-            found["calibration"] = Calibration(**found.get("calibration", {}))
+            measured = found.get("calibration", {})
+            measured["scores"] = {k: tuple(v) for k, v in measured.get("scores", {}).items()}
+            found["calibration"] = Calibration(**measured)
             return Info(**{**found, "settings": Indexing(**found["settings"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RevelaError(

@@ -72,11 +72,18 @@ def rerank_by_tokens(
     ``odds`` as for ``fuse_scores``.
     """
     c = TOKENS_WEIGHT / max(1.0, odds)
-    matched = late_interaction(query.tokens, token_weights(query.spans, weights), signs).tolist()
+    matched = match_by_tokens(query, signs, weights).tolist()
     matched += [0.0] * (len(scores) - len(matched))
     pairs = zip(scores.items(), matched, strict=True)
     again = {item: (score + c * m) / (1 + c) for (item, score), m in pairs}
     return dict(sorted(again.items(), key=lambda pair: -pair[1]))
+
+
+def match_by_tokens(
+    query: QueryTokens, signs: Sequence[bytes], weights: Sequence[Weight]
+) -> NDArray[np.float64]:
+    """m(q, d) of each passage, (B,)."""
+    return late_interaction(query.tokens, token_weights(query.spans, weights), signs)
 
 
 def late_interaction(

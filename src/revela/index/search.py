@@ -9,22 +9,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from revela.errors import QueryError
-from revela.index.fusion import DEPTH, Fusion, Ranking, best_chunks, fuse_ranks, fuse_scores, joined
+from revela.index.fusion import (
+    DEPTH,
+    Fusion,
+    Ranking,
+    best_chunks,
+    fuse_ranks,
+    fuse_scores,
+    joined,
+    weight_of_vectors,
+)
 from revela.index.rerank_tokens import (
     HEADS_DEPTH,
     TOKENS_DEPTH,
     Weight,
     encode_packed,
+    match_by_tokens,
     rerank_by_tokens,
     rerank_listwise,
     term_weights,
 )
 from revela.index.table import Table, id_filter
 from revela.index.term_stats import Statistics
-from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
+from revela.types import Explanation, QueryTokens, Reranker, TokenEncoder, Vectors
 
 if TYPE_CHECKING:
     from revela.index.bm25 import BM25
@@ -61,12 +72,23 @@ def fuse(
     """Fuse by score the rows nearest to a query's vector (cosines) and those that match its words
     (BM25 scores).
     """
+    cosines, shares = both_sides(snapshot, query, vector, nearest, matching)
+    return fuse_scores(cosines, shares, snapshot.odds, weight)
+
+
+def both_sides(
+    snapshot: Snapshot,
+    query: str,
+    vector: Vectors,
+    nearest: Mapping[int, float],
+    matching: Mapping[int, float],
+) -> tuple[Scores, Scores]:
+    """The cosines of all candidates, and BM25 as a share of its maximum, of those that match."""
     cosines = {**nearest}
     if others := [row for row in matching if row not in nearest]:
         cosines |= snapshot.cosines(others, vector)
     best = snapshot.max_bm25(query)
-    lexical_scores = {row: score / best for row, score in matching.items()} if best else {}
-    return fuse_scores(cosines, lexical_scores, snapshot.odds, weight)
+    return cosines, {row: score / best for row, score in matching.items()} if best else {}
 
 
 def rerank(
@@ -119,6 +141,7 @@ class SearchOptions:
     fusion: Fusion = "score"
     weight: float | None = None
     reranker: QueryTokens | Reranker | None = None
+    min_score: float = -inf
 
     @property
     def depth(self) -> int:
@@ -143,7 +166,30 @@ class IndexSnapshot:
         scores = scores_of(found)
         if options.reranker is not None:
             scores = rerank(self, query, scores, options.reranker)
-        return {row: (found[row][0], score) for row, score in islice(scores.items(), options.k)}
+        best = ((row, score) for row, score in scores.items() if score >= options.min_score)
+        return {row: (found[row][0], score) for row, score in islice(best, options.k)}
+
+    def explain(
+        self, query: str, vector: Vectors | None, options: SearchOptions, rows: Sequence[int]
+    ) -> list[Explanation]:
+        """What gave their scores to rows that ``search`` has found."""
+        nearest, matching = map(scores_of, self._candidates(query, vector, options))
+        cosines, words, weight = nearest, matching, None
+        if vector is None:
+            cosines = {}
+        elif options.mode == "hybrid":
+            cosines, words = both_sides(self, query, vector, nearest, matching)
+            weight = options.weight
+            if weight is None and options.fusion == "score":
+                weight = weight_of_vectors(cosines, words, self.odds)
+        tokens: Sequence[float | None] = [None] * len(rows)
+        if isinstance(options.reranker, QueryTokens):
+            weights = self.term_weights(query)
+            tokens = match_by_tokens(options.reranker, self.signs(rows), weights).tolist()
+        return [
+            Explanation(cosines.get(row), words.get(row), weight, matched)
+            for row, matched in zip(rows, tokens, strict=True)
+        ]
 
     def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
         nearest, matching = self._candidates(query, vector, options)
@@ -208,6 +254,8 @@ def check_query(query: str, options: SearchOptions, by_tokens: bool) -> None:
         raise QueryError(
             "the query or its filter is not Unicode (half of a surrogate pair): mend it"
         )
+    if isnan(options.min_score):
+        raise QueryError("the minimum score is not a number: give one, such as 0.3")
     by_rank = options.mode == "hybrid" and options.fusion == "rank"
     if by_tokens and (options.mode == "lexical" or by_rank):
         raise QueryError(

@@ -222,9 +222,11 @@ class Table:
         """Measure words and vectors on a sample of the rows."""
         from revela.index.calibration import SentenceTest
 
-        rows = self.sample("passage", "vector")
+        kept = ["tokens"] if self.info.settings.keep_tokens else []
+        rows = self.sample("passage", "vector", *kept)
         test = SentenceTest(rows["passage"].to_pylist(), self.info.language or "en")
-        return test(encoder, self._matrix(rows["vector"]))
+        packed = rows["tokens"].to_pylist() if kept else []
+        return test(encoder, self._matrix(rows["vector"]), scored=True, packed=packed)
 
     def sample(self, *columns: str) -> Any:
         """At most a thousand rows, evenly spaced, in Arrow."""

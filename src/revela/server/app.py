@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -219,7 +220,10 @@ class Service:
         rerank = self.reranker if asked.rerank == "heads" else asked.rerank
         search = self.index.search
         where, fusion = asked.where, asked.fusion
-        run = partial(search, asked.query, asked.k, asked.mode, where, fusion, rerank, encoded)
+        least = -inf if asked.min_score is None else asked.min_score
+        how: Any = dict(min_score=least, explain=asked.explain)
+        given = asked.query, asked.k, asked.mode, where, fusion, rerank, encoded
+        run = partial(search, *given, **how)
         # By heads it takes seconds, and other searches do not wait for it.
         threads = self.heads_thread if asked.rerank == "heads" else self.search_threads
         return await in_thread(threads, run)

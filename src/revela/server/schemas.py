@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 
 from revela.index.filters import EXAMPLE
 from revela.server.batching import Role
+from revela.types import Explanation
 
 CLIENT_LEFT = 499  # an answer that nobody reads; the metrics count it
 ERROR_TYPES = {
@@ -215,6 +216,8 @@ class SearchRequest(_RequestModel):
         examples=[{"year": {"gt": 2020}, "lang": "en"}],
     )
     k: Integer = Field(10, ge=1, le=100, description="Maximum number of results.")
+    min_score: float | None = Field(None, description="Leave out documents of a lower score.")
+    explain: bool = Field(False, description="Say what words and vectors gave each result.")
 
 
 class _AnswerModel(BaseModel):
@@ -252,6 +255,10 @@ class SearchResult(_AnswerModel):
     text: str
     chunk: int
     metadata: dict[str, Any]
+    confidence: float | None = Field(
+        None, description="How often a first result of this score was right, without labels."
+    )
+    explanation: Explanation | None = None
 
 
 class SearchResults(_AnswerModel):
