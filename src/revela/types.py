@@ -84,7 +84,7 @@ class Hit:
     ``id`` is the document's, ``text`` and ``chunk`` (its number, from 0) the chunk's; ``title`` is
     the document's, and in Markdown the headings above the chunk (Guide > Install). ``score`` is
     comparable only within one search mode. ``confidence`` is how often a first hit of such a score
-    was right when the index was calibrated (calibration.py), from 0 to 1.
+    is right, among questions of which the text answers half (calibration.py).
     """
 
     id: str

@@ -12,7 +12,7 @@ from revela.corpus.spool import arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
-from revela.index.calibration import SentenceTest, fit_confidence
+from revela.index.calibration import SentenceTest, confidence_from
 from revela.index.fusion import fuse_scores
 from revela.index.index import Index
 from revela.index.manifest import PRIOR, Calibration, Info
@@ -184,23 +184,18 @@ def test_the_order_of_the_passages_does_not_matter():
     assert found == shuffled and found.words > 0
 
 
-def test_confidence_is_how_often_a_first_hit_of_a_score_was_right():
-    rng = np.random.default_rng(0)
-    scores = rng.uniform(0, 1, 5000)
-    right = rng.random(5000) < 1 / (1 + np.exp(-12 * (scores - 0.4)))
-    half, slope = fit_confidence(scores, right)
-    assert half == pytest.approx(0.4, abs=0.01) and slope == pytest.approx(12, rel=0.1)
+def test_confidence_is_half_where_nine_of_ten_wrong_first_hits_score_less():
+    wrong = np.random.default_rng(0).normal(0.3, 0.1, 20_000)
+    half, slope = confidence_from(wrong)
+    assert half == pytest.approx(0.3 + 0.1 * 1.2816, abs=0.005)
+    assert slope == pytest.approx(10, rel=0.02)
     measured = Calibration(scores={"hybrid": (half, slope)})
-    assert measured.confidence(half, "hybrid") == pytest.approx(0.5)
-    for low in (0.1, 0.5, 0.8):
-        near = (scores >= low) & (scores < low + 0.1)
-        expected = measured.confidence(low + 0.05, "hybrid")
-        assert right[near].mean() == pytest.approx(expected, abs=0.06)
+    assert measured.confidence(half, "hybrid") == 0.5
+    assert measured.confidence(half + 0.1, "hybrid") == pytest.approx(
+        1 / (1 + np.exp(-1)), abs=0.01
+    )
     assert measured.confidence(-1e9, "hybrid") == pytest.approx(0)
-    assert measured.confidence(0.4, "tokens") is None
-    for all_alike in (np.ones(9, bool), np.zeros(9, bool)):
-        half, slope = fit_confidence(scores[:9], all_alike)
-        assert np.isfinite(half) and slope > 0
+    assert measured.confidence(half, "tokens") is None
 
 
 def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
@@ -208,7 +203,7 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
     index = build(tmp_path / "index", texts, keep_tokens=True)
     known = index.calibration.scores
     assert set(known) == {"hybrid", "tokens"}
-    assert f"score {known['hybrid'][0]:.2f} (hybrid)" in index.calibration.describe()
+    assert f"score below {known['hybrid'][0]:.2f} (hybrid)" in index.calibration.describe()
     query = " ".join(texts[7].split()[:6])
     for rerank in (None, "tokens"):
         hits = index.search(query, rerank=rerank, explain=True)

@@ -60,13 +60,13 @@ def search(
     model:
         The retriever, if it has moved since the index was made.
     min_score:
-        Leave out documents of a lower score. revela index says at which score a first hit is as
-        often right as not.
+        Leave out documents of a lower score. revela index says below which score nine of ten wrong
+        first hits lie.
     explain:
         Say what words, vectors and tokens gave each hit.
     as_json:
-        Print JSON, with the confidence of each hit: how often a first hit of its score was right,
-        as measured without labels.
+        Print JSON, with the confidence of each hit: how often a first hit of its score is right,
+        among questions of which the text answers half, as measured without labels.
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")

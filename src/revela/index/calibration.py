@@ -2,8 +2,8 @@
 
 A few words of a sentence should find the passage that the sentence was removed from, once by BM25
 and once by vectors. An embedder that was not trained for a language or a subject fails where words
-succeed, and the fusion (fusion.py) follows the side that succeeds. From the scores of the fusion's
-first hits, right and wrong, follows how much a score says (``fit_confidence``).
+succeed, and the fusion (fusion.py) follows the side that succeeds. What wrong first hits score
+tells right ones from them (``confidence_from``).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, hash64
 QUERIES = 200
 QUERY_WORDS = 12  # at most
 LEAST_WORDS = 4  # of a sentence, and of what is left
+WRONG_BELOW, LEAST_WRONG = 0.9, 20  # share of wrong first hits; how many have to be known
 
 
 class SentenceTest:
@@ -85,11 +86,12 @@ class SentenceTest:
             return measured
         snapshot = MemorySnapshot(self._bm25, self._texts, left_ND, measured.odds, signs)
         fused = self._fused(snapshot, queries_QD, nearest)
-        scores = {"hybrid": self._confidence(fused)}
+        wrong = {"hybrid": self._wrong(fused)}
         if tokens:
             again = zip(self._queries, fused, tokens, strict=True)
-            scores["tokens"] = self._confidence([rerank(snapshot, *each) for each in again])
-        return replace(measured, scores=scores)
+            wrong["tokens"] = self._wrong([rerank(snapshot, *each) for each in again])
+        known = {how: confidence_from(w) for how, w in wrong.items() if len(w) >= LEAST_WRONG}
+        return replace(measured, scores=known)
 
     def _fused(
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]
@@ -105,29 +107,21 @@ class SentenceTest:
         queries = zip(self._queries, queries_QD, *sides, strict=True)
         return [fuse(snapshot, *query) for query in queries]
 
-    def _confidence(self, found: Sequence[Scores]) -> tuple[float, float]:
+    def _wrong(self, found: Sequence[Scores]) -> NDArray[np.float64]:
+        """Scores of the first passages that are not the ones looked for."""
         firsts = [next(iter(scores.items())) for scores in found]
-        right_Q = np.array([row for row, _ in firsts]) == self._places
-        return fit_confidence(np.array([score for _, score in firsts]), right_Q)
+        pairs = zip(firsts, self._places, strict=True)
+        return np.array([score for (row, score), place in pairs if row != place])
 
 
-def fit_confidence(scores_Q: NDArray[Any], right_Q: NDArray[np.bool_]) -> tuple[float, float]:
-    """Fit P(right) = 1 / (1 + exp(-slope (score - half))) to first hits, with Platt's targets
-    (Platt, 1999): (half, slope), slope not below 0.
+def confidence_from(wrong: NDArray[np.float64]) -> tuple[float, float]:
+    """(half, slope) of ``Calibration.confidence``, from the scores of wrong first hits: where
+    ``WRONG_BELOW`` of these lie below, and one over their standard deviation.
+
+    The hits of questions that a text does not answer score as these do, and rarely more; those of
+    questions that it answers mostly do (docs/results.md).
     """
-    from scipy.optimize import minimize
-
-    right, wrong = right_Q.sum(), (~right_Q).sum()
-    target_Q = np.where(right_Q, (right + 1) / (right + 2), 1 / (wrong + 2))
-    mean, spread = scores_Q.mean(), scores_Q.std() + 1e-6
-    z_Q = (scores_Q - mean) / spread
-
-    def loss(weights: NDArray[np.float64]) -> float:
-        logit_Q = weights[0] * z_Q + weights[1]
-        return float((np.logaddexp(0, logit_Q) - target_Q * logit_Q).mean())
-
-    slope, bias = minimize(loss, np.array([1.0, 0.0]), bounds=[(1e-3, 1e3), (None, None)]).x
-    return float(mean - bias / slope * spread), float(slope / spread)
+    return float(np.quantile(wrong, WRONG_BELOW)), float(1 / max(wrong.std(), 1e-3))
 
 
 def taken_out(passages: Sequence[str], most: int) -> Iterator[tuple[int, str, str]]:

@@ -25,8 +25,8 @@ PRIOR = 5  # queries that count as found by both sides, so that few queries say 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often a piece of a sentence found its passage first, and what a score says of a first
-    hit (calibration.py).
+    """How often a piece of a sentence found its passage first, and what a first hit's score says
+    (calibration.py).
 
     ``least`` is the minimum of ``ratio``: above 1 for a retriever that was fitted to the text
     (retriever/fit.py), which knows its sentences better than questions about it.
@@ -41,7 +41,9 @@ class Calibration:
     """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens"."""
 
     def confidence(self, score: float, search: str) -> float | None:
-        """How often a first hit of this score was right; None if it is not known."""
+        """How often a first hit of this score is right, among questions of which the text answers
+        half; None if it is not known.
+        """
         if search not in self.scores:
             return None
         half, slope = self.scores[search]
@@ -67,9 +69,8 @@ class Calibration:
             f"{100 * self.vectors / self.queries:.0f}"
         )
         if self.odds <= 16:
-            told = {name: half for name, (half, _) in self.scores.items() if 0 < half < 1}
-            halves = ", ".join(f"{half:.2f} ({name})" for name, half in told.items())
-            return f"{text}; of first hits that score {halves}, half are right" if told else text
+            below = ", ".join(f"{half:.2f} ({how})" for how, (half, _) in self.scores.items())
+            return f"{text}; nine of ten wrong first hits score below {below}" if below else text
         return (
             f"{text}: this embedder does not know this text, and searches go by words; give "
             "another --model, or train one (docs/languages.md)"

@@ -256,7 +256,9 @@ class SearchResult(_AnswerModel):
     chunk: int
     metadata: dict[str, Any]
     confidence: float | None = Field(
-        None, description="How often a first result of this score was right, without labels."
+        None,
+        description="How often a first result of this score is right, among questions of which "
+        "the text answers half; as measured without labels.",
     )
     explanation: Explanation | None = None
 
