@@ -257,8 +257,8 @@ class SearchResult(_AnswerModel):
     metadata: dict[str, Any]
     confidence: float | None = Field(
         None,
-        description="How often a first result of this score is right, among questions of which "
-        "the text answers half; as measured without labels.",
+        description="How often a first result of this score is right, among questions of which the "
+        "text answers half; as measured without labels.",
     )
     explanation: Explanation | None = None
 
