@@ -255,7 +255,8 @@ tags: [sentence-transformers, information-retrieval, revela]
 
 - {kept}.
 - A query that neither of the two finds is dropped: these are easier than the questions of people,
-  and easiest for these two. Other passages than the judged one may answer, too.
+  and easiest for these two. They repeat words of their passages, which favours BM25. Other passages
+  than the judged one may answer, too.
 - A retriever that has learned from these queries cannot be tested by them.
 
     {command}
