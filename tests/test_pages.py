@@ -36,7 +36,12 @@ from revela.cli.main import add_settings
 ROOT = docs_site.ROOT
 HISTORY = {"changelog.md", "notebook.md"}  # what was run then, with the flags of then
 PAGES = {page: path for page, path in docs_site.sources().items() if page not in HISTORY}
-RUN = ["index.md", "quickstart.md", *(page for page in PAGES if page.startswith("examples/"))]
+RUN = [
+    "index.md",
+    "quickstart.md",
+    "test-sets.md",
+    *(page for page in PAGES if page.startswith("examples/")),
+]
 NOT_INSTALLED = {
     "datatrove": "for corpora beyond one process",
     "faiss": "for corpora beyond one process",
@@ -322,8 +327,9 @@ def reader(request, tiny, tmp_path, monkeypatch) -> Iterator[Reader]:
 
 @pytest.mark.parametrize("reader", RUN, indirect=True)
 def test_the_page_runs(reader):
-    if reader.page == "index.md":
+    if reader.page in ("index.md", "test-sets.md"):
         write_text(Path("docs"))
+    if reader.page == "index.md":
         write_judged(Path("beir", "scifact"))
     for block in BLOCKS[reader.page]:
         reader.follow(block)

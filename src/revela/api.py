@@ -462,7 +462,7 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
     """What is trained on, and the label-free check by what is held out; logs both."""
     from revela.evaluation.label_free import MIN_QUERIES, check_by
     from revela.groups.dataset import TrainingSet
-    from revela.groups.generated_queries import written_answers
+    from revela.queries.generated import written_answers
     from revela.silence import silence_libraries
 
     silence_libraries()

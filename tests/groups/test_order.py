@@ -8,9 +8,9 @@ import pytest
 from conftest import make_rows
 from revela.corpus.spool import arrow_list
 from revela.groups.dataset import TrainingSet
-from revela.groups.generated_queries import chunks_to_ask
 from revela.groups.order import order_of_groups
 from revela.groups.store import GroupedCorpus, save_groups
+from revela.queries.generated import chunks_to_ask
 from revela.settings import Recipe
 from revela.types import Chunk, Document
 

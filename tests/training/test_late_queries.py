@@ -16,12 +16,11 @@ from test_train import ctrl_c_after
 from conftest import make_rows
 from revela.errors import RevelaError
 from revela.evaluation import compare as comparison
-from revela.groups import generated_queries as query_lm
 from revela.groups.dataset import TrainingSet
-from revela.groups.generated_queries import GeneratedQueries, QueryLM
 from revela.lm import generate
 from revela.objectives.find_heads import rank_heads
-from revela.queries.generated import QueryFile
+from revela.queries import generated as query_lm
+from revela.queries.generated import GeneratedQueries, QueryFile, QueryLM
 from revela.settings import Recipe, presets
 from revela.training.metrics import Progress
 from revela.training.train import train

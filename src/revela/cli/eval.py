@@ -37,6 +37,7 @@ def evaluate(
     rerank: Literal["tokens", "heads"] | None = None,
     lm: str = OFFLINE_MODEL,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+    runs: Path | None = None,
     max_tokens: int | None = None,
     context: str | None = None,
     context_seed: int = 0,
@@ -49,7 +50,8 @@ def evaluate(
     ----------
     model:
         Sentence-Transformers folders, hub ids or embedded:minilm-l6; with --text also language
-        models, which are fitted to it.
+        models, which are fitted to it; with --on also indexes, which are searched as they are, and
+        run files in TREC's format.
     on:
         Folders with corpus.jsonl, queries.jsonl and qrels/test.tsv (the first two may be .gz).
     benchmark:
@@ -74,6 +76,8 @@ def evaluate(
         Language model of --rerank heads, as for search.
     json_file:
         Write all scores, including those of each query, to this file.
+    runs:
+        With --on: write every system's ranking to a file in this folder, COLLECTION/SYSTEM.trec.
     max_tokens:
         Truncate texts to this number of tokens.
     context:
@@ -98,7 +102,7 @@ def evaluate(
         from revela.evaluation.evaluate import EvalOptions, evaluations
 
         options = EvalOptions(
-            rerank, lm, max_tokens, precision, True, context, context_seed, language, weight
+            rerank, lm, max_tokens, precision, True, context, context_seed, language, weight, runs
         )
         done = evaluations(model, on, options)
         scores |= _print_evaluations(done, show)

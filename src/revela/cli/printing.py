@@ -52,9 +52,9 @@ def printable(text: str) -> str:
     return CONTROL.sub("\ufffd", text)
 
 
-def print_json(value: object) -> None:
+def print_json(value: object, indent: int | None = 1) -> None:
     """JSON for another program, in UTF-8; what controls a terminal is escaped."""
-    text = json.dumps(value, ensure_ascii=False, indent=1)
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
     print(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 

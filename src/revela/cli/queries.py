@@ -1,10 +1,24 @@
-"""``revela queries``: have a language model write queries."""
+"""``revela queries``: queries about a corpus, to train on or to test by."""
 
 from __future__ import annotations
 
-from revela.cli.flags import Corpus, Given, Preset, RecipeFile, given_settings, recipe_of
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from revela.cli.flags import (
+    Corpus,
+    Given,
+    Out,
+    Preset,
+    RecipeFile,
+    check_recipe,
+    given_settings,
+    recipe_of,
+)
 from revela.cli.main import app
-from revela.cli.printing import one_line, snippet
+from revela.cli.printing import command_line, one_line, snippet
 from revela.errors import RevelaError
 
 
@@ -12,12 +26,17 @@ from revela.errors import RevelaError
 def queries(
     corpus: Corpus,
     *,
+    out: Out | None = None,
+    form: Annotated[Literal["beir", "triplets"], Parameter(name="--format")] = "beir",
+    embedder: str = "embedded:minilm-l6",
+    top: Annotated[int, Parameter(alias="-k")] = 10,
     show: int = 5,
     preset: Preset = "",
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Have a language model write queries for a corpus, for the objectives that read queries.
+    """Have a language model write queries for a corpus, for the objectives that read queries; or
+    make a test set of them with --out.
 
     They are kept in revela's cache, or in --queries-file; a run that was stopped continues, and
     train uses what is there.
@@ -26,6 +45,16 @@ def queries(
     ----------
     corpus:
         As for train.
+    out:
+        Folder for a test set: queries that find their passage again by BM25 or by an embedder.
+        --queries says where they come from, and --max-queries how many.
+    form:
+        Of --out: beir, for revela eval, or triplets with a hard negative (anchor, positive,
+        negative), for sentence-transformers.
+    embedder:
+        With --out: the embedder that finds passages, as --model of index.
+    top:
+        With --out: keep a query if its passage is among so many.
     show:
         Print this many of them.
     preset:
@@ -33,18 +62,38 @@ def queries(
     recipe_file:
         A TOML file of settings, as for train.
     """
-    from revela.groups.dataset import TrainingSet
-    from revela.silence import silence_libraries
-
-    silence_libraries()
+    if out is None and form != "beir":
+        raise RevelaError(f"--format {form} needs a folder: give --out")
+    if out is not None and out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    if top < 1:
+        raise RevelaError(f"--top {top} is no number of passages: give 1 or more")
     named = preset or recipe_file or given_settings(given).get("objective")
     recipe = recipe_of(preset if named else "infonce", recipe_file, given)
     if recipe.objective.reads != "queries":
         recipe = recipe.replace(objective="infonce")
+    check_recipe(corpus, None)
+    from revela.groups.dataset import TrainingSet
+    from revela.silence import silence_libraries
+
+    silence_libraries()
     data = TrainingSet.read(recipe, corpus, late=False)
     if data.folder is not None:
         raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")
-    rows = [row for row in data.rows if row.query]
-    print(f"queries are kept in {data.queries_file}")
-    for row in rows[:: max(1, len(rows) // max(1, show))][:show]:
-        print(f"\n{one_line(row.query)}\n   {snippet(row.text)}")
+    if out is None:
+        pairs = [(row.query, row.text) for row in data.rows if row.query]
+        print(f"queries are kept in {data.queries_file}")
+    else:
+        from revela.evaluation.make_test_set import RoundTrip, describe, make_test_set
+
+        about = ", ".join(map(str, corpus)), command_line()
+        made = make_test_set(data, out, form, RoundTrip(embedder, top), *about)
+        pairs = [(asked.text, made.passages[asked.relevant[0]].text) for asked in made.questions]
+        print(f"{describe(made)}; saved to {out}")
+    _show(pairs, show)
+
+
+def _show(pairs: Sequence[tuple[str, str]], count: int) -> None:
+    """Print some queries and their passages, evenly spaced."""
+    for query, passage in pairs[:: max(1, len(pairs) // max(1, count))][:count]:
+        print(f"\n{one_line(query)}\n   {snippet(passage)}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -14,12 +15,17 @@ from revela.cli.printing import print_hits, print_json
 from revela.errors import RevelaError
 from revela.settings import OFFLINE_MODEL
 
+if TYPE_CHECKING:
+    from revela.types import Hit
+
 
 @app.command
 def search(
     index_folder: Annotated[Path, Parameter(name="index")],
-    query: str,
+    query: str | None = None,
     *,
+    queries: Path | None = None,
+    run: Path | None = None,
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     fusion: Literal["score", "rank"] = "score",
     weight: float | None = None,
@@ -40,6 +46,11 @@ def search(
         Made by revela index.
     query:
         What to look for.
+    queries:
+        Search for each query of this file instead, and print a line of JSON for each. A query a
+        line: JSON with _id and text, id and text with a tab between, or text alone.
+    run:
+        Write what --queries find to this file, in TREC's format.
     mode:
         By vectors (dense), by words (lexical) or by both.
     fusion:
@@ -70,12 +81,38 @@ def search(
     """
     if top < 1:
         raise RevelaError(f"--top {top} is no number of results: give 1 or more")
+    if (query is None) == (queries is None) or (run and not queries):
+        raise RevelaError("give a query, or a file of queries with --queries, which --run is for")
+    from revela.corpus.judgements import read_queries
     from revela.index.index import Index
 
+    asked = read_queries(queries) if queries else {}
     opened = Index.open(index_folder, model, lm=lm, weight=weight)
     least = -inf if min_score is None else min_score
-    hits = opened.search(query, top, mode, where, fusion, rerank, min_score=least, explain=explain)
+    how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
+    how |= dict(min_score=least, explain=explain)
+    if query is None:
+        found = zip(asked, opened.search_many(list(asked.values()), **how), strict=True)
+        _tell(found, asked, run, index_folder.name)
+        return
+    hits = opened.search(query, **how)
     if as_json:
         print_json([asdict(hit) for hit in hits])
     else:
         print_hits(hits, query)
+
+
+def _tell(
+    found: Iterable[tuple[str, list[Hit]]], asked: Mapping[str, str], run: Path | None, name: str
+) -> None:
+    """Print what queries have found, or write it to a run file."""
+    if run is None:
+        for query, hits in found:
+            row = {"_id": query, "text": asked[query], "hits": [asdict(hit) for hit in hits]}
+            print_json(row, indent=None)
+        return
+    from revela.evaluation.runs import check_ids, write_run
+
+    check_ids(asked)
+    write_run(run, {query: {hit.id: hit.score for hit in hits} for query, hits in found}, name)
+    print(f"{len(asked):,} queries; saved to {run}")

@@ -66,6 +66,37 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
+    return _rows_of(path)
+
+
+def read_queries(path: Path) -> dict[str, str]:
+    """The text of each query by its id, of a file with a query a line: JSON with _id and text, id
+    and text with a tab between, or text alone, which gets its line's number as its id.
+    """
+    if not path.is_file():
+        raise RevelaError(f"{path} does not exist: give a file with a query a line")
+    if ".jsonl" in path.suffixes:
+        pairs = [(str(row["_id"]), str(row["text"])) for row in _rows_of(path)]
+    else:
+        lines = [(str(n), line.strip()) for n, line in numbered_lines(path) if line.strip()]
+        tabbed = [line.split("\t", 1) for _, line in lines if "\t" in line]
+        if 0 < len(tabbed) < len(lines):
+            raise RevelaError(
+                f"{path} has a tab in {len(tabbed):,} of {len(lines):,} lines: give an id and a "
+                "text with a tab between in each, or text without tabs"
+            )
+        pairs = [(name, text) for name, text in tabbed] if tabbed else lines
+    queries = dict(pairs)
+    if not queries:
+        raise RevelaError(f"{path} is empty: give a file with a query a line")
+    if len(queries) < len(pairs):
+        raise RevelaError(f"{path} has {len(pairs) - len(queries):,} ids twice: give each one once")
+    if blank := [name for name, text in queries.items() if not text.strip()]:
+        raise RevelaError(f"{path}: the query {blank[0]} is empty: write it, or drop it")
+    return queries
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in numbered_lines(path):
         if line.strip():
@@ -86,7 +117,8 @@ def _read_qrels(path: Path) -> Qrels:
         raise RevelaError(f"{path} does not exist: a BEIR-layout folder has its judgements there")
     qrels: Qrels = {}
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
-        fields = line.split("\t") if "\t" in line else line.split()
+        fields = line.split("\t")
+        fields = fields if len(fields) in (3, 4) else line.split()
         if number == 1 and line.split()[-1:] == ["score"]:
             continue
         if len(fields) == 4:

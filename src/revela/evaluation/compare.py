@@ -9,7 +9,8 @@ from itertools import product
 from pathlib import Path
 
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import load_collection, mean_outcomes
+from revela.evaluation.collection import load_collection
+from revela.evaluation.evaluate import mean_outcomes
 from revela.evaluation.label_free import HeldOutCheck
 from revela.evaluation.results import COMPARISON, LINES, Comparison, CurvePoint, write_json
 from revela.groups.dataset import TrainingSet

@@ -9,78 +9,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
-from revela.corpus.judgements import check_unknown, read_judgements, read_rows
-from revela.errors import RevelaError
-from revela.evaluation.metrics import means, per_query
+from revela.evaluation.collection import DEPTH, Collection, load_collection, rankings_of, sample
+from revela.evaluation.metrics import Run, means, per_query
 from revela.evaluation.results import SystemScores
+from revela.evaluation.runs import (
+    by_known_ids,
+    check_ids,
+    check_run,
+    file_name,
+    is_index,
+    read_run,
+    searched,
+    write_run,
+)
 from revela.evaluation.significance import standings
-from revela.index.bm25 import BM25
-from revela.index.calibration import SentenceTest
 from revela.index.contexts import Choice, Context, check_without_slots, slots_of
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import check_weight, reciprocal_rank_fusion
+from revela.index.index import Index
 from revela.index.language import check_language
-from revela.index.manifest import Calibration
 from revela.index.rerank_tokens import Rerank, Reranking, encode_packed
 from revela.index.search import MemorySnapshot, Scores, fuse
 from revela.index.search import rerank as rerank_scores
 from revela.settings import OFFLINE_MODEL, Precision
-from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors, evenly_spaced
-
-DEPTH = 1000  # of the dense and lexical rankings, as MAP is usually computed at 1000
-
-
-@dataclass(frozen=True)
-class Collection:
-    """A test collection; ``qrels`` are judgements by query id and document id."""
-
-    name: str
-    document_ids: list[str]
-    documents: list[str]
-    query_ids: list[str]
-    queries: list[str]
-    qrels: dict[str, dict[str, int]]
-    language: str = "auto"
-
-    @cached_property
-    def lexical(self) -> list[Scores]:
-        """BM25's ranking for each query: at most 1000 documents, which all hold a word of it."""
-        found = rankings_of(*self.bm25.top_k(self.queries, DEPTH))
-        return [{d: score for d, score in ranking.items() if score > 0} for ranking in found]
-
-    @cached_property
-    def among_documents(self) -> frozenset[str]:
-        """Queries that are documents too, under the same id, as in ArguAna and Quora. As in BEIR,
-        they do not find themselves. The texts are compared, since ids may coincide.
-        """
-        texts = dict(zip(self.document_ids, self.documents, strict=True))
-        return frozenset(
-            name
-            for name, query in zip(self.query_ids, self.queries, strict=True)
-            if " ".join(query.split()) in " ".join(texts.get(name, "").split())
-            and self.qrels[name].get(name, 0) <= 0
-        )
-
-    def calibrate(self, encoder: Encoder, vectors_ND: Vectors) -> Calibration:
-        """How well words and an encoder's vectors, (N, D), find the documents."""
-        return self._test(encoder, vectors_ND[evenly_spaced(len(vectors_ND))])
-
-    @cached_property
-    def _test(self) -> SentenceTest:
-        return SentenceTest(sample(self), self.bm25.terms.language)
-
-    @cached_property
-    def bm25(self) -> BM25:
-        return BM25(self.documents, self.language)
+from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors
 
 
 @dataclass(frozen=True)
@@ -131,6 +90,7 @@ class EvalOptions:
         context_seed: seed of the draw.
         language: of the words, as ``Analyzer`` takes it; "auto" finds it in each collection.
         weight: of the vectors in the fusion by score, 0 to 1; None: by the rule of fusion.py.
+        runs: folder for every system's ranking of every collection, as run files of TREC.
     """
 
     rerank: Rerank | None = None
@@ -142,6 +102,7 @@ class EvalOptions:
     context_seed: int = 0
     language: str = "auto"
     weight: float | None = None
+    runs: Path | None = None
 
 
 def evaluate(
@@ -150,7 +111,8 @@ def evaluate(
     r"""Score retrievers on judged collections, beside BM25 and their fusion with it.
 
     Args:
-        models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; none scores BM25 only.
+        models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; indexes, which are
+            searched as they are; TREC run files. None scores BM25 only.
         on: folders in BEIR layout: corpus.jsonl, queries.jsonl (each may be .gz), qrels/test.tsv.
         options: fields of ``EvalOptions``, such as ``rerank="tokens"``.
 
@@ -184,9 +146,14 @@ def evaluations(
 
     check_language(options.language)
     check_weight(options.weight)
+    named, how = short_names(models), dict[str, Any](precision=options.precision, lm=options.lm)
+    runs = {label: read_run(Path(name)) for label, name in named.items() if Path(name).is_file()}
+    how["weight"] = options.weight
+    indexes = {label: Index.open(name, **how) for label, name in named.items() if is_index(name)}
     encoders = {
         label: load_encoder(resolve(name), options.precision, options.max_tokens)
-        for label, name in short_names(models).items()
+        for label, name in named.items()
+        if label not in {*runs, *indexes}
     }
     choice = "corpus" if options.context is None else options.context
     known = Context.of(choice, options.context_seed)
@@ -194,11 +161,16 @@ def evaluations(
         check_without_slots(list(encoders.values()))
     # All folders are read before the first is scored, so that a bad one is refused at once.
     collections = {
-        name: load_collection(Path(folder), language=options.language)
+        name: by_known_ids(load_collection(Path(folder), language=options.language), indexes, runs)
         for name, folder in short_names(on).items()
     }
+    for collection in collections.values():
+        for label, run in runs.items():
+            check_run(run, label, collection)
+        if options.runs is not None:
+            check_ids(chain(collection.query_ids, collection.document_ids))
     reranker: Reranking | None = None if options.rerank == "heads" else options.rerank
-    if options.rerank == "heads" and collections:
+    if options.rerank == "heads" and collections and encoders:
         from revela.index.rerank_heads import load_query_heads
 
         first = next(iter(collections.values()))
@@ -212,9 +184,16 @@ def evaluations(
             for label, encoder in encoders.items()
             if slots_of(encoder)
         }
-        how: Any = dict(rerank=reranker, progress=options.progress, weight=options.weight)
-        found = outcomes(collection, readers, **how)
-        yield Evaluation(name, collection, list(encoders), found, contexts)
+        made = rankings(collection, readers, reranker, options.progress, options.weight)
+        found = {}
+        for system, run in chain(made, searched(collection, indexes, options.rerank), runs.items()):
+            kept = without_themselves(collection, run)
+            found[system] = _outcome(collection, kept)
+            if options.runs is not None:
+                write_run(
+                    options.runs / file_name(name) / f"{file_name(system)}.trec", kept, system
+                )
+        yield Evaluation(name, collection, list(named), found, contexts)
 
 
 def short_names(names: Sequence[str | Path]) -> dict[str, str]:
@@ -224,28 +203,6 @@ def short_names(names: Sequence[str | Path]) -> dict[str, str]:
         brief if short.count(brief) == 1 else str(name): str(name)
         for brief, name in zip(short, names, strict=True)
     }
-
-
-def load_collection(folder: Path, split: str = "test", language: str = "auto") -> Collection:
-    """Read a folder in BEIR layout; queries without a relevant document are dropped."""
-    corpus = {
-        str(r["_id"]): f"{r.get('title') or ''} {r['text']}".strip()
-        for r in read_rows(folder, "corpus.jsonl")
-    }
-    if not corpus:
-        raise RevelaError(f"{folder}: corpus.jsonl is empty")
-    queries, qrels = read_judgements(folder, split)
-    path = folder / "qrels" / f"{split}.tsv"
-    check_unknown(path, "corpus-id", {d for row in qrels.values() for d in row}, corpus)
-    kept = {q: qrels[q] for q in queries}
-    texts = list(queries.values())
-    documents = list(corpus), list(corpus.values())
-    return Collection(folder.name, *documents, list(queries), texts, kept, language)
-
-
-def sample(collection: Collection) -> list[str]:
-    """At most a thousand documents, evenly spaced."""
-    return [collection.documents[i] for i in evenly_spaced(len(collection.documents))]
 
 
 def mean_outcomes(
@@ -263,32 +220,47 @@ def outcomes(
     progress: bool = False,
     weight: float | None = None,
 ) -> dict[str, Outcome]:
-    """Outcomes of BM25, and of each encoder alone, fused with BM25 by score, and by rank (RRF).
+    """The outcomes of ``rankings``."""
+    return {
+        system: _outcome(collection, without_themselves(collection, run))
+        for system, run in rankings(collection, encoders, rerank, progress, weight)
+    }
+
+
+def rankings(
+    collection: Collection,
+    encoders: Mapping[str, Encoder],
+    rerank: Reranking | None = None,
+    progress: bool = False,
+    weight: float | None = None,
+) -> Iterator[tuple[str, Run]]:
+    """Rankings of BM25, and of each encoder alone, fused with BM25 by score, and by rank (RRF).
 
     ``rerank`` adds the fusion by score re-ranked: by token vectors, of encoders that give them, or
     by a listwise re-ranker.
     """
-    found = {"BM25": _outcome(collection, collection.lexical)}
+    yield "BM25", by_id(collection, collection.lexical)
     for name, encoder in encoders.items():
         by_tokens = rerank == "tokens" and isinstance(encoder, TokenEncoder)
         snapshot = snapshot_of(collection, encoder, by_tokens, progress)
         queries = encoder.encode_queries(collection.queries)
         dense = rankings_of(*top_k(queries, snapshot.vectors_ND, DEPTH))
         fused = hybrid(collection, snapshot, queries, dense, weight)
-        systems = {name: dense, f"{name} + BM25": fused}
-        systems[f"{name} + BM25 (RRF)"] = [
+        yield name, by_id(collection, dense)
+        yield f"{name} + BM25", by_id(collection, fused)
+        by_rank = [
             reciprocal_rank_fusion([list(_first(ranking)) for ranking in pair])
             for pair in zip(dense, collection.lexical, strict=True)
         ]
+        yield f"{name} + BM25 (RRF)", by_id(collection, by_rank)
         if isinstance(encoder, TokenEncoder) and by_tokens:
             tokens = (encoder.query_tokens([query])[0] for query in collection.queries)
-            systems[f"{name} + BM25 + tokens"] = reranked(collection, snapshot, fused, tokens)
+            again = reranked(collection, snapshot, fused, tokens)
+            yield f"{name} + BM25 + tokens", by_id(collection, again)
         elif rerank is not None and rerank != "tokens":
             bar = tqdm(collection.queries, unit="query", disable=not progress)
             again = reranked(collection, snapshot, fused, (rerank for _ in bar))
-            systems[f"{name} + BM25 + heads"] = again
-        found |= {system: _outcome(collection, rankings) for system, rankings in systems.items()}
-    return found
+            yield f"{name} + BM25 + heads", by_id(collection, again)
 
 
 def snapshot_of(
@@ -337,18 +309,25 @@ def _first(ranking: Scores) -> Scores:
     return dict(islice(ranking.items(), FUSED))
 
 
-def rankings_of(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[Scores]:
-    """Each query's documents and scores, best first."""
-    rows = zip(indices_QK.tolist(), scores_QK.tolist(), strict=True)
-    return [dict(zip(indices, scores, strict=True)) for indices, scores in rows]
+def by_id(collection: Collection, rankings: Sequence[Scores]) -> Run:
+    """A ranking per query, by ids; of several passages with one id the first counts."""
+    ids = collection.document_ids
+    run: dict[str, dict[str, float]] = {query: {} for query in collection.query_ids}
+    for found, ranking in zip(run.values(), rankings, strict=True):
+        for document, score in ranking.items():
+            found.setdefault(ids[document], score)
+    return run
 
 
-def _outcome(collection: Collection, rankings: Sequence[Scores]) -> Outcome:
-    """The outcome of a ranking per query; a query that is a document too does not find itself."""
-    ids, itself = collection.document_ids, collection.among_documents
-    run = {
-        query: {ids[d]: s for d, s in ranking.items() if ids[d] != query or query not in itself}
-        for query, ranking in zip(collection.query_ids, rankings, strict=True)
+def without_themselves(collection: Collection, run: Run) -> Run:
+    """The ranking of each judged query; one that is a document too does not find itself."""
+    itself = collection.among_documents
+    return {
+        query: {d: s for d, s in run.get(query, {}).items() if d != query or query not in itself}
+        for query in collection.query_ids
     }
+
+
+def _outcome(collection: Collection, run: Run) -> Outcome:
     first = {query: next(iter(ranking)) for query, ranking in run.items() if ranking}
     return Outcome(per_query(collection.qrels, run), first)

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from revela.errors import RevelaError, first_line
-from revela.evaluation.evaluate import load_collection, short_names
+from revela.evaluation.collection import load_collection
+from revela.evaluation.evaluate import short_names
 from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores

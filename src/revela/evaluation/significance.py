@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from revela.evaluation.results import SystemScores
 
 if TYPE_CHECKING:
-    from revela.evaluation.evaluate import Collection, Outcome
+    from revela.evaluation.collection import Collection
+    from revela.evaluation.evaluate import Outcome
 
 RESAMPLES, SEED = 9_999, 0  # sign patterns to draw
 BLOCK = 1_000  # patterns held at a time

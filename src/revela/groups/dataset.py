@@ -26,14 +26,6 @@ from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
 from revela.distributed import cores, world_size
 from revela.errors import RevelaError
-from revela.groups.generated_queries import (
-    NO_QUERY,
-    GeneratedQueries,
-    QueryLM,
-    chunks_to_ask,
-    writes_late,
-    written_queries,
-)
 from revela.groups.order import (
     IterativeGroups,
     Model,
@@ -51,6 +43,14 @@ from revela.queries.from_text import (
     with_first_sentences,
     with_telling_sentences,
     with_titles,
+)
+from revela.queries.generated import (
+    NO_QUERY,
+    GeneratedQueries,
+    QueryLM,
+    chunks_to_ask,
+    writes_late,
+    written_queries,
 )
 from revela.settings import Recipe
 from revela.silence import waiting

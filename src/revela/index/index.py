@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from revela.errors import RevelaError
 from revela.files import writing
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from revela.retriever.onnx_encoder import OnnxEncoder
 
 log = logging.getLogger(__name__)
+QUERIES = 256  # that are encoded together
 
 
 class Index:
@@ -337,6 +338,17 @@ class Index:
                     f"{self.folder} is damaged (rows that it names are not there): "
                     "make it again with revela index"
                 )
+
+    def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[list[Hit]]:
+        """``search`` for each query, with the same options; queries are encoded in batches."""
+        for some in (queries[i : i + QUERIES] for i in range(0, len(queries), QUERIES)):
+            encoded: Any = [None] * len(some)
+            if options.get("rerank") == "tokens":
+                encoded = self.encoder.query_tokens(some)
+            elif options.get("mode") != "lexical":
+                encoded = self._query_encoder.encode_queries(some)
+            for query, known in zip(some, encoded, strict=True):
+                yield self.search(query, encoded=known, **options)
 
     def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
         vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded

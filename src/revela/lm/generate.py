@@ -1,6 +1,6 @@
 """Write a query for each passage with a causal LM, several passages per batch.
 
-The prompts are corpus/queries.py's. Every prompt begins with the same text (instruction or
+The prompts are queries/generated.py's. Every prompt begins with the same text (instruction or
 examples), so its keys and values are computed once and copied for each batch; passages are padded
 on the left.
 """
@@ -8,7 +8,8 @@ on the left.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,10 +17,21 @@ import torch
 from revela.device import compute_device, uses_bf16
 from revela.lm.language_model import load_tokenizer, open_causal_lm
 from revela.lm.prompts import plain_ids, start_ids
-from revela.queries.generated import CLOSING, Prompting, Writer
 from revela.settings import Precision
 
 NEW_TOKENS = 40  # longest output
+CLOSING = "</question>"  # some models end a question so
+
+Writer = Callable[[Sequence[str]], list[str]]
+"""Passages -> the output of a language model that is asked for a question to each."""
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """A prompt: the text before and after the passage."""
+
+    before: str
+    after: str
 
 
 def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: Precision) -> Writer:

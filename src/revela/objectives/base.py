@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from revela.corpus.spool import ArrowList
 from revela.errors import RevelaError
-from revela.groups.generated_queries import GeneratedQueries
 from revela.objectives.gradcache import embed
+from revela.queries.generated import GeneratedQueries
 from revela.retriever.context import ContextEncoder
 from revela.settings import Recipe
 from revela.types import Chunk, Document, evenly_spaced

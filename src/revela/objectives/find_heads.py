@@ -21,12 +21,12 @@ from revela.corpus.words import joined, words
 from revela.device import compute_device, uses_bf16
 from revela.distributed import is_rank_zero
 from revela.groups.dataset import TrainingSet
-from revela.groups.generated_queries import GeneratedQueries
 from revela.groups.order import order_of_groups
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
 from revela.objectives.base import padded
+from revela.queries.generated import GeneratedQueries
 from revela.settings import QueryFocused, Recipe
 from revela.types import Chunk, Document
 from revela.weights import find_weights

@@ -19,7 +19,7 @@ import numpy as np
 from revela.corpus.chunk import chunk
 from revela.corpus.words import joined, words
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import Collection
+from revela.evaluation.collection import Collection
 from revela.evaluation.results import Geometry
 from revela.types import Document, Encoder, Vectors
 

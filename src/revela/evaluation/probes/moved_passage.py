@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
-from revela.evaluation.evaluate import load_collection
+from revela.evaluation.collection import load_collection
 from revela.evaluation.probes.profile import PLACES, Scores, profile
 from revela.evaluation.probes.texts import SPARE, between_words
 from revela.evaluation.results import Profile

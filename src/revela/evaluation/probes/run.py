@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from revela.device import compute_device, uses_bf16
-from revela.evaluation.evaluate import load_collection
+from revela.evaluation.collection import load_collection
 from revela.evaluation.probes.decoder import DecoderPooling, spans_by_place
 from revela.evaluation.probes.exact_match import UnitEncoder, exact_match
 from revela.evaluation.probes.geometry import geometry, pairs_of_collection, pairs_of_text

@@ -1,0 +1,303 @@
+"""Test sets of one's own: queries about the chunks of a corpus, which are kept if they find their
+chunk again, as a folder in BEIR layout, or with a hard negative each to train on.
+
+Shapes: Q queries, N passages, D width of a vector, K places of a ranking.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from revela.errors import RevelaError
+from revela.files import atomic_write
+from revela.groups.dataset import TrainingSet, training_chunks, training_rows
+from revela.index.bm25 import BM25
+from revela.index.contexts import Context
+from revela.index.exact import top_k
+from revela.index.fusion import reciprocal_rank_fusion
+from revela.queries.generated import EXAMPLES, QueryLM, written_answers
+from revela.retriever.card import without_folders
+from revela.retriever.load import load_encoder
+from revela.settings import Recipe
+from revela.types import Chunk, Document
+from revela.weights import commits, fingerprint, name_of, resolve
+
+Form = Literal["beir", "triplets"]
+T = TypeVar("T")
+BM25_NAME, NEGATIVES_FROM = "BM25", 50  # of each ranking
+# A passage that is nearer may answer the query too (NV-Retriever, 2024: TopK-PercPos).
+NEGATIVE_BELOW = 0.95  # of the cosine of the query's own passage
+SETTINGS = (
+    *("queries", "max_queries", "seed", "chunk_words", "near_duplicates", "lm_tokens"),
+    *("language", "precision"),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A query, the passages that answer it, which retrievers find one of them, and a passage that
+    ranks high and does not answer it; -1: none.
+    """
+
+    text: str
+    relevant: Sequence[int]
+    found_by: tuple[str, ...] = ()
+    negative: int = -1
+
+
+@dataclass(frozen=True)
+class QuerySet:
+    """Passages, and queries about some of them.
+
+    Attributes:
+        asked: how many passages a language model was asked about, or how many queries the text has.
+        dropped: how many queries were dropped, by reason.
+    """
+
+    documents: Sequence[Document]
+    passages: Sequence[Chunk]
+    questions: list[Question]
+    asked: int
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """How queries are kept: one of their passages is among the first ``depth``, by BM25 or by an
+    embedder.
+    """
+
+    embedder: str = "embedded:minilm-l6"
+    depth: int = 10
+
+
+def make_test_set(
+    data: TrainingSet, out: Path, form: Form, trip: RoundTrip, corpus: str = "", command: str = ""
+) -> QuerySet:
+    """Ask about a corpus, drop queries that do not find their passage again, and save the rest.
+
+    Args:
+        data: the corpus, and where queries come from.
+        out: folder that does not exist yet.
+        corpus, command: for the card.
+    """
+    folder = resolve(trip.embedder)
+    made = _checked(_asked(data))
+    made = _checked(_found_again(made, data.recipe, folder, trip.depth))
+    if form == "triplets":
+        made = _checked(_with_negatives(made))
+    card = _card(made, data, trip, out.name, corpus, command)
+    with atomic_write(out) as temporary:
+        temporary.mkdir()
+        if form == "beir":
+            _write_collection(temporary, made, _names(made))
+        else:
+            _write_lines(temporary / "train.jsonl", _triplets(made))
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+    return made
+
+
+def _checked(made: QuerySet) -> QuerySet:
+    if not made.questions:
+        raise RevelaError(
+            f"no query is left of {made.asked:,} (dropped: {_counts(made.dropped)}): give more "
+            "text, another --query-lm, or another --queries"
+        )
+    return made
+
+
+def _asked(data: TrainingSet) -> QuerySet:
+    """All passages, and the queries that a language model writes about some, or that they have."""
+    recipe, documents = data.recipe, [*data.documents, *data.held_out]
+    chunks = training_chunks(recipe, documents)
+    if recipe.queries.source != "lm":
+        rows = training_rows(recipe, documents, chunks, None)
+        relevant: dict[str, list[int]] = {}
+        for number, row in enumerate(rows):
+            relevant.setdefault(row.query, []).append(number)
+        relevant.pop("", None)
+        drawn = _drawn(list(relevant.items()), recipe)
+        return QuerySet(documents, rows, [Question(*pair) for pair in drawn], len(drawn))
+    places = _drawn(range(len(chunks)), recipe)
+    answers = written_answers(recipe, [chunks[i].text for i in places], data.queries_file)
+    questions = [Question(a.query, [i]) for i, a in zip(places, answers, strict=True) if a.query]
+    dropped = Counter(answer.rejected for answer in answers if answer.rejected)
+    return QuerySet(documents, chunks, questions, len(places), dropped)
+
+
+def _drawn(items: Sequence[T], recipe: Recipe) -> list[T]:
+    """``max_queries`` of them, in their order."""
+    most = recipe.queries.max_queries or len(items)
+    drawn = random.Random(recipe.training.seed).sample(range(len(items)), min(most, len(items)))
+    return [items[i] for i in sorted(drawn)]
+
+
+def _found_again(made: QuerySet, recipe: Recipe, folder: Path, depth: int) -> QuerySet:
+    """Without queries that find no passage of theirs among the first by BM25 or by an embedder."""
+    name, texts = name_of(folder), [passage.text.strip() for passage in made.passages]
+    encoder = Context("corpus").into(load_encoder(folder, recipe.training.precision), texts)
+    asked = [question.text for question in made.questions]
+    passages_ND = encoder.encode_passages(texts, progress=True)
+    queries_QD = encoder.encode_queries(asked)
+    near_QK, _ = top_k(queries_QD, passages_ND, max(depth, NEGATIVES_FROM))
+    words_QK, scores_QK = BM25(texts, recipe.corpus.language).top_k(asked, near_QK.shape[1])
+    found = []
+    for question, vector, near, words, scores in zip(
+        made.questions, queries_QD, near_QK.tolist(), words_QK, scores_QK, strict=True
+    ):
+        rankings = {BM25_NAME: words[scores > 0].tolist(), name: near}
+        by = [who for who, some in rankings.items() if {*question.relevant} & {*some[:depth]}]
+        others = list(reciprocal_rank_fusion(list(rankings.values())))
+        most = NEGATIVE_BELOW * (passages_ND[question.relevant] @ vector).max()
+        below = compress(others, passages_ND[others] @ vector < most)
+        own = {texts[i] for i in question.relevant}
+        negative = next((i for i in below if texts[i] not in own), -1)
+        found.append(replace(question, found_by=tuple(by), negative=negative))
+    kept = [question for question in found if question.found_by]
+    return _without(made, kept, f"found among the first {depth} by neither {BM25_NAME} nor {name}")
+
+
+def _with_negatives(made: QuerySet) -> QuerySet:
+    kept = [question for question in made.questions if question.negative >= 0]
+    return _without(made, kept, "without a hard negative")
+
+
+def _without(made: QuerySet, kept: list[Question], why: str) -> QuerySet:
+    lost = Counter({why: len(made.questions) - len(kept)})
+    return replace(made, questions=kept, dropped=made.dropped + lost)
+
+
+def _names(made: QuerySet) -> list[str]:
+    """An id for each passage: its document's, without spaces, and its number in this."""
+    count, names = Counter[str](), []
+    for passage in made.passages:
+        name = re.sub(r"\s+", "_", made.documents[passage.document].id)
+        names.append(f"{name}#{count[name]}")
+        count[name] += 1
+    return names
+
+
+def _write_collection(folder: Path, made: QuerySet, names: Sequence[str]) -> None:
+    """In BEIR layout. ``document_id`` is the one that the passage's document has in an index."""
+    passages = zip(names, made.passages, strict=True)
+    _write_lines(
+        folder / "corpus.jsonl",
+        (
+            {
+                "_id": name,
+                "text": passage.text.strip(),
+                "document_id": made.documents[passage.document].id,
+            }
+            for name, passage in passages
+        ),
+    )
+    queries = {f"q{number}": question for number, question in enumerate(made.questions)}
+    _write_lines(
+        folder / "queries.jsonl",
+        (
+            {"_id": name, "text": question.text, "found_by": list(question.found_by)}
+            for name, question in queries.items()
+        ),
+    )
+    judged = (
+        f"{query}\t{names[i]}\t1\n"
+        for query, question in queries.items()
+        for i in question.relevant
+    )
+    (folder / "qrels").mkdir()
+    text = "query-id\tcorpus-id\tscore\n" + "".join(judged)
+    (folder / "qrels" / "test.tsv").write_text(text, encoding="utf-8")
+
+
+def _triplets(made: QuerySet) -> Iterator[dict[str, str]]:
+    for question in made.questions:
+        own, other = question.relevant[0], question.negative
+        yield {
+            "anchor": question.text,
+            "positive": made.passages[own].text.strip(),
+            "negative": made.passages[other].text.strip(),
+        }
+
+
+def _write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {what}" for what, number in counts.items() if number) or "none"
+
+
+def describe(made: QuerySet) -> str:
+    """How many queries were kept, and why the others were dropped."""
+    found = Counter(" and ".join(question.found_by) for question in made.questions)
+    by = _counts({f"found by {names}": number for names, number in found.most_common()})
+    dropped = _counts(dict(made.dropped.most_common()))
+    return f"{len(made.questions):,} queries of {made.asked:,}: {by}; dropped: {dropped}"
+
+
+CARD = """---
+tags: [sentence-transformers, information-retrieval, revela]
+---
+# {name}
+
+{count:,} queries about {passages:,} passages of {corpus} ({documents:,} documents), made by
+`revela queries`. {author}.
+
+- {kept}.
+- A query that neither of the two finds is dropped: these are easier than the questions of people,
+  and easiest for these two. They repeat words of their passages, which favours BM25. Other passages
+  than the judged one may answer, too.
+- A retriever that has learned from these queries cannot be tested by them.
+
+    {command}
+
+```
+{settings}
+```
+{prompt}"""
+
+PROMPT = """
+The prompt, with a passage in its middle:
+
+```
+{before}[...]{after}
+```
+"""
+
+
+def _card(
+    made: QuerySet, data: TrainingSet, trip: RoundTrip, name: str, corpus: str, command: str
+) -> str:
+    """Who wrote the queries, how, and what was dropped."""
+    recipe, by_lm = data.recipe, data.recipe.queries.source == "lm"
+    author = f"They are taken from the text ({recipe.queries.source})"
+    if by_lm:
+        folder = QueryLM(recipe, data.queries_file).folder
+        commit = commits.get(recipe.queries.query_lm or recipe.lm.model)
+        revision = f"commit {commit}" if commit else f"fingerprint {fingerprint(folder)}"
+        author = f"{name_of(folder)} ({revision}) has written them, greedily"
+    flat = recipe.to_dict()
+    settings = {key: flat[key] for key in SETTINGS}
+    settings |= {"embedder": without_folders(trip.embedder), "top": trip.depth}
+    return CARD.format(
+        name=name,
+        count=len(made.questions),
+        passages=len(made.passages),
+        corpus=without_folders(corpus),
+        documents=len(made.documents),
+        author=author,
+        kept=describe(made),
+        command=shlex.join(map(without_folders, shlex.split(command))),
+        settings="\n".join(f"{key} = {value!r}" for key, value in settings.items()),
+        prompt=PROMPT.format(before=EXAMPLES.before, after=EXAMPLES.after) if by_lm else "",
+    )
