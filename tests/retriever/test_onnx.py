@@ -25,7 +25,7 @@ from revela.retriever import onnx as onnx_form
 from revela.retriever.build import load_retriever
 from revela.retriever.load import load_encoder
 from revela.retriever.onnx import CONFIG, MODEL, TOKENIZER, OnnxEncoder, export_onnx, keep_copy
-from revela.retriever.onnx_encoder import OnnxThenTorch, copy_folder, kept_copy
+from revela.retriever.onnx_encoder import OnnxForQueries, copy_folder, kept_copy
 from revela.settings import Indexing
 from revela.weights import fingerprint
 
@@ -171,20 +171,18 @@ def test_a_search_by_tokens_needs_no_torch(kept, saved_retriever, tmp_path, keep
     assert done.returncode == 0, done.stderr
 
 
-def test_passages_of_a_service_are_read_by_torch_once_it_is_loaded(kept, saved_retriever, caplog):
-    torchs = load_encoder(saved_retriever, "fp32")
-    encoder = OnnxThenTorch(kept, lambda: torchs)
+def test_a_service_reads_queries_by_the_copy_and_passages_by_torch(kept, saved_retriever):
+    loaded = []
+
+    def load():
+        loaded.append(load_encoder(saved_retriever, "bf16"))
+        return loaded[-1]
+
+    encoder = OnnxForQueries(kept, load)
     np.testing.assert_array_equal(encoder.encode_queries(["a"]), kept.encode_queries(["a"]))
-    assert encoder._loading.ident is None  # a service of searches never loads torch
-    np.testing.assert_array_equal(encoder.encode_passages(["a"]), kept.encode_passages(["a"]))
-    encoder._loading.join()
-    assert encoder._of_passages is torchs
-    assert encoder.encode_passages(["a"]).tolist() == torchs.encode_passages(["a"]).tolist()
-    broken = OnnxThenTorch(kept, lambda: 1 / 0)
-    broken.encode_passages(["a"])
-    broken._loading.join()
-    assert "still read by the ONNX copy (division by zero)" in caplog.text
-    assert broken.encode_passages(["a"]).shape == (1, 64)
+    assert encoder.query_tokens(["a"])[0].spans and not loaded
+    passages = encoder.encode_passages(TEXTS[:3])
+    np.testing.assert_array_equal(passages, loaded[0].encode_passages(TEXTS[:3]))
 
 
 def test_a_copy_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypatch, caplog):

@@ -77,13 +77,13 @@ def serve(
     listening = listen(host, port)
 
     from revela.index.index import Index
-    from revela.retriever.onnx_encoder import OnnxEncoder, OnnxThenTorch
+    from revela.retriever.onnx_encoder import OnnxEncoder, OnnxForQueries
     from revela.weights import name_of, trained_dimensions
 
     index = Index.open(index_folder, model, precision=precision, weight=weight)
     folder, found = index.model_folder, index.encoder_or_copy
     encoder = (
-        OnnxThenTorch(found, lambda: index.encoder)
+        OnnxForQueries(found, lambda: index.encoder)
         if isinstance(found, OnnxEncoder)
         else cast("Loaded", found)
     )

@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import logging
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,9 @@ from tqdm import tqdm
 
 from revela.errors import RevelaError, extra, first_line
 from revela.retriever.tokens import Spans, TokenCounter
-from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, check_vectors_finite
+from revela.types import QueryTokens, TokenEncoder, Vectors, check_vectors_finite
 from revela.weights import cache_folder, fingerprint, words_to_vectors_of
 
-log = logging.getLogger(__name__)
 MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"
 INPUTS = ("input_ids", "attention_mask")
 OUTPUT, TOKENS = "sentence_embedding", "token_embeddings"
@@ -153,32 +150,24 @@ class OnnxEncoder:
         return vectors_LW[kept_T], [encoding.offsets[place] for place in kept_T]
 
 
-class OnnxThenTorch:
+class OnnxForQueries:
     """The encoder of a service: an ONNX copy, which reads one query in half of torch's time, and
-    for passages torch, which reads many in half of the copy's. Torch is loaded in a thread when the
-    first passages come; the copy reads these.
+    for passages the retriever itself, which reads many in half of the copy's: ``load`` gives it.
     """
 
     def __init__(self, copy: OnnxEncoder, load: Callable[[], TokenEncoder]) -> None:
         self.encode_queries, self.query_tokens = copy.encode_queries, copy.query_tokens
-        self.encode_with_tokens, self.counter = copy.encode_with_tokens, copy.counter
-        self._of_passages: Encoder = copy
-        # Not a daemon: an import of torch is not left half-way at the end.
-        self._loading = threading.Thread(target=self._replace_by, args=[load], name="loading")
+        self.counter, self._load = copy.counter, load
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         """(N, D) float32 vectors of length one."""
-        if self._loading.ident is None:
-            self._loading.start()
-        return self._of_passages.encode_passages(texts, progress)
+        return self._load().encode_passages(texts, progress)
 
-    def _replace_by(self, load: Callable[[], TokenEncoder]) -> None:
-        try:
-            loaded = load()
-            loaded.encode_passages(["warm"])
-            self._of_passages = loaded
-        except Exception as error:  # of torch, or since the process ends meanwhile
-            log.warning(f"passages are still read by the ONNX copy ({first_line(error)})")
+    def encode_with_tokens(
+        self, texts: Sequence[str], progress: bool = False
+    ) -> tuple[Vectors, list[Vectors]]:
+        """``encode_passages``, and each passage's token vectors (T, W)."""
+        return self._load().encode_with_tokens(texts, progress)
 
 
 Tokens = tuple[Vectors, Spans]
