@@ -195,16 +195,14 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Any,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     *,
     layout: Layout,
-    **kwargs: Any,
+    **given: Any,
 ) -> tuple[Tensor, None]:
-    causal = kwargs.get("is_causal")
+    causal = given.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    settings: Any = dict(causal=causal, scale=scaling, dropout=dropout)
-    return attention(query[0], key[0], value[0], layout, **settings)[None], None
+    settings: Any = dict(scale=given.get("scaling"), dropout=given.get("dropout", 0.0))
+    return attention(query[0], key[0], value[0], layout, causal=causal, **settings)[None], None
 
 
 # Without a mask function of this name transformers builds no mask: the layout keeps texts apart.

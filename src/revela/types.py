@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from revela.errors import RevelaError
+
 Kind = Literal["prose", "code"]
 Vectors = NDArray[np.float32]
 Value = str | int | float | bool
@@ -30,6 +32,16 @@ def hash64(text: str) -> int:
 def evenly_spaced(count: int, most: int = 1000) -> NDArray[np.int64]:
     """Indices of at most so many of ``count`` things, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
+
+
+def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
+    """Refuse NaN and infinity: the one check, which all who take vectors rely on."""
+    finite_N = np.isfinite(vectors_ND).all(axis=1)
+    if not finite_N.all():
+        raise RevelaError(
+            f"{name} gives vectors that are not finite for {(~finite_N).sum():,} of "
+            f"{len(vectors_ND):,} texts: its weights are broken"
+        )
 
 
 @dataclass(frozen=True, slots=True)

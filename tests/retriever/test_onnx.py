@@ -5,6 +5,8 @@ nothing behind.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ from revela.retriever import onnx as onnx_form
 from revela.retriever.build import load_retriever
 from revela.retriever.load import load_encoder
 from revela.retriever.onnx import CONFIG, MODEL, TOKENIZER, OnnxEncoder, export_onnx, keep_copy
-from revela.retriever.onnx_encoder import copy_folder, kept_copy
+from revela.retriever.onnx_encoder import OnnxForQueries, copy_folder, kept_copy
+from revela.settings import Indexing
+from revela.weights import fingerprint
 
 TEXTS = [row["text"] for row in make_rows(30)]
 
@@ -97,36 +101,94 @@ def test_refusals_leave_nothing(tmp_path, tiny_lm_folder, monkeypatch):
     (tmp_path / "there").mkdir()
     with pytest.raises(RevelaError, match="exists: choose another --out"):
         export_onnx(model, tmp_path / "there")
-    monkeypatch.setattr(onnx_form, "_write_graph", lambda model, file: None)
-    monkeypatch.setattr(onnx_form, "_difference", lambda model, folder: 2e-4)
+    monkeypatch.setattr(onnx_form, "_write_graph", lambda *_: None)
+    monkeypatch.setattr(onnx_form, "_difference", lambda *_: 2e-4)
     with pytest.raises(RevelaError, match=r"differ by 2\.0e-04"):
         export_onnx(model, out)
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_search_reads_the_copy_that_is_kept(saved_retriever, tmp_path, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def cache(saved_retriever, tmp_path_factory):
+    """A cache with the ONNX copy of the saved retriever."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REVELA_CACHE", str(folder))
+        assert kept_copy(saved_retriever) is None
+        keep_copy(load_encoder(saved_retriever, "fp32"), fingerprint(saved_retriever))
+    return folder
+
+
+@pytest.fixture
+def kept(cache, saved_retriever, monkeypatch):
+    """The encoder of that copy."""
+    monkeypatch.setenv("REVELA_CACHE", str(cache))
+    return kept_copy(saved_retriever)
+
+
+def test_a_copy_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever):
+    torchs, texts = load_encoder(saved_retriever, "fp32"), [*TEXTS[:3], "</s> Ocean", "x " * 99, ""]
+    np.testing.assert_allclose(kept.encode_queries(texts), torchs.encode_queries(texts), atol=1e-5)
+    for ours, wanted in zip(*(e.query_tokens(texts[:-1]) for e in (kept, torchs)), strict=True):
+        np.testing.assert_allclose(ours.vector, wanted.vector, atol=1e-5)
+        np.testing.assert_allclose(ours.tokens, wanted.tokens, atol=1e-5)
+        assert ours.spans == wanted.spans
+    ours, wanted = (encoder.encode_with_tokens(texts)[1] for encoder in (kept, torchs))
+    for ours_TW, wanted_TW in zip(ours, wanted, strict=True):
+        np.testing.assert_allclose(ours_TW, wanted_TW, atol=1e-5)
+    assert kept.counter.count_passages(texts) == torchs.counter.count_passages(texts)
+    assert kept.fitted([""] * 6, texts) == torchs.fitted([""] * 6, texts)
+
+
+def test_a_search_reads_the_copy_that_is_kept(kept, saved_retriever, tmp_path):
     folder, torchs = tmp_path / "index", load_encoder(saved_retriever, "fp32")
-    made = Index.create(folder, saved_retriever, encoder=torchs)
+    settings = Indexing(keep_tokens=True)
+    made = Index.create(folder, saved_retriever, settings=settings, encoder=torchs)
     made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
-    digest = made.info.fingerprint
-    assert kept_copy(digest) is None
-    keep_copy(torchs, digest)
-    copy = kept_copy(digest)
-    np.testing.assert_allclose(copy.encode_queries(TEXTS), torchs.encode_queries(TEXTS), atol=1e-5)
     opened = Index.open(folder)
-    for mode in ("dense", "hybrid"):
-        found, wanted = (index.search(TEXTS[0], 5, mode) for index in (opened, made))
+    for mode, rerank in (("dense", None), ("hybrid", None), ("hybrid", "tokens")):
+        found, wanted = (i.search(TEXTS[0], 5, mode, rerank=rerank) for i in (opened, made))
         assert [hit.id for hit in found] == [hit.id for hit in wanted]
         assert [hit.score for hit in found] == pytest.approx([hit.score for hit in wanted], 1e-5)
     assert opened._encoder is None
-    assert opened.search(TEXTS[0], rerank="tokens") and opened._encoder is not None
+
+
+SEARCH = """
+import sys
+from revela.index.index import Index
+assert Index.open(sys.argv[1]).search("ocean", 3, rerank="tokens")
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("keep_tokens", [False, True])
+def test_a_search_by_tokens_needs_no_torch(kept, saved_retriever, tmp_path, keep_tokens):
+    settings = Indexing(keep_tokens=keep_tokens)
+    made = Index.create(tmp_path / "index", saved_retriever, settings=settings, encoder=kept)
+    made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
+    command = [sys.executable, "-c", SEARCH, tmp_path / "index"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_service_reads_queries_by_the_copy_and_passages_by_torch(kept, saved_retriever):
+    loaded = []
+
+    def load():
+        loaded.append(load_encoder(saved_retriever, "bf16"))
+        return loaded[-1]
+
+    encoder = OnnxForQueries(kept, load)
+    np.testing.assert_array_equal(encoder.encode_queries(["a"]), kept.encode_queries(["a"]))
+    assert encoder.query_tokens(["a"])[0].spans and not loaded
+    passages = encoder.encode_passages(TEXTS[:3])
+    np.testing.assert_array_equal(passages, loaded[0].encode_passages(TEXTS[:3]))
 
 
 def test_a_copy_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(onnx_form, "_write_graph", lambda model, file: None)
-    monkeypatch.setattr(onnx_form, "_difference", lambda model, folder: 2e-4)
+    monkeypatch.setattr(onnx_form, "_write_graph", lambda *_: None)
+    monkeypatch.setattr(onnx_form, "_difference", lambda *_: 2e-4)
     with caplog.at_level("INFO", "revela"):
         keep_copy(load_encoder(saved_retriever, "fp32"), "0123456789abcdef")
     assert "revela search will load torch" in caplog.text

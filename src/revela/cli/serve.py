@@ -77,10 +77,16 @@ def serve(
     listening = listen(host, port)
 
     from revela.index.index import Index
+    from revela.retriever.onnx_encoder import OnnxEncoder, OnnxForQueries
     from revela.weights import name_of, trained_dimensions
 
     index = Index.open(index_folder, model, precision=precision, weight=weight)
-    folder, encoder = index.model_folder, cast("Loaded", index.encoder)
+    folder, found = index.model_folder, index.encoder_or_copy
+    encoder = (
+        OnnxForQueries(found, lambda: index.encoder)
+        if isinstance(found, OnnxEncoder)
+        else cast("Loaded", found)
+    )
     reranker = None
     if lm is not None:
         from revela.index.rerank_heads import load_query_heads

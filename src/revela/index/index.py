@@ -29,7 +29,6 @@ from revela.index.term_stats import Statistics, TermCounts
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import (
     Document,
-    Encoder,
     Hit,
     QueryTokens,
     Reranker,
@@ -220,7 +219,7 @@ class Index:
         return conditioned(self._encoder, self.context)
 
     @property
-    def _query_encoder(self) -> Encoder:
+    def encoder_or_copy(self) -> TokenEncoder:
         """``encoder``; or its ONNX copy as long as that is not loaded, which takes seconds."""
         if self._encoder is None and self._precision == "auto" and self.context is None:
             return self._copy or self.encoder
@@ -230,8 +229,7 @@ class Index:
     def _copy(self) -> OnnxEncoder | None:
         from revela.retriever.onnx_encoder import kept_copy
 
-        _ = self.model_folder  # refuses a model that did not make the index
-        return kept_copy(self.info.fingerprint)
+        return kept_copy(self.model_folder)
 
     @cached_property
     def context(self) -> Vectors | None:
@@ -301,13 +299,13 @@ class Index:
         check_query(query, options, rerank == "tokens")
         if rerank == "tokens":
             if not isinstance(encoded, QueryTokens):
-                encoded = self.encoder.query_tokens([query])[0]
+                encoded = self.encoder_or_copy.query_tokens([query])[0]
             options = replace(options, reranker=encoded)
         else:
             options = replace(options, reranker=self._heads if rerank == "heads" else rerank)
         vector = None if mode == "lexical" else self._vector(query, encoded)
         makes_tokens = rerank == "tokens" and not self.info.settings.keep_tokens
-        encoder = self.encoder if makes_tokens else None
+        encoder = self.encoder_or_copy if makes_tokens else None
         by_score = mode == "hybrid" and fusion == "score" and self.weight is None
         search = "tokens" if rerank == "tokens" else "hybrid"
         while True:
@@ -352,7 +350,7 @@ class Index:
 
     def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
         vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded
-        vectors = self._query_encoder.encode_queries([query]) if vector is None else vector[None]
+        vectors = self.encoder_or_copy.encode_queries([query]) if vector is None else vector[None]
         stored: Vectors = as_stored(vectors, self.info, self.folder)[0]
         return stored
 

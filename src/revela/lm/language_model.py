@@ -62,11 +62,8 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     stream: Stream | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
+    **given: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each packed chunk, then the stream's mix."""
     if stream is None:
@@ -74,7 +71,7 @@ def _attention(
             "this model's attention belongs to a revela.lm.LanguageModel: "
             "call its read() and predict()"
         )
-    if kwargs.get("s_aux") is not None:
+    if given.get("s_aux") is not None:
         raise RevelaError(
             "in-batch attention does not support attention sinks: "
             "use a Llama, Qwen or Gemma 3 model as --lm"
@@ -83,14 +80,16 @@ def _attention(
     query, key, value = query[0], key[0], value[0]
     before = stream.begin(layer, key, value)
     longest = max(layout.lengths) + (0 if before is None else before[0].shape[1])
-    if sliding_window is not None and longest > sliding_window:
+    window, scale = given.get("sliding_window"), given.get("scaling")
+    if window is not None and longest > window:
         raise RevelaError(
-            f"a text of {longest} tokens is longer than the LM's sliding window of "
-            f"{sliding_window}: use --lm-tokens"
+            f"a text of {longest} tokens is longer than the LM's sliding window of {window}: "
+            "use --lm-tokens"
         )
-    settings: Any = dict(causal=True, scale=scaling, dropout=dropout, before=before)
+    dropout = given.get("dropout", 0.0)
+    settings: Any = dict(causal=True, scale=scale, dropout=dropout, before=before)
     own_THD = attention(query, key, value, layout, **settings)
-    mixed_HTD = stream.end(layer, own_THD.transpose(0, 1), query, key, value, scaling)
+    mixed_HTD = stream.end(layer, own_THD.transpose(0, 1), query, key, value, scale)
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 

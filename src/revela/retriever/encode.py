@@ -34,12 +34,12 @@ from revela.retriever.context import (
     read_as_text,
     slot_ids,
 )
-from revela.retriever.static import check_tokens, check_vectors_finite
+from revela.retriever.static import check_tokens
 from revela.retriever.tokens import TokenCounter
 from revela.retriever.trained_table import TrainedTable
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
-from revela.types import QueryTokens, Vectors
+from revela.types import QueryTokens, Vectors, check_vectors_finite
 from revela.weights import words_to_vectors_of
 
 # A GPU would wait for the launch of each layer's kernels; more would not fit where attention falls
@@ -276,12 +276,17 @@ def _token_vectors(
     kept_BT &= kept_BT.cumsum(dim=1) > _prompt_length(model, prompt)
     places = sent(kept_BT.flatten().nonzero().squeeze(1), vectors_BTW.device)
     found = vectors_BTW.flatten(0, 1)[places]  # of all texts, one after another
+    unit = unit_token_vectors(model, found).cpu()
+    return [rows_TW.numpy() for rows_TW in torch.split(unit, kept_BT.sum(dim=1).tolist())]
+
+
+def unit_token_vectors(model: SentenceTransformer, vectors: Tensor) -> Tensor:
+    """Token vectors (..., W) of a model's transformer as late interaction reads them, fp32."""
     after_pooling = dropwhile(lambda part: not isinstance(part, modules.Pooling), model)
     linear = next((part.linear for part in after_pooling if isinstance(part, modules.Dense)), None)
-    if linear is not None and linear.in_features == found.shape[1]:
-        found = linear(found)
-    unit = torch.nn.functional.normalize(found.float(), dim=1).cpu()
-    return [rows_TW.numpy() for rows_TW in torch.split(unit, kept_BT.sum(dim=1).tolist())]
+    if linear is not None and linear.in_features == vectors.shape[-1]:
+        vectors = linear(vectors)
+    return torch.nn.functional.normalize(vectors.float(), dim=-1)
 
 
 def _prompt_length(model: SentenceTransformer, prompt: str) -> int:

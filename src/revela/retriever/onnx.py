@@ -4,7 +4,8 @@ ONNX.
 
 The graph holds all modules of a saved folder. Beside it lie tokenizer.json, which truncates, pads
 and lowers case as the model does, and retriever.json with the prompts, which the caller puts before
-a text. An export is kept only if onnxruntime's vectors are torch's.
+a text. An export is kept only if onnxruntime's vectors are torch's. That of the cache gives the
+vectors of tokens too.
 
 Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
 """
@@ -27,18 +28,24 @@ from torch import Tensor, nn
 
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
-from revela.retriever.encode import RetrieverEncoder, passage_prompt_of, query_prompt_of
+from revela.retriever.encode import (
+    RetrieverEncoder,
+    passage_prompt_of,
+    query_prompt_of,
+    unit_token_vectors,
+)
 from revela.retriever.onnx_encoder import (
     CONFIG,
     INPUTS,
     MODEL,
     OUTPUT,
     TOKENIZER,
+    TOKENS,
     OnnxEncoder,
     copy_folder,
 )
 from revela.silence import silence_warnings, waiting
-from revela.types import Encoder
+from revela.types import Encoder, Vectors
 
 log = logging.getLogger(__name__)
 TOLERANCE = 1e-5  # between onnxruntime's vectors and torch's, in any component
@@ -56,8 +63,13 @@ SAMPLE = (
 )
 
 
-def export_onnx(model: SentenceTransformer, out: Path) -> float:
+def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> float:
     """Export a retriever, which is moved to the CPU, in fp32, into a new folder.
+
+    Args:
+        model: begins with a transformer.
+        out: the folder.
+        tokens: give the vectors of tokens too, as a second output.
 
     Returns:
         The largest difference between a number of onnxruntime's vectors and torch's.
@@ -75,11 +87,11 @@ def export_onnx(model: SentenceTransformer, out: Path) -> float:
     model = model.cpu().float().eval()
     with atomic_write(out) as temporary, waiting("exporting", "part", total=2) as shown:
         temporary.mkdir()
-        _write_graph(model, temporary / MODEL)
+        _write_graph(model, temporary / MODEL, tokens)
         shown.update()
         _write_tokenizer(model, temporary / TOKENIZER)
         _write_config(model, temporary / CONFIG)
-        difference = _difference(model, temporary)
+        difference = _difference(model, temporary, tokens)
         shown.update()
         if difference > TOLERANCE:
             raise RevelaError(
@@ -101,7 +113,7 @@ def keep_copy(encoder: Encoder, fingerprint: str) -> None:
     if not all(map(importlib.util.find_spec, NEEDED)):
         return
     try:
-        export_onnx(model, folder)
+        export_onnx(model, folder, tokens=True)
         seconds = time.monotonic() - begun
         log.info(f"an ONNX copy of the retriever is kept for revela search ({seconds:.0f} s)")
     except Exception as error:  # of the exporter; the index is whole
@@ -109,19 +121,25 @@ def keep_copy(encoder: Encoder, fingerprint: str) -> None:
 
 
 class _Graph(nn.Module):
-    """A retriever as the exporter needs it: tensors in, one tensor out."""
+    """A retriever as the exporter needs it: tensors in, tensors out."""
 
-    def __init__(self, model: SentenceTransformer) -> None:
+    def __init__(self, model: SentenceTransformer, tokens: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.tokens = model, tokens
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        features = self.model({"input_ids": input_ids, "attention_mask": attention_mask})
-        vectors_BD: Tensor = features[OUTPUT]
-        return F.normalize(vectors_BD, dim=1)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        transformer, *rest = self.model
+        features = transformer({"input_ids": input_ids, "attention_mask": attention_mask})
+        tokens_BLW: Tensor = features[TOKENS]
+        for module in rest:
+            features = module(features)
+        vectors_BD = F.normalize(features[OUTPUT], dim=1)
+        if not self.tokens:
+            return (vectors_BD,)
+        return vectors_BD, unit_token_vectors(self.model, tokens_BLW)
 
 
-def _write_graph(model: SentenceTransformer, file: Path) -> None:
+def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
     if not isinstance(model[0], modules.Transformer):
         raise RevelaError(
             f"a {type(model[0]).__name__} cannot be exported to ONNX: "
@@ -132,12 +150,12 @@ def _write_graph(model: SentenceTransformer, file: Path) -> None:
     try:
         with torch.no_grad(), silence_warnings():
             program = torch.onnx.export(
-                _Graph(model).eval(),
+                _Graph(model, tokens).eval(),
                 tuple(example[name] for name in INPUTS),
                 dynamo=True,
                 verbose=False,
                 input_names=list(INPUTS),
-                output_names=[OUTPUT],
+                output_names=[OUTPUT, TOKENS] if tokens else [OUTPUT],
                 dynamic_shapes=(axes, axes),
             )
     except RuntimeError as error:  # the exporter's own errors are subclasses
@@ -158,6 +176,7 @@ def _write_config(model: SentenceTransformer, file: Path) -> None:
         "similarity": "cosine",
         "inputs": INPUTS,
         "output": OUTPUT,
+        "special_tokens": model.tokenizer.all_special_ids,
     }
     file.write_text(json.dumps(config, indent=1) + "\n")
 
@@ -175,15 +194,18 @@ def _write_tokenizer(model: SentenceTransformer, file: Path) -> None:
     tokenizer.save(str(file))
 
 
-def _difference(model: SentenceTransformer, folder: Path) -> float:
+def _difference(model: SentenceTransformer, folder: Path, tokens: bool) -> float:
     """Between the vectors of ``SAMPLE`` by onnxruntime and by torch, tokenizers included."""
-    encoder, largest = OnnxEncoder(folder, threads=1), 0.0
+    encoder, pairs = OnnxEncoder(folder, threads=1), list[tuple[Vectors, Vectors]]()
     how: dict[str, Any] = dict(normalize_embeddings=True, show_progress_bar=False)
     for encode, prompt in (
         (encoder.encode_queries, query_prompt_of(model)),
         (encoder.encode_passages, passage_prompt_of(model)),
     ):
         for texts in (SAMPLE, SAMPLE[:1]):
-            wanted_ND = model.encode(list(texts), prompt=prompt, **how)
-            largest = max(largest, float(np.abs(encode(texts) - wanted_ND).max()))
-    return largest
+            pairs.append((encode(texts), model.encode(list(texts), prompt=prompt, **how)))
+    if tokens:
+        torchs = RetrieverEncoder(model, bf16=False)
+        found = zip(encoder.query_tokens(SAMPLE), torchs.query_tokens(SAMPLE), strict=True)
+        pairs += [(ours.tokens, wanted.tokens) for ours, wanted in found]
+    return max(float(np.abs(ours - wanted).max()) for ours, wanted in pairs)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from revela.errors import RevelaError, first_line
 from revela.retriever.tokens import TokenCounter
 from revela.silence import SHOWN_AFTER
-from revela.types import Vectors
+from revela.types import Vectors, check_vectors_finite
 from revela.weights import words_to_vectors_of
 
 READ_AHEAD = 1024  # texts that are tokenized at once
@@ -154,16 +154,6 @@ def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterato
         part = [prompt + text for text in texts[start : start + READ_AHEAD]]
         for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
             yield read.ids
-
-
-def check_vectors_finite(vectors_ND: Vectors, name: str) -> None:
-    """Refuse NaN and infinity: the one check, which all who take vectors rely on."""
-    finite_N = np.isfinite(vectors_ND).all(axis=1)
-    if not finite_N.all():
-        raise RevelaError(
-            f"{name} gives vectors that are not finite for {(~finite_N).sum():,} of "
-            f"{len(vectors_ND):,} texts: its weights are broken"
-        )
 
 
 def check_tokens() -> NoReturn:

@@ -89,7 +89,7 @@ class Service:
         if context := index.info.context:  # vectors of another context are those of another model
             self.name += f"@{context['digest'][:8]}"
         self.created = int(time.time())
-        self.width = encoder.encode_passages(["warm"]).shape[1]
+        self.width = encoder.encode_queries(["warm"]).shape[1]
         self.dimensions = [*sorted(d for d in dimensions if d < self.width), self.width]
         self.max_text_tokens = counter.limit
         self.count: dict[Role, Callable[[Sequence[str]], list[int]]] = {
