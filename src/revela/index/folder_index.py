@@ -12,11 +12,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
+from revela.index.fusion import check_weight
 from revela.index.index import Index
 from revela.index.manifest import FORMAT, INFO, read_info
 from revela.index.sources import FILE, Sources
@@ -29,6 +32,7 @@ from revela.weights import cache_folder, fingerprint, name_of, resolve
 
 log = logging.getLogger(__name__)
 MODEL = "embedded:minilm-l6"
+READING = Reading(max_bad_share=1)  # the log names what cannot be read
 
 
 def open_any(
@@ -52,6 +56,7 @@ def open_any(
     Raises:
         RevelaError: the path is neither, it holds no document, or as for ``Index.open``.
     """
+    check_weight(options.get("weight"))
     path = Path(path)
     if (path / INFO).is_file():
         return Index.open(path, model, **options)
@@ -65,6 +70,7 @@ def open_any(
         place = _place(path.resolve(), folder, settings)
         with writing(place.parent, wait=True):
             index = _synced(path, folder, settings, place, progress, options)
+            index.keep_copy()
         os.utime(place / FILE)  # when it was used last
     else:
         kept = tempfile.TemporaryDirectory(prefix="revela-")
@@ -102,24 +108,24 @@ def _synced(
     begun, loading = time.perf_counter(), 0.0
     if (place / INFO).is_file() and read_info(place).finished:
         index = Index.open(place, model, **options)
-        synced, report = sync(index, [path], yes=True, progress=progress, wait=True)
+        synced, report = sync(index, [path], READING, yes=True, progress=progress, wait=True)
     else:
-        scan = Scan([path])
+        scan = Scan([path], READING)
         scan.check_report()
         loaded = time.perf_counter()
         made = Index.create(place, model, settings=settings)
         loading = time.perf_counter() - loaded
         synced, report = apply(made, scan, yes=True, progress=progress), scan.report
         index = Index.open(place, model, encoder=made.encoder, **options)
-    for line in report.lines()[1:]:
+    for line in report.lines()[1:] if synced.any else []:
         log.info(line)
     log.info(_line(path, place, synced, loading, time.perf_counter() - begun))
     return index
 
 
 def _line(path: Path, place: Path, synced: Synced, loading: float, seconds: float) -> str:
-    kept = f"its index is {place} ({_megabytes(bytes_of(place))})"
-    if not synced.new + synced.changed + synced.gone:
+    kept = f"its index is {place} ({megabytes(bytes_of(place))})"
+    if not synced.any:
         return f"{path} is unchanged, {synced.unchanged:,} documents; {kept}"
     parts = {"loading the model": loading, **synced.seconds}
     shares = ", ".join(f"{name} {spent:.1f}" for name, spent in parts.items() if spent >= 0.05)
@@ -131,7 +137,8 @@ def bytes_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _megabytes(size: int) -> str:
+def megabytes(size: int) -> str:
+    """A size, for people."""
     return f"{size / 1e6:,.1f} MB"
 
 
@@ -143,14 +150,14 @@ class CachedIndex:
     path: str
     model: str
     bytes: int
-    used: float
+    last_use: datetime
 
 
 def cached_indices() -> Iterator[CachedIndex]:
     """The indices in the cache."""
     for file in sorted((cache_folder() / "indices").glob(f"*/index/{FILE}")):
         folder = file.parent
-        used = file.stat().st_mtime
+        used = datetime.fromtimestamp(file.stat().st_mtime)
         with Sources.opened(folder) as record:
             path = next(iter(record.paths), "")
         model = name_of(Path(read_info(folder).model))

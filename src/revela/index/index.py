@@ -236,6 +236,15 @@ class Index:
         _ = self.model_folder  # refuses a model that did not make the index
         return kept_copy(self.info.fingerprint)
 
+    def keep_copy(self) -> None:
+        """Once its retriever is loaded, keep an ONNX copy, so that later searches need no torch."""
+        from revela.retriever.static import is_static
+
+        if self._encoder and self.context is None and not is_static(self.model_folder):
+            from revela.retriever.onnx import keep_copy
+
+            keep_copy(self._encoder, self.info.fingerprint)
+
     @cached_property
     def context(self) -> Vectors | None:
         """What its retriever reads before every text, (J, D); None if it reads nothing."""

@@ -35,6 +35,7 @@ create index if not exists document_paths on documents (path);
 # to the end, no document counts as gone.
 OF_A_RUN = """
 create temp table now (id text primary key, path text) without rowid;
+create index temp.now_paths on now (path);
 create temp table touched (path text primary key, whole integer) without rowid;
 """
 GONE = "path in (select path from touched where whole) and id not in (select id from now)"
@@ -60,11 +61,14 @@ class ReadFile:
 
 
 class Loss(NamedTuple):
-    """How many of the documents of a source are gone."""
+    """How many documents a source had, how many are gone, and how many are in files that were not
+    read again.
+    """
 
     source: str
     documents: int
     gone: int
+    untouched: int
 
 
 class Sources:
@@ -149,8 +153,8 @@ class Sources:
             "where documents.path not in (select path from touched) limit 1"
         ).fetchone()
         lost = database.execute(
-            f"select source, count(*), sum({GONE}) from documents join files using (path) "
-            "group by source"
+            f"select source, count(*), sum({GONE}), sum(path not in (select path from touched)) "
+            "from documents join files using (path) group by source"
         )
         found = [Loss(*row) for row in lost]
         return shared and shared[0], found

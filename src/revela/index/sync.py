@@ -8,10 +8,13 @@ noted, so a killed run goes on from there. What is gone is deleted at the end.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -23,7 +26,7 @@ from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.rows import Fields
 from revela.corpus.reading import READING, Reading
 from revela.corpus.spool import Texts, arrow_list
-from revela.errors import RevelaError
+from revela.errors import RevelaError, first_line
 from revela.files import writing
 from revela.index.ingest import Added, check_repeated, repeated_id
 from revela.index.sources import Loss, ReadFile, Sources, State
@@ -33,6 +36,7 @@ from revela.types import Document
 if TYPE_CHECKING:
     from revela.index.index import Index
 
+log = logging.getLogger(__name__)
 # A file that has just been written may change again within the same tick of the clock: it is
 # compared by its digest the next time.
 FRESH_NS = 2 * 10**9
@@ -41,14 +45,21 @@ DELETED = 10_000  # documents per commit
 
 @dataclass(frozen=True)
 class Synced:
-    """Numbers of documents; ``seconds`` is where the time went, and ``cut`` as of ``Added``."""
+    """Numbers of documents; ``added`` counts those that were read, ``seconds`` is where the time
+    went.
+    """
 
     new: int = 0
     changed: int = 0
     gone: int = 0
     unchanged: int = 0
-    cut: int = field(default=0, compare=False)
+    added: Added = field(default=Added(), compare=False)
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def any(self) -> bool:
+        """Whether the index was changed."""
+        return self.new + self.changed + self.gone > 0
 
     def describe(self) -> str:
         """The numbers, for people."""
@@ -145,21 +156,18 @@ def sync(
     yes: bool = False,
     progress: bool = False,
     wait: bool = False,
+    stop: Event | None = None,
 ) -> tuple[Synced, ReadReport]:
     """``Index.sync``, and what was read.
 
     Args:
         wait: for another process that is writing to the index, rather than raise RevelaError.
+        stop: once it is set, go on after the next commit as after a kill, by RevelaError.
     """
     with writing(index.folder, wait), Sources.opened(index.folder) as record:
-        if not (paths := sources or record.paths):
-            raise RevelaError(
-                f"{index.folder} does not know what it was made of: run revela index CORPUS --out "
-                f"{index.folder} --sync once"
-            )
-        reading = reading or record.reading
+        paths, reading = sources or _known(index, record), reading or record.reading
         scan = Scan(paths, reading, list(index.info.columns), record.files(index, reading))
-        return _apply(index, record, scan, yes, progress), scan.report
+        return _apply(index, record, scan, yes, progress, stop), scan.report
 
 
 def apply(index: Index, scan: Scan, *, yes: bool = False, progress: bool = False) -> Synced:
@@ -168,7 +176,14 @@ def apply(index: Index, scan: Scan, *, yes: bool = False, progress: bool = False
         return _apply(index, record, scan, yes, progress)
 
 
-def _apply(index: Index, record: Sources, scan: Scan, yes: bool, progress: bool) -> Synced:
+def _apply(
+    index: Index,
+    record: Sources,
+    scan: Scan,
+    yes: bool,
+    progress: bool,
+    stop: Event | None = None,
+) -> Synced:
     begun = time.perf_counter()
     documents, added, unread = scan.documents, Added(), list(scan.read)
     _check(index, record, scan, yes)
@@ -188,6 +203,8 @@ def _apply(index: Index, record: Sources, scan: Scan, yes: bool, progress: bool)
                 done.append(unread.pop(0))
             record.keep(done)
             record.note(scan.sources, index, scan.reading)
+            if stop and stop.is_set():
+                raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
     record.keep(unread)  # without documents
     encoded = time.perf_counter()
     gone = _delete(index, record)
@@ -197,7 +214,50 @@ def _apply(index: Index, record: Sources, scan: Scan, yes: bool, progress: bool)
     unchanged = len(record) - added.new - added.replaced
     seconds = dict(reading=scan.seconds, encoding=encoded - begun)
     seconds["packing"] = time.perf_counter() - encoded
-    return Synced(added.new, added.replaced, gone, unchanged, added.cut, seconds)
+    return Synced(added.new, added.replaced, gone, unchanged, added, seconds)
+
+
+@contextmanager
+def kept_in_step(index: Index, seconds: float) -> Iterator[None]:
+    """While open, a thread brings an index in step with its sources every so many seconds.
+
+    It changes the index by an ``Index`` and a retriever of its own, which is loaded when something
+    has changed: a search waits neither for its batches nor for its commits. What fails is logged.
+
+    Raises:
+        RevelaError: the index does not know its sources.
+    """
+    from revela.index.index import Index as Opened
+
+    with Sources.opened(index.folder) as record:
+        _known(index, record)
+    own, stop = Opened.open(index.folder, index.model_folder), Event()
+    thread = Thread(target=_keep_in_step, args=(own, seconds, stop), name="sync", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _keep_in_step(index: Index, seconds: float, stop: Event) -> None:
+    while not stop.wait(seconds):
+        try:
+            synced, _ = sync(index, stop=stop)
+            if synced.any:
+                log.info(f"{synced.describe()}; {index.folder} is in step again")
+        except Exception as error:  # serving goes on
+            log.warning(f"not in step with its sources: {first_line(error)}")
+
+
+def _known(index: Index, record: Sources) -> list[str]:
+    if not record.paths:
+        raise RevelaError(
+            f"{index.folder} does not know what it was made of: run revela index CORPUS --out "
+            f"{index.folder} --sync once"
+        )
+    return record.paths
 
 
 def _check(index: Index, record: Sources, scan: Scan, yes: bool) -> None:
@@ -209,9 +269,9 @@ def _check(index: Index, record: Sources, scan: Scan, yes: bool) -> None:
     shared, losses = record.compare(scan.read, names, scan.listed if scan.is_whole else None)
     if shared:
         raise repeated_id(shared)
-    gone = sum(loss.gone for loss in losses)
-    if (others := sum(loss.documents for loss in losses) - gone) or names or not gone:
-        scan.check_report(others)
+    untouched = sum(loss.untouched for loss in losses)
+    if untouched or names or not any(loss.gone for loss in losses):
+        scan.check_report(untouched)
     for loss in losses:
         if 2 * loss.gone >= loss.documents > 0 and not yes:
             raise RevelaError(_refusal(index, loss))
