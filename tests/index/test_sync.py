@@ -19,7 +19,7 @@ from revela.errors import RevelaError
 from revela.index import ingest, table
 from revela.index.index import Index
 from revela.index.manifest import Info
-from revela.index.sync import Synced
+from revela.index.sync import Synced, kept_in_step
 from revela.settings import Indexing
 from revela.types import Document
 
@@ -183,5 +183,10 @@ def test_an_index_that_does_not_know_its_sources_says_so(tmp_path):
     index.add([Document("a", "bee")])
     with pytest.raises(RevelaError, match="does not know what it was made of"):
         index.sync()
+    with (
+        pytest.raises(RevelaError, match="does not know what it was made of"),
+        kept_in_step(index, 60, "auto"),
+    ):
+        pass
     with pytest.raises(RevelaError, match="does not exist"):
         index.sync(tmp_path / "none")

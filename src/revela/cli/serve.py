@@ -111,15 +111,14 @@ def serve(
         reranker=reranker,
     )
     server = server_of(service, limits)
-    in_step = kept_in_step(index, sync) if sync else nullcontext()
-    listening.listen()  # clients wait from here on, instead of being refused
-    shown_host = f"[{host}]" if ":" in host else host
-    url = f"http://{shown_host}:{listening.getsockname()[1]}/"
-    print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
-    if token is None and not local:
-        message = "anyone who reaches this address can use it: give --token-env or --token-file"
-        print(message, flush=True)
-    with in_step:
+    with kept_in_step(index, sync, precision) if sync else nullcontext():
+        listening.listen()  # clients wait from here on, instead of being refused
+        shown_host = f"[{host}]" if ":" in host else host
+        url = f"http://{shown_host}:{listening.getsockname()[1]}/"
+        print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
+        if token is None and not local:
+            message = "anyone who reaches this address can use it: give --token-env or --token-file"
+            print(message, flush=True)
         server.run(sockets=[listening])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from revela.errors import RevelaError, first_line
 from revela.files import writing
 from revela.index.ingest import Added, check_repeated, repeated_id
 from revela.index.sources import Loss, ReadFile, Sources, State
+from revela.settings import Precision
 from revela.silence import waiting
 from revela.types import Document
 
@@ -185,12 +187,12 @@ def _apply(
     stop: Event | None = None,
 ) -> Synced:
     begun = time.perf_counter()
-    documents, added, unread = scan.documents, Added(), list(scan.read)
+    documents, added, unread = scan.documents, Added(), deque(scan.read)
     _check(index, record, scan, yes)
     record.begin()
     record.keep(scan.touched)
     index.find_language(Texts(documents, lambda document: document.full_text))
-    with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
+    with tqdm(total=len(documents), unit="document", disable=not (progress and documents)) as bar:
         left = 0  # documents that are in the table, of files that are not
         for batch in index.add_batches(documents) if documents else ():
             added += batch
@@ -200,12 +202,12 @@ def _apply(
             done: list[ReadFile] = []
             while unread and unread[0].documents <= left:
                 left -= unread[0].documents
-                done.append(unread.pop(0))
+                done.append(unread.popleft())
             record.keep(done)
             record.note(scan.sources, index, scan.reading)
             if stop and stop.is_set():
                 raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
-    record.keep(unread)  # without documents
+    record.keep(list(unread))  # without documents
     encoded = time.perf_counter()
     gone = _delete(index, record)
     if documents or gone or not index.info.finished:
@@ -218,7 +220,7 @@ def _apply(
 
 
 @contextmanager
-def kept_in_step(index: Index, seconds: float) -> Iterator[None]:
+def kept_in_step(index: Index, seconds: float, precision: Precision) -> Iterator[None]:
     """While open, a thread brings an index in step with its sources every so many seconds.
 
     It changes the index by an ``Index`` and a retriever of its own, which is loaded when something
@@ -231,7 +233,7 @@ def kept_in_step(index: Index, seconds: float) -> Iterator[None]:
 
     with Sources.opened(index.folder) as record:
         _known(index, record)
-    own, stop = Opened.open(index.folder, index.model_folder), Event()
+    own, stop = Opened.open(index.folder, index.model_folder, precision=precision), Event()
     thread = Thread(target=_keep_in_step, args=(own, seconds, stop), name="sync", daemon=True)
     thread.start()
     try:
