@@ -220,7 +220,7 @@ def _apply(
 
 
 @contextmanager
-def kept_in_step(index: Index, seconds: float, precision: Precision) -> Iterator[None]:
+def kept_in_step(index: Index, seconds: float, precision: Precision = "auto") -> Iterator[None]:
     """While open, a thread brings an index in step with its sources every so many seconds.
 
     It changes the index by an ``Index`` and a retriever of its own, which is loaded when something
