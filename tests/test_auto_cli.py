@@ -60,7 +60,7 @@ def test_a_killed_index_goes_on_with_what_was_chosen(
     def killed(*_given, **_settings):
         raise RevelaError("killed")
 
-    monkeypatch.setattr(Index, "add", killed)
+    monkeypatch.setattr(Index, "add_batches", killed)
     code, _, err = doing(*given)
     assert code == 2 and err.endswith("revela: killed\n") and (out / "index.json").is_file()
     monkeypatch.undo()

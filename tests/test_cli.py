@@ -324,7 +324,7 @@ def test_bad_corpora_are_one_sentence_and_leave_nothing(
             )
         ),
         (["search", "{tmp}", "query", "--top 0"], "--top 0 is no number of results"),
-        (["search", "{tmp}", "query"], "is not an index"),
+        (["search", "{tmp}", "query"], "no document found in"),
         *(
             ([verb, "{tmp}", "--out s3://bucket/a", *more], "--out is s3://bucket/a, an address")
             for verb, *more in (
@@ -849,7 +849,7 @@ def test_a_full_disk_is_one_sentence_anywhere(monkeypatch, doing, tmp_path):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
 
-    monkeypatch.setattr("revela.corpus.load.read_corpus", full)
+    monkeypatch.setattr("revela.index.sync.Scan", full)
     flags = (f"--out {tmp_path / 'out'} --model embedded:minilm-l6",)
     code, _, err = doing("index", tmp_path, *flags)
     assert code == 2 and err.count("revela: ") == 1 and "x cannot be written (no space" in err

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from revela.evaluation.choose_model import choose_model
     from revela.evaluation.evaluate import evaluate
     from revela.evaluation.evaluator import LabelFreeEvaluator
+    from revela.index.folder_index import search
     from revela.index.index import Index
     from revela.retriever.fit import fit
     from revela.types import Document, Hit
@@ -36,11 +37,13 @@ __all__ = [
     "choose_model",
     "evaluate",
     "fit",
+    "search",
 ]
 
 _HOMES = {
     "Retriever": "api",
     "Index": "index.index",
+    "search": "index.folder_index",
     "RevelaError": "errors",
     "evaluate": "evaluation.evaluate",
     "choose_model": "evaluation.choose_model",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from revela.errors import RevelaError
 
+log = logging.getLogger(__name__)
 LOCK = ".lock"
 # What a disk or a folder can lack; libraries in Rust raise errors of their own, with the number.
 ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -64,18 +66,27 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is missing, or raise RevelaError."""
+def writing(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it is missing; if another process holds it, raise
+    RevelaError, or ``wait`` for it.
+    """
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
     try:
-        with FileLock(folder / LOCK, blocking=False):
-            yield
+        lock.acquire(blocking=False)
     except Timeout as error:
-        raise RevelaError(
-            f"another process is writing to {folder}: wait until it is done"
-        ) from error
+        if not wait:
+            raise RevelaError(
+                f"another process is writing to {folder}: wait until it is done"
+            ) from error
+        log.info(f"another process is writing to {folder}: waiting until it is done")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_free(out: Path) -> None:

@@ -3,6 +3,7 @@
 # ruff: noqa: F401  (a verb is there once its file is imported)
 
 from revela.cli import (
+    cache,
     compare,
     encoding,
     eval,

@@ -15,13 +15,13 @@ from revela.cli.main import app
 from revela.cli.printing import command_line, print_report
 from revela.corpus.reading import READING, Reading
 from revela.errors import RevelaError
-from revela.retriever.static import is_static
 from revela.settings import Indexing, Precision, Recipe
 from revela.weights import named_by_auto
 
 if TYPE_CHECKING:
     from revela.index.index import Index
     from revela.index.ingest import Added
+    from revela.index.sync import Synced
     from revela.types import Document
 
 INDEXING, COMMIT_EVERY = Indexing(), 10**6
@@ -37,6 +37,8 @@ def index(
     model: str | None = None,
     append: Annotated[bool, Parameter(negative=())] = False,
     delete: Annotated[list[str] | None, Several] = None,
+    sync: Annotated[bool, Parameter(negative=())] = False,
+    yes: Annotated[bool, Parameter(negative=())] = False,
     metadata: Annotated[list[str] | None, Several] = None,
     context: str | None = None,
     settings: Annotated[Indexing, Flat] = INDEXING,
@@ -63,6 +65,11 @@ def index(
         Add to the index; documents whose id is there already are replaced.
     delete:
         Ids of documents to delete.
+    sync:
+        Make the index, or bring it in step with the corpus: new and changed documents are added,
+        those that are gone are deleted. Without a corpus, with that of the last time.
+    yes:
+        With --sync, delete documents even if the corpus has lost half of them, or more.
     metadata:
         Fields or columns to keep with each document, for filters of revela search --where.
     context:
@@ -74,8 +81,8 @@ def index(
         Chunks per commit of --engine ray, which are encoded again after a kill.
     """
     if delete:
-        others = (append, model, metadata, context, settings, reading, precision, engine)
-        defaults = (False, None, None, None, INDEXING, READING, "auto", ENGINE)
+        others = (append, sync, yes, model, metadata, context, settings, reading, precision, engine)
+        defaults = (False, False, False, None, None, None, INDEXING, READING, "auto", ENGINE)
         if corpus or others != defaults or commit_every != COMMIT_EVERY:
             raise RevelaError(
                 "--delete takes ids and no corpus or option but --out: first delete, then add with "
@@ -84,32 +91,37 @@ def index(
         _delete(out, delete)
         return
     from revela.index.language import check_language
+    from revela.index.manifest import INFO
 
     check_language(settings.language)
-    if not corpus:
+    _check_sync(sync, yes, append, engine)
+    if not corpus and not (sync and (out / INFO).is_file()):
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
     made: Any = dict(metadata=metadata or [], context=context, settings=settings, reading=reading)
-    job = Job(corpus, out, model, precision=precision, engine=engine, **made)
-    opened, added = job.run(append, commit_every)
+    job = Job(corpus or [], out, model, precision=precision, engine=engine, **made)
+    if sync:
+        opened, synced = job.sync(yes)
+        added, counted = synced.added, synced.describe()
+    else:
+        opened, added = job.run(append, commit_every)
+        counted = added.describe()
     if opened.info.language is not None:
         print(f"language {opened.info.language}; {opened.calibration.describe()}")
-    print(
-        f"{added.new:,} documents are new, {added.replaced:,} replaced, "
-        f"{added.unchanged:,} unchanged; {out} holds {len(opened):,} passages"
-    )
+    print(f"{counted}; {out} holds {len(opened):,} passages")
     if added.cut:
         were = "chunk was" if added.cut == 1 else "chunks were"
         print(f"{added.cut:,} {were} longer than the model reads, and cut by its tokenizer")
     if added.chunks and engine.engine == "local":
-        _keep_copy(opened)
+        opened.keep_copy()
 
 
-def _keep_copy(opened: Index) -> None:
-    """Let ``revela search`` read this retriever without torch."""
-    if opened.context is None and not is_static(opened.model_folder):
-        from revela.retriever.onnx import keep_copy
-
-        keep_copy(opened.encoder, opened.info.fingerprint)
+def _check_sync(sync: bool, yes: bool, append: bool, engine: Engine) -> None:
+    if yes and not sync:
+        raise RevelaError("--yes lets --sync delete documents: give both, or leave it out")
+    if sync and append:
+        raise RevelaError("--sync adds and deletes what it has to: leave --append out")
+    if sync and engine != ENGINE:
+        raise RevelaError("--sync reads in this process: leave --engine and its options out")
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,9 @@ class Job:
         if self.engine.engine == "ray":
             with on_ray.connected(self.engine.cluster):
                 return self.add_by_ray(opened, choose, commit_every)
+        if choose is not None and not self.reading.join_titles:
+            opened, made = self.make(choose)
+            return opened, made.added
         from revela.corpus.load import read_corpus
         from revela.index.ingest import metadata_columns
 
@@ -144,6 +159,30 @@ class Job:
             opened = self.create(choose, documents, metadata_columns(documents, fields))
         assert opened is not None
         return opened, opened.add(documents, progress=True)
+
+    def make(self, choose: Choose) -> tuple[Index, Synced]:
+        """A new index, which knows its sources."""
+        from revela.index.ingest import metadata_columns
+        from revela.index.sync import Scan, apply
+
+        scan = Scan(self.corpus, self.reading, self.metadata)
+        scan.check_report()
+        print_report(scan.report)
+        columns = metadata_columns(scan.documents, self.metadata)
+        opened = self.create(choose, scan.documents, columns)
+        return opened, apply(opened, scan, progress=True)
+
+    def sync(self, yes: bool) -> tuple[Index, Synced]:
+        """Bring an index in step with the corpus, or make it."""
+        from revela.index.manifest import INFO, read_info
+        from revela.index.sync import sync
+
+        if not (self.out / INFO).is_file() or not read_info(self.out).finished:
+            return self.make(self.chooser())
+        opened, reading = self.existing(), None if self.reading == READING else self.reading
+        synced, report = sync(opened, self.corpus, reading, yes=yes, progress=True)
+        print_report(report)
+        return opened, synced
 
     def add_by_ray(
         self, opened: Index | None, choose: Choose | None, commit_every: int

@@ -29,21 +29,23 @@ def search(
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     fusion: Literal["score", "rank"] = "score",
     weight: float | None = None,
-    rerank: Literal["tokens", "heads"] | None = None,
+    rerank: Literal["tokens", "heads", "none"] | None = None,
     lm: str = OFFLINE_MODEL,
     top: Annotated[int, Parameter(alias="-k")] = 5,
     where: str | None = None,
     model: str | None = None,
     min_score: float | None = None,
     explain: Annotated[bool, Parameter(negative=())] = False,
+    no_cache: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
-    """Search an index.
+    """Search an index, or a folder of files or a file, whose index is made, or brought up to date,
+    in the cache.
 
     Parameters
     ----------
     index_folder:
-        Made by revela index.
+        Made by revela index; or a folder of files, or a file.
     query:
         What to look for.
     queries:
@@ -61,7 +63,8 @@ def search(
     rerank:
         Order the first 50 again by the vectors of single tokens (tokens): in milliseconds if the
         index was made with --keep-tokens. Or the first 20 by where the heads of a language model
-        attend when it reads them with the query (heads): in seconds.
+        attend when it reads them with the query (heads): in seconds. Or none. The index of a folder
+        of files is re-ranked by tokens, others are not.
     lm:
         Language model of --rerank heads: a hub id, a local folder or embedded:smollm2-135m.
     top:
@@ -69,12 +72,15 @@ def search(
     where:
         Filter in SQL over the index's metadata, id and title: "year > 2020 and lang = 'en'".
     model:
-        The retriever, if it has moved since the index was made.
+        The retriever, if it has moved since the index was made; for a folder of files, that which
+        makes the index (embedded:minilm-l6).
     min_score:
         Leave out documents of a lower score. revela index says below which score nine of ten wrong
         first hits lie.
     explain:
         Say what words, vectors and tokens gave each hit.
+    no_cache:
+        Make the index of a folder of files in a temporary folder, and remove it.
     as_json:
         Print JSON, with the confidence of each hit: how often a first hit of its score is right,
         among questions of which the text answers half, as measured without labels.
@@ -84,10 +90,10 @@ def search(
     if (query is None) == (queries is None) or (run and not queries):
         raise RevelaError("give a query, or a file of queries with --queries, which --run is for")
     from revela.corpus.judgements import read_queries
-    from revela.index.index import Index
+    from revela.index.folder_index import open_any
 
     asked = read_queries(queries) if queries else {}
-    opened = Index.open(index_folder, model, lm=lm, weight=weight)
+    opened = open_any(index_folder, model, cached=not no_cache, progress=True, lm=lm, weight=weight)
     least = -inf if min_score is None else min_score
     how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
     how |= dict(min_score=least, explain=explain)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from cyclopts import Parameter
 
@@ -35,14 +36,17 @@ def serve(
     weight: float | None = None,
     lm: str | None = None,
     precision: Precision = "auto",
+    sync: float | None = None,
+    no_cache: Annotated[bool, Parameter(negative=())] = False,
     limits: Annotated[Limits, Flat] = LIMITS,
 ) -> None:
-    """Serve an index over HTTP: embeddings in OpenAI's format, search, and a web page.
+    """Serve an index, or a folder of files or a file as search does, over HTTP: embeddings in
+    OpenAI's format, search, and a web page.
 
     Parameters
     ----------
     index_folder:
-        Folder made by revela index.
+        Folder made by revela index; or a folder of files, or a file.
     host:
         Address to listen on. On a loopback address without a token, only requests for localhost
         are answered.
@@ -57,7 +61,7 @@ def serve(
         of its folder. A model that reads a context has @ and digits of the index's context after
         it.
     model:
-        The retriever, if it has moved since the index was made.
+        As for search.
     weight:
         Share of the vectors in hybrid search, as for search.
     lm:
@@ -65,10 +69,16 @@ def serve(
         embedded:smollm2-135m. Such a search takes seconds; without --lm it is refused.
     precision:
         Arithmetic; auto is bf16 where the hardware supports it.
+    sync:
+        Bring the index in step with what it was made of, every so many seconds.
+    no_cache:
+        As for search.
     """
     token = token_of(token_env, token_file)
     if min(astuple(limits)) <= 0:
         raise RevelaError("a limit of revela serve is not positive: give numbers above 0")
+    if sync is not None and not sync > 0:
+        raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
     freed_memory().share()  # before a library starts threads
     with extra("serve", "serving"):
         from revela.server.app import Service
@@ -76,11 +86,13 @@ def serve(
         from revela.server.middleware import is_loopback
     listening = listen(host, port)
 
-    from revela.index.index import Index
+    from revela.index.folder_index import open_any
+    from revela.index.sync import kept_in_step
     from revela.retriever.onnx_encoder import OnnxEncoder, OnnxForQueries
     from revela.weights import name_of, trained_dimensions
 
-    index = Index.open(index_folder, model, precision=precision, weight=weight)
+    how: Any = dict(precision=precision, weight=weight)
+    index = open_any(index_folder, model, cached=not no_cache, progress=True, **how)
     folder, found = index.model_folder, index.encoder_or_copy
     encoder = (
         OnnxForQueries(found, lambda: index.encoder)
@@ -105,14 +117,15 @@ def serve(
         reranker=reranker,
     )
     server = server_of(service, limits)
-    listening.listen()  # clients wait from here on, instead of being refused
-    shown_host = f"[{host}]" if ":" in host else host
-    url = f"http://{shown_host}:{listening.getsockname()[1]}/"
-    print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
-    if token is None and not local:
-        message = "anyone who reaches this address can use it: give --token-env or --token-file"
-        print(message, flush=True)
-    server.run(sockets=[listening])
+    with kept_in_step(index, sync, precision) if sync else nullcontext():
+        listening.listen()  # clients wait from here on, instead of being refused
+        shown_host = f"[{host}]" if ":" in host else host
+        url = f"http://{shown_host}:{listening.getsockname()[1]}/"
+        print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
+        if token is None and not local:
+            message = "anyone who reaches this address can use it: give --token-env or --token-file"
+            print(message, flush=True)
+        server.run(sockets=[listening])
 
 
 def token_of(variable: str | None, file: Path | None) -> str | None:

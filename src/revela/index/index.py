@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from revela.errors import RevelaError
 from revela.files import writing
@@ -39,8 +39,10 @@ from revela.types import (
 from revela.weights import check_dimensions, fingerprint, resolve
 
 if TYPE_CHECKING:
+    from revela.corpus.reading import Reading
     from revela.index.contexts import Choice, Context
     from revela.index.ingest import Added, Changes
+    from revela.index.sync import Synced
     from revela.retriever.onnx_encoder import OnnxEncoder
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ class Index:
         self._statistics = Statistics(self.folder)
         self._calibrated = self._statistics.version  # of the table when the manifest was read
         self._miscounted = False  # whether the terms of all chunks have to be counted again
+        self.default_rerank: Rerank | None = None  # of a search that names none
+        self.kept_by: object = None  # what removes its folder, if that is temporary
 
     @classmethod
     def create(
@@ -231,6 +235,15 @@ class Index:
 
         return kept_copy(self.model_folder)
 
+    def keep_copy(self) -> None:
+        """Once its retriever is loaded, keep an ONNX copy, so that later searches need no torch."""
+        from revela.retriever.static import is_static
+
+        if self._encoder and self.context is None and not is_static(self.model_folder):
+            from revela.retriever.onnx import keep_copy
+
+            keep_copy(self._encoder, self.info.fingerprint)
+
     @cached_property
     def context(self) -> Vectors | None:
         """What its retriever reads before every text, (J, D); None if it reads nothing."""
@@ -266,7 +279,7 @@ class Index:
         mode: Mode = "hybrid",
         where: str | Mapping[str, object] | None = None,
         fusion: Fusion = "score",
-        rerank: Rerank | Reranker | None = None,
+        rerank: Rerank | Literal["none"] | Reranker | None = None,
         encoded: Vectors | QueryTokens | None = None,
         min_score: float = -inf,
         explain: bool = False,
@@ -285,7 +298,9 @@ class Index:
             fusion: join both rankings by score, or by rank.
             rerank: order the first documents again: 50 by the vectors of their "tokens"
                 (rerank.py), which the model reads now unless the index keeps them; or 20 by the
-                "heads" of a language model (listwise.py), or by another re-ranker.
+                "heads" of a language model (listwise.py), or by another re-ranker; or "none". By
+                default none, or "tokens" in the index of a folder (folder_index.py) where scores
+                are cosines or fused by score.
             encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
             min_score: leave out documents of a lower score.
             explain: say what words and vectors gave (``Hit.explanation``).
@@ -295,6 +310,8 @@ class Index:
                 the retriever or the language model cannot be loaded, or the folder is damaged.
         """
         where = where_sql(where, self.info.columns) if where else ""
+        rerank = self.reranking(mode, fusion) if rerank is None else rerank
+        rerank = None if rerank == "none" else rerank
         options = SearchOptions(k, mode, where, fusion, self.weight, min_score=min_score)
         check_query(query, options, rerank == "tokens")
         if rerank == "tokens":
@@ -337,14 +354,21 @@ class Index:
                     "make it again with revela index"
                 )
 
+    def reranking(self, mode: Mode, fusion: Fusion) -> Rerank | None:
+        """How a search that names no re-ranker is re-ranked."""
+        by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
+        return self.default_rerank if by_score else None
+
     def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[list[Hit]]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
+        mode, fusion = options.get("mode", "hybrid"), options.get("fusion", "score")
+        by_tokens = (options.get("rerank") or self.reranking(mode, fusion)) == "tokens"
         for some in (queries[i : i + QUERIES] for i in range(0, len(queries), QUERIES)):
             encoded: Any = [None] * len(some)
-            if options.get("rerank") == "tokens":
-                encoded = self.encoder.query_tokens(some)
-            elif options.get("mode") != "lexical":
-                encoded = self._query_encoder.encode_queries(some)
+            if by_tokens:
+                encoded = self.encoder_or_copy.query_tokens(some)
+            elif mode != "lexical":
+                encoded = self.encoder_or_copy.encode_queries(some)
             for query, known in zip(some, encoded, strict=True):
                 yield self.search(query, encoded=known, **options)
 
@@ -456,11 +480,44 @@ class Index:
                     f"{self.folder} has no document {', '.join(missing[:3])}: "
                     "nothing was deleted; give ids as revela search --json shows them"
                 )
-            numbers, gone = self.table.find(wanted)
-            with self._counting([], gone):
-                self.table.delete(numbers)
+            chunks = self.drop(wanted)
             self.finish()
+        return chunks
+
+    def drop(self, ids: Sequence[str]) -> int:
+        """``delete`` without its lock and without ``finish``; unknown ids are left out."""
+        numbers, gone = self.table.find(ids)
+        with self._counting([], gone):
+            self.table.delete(numbers)
         return len(numbers)
+
+    def sync(
+        self,
+        sources: str | Path | Sequence[str | Path] | None = None,
+        *,
+        reading: Reading | None = None,
+        yes: bool = False,
+        progress: bool = False,
+    ) -> Synced:
+        """Bring the index in step with folders and files: add what is new, replace what has
+        changed, delete what is gone. Documents that were added otherwise stay.
+
+        Args:
+            sources: as for training; by default those of the last time.
+            reading: how they are read; by default as the last time.
+            yes: delete documents even if a source has lost half of its own, or more.
+            progress: show a bar.
+
+        Returns:
+            The numbers of documents that were new, changed, gone and unchanged.
+
+        Raises:
+            RevelaError: a source is missing or has lost too much, or as for ``add``.
+        """
+        from revela.index.sync import sync
+
+        given = [sources] if isinstance(sources, str | Path) else sources
+        return sync(self, given, reading, yes=yes, progress=progress)[0]
 
     def begin_adding(self) -> Table:
         """Settle what a killed process has left half changed; the table as it is now."""

@@ -49,6 +49,13 @@ class Added:
     chunks: int = 0
     cut: int = 0
 
+    def describe(self) -> str:
+        """The numbers of documents, for people."""
+        return (
+            f"{self.new:,} documents are new, {self.replaced:,} replaced, "
+            f"{self.unchanged:,} unchanged"
+        )
+
     def __add__(self, other: Added) -> Added:
         return Added(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 

@@ -198,6 +198,9 @@ class Service:
 
     async def _search(self, asked: SearchRequest) -> list[Hit]:
         self._check_long([asked.query], "query")
+        if asked.rerank is None:
+            default = self.index.reranking(asked.mode, asked.fusion)
+            asked = asked.model_copy(update={"rerank": default})
         try:
             where_sql(asked.where or {}, self.index.info.columns)
         except RevelaError as error:

@@ -204,7 +204,7 @@ class SearchRequest(_RequestModel):
     fusion: Literal["score", "rank"] = Field(
         "score", description="How hybrid search combines both: by score, or by rank (RRF)."
     )
-    rerank: Literal["tokens", "heads"] | None = Field(
+    rerank: Literal["tokens", "heads", "none"] | None = Field(
         None,
         description="Re-rank the first results by token vectors, if the index keeps them, or by "
         "attention heads of the server's language model.",

@@ -264,8 +264,12 @@ def check_unchanged(path: Path) -> Iterator[None]:
         raise changed(path)
 
 
-def changed(path: Path) -> RevelaError:
-    return RevelaError(
+class FileChanged(RevelaError):
+    """A file changed while it was read."""
+
+
+def changed(path: Path) -> FileChanged:
+    return FileChanged(
         f"{path} changed while it was read: wait until nothing writes to it, or give a copy, and "
         "run again"
     )

@@ -1,0 +1,192 @@
+"""An index in step with its sources: what is new, has changed or is gone; after a kill; and what is
+not deleted unless one says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from letters import WORDS, Letters, rows_of, wanted_rows
+
+from revela.corpus.load import read_corpus
+from revela.corpus.reading import Reading
+from revela.errors import RevelaError
+from revela.index import ingest, table
+from revela.index.index import Index
+from revela.index.manifest import Info
+from revela.index.sync import Synced, kept_in_step
+from revela.settings import Indexing
+from revela.types import Document
+
+TEXTS = {f"d{i}": f"abba{i} cede{i} fade{i} gaga{i} hehe{i}" for i in range(12)}
+LATER = {name: text for name, text in TEXTS.items() if name not in ("d1", "d2")} | {
+    "d3": "dada dada",
+    "d4": "caca caca",
+    "new": "bee bee",
+}
+
+
+def as_files(folder: Path, texts: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.stem not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        if not (file := folder / f"{name}.txt").exists() or file.read_text() != text:
+            file.write_text(text)
+
+
+def rows(texts: dict[str, str]) -> list[dict[str, str]]:
+    return [{"_id": name, "text": text} for name, text in texts.items()]
+
+
+def as_jsonl(folder: Path, texts: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps(row) for row in rows(texts)]
+    (folder / "a.jsonl").write_text("\n".join(lines[:6]))
+    (folder / "b.jsonl").write_text("\n".join(lines[6:]))
+
+
+def as_parquet(folder: Path, texts: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows(texts)), folder / "a.parquet")
+
+
+def begun(folder: Path) -> Index:
+    info = Info("model", "0123", 8, Indexing(chunk_words=WORDS))
+    return Index.begin(folder, info, Letters())
+
+
+def holds(index: Index, *sources: Path) -> bool:
+    """Whether it holds what is in its sources, and nothing else."""
+    documents, _ = read_corpus(sources, distinct=False, min_words=1)
+    return rows_of(index) == wanted_rows(list(documents))
+
+
+@pytest.fixture
+def synced(tmp_path):
+    """A folder of files, and an index in step with it."""
+    as_files(tmp_path / "docs", TEXTS)
+    index = begun(tmp_path / "index")
+    assert index.sync(tmp_path / "docs") == Synced(new=12)
+    index.encoder.seen.clear()
+    return index, tmp_path / "docs"
+
+
+@pytest.mark.parametrize("write", [as_files, as_jsonl, as_parquet])
+def test_an_index_follows_its_sources(tmp_path, write):
+    docs = tmp_path / "docs"
+    write(docs, TEXTS)
+    index = begun(tmp_path / "index")
+    assert index.sync(docs) == Synced(new=12)
+    assert index.sync() == Synced(unchanged=12) == index.sync([docs])
+    index.encoder.seen.clear()
+    write(docs, LATER)
+    assert index.sync() == Synced(new=1, changed=2, gone=2, unchanged=8)
+    assert holds(index, docs) and len(index.encoder.seen) == 3
+    assert index.search("abba1", 20, "lexical") == []
+    assert Index.open(index.folder).sync() == Synced(unchanged=11)
+
+
+def test_a_file_is_read_if_its_digest_is_another(synced):
+    index, docs = synced
+    (docs / "d0.txt").touch()
+    before = (docs / "d1.txt").stat()
+    (docs / "d1.txt").write_text(TEXTS["d1"].replace("abba1", "dada1"))
+    os.utime(docs / "d1.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert index.sync() == Synced(changed=1, unchanged=11), "it had just been written"
+    for path in docs.iterdir():
+        os.utime(path, (0, 0))
+    assert index.sync() == Synced(unchanged=12)
+    (docs / "d2.txt").write_text("bee")
+    os.utime(docs / "d2.txt", (0, 0))
+    assert index.sync() == Synced(changed=1, unchanged=11) and holds(index, docs)
+
+
+def test_a_killed_run_goes_on(synced, monkeypatch):
+    index, docs = synced
+    as_files(docs, {name: text for name, text in LATER.items() if name != "d5"})
+    monkeypatch.setattr(ingest, "BATCH", 1)  # a commit for each document
+    write, written = table.Table.write, []
+
+    def killed(*given):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(write(*given))
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(table.Table, "write", killed)
+        index.sync()
+    again = Index.open(index.folder, encoder=Letters())
+    assert again.sync().gone == 3 and again.encoder.seen == ["bee bee"] and holds(again, docs)
+
+
+@pytest.mark.parametrize("left", [0, 6])
+def test_what_has_lost_half_stays_unless_one_says_so(synced, tmp_path, left):
+    index, docs = synced
+    other = tmp_path / "other.txt"
+    other.write_text("bee")
+    index.sync([docs, other])
+    as_files(docs, dict(list(TEXTS.items())[:left]))
+    with pytest.raises(RevelaError, match=f"docs has lost {12 - left} of its 12 documents.*--yes"):
+        index.sync()
+    assert len(rows_of(index)) == 25
+    assert index.sync(yes=True) == Synced(gone=12 - left, unchanged=left + 1)
+    assert holds(index, docs, other)
+
+
+def test_what_others_changed_is_read_again_and_what_they_added_stays(synced):
+    index, _ = synced
+    index.delete(["d3.txt"])
+    added = Document("added", "bee")
+    index.add([added])
+    assert index.sync() == Synced(new=1, unchanged=11)
+    assert {*rows_of(index)} >= {*wanted_rows([added])}
+    assert index.sync() == Synced(unchanged=12)
+
+
+def test_documents_that_move_to_another_file_are_not_encoded_again(tmp_path):
+    docs = tmp_path / "docs"
+    as_jsonl(docs, TEXTS)
+    index = begun(tmp_path / "index")
+    index.sync(docs)
+    index.encoder.seen.clear()
+    (docs / "a.jsonl").rename(docs / "c.jsonl")
+    assert index.sync() == Synced(unchanged=12) and not index.encoder.seen
+    (docs / "d.jsonl").write_text(json.dumps({"_id": "d3", "text": "other"}))
+    with pytest.raises(RevelaError, match='two documents have the id "d3"'):
+        index.sync()
+
+
+def test_documents_of_what_cannot_be_read_stay(tmp_path):
+    docs = tmp_path / "docs"
+    as_jsonl(docs, TEXTS)
+    index = begun(tmp_path / "index")
+    index.sync(docs)
+    whole = (docs / "a.jsonl").read_text()
+    (docs / "a.jsonl").write_text(whole[:-5])
+    with pytest.raises(RevelaError, match="1 of 12 entries cannot be read"):
+        index.sync()
+    lenient = Reading(max_bad_share=0.5)
+    assert index.sync(reading=lenient) == Synced(unchanged=12)
+    as_jsonl(docs, LATER)
+    assert index.sync() == Synced(new=1, changed=2, gone=2, unchanged=8) and holds(index, docs)
+
+
+def test_an_index_that_does_not_know_its_sources_says_so(tmp_path):
+    index = begun(tmp_path / "index")
+    index.add([Document("a", "bee")])
+    with pytest.raises(RevelaError, match="does not know what it was made of"):
+        index.sync()
+    with (
+        pytest.raises(RevelaError, match="does not know what it was made of"),
+        kept_in_step(index, 60, "auto"),
+    ):
+        pass
+    with pytest.raises(RevelaError, match="does not exist"):
+        index.sync(tmp_path / "none")

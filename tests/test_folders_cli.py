@@ -1,0 +1,177 @@
+"""A folder of files in place of an index: searched, served, kept in step and in the cache."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+import revela
+from conftest import make_rows
+
+QUERY = "ocean01 ocean02"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(revela.__file__).parents[1]))
+    return tmp_path / "cache" / "indices"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, tiny_lm_folder) -> Path:
+    """A static retriever, which needs no torch."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("static") / "model"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder).backend_tokenizer
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(str(folder))
+    return folder
+
+
+@pytest.fixture
+def docs(tmp_path) -> Path:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for i, row in enumerate(make_rows(12)):
+        (folder / f"{i}.txt").write_text(row["text"])
+    return folder
+
+
+def test_a_folder_is_searched_and_followed(doing, docs, model, cache):
+    def search(*more):
+        code, out, err = doing("search", docs, "zebra", "--json", "--model", model, *more)
+        assert code == 0, err
+        return [hit["id"] for hit in json.loads(out) if "zebra" in hit["text"]], err
+
+    assert "12 documents are new" in search()[1]
+    found, said = search()
+    assert not found and re.search(r"docs is unchanged, 12 documents; its index is .* MB\)$", said)
+    (docs / "a.md").write_text("# A zebra")
+    (docs / "3.txt").unlink()
+    found, said = search()
+    assert found == ["a.md"] and "1 documents are new, 0 changed, 1 gone, 11 unchanged" in said
+    code, out, err = doing("cache")
+    assert code == 0 and str(docs) in out and " MB " in out and model.name in out, err
+    assert len([*cache.glob("*/index/index.json")]) == 1
+    code, out, _ = doing("cache", docs, "--clear")
+    assert code == 0 and out.endswith(" MB are free again\n") and not [*cache.glob("*/index")]
+    assert search("--no-cache")[0] == ["a.md"] and not [*cache.glob("*/index")]
+
+
+def test_a_folder_is_searched_from_python_and_reranked_by_tokens(docs, saved_retriever, cache):
+    name = str(saved_retriever)
+    hits = revela.search(docs, QUERY, k=3, model=name)
+    assert len(hits) == 3 and hits == revela.search(docs, QUERY, 3, name, rerank="tokens")
+    assert hits != revela.search(docs, QUERY, 3, name, rerank="none")
+    one = revela.search(docs / "0.txt", QUERY, model=name)
+    assert [hit.id for hit in one] == ["0.txt"]
+    index = revela.Index.open(next(cache.glob("*/index")))
+    assert index.info.settings.keep_tokens and index.search(QUERY, 3, mode="lexical")
+
+
+LOADED = """
+import sys
+from revela.index.folder_index import search
+assert search({docs!r}, "ocean01", model={model!r})
+print(sorted({{"torch", "transformers", "datasets"}} & {{*sys.modules}}))
+"""
+
+
+def test_two_processes_share_the_cache_and_load_nothing_heavy(docs, model, cache):
+    script = LOADED.format(docs=str(docs), model=str(model))
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", script]
+    both = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, out) == (0, "[]\n"), err
+    assert len([*cache.glob("*/index/index.json")]) == 1
+
+
+def test_an_index_is_made_and_kept_in_step(doing, docs, model, tmp_path):
+    out = tmp_path / "index"
+    given = ("index", docs, "--out", out, "--model", model, "--sync")
+    assert "12 documents are new, 0 changed, 0 gone, 0 unchanged" in doing(*given)[1]
+    (docs / "0.txt").write_text("A zebra.")
+    code, said, err = doing("index", "--out", out, "--sync")
+    assert code == 0 and "0 documents are new, 1 changed, 0 gone, 11 unchanged" in said, err
+    for file in docs.iterdir():
+        file.unlink()
+    code, said, err = doing(*given)
+    assert code == 2 and "has lost 12 of its 12 documents" in err and "--yes" in err
+    (docs / "0.txt").write_text("A zebra.")
+    code, said, err = doing(*given, "--yes")
+    assert code == 0 and "11 gone, 1 unchanged" in said, err
+
+
+def test_what_a_plain_index_was_made_of_is_known(doing, docs, model, tmp_path):
+    out = tmp_path / "index"
+    code, _, err = doing("index", docs, "--out", out, "--model", model)
+    (docs / "new.txt").write_text("A zebra.")
+    code, said, err = doing("index", "--out", out, "--sync")
+    assert code == 0 and "1 documents are new, 0 changed, 0 gone, 12 unchanged" in said, err
+
+
+def test_a_server_follows_its_folder(docs, model, cache):
+    flags = ["--port", "0", "--sync", "0.2", "--model", str(model)]
+    command = [sys.executable, "-m", "revela", "serve", str(docs), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def line_with(text: str) -> str:
+        return next(line for line in process.stdout if text in line)
+
+    try:
+        url = re.search(r"http://\S+/", line_with("serving "))[0]
+        (docs / "new.txt").write_text("A zebra.")
+        line_with("1 documents are new")
+        asked = {"query": "zebra", "mode": "lexical"}
+        found = httpx.post(url + "v1/search", json=asked, timeout=60).json()
+        assert [hit["id"] for hit in found["data"]] == ["new.txt"]
+        docs.rename(docs.with_name("away"))
+        assert "docs does not exist" in line_with("not in step")
+        assert httpx.post(url + "v1/search", json=asked, timeout=60).json()["data"]
+        docs.with_name("away").rename(docs)
+        (docs / "newer.txt").write_text("Another zebra.")
+        line_with("1 documents are new")
+        process.terminate()
+        assert process.wait(60) == -15 or process.returncode == 143
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "{tmp}/none", "x"], "none is not an index"),
+        (["search", "{tmp}", "x"], "no document found in"),
+        (["search", "{tmp}/a.bin", "x"], "a.bin: unknown ending"),
+        (["serve", "{tmp}/none", "--port", "0"], "none is not an index"),
+        (["serve", "{tmp}", "--sync", "0"], "--sync 0 is no time"),
+        (["index", "{tmp}", "--out", "{tmp}/out", "--sync", "--append"], "leave --append out"),
+        (["index", "{tmp}", "--out", "{tmp}/out", "--yes", "--model", "x"], "--yes lets --sync"),
+        (["index", "--out", "{tmp}/out", "--sync"], "give a corpus to index"),
+        (
+            ["index", "{tmp}", "--out", "{tmp}/out", "--sync", "--engine", "ray"],
+            "--sync reads in this process",
+        ),
+        (
+            ["index", "{tmp}", "--out", "{tmp}/o", "--sync", "--join-titles", "--model", "x"],
+            "--join-titles joins rows",
+        ),
+        (["cache", "{tmp}"], "leave "),
+        (["cache", "{tmp}", "--clear"], "the cache holds no index of"),
+    ],
+)
+def test_mistakes_are_one_sentence(doing, cache, tmp_path, arguments, message):
+    (tmp_path / "a.bin").write_text("x")
+    code, _, err = doing(*(argument.format(tmp=tmp_path) for argument in arguments))
+    assert code == 2 and message in err and len(err.strip().splitlines()) == 1, err
