@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from revela.evaluation.evaluate import evaluate
     from revela.evaluation.evaluator import LabelFreeEvaluator
     from revela.index.index import Index
+    from revela.index.rerank_texts import rerank
     from revela.retriever.fit import fit
     from revela.types import Document, Hit
 
@@ -36,6 +37,7 @@ __all__ = [
     "choose_model",
     "evaluate",
     "fit",
+    "rerank",
 ]
 
 _HOMES = {
@@ -45,6 +47,7 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "choose_model": "evaluation.choose_model",
     "fit": "retriever.fit",
+    "rerank": "index.rerank_texts",
     "LabelFreeEvaluator": "evaluation.evaluator",
     "Document": "types",
     "Hit": "types",

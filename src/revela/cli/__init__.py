@@ -11,6 +11,7 @@ from revela.cli import (
     groups,
     heads,
     index,
+    mcp,
     probe,
     push,
     queries,
