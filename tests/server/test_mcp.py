@@ -130,6 +130,29 @@ def test_agents_search_and_read(served_index, http, transport, mode):
     assert asyncio.run(run()) == LONG
 
 
+def test_a_folder_of_text_is_made_an_index(served_index, tmp_path):
+    pytest.importorskip("revela.index.folder_index")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "guide.md").write_text(GUIDE)
+    (tmp_path / "docs" / "engine.txt").write_text("An engine and a violin of wood.")
+    model = str(served_index.parent / "model")
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "revela", "mcp", str(tmp_path / "docs"), "--model", model],
+        env={"PYTHONPATH": str(SOURCE), "REVELA_CACHE": str(tmp_path / "cache")},
+    )
+
+    async def run():
+        async with Client(server) as client:
+            found = await client.call_tool("search", {"query": "garden", "k": 1})
+            return found.structured_content["results"]
+
+    (result,) = asyncio.run(run())
+    file = tmp_path / "docs" / "guide.md"
+    assert (result["id"], result["path"]) == ("guide.md", str(file))
+    assert result["url"] == file.as_uri()
+
+
 BAD = {
     "empty": ("search", {"query": " "}, "the query is empty"),
     "long": ("search", {"query": "a" * 10_001}, "send at most 10,000"),
@@ -182,6 +205,19 @@ def test_stdout_is_the_protocols_and_the_end_of_stdin_stops_the_server(served_in
     )  # fmt: skip
     assert run.returncode == 0
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in run.stdout.splitlines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_server_though_stdin_is_open(served_index, number):
+    command = [sys.executable, "-m", "revela", "mcp", str(served_index)]
+    env, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+    with process:
+        process.stdin.write(json.dumps(CALL) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["jsonrpc"] == "2.0"
+        process.send_signal(number)
+        assert process.wait(60) == -number
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +20,7 @@ from revela.server import Access, Limits
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
+    from revela.index.index import Index
     from revela.server.mcp import Documents
 
 
@@ -36,7 +41,7 @@ def mcp(
     Parameters
     ----------
     index_folder:
-        Folder made by revela index, or a folder of text.
+        Folder made by revela index; or a folder of text, whose index is kept in the cache.
     name:
         What the documents are, in a few words: agents choose by it; default: the folder's name.
     base_url:
@@ -62,18 +67,42 @@ def mcp(
         from revela.server.mcp import mcp_server
     server = mcp_server(_documents(index_folder, name, base_url, model))
     if http is None:
+        for number in (signal.SIGINT, signal.SIGTERM):  # a thread waits for stdin and for no signal
+            signal.signal(number, signal.SIG_DFL)
         server.run("stdio")
     else:
         _serve(server, host, http, token)
 
 
 def _documents(path: Path, name: str | None, base_url: str, model: str | None) -> Documents:
+    from revela.index.filters import OWN_COLUMNS
     from revela.index.index import Index
-    from revela.server.mcp import Documents, columns_of
+    from revela.index.manifest import INFO
+    from revela.server.mcp import Documents
 
-    index = Index.open(path, model)
     named = name or path.resolve().name
-    return Documents(named, lambda: index, columns_of(index), base_url=base_url)
+    if (path / INFO).is_file() or not path.exists():
+        index = Index.open(path, model)
+        columns = {**OWN_COLUMNS, **index.info.columns}
+        return Documents(named, lambda: index, columns, base_url=base_url)
+    folder = path.resolve() if path.is_dir() else path.resolve().parent
+    opening = _opening(path, model)
+    return Documents(named, opening.result, OWN_COLUMNS, folder, base_url)
+
+
+def _opening(path: Path, model: str | None) -> Future[Index]:
+    """The index of text, which is made meanwhile: clients wait for tools, and not for a server."""
+    open_any = import_module("revela.index.folder_index").open_any
+    opening = Future[Index]()
+
+    def run() -> None:
+        try:
+            opening.set_result(open_any(path, model))
+        except Exception as error:
+            opening.set_exception(error)
+
+    threading.Thread(target=run, name="index", daemon=True).start()
+    return opening
 
 
 def _serve(server: MCPServer, host: str, port: int, token: str | None) -> None:

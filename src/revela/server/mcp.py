@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from revela import __version__
 from revela.errors import QueryError, RevelaError
-from revela.index.filters import EXAMPLE, OWN_COLUMNS, where_sql
+from revela.index.filters import EXAMPLE, where_sql
 from revela.index.index import Index
 from revela.server import Access, Limits
 from revela.types import Hit
@@ -222,8 +222,3 @@ def http_app(server: MCPServer[Any], access: Access, limits: Limits) -> ASGIApp:
         transport_security=security,
     )
     return Guard(app, access)
-
-
-def columns_of(index: Index) -> dict[str, str]:
-    """The columns for filters, and their Arrow types."""
-    return {**OWN_COLUMNS, **index.info.columns}
