@@ -145,6 +145,8 @@ def test_a_folder_of_text_is_made_an_index(served_index, tmp_path):
     async def run():
         async with Client(server) as client:
             found = await client.call_tool("search", {"query": "garden", "k": 1})
+            none = await client.call_tool("fetch", {"id": "other.md"})
+            assert none.is_error and "not in the index" in none.content[0].text
             return found.structured_content["results"]
 
     (result,) = asyncio.run(run())
@@ -236,4 +238,4 @@ def test_what_cannot_be_served_is_refused(served_index, monkeypatch, arguments, 
 
 def test_no_index_is_one_sentence(tmp_path):
     with pytest.raises(RevelaError, match="is not an index"):
-        mcp(tmp_path)
+        mcp(tmp_path / "none")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from revela.index.index import Index
     from revela.server.mcp import Documents
 
+SYNC_SECONDS = 30
+
 
 @app.command
 def mcp(
@@ -91,15 +93,22 @@ def _documents(path: Path, name: str | None, base_url: str, model: str | None) -
 
 
 def _opening(path: Path, model: str | None) -> Future[Index]:
-    """The index of text, which is made meanwhile: clients wait for tools, and not for a server."""
+    """The index of text, which is made meanwhile, as clients do not wait long for a server;
+    from then on it follows the text.
+    """
     open_any = import_module("revela.index.folder_index").open_any
-    opening = Future[Index]()
+    kept_in_step = import_module("revela.index.sync").kept_in_step
+    opening: Future[Index] = Future()
 
     def run() -> None:
         try:
-            opening.set_result(open_any(path, model))
+            index = open_any(path, model)
+            opening.set_result(index)
         except Exception as error:
             opening.set_exception(error)
+            return
+        with kept_in_step(index, SYNC_SECONDS):
+            threading.Event().wait()
 
     threading.Thread(target=run, name="index", daemon=True).start()
     return opening
