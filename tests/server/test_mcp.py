@@ -102,7 +102,7 @@ async def ask(client):
     (only,) = filtered.structured_content["results"]
     assert (only["id"], only["title"]) == ("a b.txt", "Engines")
     assert only["url"].endswith("/a%20b.txt")
-    assert set(only) >= {"id", "title", "url", "text", "score", "chunk", "metadata"}
+    assert set(only) >= {"id", "title", "url", "text", "score", "confidence", "chunk", "metadata"}
     guide = (await client.call_tool("fetch", {"id": "guide.md"})).structured_content
     assert guide["text"] == GUIDE and guide["next_chunk"] is None
     assert set(guide) >= {"id", "title", "text", "url", "metadata"}

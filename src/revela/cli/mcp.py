@@ -6,6 +6,7 @@ import signal
 import threading
 from concurrent.futures import Future
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,7 +84,8 @@ def _documents(path: Path, name: str | None, base_url: str, model: str | None) -
     from revela.server.mcp import Documents
 
     named = name or path.resolve().name
-    if (path / INFO).is_file() or not path.exists():
+    is_index = (path / INFO).is_file() or not path.exists()
+    if is_index or find_spec("revela.index.folder_index") is None:
         index = Index.open(path, model)
         columns = {**OWN_COLUMNS, **index.info.columns}
         return Documents(named, lambda: index, columns, base_url=base_url)

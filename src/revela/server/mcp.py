@@ -41,7 +41,10 @@ class SearchResult(BaseModel):
     title: str
     url: str
     path: str | None = Field(description="The document's file, if it is known.")
-    score: float = Field(description="Comparable within one search only.")
+    score: float
+    confidence: float | None = Field(
+        description="How often a first result of such a score is right, from 0 to 1, if known."
+    )
     text: str = Field(description="The best passage.")
     chunk: int = Field(description="The number of that passage in the document, from 0.")
     metadata: dict[str, Any]
@@ -102,6 +105,7 @@ class Documents:
             url=url,
             path=path,
             score=hit.score,
+            confidence=hit.confidence,
             text=hit.text,
             chunk=hit.chunk,
             metadata=dict(hit.metadata),
