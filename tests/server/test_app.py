@@ -438,7 +438,7 @@ def refuses(server):
 
 def test_server_errors_name_no_path(make_service, slow, monkeypatch, capfd):
     def failing(error):
-        def fail(*_):
+        def fail(*_, **__):
             raise error
 
         return fail
