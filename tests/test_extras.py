@@ -61,6 +61,12 @@ def import_benchmarks(folder):
     importlib.import_module("revela.evaluation.mteb")
 
 
+def serve_agents(folder):
+    from revela.cli.mcp import mcp
+
+    mcp(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "package", "use"),
     [
@@ -71,11 +77,12 @@ def import_benchmarks(folder):
         ("embedded", "gguf", convert_gguf),
         ("benchmarks", "mteb", import_benchmarks),
         ("ray", "ray", connect_to_ray),
+        ("mcp", "mcp", serve_agents),
     ],
 )
 def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, name, package, use):
-    needs_it_at_import = "revela.evaluation.mteb"
-    for module in [m for m in sys.modules if m.split(".")[0] == package or m == needs_it_at_import]:
+    need_it_at_import = ("revela.evaluation.mteb", "revela.server.mcp")
+    for module in [m for m in sys.modules if m.split(".")[0] == package or m in need_it_at_import]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     install = re.escape(f"run pip install 'revela-retriever[{name}]'")

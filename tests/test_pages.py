@@ -311,8 +311,8 @@ def reader(request, tiny, tmp_path, monkeypatch) -> Iterator[Reader]:
         bound.append(listen("127.0.0.1", 0))
         return bound[-1]
 
-    def recorded(service, limits):
-        server = server_of(service, limits)
+    def recorded(app, limits):
+        server = server_of(app, limits)
         server.listening = bound[-1]
         reader.servers.append(server)
         return server

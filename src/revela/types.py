@@ -151,6 +151,7 @@ class LimitedEncoder(Encoder, Protocol):
     ) -> list[list[str]]: ...
 
 
+@runtime_checkable
 class Reranker(Protocol):
     """Scores the passages of one query together (listwise): (len(passages),), higher is better."""
 

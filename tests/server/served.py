@@ -22,8 +22,8 @@ from revela.index.ingest import metadata_columns
 from revela.index.manifest import Info
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import TokenCounter
-from revela.server import Limits
-from revela.server.app import Service
+from revela.server import Access, Limits
+from revela.server.app import ServedModel, Service
 from revela.server.lifecycle import listen, server_of
 from revela.settings import Indexing
 from revela.types import Document
@@ -40,7 +40,7 @@ class Running:
 @contextmanager
 def running(service: Service) -> Iterator[Running]:
     listening = listen("127.0.0.1", 0)
-    server = server_of(service, service.limits)
+    server = server_of(service.app(), service.limits)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     port = listening.getsockname()[1]
     thread.start()
@@ -96,8 +96,8 @@ def make_service(encoder, index):
 
     def make(encoder=encoder, token=None, local_only=False, dimensions=(), reranker=None, **limits):
         changed = dataclasses.replace(Limits(), **limits)
-        more = dict(dimensions=dimensions, token=token, local_only=local_only, reranker=reranker)
-        return Service(index, encoder, counter, "tiny", changed, **more)
+        model = ServedModel("tiny", encoder, counter, dimensions)
+        return Service(index, model, changed, Access(token, local_only), reranker)
 
     return make
 

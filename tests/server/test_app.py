@@ -33,7 +33,7 @@ from served import (
 from revela.errors import QueryError, RevelaError
 from revela.retriever.tokens import TokenCounter
 from revela.server import Limits, lifecycle, middleware
-from revela.server.app import THREADS, Service
+from revela.server.app import THREADS, ServedModel, Service
 from revela.server.lifecycle import listen
 from revela.server.schemas import EmbeddingRequest
 
@@ -561,7 +561,9 @@ def test_reranking_by_heads_runs_one_search_at_a_time_and_others_pass(make_servi
 def test_search_refuses_what_it_cannot_rerank(encoder, server, tmp_path, asked, sentence):
     if sentence.startswith("make"):
         plain = build(tmp_path / "plain", documents(5, 1), encoder, keep_tokens=False)
-        with running(Service(plain, encoder, encoder.counter, "tiny", Limits())) as server:
+        with running(
+            Service(plain, ServedModel("tiny", encoder, encoder.counter), Limits())
+        ) as server:
             refused = post(server, SEARCH, query(**asked))
     else:
         refused = post(server, SEARCH, query(**asked))

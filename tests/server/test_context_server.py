@@ -9,7 +9,7 @@ from served import documents, running
 
 from revela import Retriever
 from revela.server import Limits
-from revela.server.app import Service
+from revela.server.app import ServedModel, Service
 from tests.contextual import SLOTS, save_contextual
 
 TEXTS = ["ocean1 ocean2", "engine3"]
@@ -25,7 +25,7 @@ def index(tiny_lm_folder, tmp_path_factory):
 def test_vectors_and_names_are_those_of_the_context(index):
     encoder, digest = index.encoder, index.info.context["digest"]
     counter = encoder.counter
-    service = Service(index, encoder, counter, "tiny", Limits())
+    service = Service(index, ServedModel("tiny", encoder, counter), Limits())
     with running(service) as up:
         named = [row["id"] for row in httpx.get(f"{up.url}/v1/models").json()["data"]]
         name = f"tiny@{digest[:8]}"

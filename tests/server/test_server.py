@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from served import build, encoder
+from starlette.testclient import TestClient
 
 import revela.cli as cli
 from revela.cli.serve import serve, token_of
@@ -158,11 +159,12 @@ def test_without_its_libraries_the_verb_says_what_to_install(monkeypatch, capsys
 def test_a_name_of_a_loopback_address_is_local(host, home, monkeypatch, capsys):
     made = {}
 
-    def pretend(service, limits):
-        made["service"] = service
+    def pretend(app, limits):
+        made["app"] = app
         return SimpleNamespace(run=lambda sockets: None)
 
     monkeypatch.setattr(lifecycle, "server_of", pretend)
     serve(home / "index", host=host, port=0)
-    assert made["service"].local_only and "anyone" not in capsys.readouterr().out
-    made["service"].batcher.close()
+    assert "anyone" not in capsys.readouterr().out
+    with TestClient(made["app"], base_url="http://evil.example") as client:
+        assert client.get("/healthz").status_code == 421

@@ -12,6 +12,7 @@ from revela.cli import (
     groups,
     heads,
     index,
+    mcp,
     probe,
     push,
     queries,

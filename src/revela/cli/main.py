@@ -35,8 +35,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     atexit.register(_leave_garbage)
     tokens = sys.argv[1:]
-    # What search prints to stdout may be JSON that a program reads.
-    print_log("stderr" if tokens[:1] == ["search"] else "stdout")
+    # What these print to stdout a program may read: JSON, or a protocol.
+    print_log("stderr" if tokens[:1] in (["search"], ["mcp"]) else "stdout")
     try:
         add_settings(tokens)
         # Under torchrun all processes have the same command line; one says what is wrong with it.

@@ -14,7 +14,7 @@ from revela.cli.flags import Flat
 from revela.cli.main import app
 from revela.errors import RevelaError, extra
 from revela.memory import freed_memory
-from revela.server import Limits
+from revela.server import Access, Limits
 from revela.settings import Precision
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def serve(
         raise RevelaError(f"--sync {sync:g} is no time: give seconds, such as 60")
     freed_memory().share()  # before a library starts threads
     with extra("serve", "serving"):
-        from revela.server.app import Service
+        from revela.server.app import ServedModel, Service
         from revela.server.lifecycle import listen, server_of
         from revela.server.middleware import is_loopback
     listening = listen(host, port)
@@ -105,18 +105,11 @@ def serve(
 
         reranker = load_query_heads(lm, index.sample)
     local = is_loopback(listening.getsockname()[0])
-    service = Service(
-        index,
-        encoder,
-        encoder.counter,
-        name or name_of(folder),
-        limits,
-        dimensions=trained_dimensions(folder),
-        token=token,
-        local_only=local and token is None,
-        reranker=reranker,
-    )
-    server = server_of(service, limits)
+    dimensions = trained_dimensions(folder)
+    served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)
+    access = Access(token, local_only=local and token is None)
+    service = Service(index, served, limits, access, reranker)
+    server = server_of(service.app(), limits)
     with kept_in_step(index, sync, precision) if sync else nullcontext():
         listening.listen()  # clients wait from here on, instead of being refused
         shown_host = f"[{host}]" if ":" in host else host

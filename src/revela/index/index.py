@@ -22,7 +22,7 @@ from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, Ranking, check_weight
 from revela.index.language import check_language, detect
 from revela.index.manifest import Calibration, Info, read_info, unfinished_in
-from revela.index.rerank_tokens import Rerank
+from revela.index.rerank_tokens import Rerank, Weight, term_weights
 from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
 from revela.index.table import COMMIT, REPLACING, Table, as_stored
 from revela.index.term_stats import Statistics, TermCounts
@@ -372,11 +372,21 @@ class Index:
             for query, known in zip(some, encoded, strict=True):
                 yield self.search(query, encoded=known, **options)
 
+    def term_weights(self, query: str) -> list[Weight]:
+        """Begin, end and BM25 idf of each term of a query."""
+        return term_weights(query, self.table.query_terms, self._statistics.current().idf)
+
     def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
         vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded
         vectors = self.encoder_or_copy.encode_queries([query]) if vector is None else vector[None]
         stored: Vectors = as_stored(vectors, self.info, self.folder)[0]
         return stored
+
+    def chunks(self, document: str) -> list[Hit]:
+        """The chunks of a document by its id, in order, with a score of 0; none if it has none.
+        Their texts, joined, are the document's.
+        """
+        return [self._hit(row, 0.0) for row in self.table.document(document)]
 
     @cached_property
     def _heads(self) -> Reranker:
@@ -385,14 +395,14 @@ class Index:
         return load_query_heads(str(self._lm), self.sample)
 
     def _hits(self, found: Ranking) -> list[Hit]:
-        rows, hits = self.table.rows(list(found)), list[Hit]()
-        for number, (_, score) in found.items():
-            row = rows[number]
-            title, passage = row["title"], row["passage"]
-            metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
-            text = passage[len(title) + 1 :] if title else passage
-            hits.append(Hit(row["id"], score, title, text, row["chunk"], metadata))
-        return hits
+        rows = self.table.rows(list(found))
+        return [self._hit(rows[number], score) for number, (_, score) in found.items()]
+
+    def _hit(self, row: Mapping[str, Any], score: float) -> Hit:
+        title, passage = row["title"], row["passage"]
+        metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
+        text = passage[len(title) + 1 :] if title else passage
+        return Hit(row["id"], score, title, text, row["chunk"], metadata)
 
     # Change
 

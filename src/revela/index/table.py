@@ -146,6 +146,13 @@ class Table:
             found = self.lance.take_row_ids(list(numbers)).select(names).with_row_id().to_list()
         return {row["_rowid"]: row for row in found}
 
+    def document(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a document by its id, in order, with the columns of a hit."""
+        query = self.lance.search().where(id_filter([name]))
+        with lance_errors(self.folder):
+            rows = query.select([*HIT_COLUMNS, *self.info.columns]).to_list()
+        return sorted(rows, key=lambda row: int(row["chunk"]))
+
     def cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
         """The cosine of each of these rows with a unit vector (W,); KeyError if one is gone."""
         with lance_errors(self.folder):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from revela.errors import RevelaError, first_line
+from revela.errors import QueryError, RevelaError, first_line
 from revela.retriever.tokens import TokenCounter
 from revela.silence import SHOWN_AFTER
 from revela.types import Vectors, check_vectors_finite
@@ -158,7 +158,7 @@ def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterato
 
 def check_tokens() -> NoReturn:
     """Refuse to give token vectors."""
-    raise RevelaError(
+    raise QueryError(
         "this model has no transformer, and so no token vectors: "
         "search without --rerank and --keep-tokens"
     )

@@ -10,6 +10,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Access:
+    """Who is answered: clients that send ``token``, if there is one; with ``local_only`` only
+    requests for loopback names.
+    """
+
+    token: str | None = None
+    local_only: bool = False
+
+
+@dataclass(frozen=True)
 class Limits:
     """Limits of ``revela serve``. A request over a limit is refused; nothing queues without end."""
 

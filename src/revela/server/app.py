@@ -1,4 +1,5 @@
-"""The routes: OpenAI's embeddings and models, search, index, health, metrics and the web page.
+"""The routes: OpenAI's embeddings and models, search, index, health, metrics, the web page and,
+by rerank.py, re-ranking.
 
 Requests are validated by schemas.py, limited and measured by middleware.py, encoded by batching.py
 and run on uvicorn by lifecycle.py.
@@ -6,19 +7,18 @@ and run on uvicorn by lifecycle.py.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import asdict
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from anyio import to_thread
@@ -31,29 +31,35 @@ from revela import __version__
 from revela.errors import QueryError, RevelaError
 from revela.index.filters import OWN_COLUMNS, where_sql
 from revela.index.index import Index
-from revela.server import Limits, schemas
+from revela.server import Access, Limits, schemas
 from revela.server.batching import ROLES, Batcher, QueueFull, Role
 from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
-from revela.server.schemas import (
-    CLIENT_LEFT,
-    ERROR_HANDLERS,
-    APIError,
-    EmbeddingRequest,
-    SearchRequest,
-)
+from revela.server.rerank import NO_LM, Reranking
+from revela.server.routing import BODY_ERRORS, answers, in_thread, queue_full, while_connected
+from revela.server.schemas import ERROR_HANDLERS, APIError, EmbeddingRequest, SearchRequest
 from revela.types import Hit, Reranker, TokenEncoder, Vectors
 
 if TYPE_CHECKING:
     from revela.retriever.tokens import TokenCounter
 
-T = TypeVar("T")
 THREADS = 4  # for texts (counting tokens, writing answers), and for searches
-RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
-BODY_ERRORS = {
-    400: "The body does not match the schema",
-    413: "The body is too long",
-    429: "The queue is full; Retry-After says for how long",
-}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The retriever of an index, as a service offers it.
+
+    Args:
+        name: for clients; with "@" and 8 digits of the context's digest, if the index has one.
+        encoder: used by the batcher's thread only.
+        counter: its token counter.
+        dimensions: shorter widths that it was trained for.
+    """
+
+    name: str
+    encoder: TokenEncoder
+    counter: TokenCounter
+    dimensions: Sequence[int] = ()
 
 
 class Service:
@@ -61,44 +67,35 @@ class Service:
 
     Args:
         index: the index to search.
-        encoder: the index's retriever; used by the batcher's thread only.
-        counter: the token counter of the same retriever.
-        name: the model's name for clients; with "@" and 8 digits of the context's digest, if the
-            index has a context.
+        model: the index's retriever.
         limits: see ``Limits``.
-        dimensions: shorter widths that the retriever was trained for.
-        token: required from clients, if given.
-        local_only: answer requests for loopback names only.
+        access: who is answered.
         reranker: for searches with "rerank": "heads", which run one at a time.
     """
 
     def __init__(
         self,
         index: Index,
-        encoder: TokenEncoder,
-        counter: TokenCounter,
-        name: str,
+        model: ServedModel,
         limits: Limits,
-        dimensions: Sequence[int] = (),
-        token: str | None = None,
-        local_only: bool = False,
+        access: Access = Access(),  # noqa: B008  (frozen)
         reranker: Reranker | None = None,
     ) -> None:
         self.index, self.reranker = index, reranker
-        self.name, self.limits, self.token, self.local_only = name, limits, token, local_only
+        self.name, self.limits, self.access = model.name, limits, access
         if context := index.info.context:  # vectors of another context are those of another model
             self.name += f"@{context['digest'][:8]}"
         self.created = int(time.time())
-        self.width = encoder.encode_queries(["warm"]).shape[1]
-        self.dimensions = [*sorted(d for d in dimensions if d < self.width), self.width]
-        self.max_text_tokens = counter.limit
+        self.width = model.encoder.encode_queries(["warm"]).shape[1]
+        self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]
+        self.max_text_tokens = model.counter.limit
         self.count: dict[Role, Callable[[Sequence[str]], list[int]]] = {
-            "query": counter.count_queries,
-            "passage": counter.count_passages,
+            "query": model.counter.count_queries,
+            "passage": model.counter.count_passages,
         }
         self.metrics = Metrics()
         observe = self.metrics.observe_batch
-        self.batcher = Batcher(encoder, limits.batch_tokens, limits.max_tokens, observe)
+        self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens, observe)
         self.metrics.observe_queue(self.batcher)
         self.searching = 0
         # What a client that leaves has begun keeps its thread until it is done, so that there are
@@ -131,7 +128,7 @@ class Service:
             exception_handlers=ERROR_HANDLERS,
             middleware=[
                 Middleware(Measured, metrics=self.metrics),
-                Middleware(Guard, token=self.token, local_only=self.local_only),
+                Middleware(Guard, access=self.access),
                 Middleware(BodyLimit, limit=self.limits.max_body_bytes),
             ],
             lifespan=self._lifespan,
@@ -149,6 +146,7 @@ class Service:
             **answers({**BODY_ERRORS, **unknown}),
         )(self.embeddings)
         app.post("/v1/search", **answers(BODY_ERRORS))(self.search)
+        Reranking(self).add_to(app)
         return app
 
     @asynccontextmanager
@@ -159,7 +157,7 @@ class Service:
     async def embeddings(self, asked: EmbeddingRequest, request: Request) -> Response:
         """Vectors of texts, in OpenAI's format."""
         if asked.model not in self.names:
-            raise self._no_such_model()
+            raise self.no_such_model()
         if asked.dimensions not in (None, *self.dimensions):
             trained = ", ".join(map(str, self.dimensions))
             message = f"this model was not trained for that: leave it out, or give one of {trained}"
@@ -179,16 +177,12 @@ class Service:
 
     async def search(self, asked: SearchRequest, request: Request) -> schemas.SearchResults:
         """The best documents, each with its best passage."""
-        if self.searching >= self.limits.max_searches:
-            raise queue_full("searches", 1)
         begun = time.perf_counter()
-        self.searching += 1
         try:
-            hits = await while_connected(request, self._search(asked))
+            with self.one_search():
+                hits = await while_connected(request, self._search(asked))
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error)) from error
-        finally:
-            self.searching -= 1
         return schemas.SearchResults(
             model=self.name,
             mode=asked.mode,
@@ -196,8 +190,19 @@ class Service:
             data=[schemas.SearchResult(rank=i, **asdict(hit)) for i, hit in enumerate(hits, 1)],
         )
 
+    @contextmanager
+    def one_search(self) -> Iterator[None]:
+        """While open, one more search runs or waits; over the limit it is refused (429)."""
+        if self.searching >= self.limits.max_searches:
+            raise queue_full("searches", 1)
+        self.searching += 1
+        try:
+            yield
+        finally:
+            self.searching -= 1
+
     async def _search(self, asked: SearchRequest) -> list[Hit]:
-        self._check_long([asked.query], "query")
+        self.check_long([asked.query], "query")
         if asked.rerank is None:
             default = self.index.reranking(asked.mode, asked.fusion)
             asked = asked.model_copy(update={"rerank": default})
@@ -212,10 +217,7 @@ class Service:
             )
             raise APIError(400, message, "rerank")
         if asked.rerank == "heads" and self.reranker is None:
-            message = (
-                "this server has no language model: start revela serve with --lm, or send no rerank"
-            )
-            raise APIError(400, message, "rerank")
+            raise APIError(400, f"{NO_LM}, or send no rerank", "rerank")
         encoded = None
         if asked.mode != "lexical":
             by_tokens = asked.rerank == "tokens"
@@ -239,13 +241,14 @@ class Service:
         param: str,
         with_tokens: bool = False,
     ) -> tuple[list[Any], list[int]]:
-        """The vector of each text, or the ``QueryTokens`` of each query, and the number of tokens
-        that the model read of each.
+        """The vector of each text, with tokens what ``Batcher.encode`` says, and the number of
+        tokens that the model read of each.
 
         Raises:
             APIError: too many tokens, or a text that is too long (400); the queue is full (429).
+            QueryError: the model has no vectors of tokens.
         """
-        self._check_long(texts, param)
+        self.check_long(texts, param)
         tokens = await in_thread(self.text_threads, partial(self.count[role], texts))
         longest = self.max_text_tokens or max(tokens)
         for i, count in enumerate(tokens):
@@ -263,10 +266,13 @@ class Service:
             return await self.batcher.encode(texts, tokens, role, with_tokens), tokens
         except QueueFull as error:
             raise queue_full("texts", error.seconds) from error
+        except QueryError:
+            raise
         except RevelaError as error:  # the model's fault, and it names a path
             raise RuntimeError("the model gives no vectors") from error
 
-    def _check_long(self, texts: Sequence[str], param: str) -> None:
+    def check_long(self, texts: Sequence[str], param: str) -> None:
+        """Refuse texts of too many characters (400)."""
         most = self.limits.max_characters
         for i, text in enumerate(texts):
             if len(text) > most:
@@ -290,13 +296,14 @@ class Service:
     async def model(self, name: str) -> schemas.Model:
         """One of the model's names."""
         if name not in self.names:
-            raise self._no_such_model()
+            raise self.no_such_model()
         return self._model(name)
 
     def _model(self, name: str) -> schemas.Model:
         return schemas.Model(id=name, created=self.created, dimensions=self.width)
 
-    def _no_such_model(self) -> APIError:
+    def no_such_model(self) -> APIError:
+        """The 404 of a model's name."""
         message = f"this server has no such model: ask for one of {', '.join(self.names)}"
         return APIError(404, message, "model", "model_not_found")
 
@@ -313,21 +320,6 @@ class Service:
     async def page(self) -> Response:
         """The web page for searching."""
         return Response(self.page_html, media_type="text/html", headers=self.page_headers)
-
-
-def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dict[str, Any]:
-    """A route's answers for the OpenAPI document: errors, and a 200 that is text."""
-    responses: dict[int, dict[str, Any]] = {
-        status: {"description": description, "model": schemas.Error}
-        for status, description in errors.items()
-    }
-    if 429 in errors:
-        responses[429]["headers"] = RETRY_AFTER
-    if not text:
-        return {"responses": responses}
-    content = {media_type: {"schema": {"type": "string"}}}
-    responses[200] = {"description": text, "content": content}
-    return {"responses": responses, "response_class": Response}
 
 
 def page_headers(html: str) -> dict[str, str]:
@@ -362,39 +354,6 @@ def truncated(vectors: Vectors, dimensions: int) -> Vectors:
     short = vectors[:, :dimensions]
     unit: Vectors = short / np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12)
     return unit
-
-
-def queue_full(what: str, seconds: int) -> APIError:
-    """The 429 of a full queue."""
-    message = f"too many {what} are waiting: try again in {seconds} s"
-    return APIError(429, message, code="queue_full", headers={"retry-after": str(seconds)})
-
-
-async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    """The result of ``work``, which is not begun if the call is cancelled before."""
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-
-async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
-    """The result of ``work``, which is cancelled if the client leaves.
-
-    Raises:
-        APIError: the client has left.
-    """
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
-    try:
-        done, _ = await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if task in done:
-            return task.result()
-        raise APIError(CLIENT_LEFT, "the client has left")
-    finally:
-        task.cancel()
-        left.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def embeddings_json(vectors: Vectors, encoding_format: str, model: str, tokens: int) -> bytes:

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from revela.index.rerank_tokens import encode_packed
 from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Role = Literal["query", "passage"]
@@ -36,7 +37,7 @@ class QueueFull(Exception):
 @dataclass(eq=False)
 class _Job:
     """The texts of one request: the first ``batched`` are in a batch or done, ``left`` of all are
-    not encoded yet. Of queries the vectors of their tokens may be wanted too.
+    not encoded yet. The vectors of their tokens may be wanted too.
     """
 
     texts: Sequence[str]
@@ -49,9 +50,9 @@ class _Job:
     def __post_init__(self) -> None:
         self.encoded: list[Any] = [None] * len(self.texts)
 
-    def receive(self, i: int, encoded: Vectors | QueryTokens) -> None:
-        if isinstance(encoded, QueryTokens) and not self.with_tokens:
-            encoded = encoded.vector  # another request of the batch has asked for tokens
+    def receive(self, i: int, encoded: Vectors | QueryTokens | tuple[Vectors, bytes]) -> None:
+        if isinstance(encoded, tuple) and not self.with_tokens:
+            encoded = encoded[0]  # another request of the batch has asked for tokens
         self.encoded[i] = encoded
         self.left -= 1
         if not self.left and self.future.set_running_or_notify_cancel():
@@ -104,7 +105,8 @@ class Batcher:
             texts: at least one.
             tokens: the number of tokens that the model reads of each.
             role: selects the prompt.
-            with_tokens: give the ``QueryTokens`` of each query.
+            with_tokens: give the ``QueryTokens`` of each query; of each passage, its vector and the
+                ``packed_signs`` of its tokens.
 
         Raises:
             QueueFull: no text was queued.
@@ -174,10 +176,7 @@ class Batcher:
 
     def _encode_batch(self, role: Role, batch: _Batch) -> None:
         tokens = sum(job.tokens[i] for job, i in batch)
-        encode: Callable[..., Any] = self._encoder.encode_passages
-        if role == "query":
-            with_tokens = any(job.with_tokens for job, _ in batch)
-            encode = self._encoder.query_tokens if with_tokens else self._encoder.encode_queries
+        encode = self._encode_with(role, any(job.with_tokens for job, _ in batch))
         begun = time.perf_counter()
         encoded = encode([job.texts[i] for job, i in batch])
         seconds = time.perf_counter() - begun
@@ -188,6 +187,14 @@ class Batcher:
         self._tokens_done += tokens
         self._seconds_busy += seconds
         self._observe(role, len(batch), tokens, seconds)
+
+    def _encode_with(self, role: Role, with_tokens: bool) -> Callable[[Sequence[str]], Any]:
+        encoder = self._encoder
+        if role == "query":
+            return encoder.query_tokens if with_tokens else encoder.encode_queries
+        if not with_tokens:
+            return encoder.encode_passages
+        return lambda texts: list(zip(*encode_packed(encoder, texts), strict=True))
 
     def _next_batch(self) -> tuple[Role, _Batch] | None:
         """Wait for texts; None when the batcher closes and the queue is empty."""

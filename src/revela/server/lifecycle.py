@@ -6,24 +6,24 @@ import socket
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from revela.errors import RevelaError
 from revela.server import Limits
-from revela.server.app import Service
 
 CONNECTIONS = 512  # open at once; from there on 503. A process may often open 1024 files.
 
 
-def server_of(service: Service, limits: Limits, **settings: Any) -> uvicorn.Server:
-    """A uvicorn server for this service, not yet started.
+def server_of(app: ASGIApp, limits: Limits, **settings: Any) -> uvicorn.Server:
+    """A uvicorn server for this application, not yet started.
 
     Args:
-        service: the application.
+        app: the application.
         limits: time for shutdown.
         settings: further settings of uvicorn.
     """
     config = uvicorn.Config(
-        service.app(),
+        app,
         ws="none",
         lifespan="on",
         log_level="warning",
@@ -37,14 +37,14 @@ def server_of(service: Service, limits: Limits, **settings: Any) -> uvicorn.Serv
     return uvicorn.Server(config)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to this address; port 0 means any free port.
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A socket bound to this address; port 0 means any free port. ``flag`` is what gave the port.
 
     Raises:
         RevelaError: the port is out of range, or the address is taken or unknown.
     """
     if not 0 <= port < 2**16:
-        raise RevelaError(f"--port {port} is no port: give one from 0 (any free port) to 65535")
+        raise RevelaError(f"{flag} {port} is no port: give one from 0 (any free port) to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -53,6 +53,6 @@ def listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except (OSError, UnicodeError) as error:
-        message = f"cannot listen on {host}:{port} ({error}): choose another --host or --port"
+        message = f"cannot listen on {host}:{port} ({error}): choose another --host or {flag}"
         raise RevelaError(message) from error
     return listening

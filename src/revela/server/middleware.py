@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from revela.server import Access
 from revela.server.batching import ROLES, Batcher, Role
 from revela.server.schemas import APIError
 
@@ -24,14 +25,14 @@ class Guard:
 
     Args:
         app: the guarded application.
-        token: if given, every path but the page, ``/healthz`` and ``/openapi.json`` requires
-            ``Authorization: Bearer TOKEN``.
-        local_only: the Host header must be a loopback name, so that no web page can reach a server
-            without a token through a DNS name that resolves to 127.0.0.1 (DNS rebinding).
+        access: with a token, every path but the page, ``/healthz`` and ``/openapi.json`` requires
+            ``Authorization: Bearer TOKEN``. With ``local_only`` the Host header must be a loopback
+            name, so that no web page can reach a server without a token through a DNS name that
+            resolves to 127.0.0.1 (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, local_only: bool) -> None:
-        self.app, self.token, self.local_only = app, token, local_only
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.token, self.local_only = app, access.token, access.local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

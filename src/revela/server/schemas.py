@@ -147,7 +147,7 @@ def _no_sql(value: Any) -> Any:
 Integer = Annotated[int, BeforeValidator(_integral)]  # JSON Schema counts 3.0 as an integer
 
 
-class _RequestModel(BaseModel):
+class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
@@ -166,7 +166,7 @@ class _RequestModel(BaseModel):
         return body
 
 
-class EmbeddingRequest(_RequestModel):
+class EmbeddingRequest(RequestModel):
     """OpenAI's embeddings request, plus ``input_type`` and ``truncate``."""
 
     model: str = Field(
@@ -194,7 +194,7 @@ class EmbeddingRequest(_RequestModel):
     )
 
 
-class SearchRequest(_RequestModel):
+class SearchRequest(RequestModel):
     """A search of the index."""
 
     query: str = Field(pattern=r"\S")

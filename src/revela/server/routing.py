@@ -1,0 +1,68 @@
+"""What routes share: how the OpenAPI document describes them, and work that a client waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+
+from revela.server.schemas import CLIENT_LEFT, APIError, Error
+
+T = TypeVar("T")
+RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
+BODY_ERRORS = {
+    400: "The body does not match the schema",
+    413: "The body is too long",
+    429: "The queue is full; Retry-After says for how long",
+}
+
+
+def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dict[str, Any]:
+    """A route's answers for the OpenAPI document: errors, and a 200 that is text."""
+    responses: dict[int, dict[str, Any]] = {
+        status: {"description": description, "model": Error}
+        for status, description in errors.items()
+    }
+    if 429 in errors:
+        responses[429]["headers"] = RETRY_AFTER
+    if not text:
+        return {"responses": responses}
+    content = {media_type: {"schema": {"type": "string"}}}
+    responses[200] = {"description": text, "content": content}
+    return {"responses": responses, "response_class": Response}
+
+
+def queue_full(what: str, seconds: int) -> APIError:
+    """The 429 of a full queue."""
+    message = f"too many {what} are waiting: try again in {seconds} s"
+    return APIError(429, message, code="queue_full", headers={"retry-after": str(seconds)})
+
+
+async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """The result of ``work``, which is not begun if the call is cancelled before."""
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
+    """The result of ``work``, which is cancelled if the client leaves.
+
+    Raises:
+        APIError: the client has left.
+    """
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        done, _ = await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        raise APIError(CLIENT_LEFT, "the client has left")
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,100 @@
+"""Re-ranking a client's own texts, over HTTP and in Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from served import Backwards, encoder, index, make_service, running, server
+from test_app import post
+from tokenizers import Tokenizer
+
+import revela
+from revela.errors import RevelaError
+from revela.retriever.static import StaticEncoder
+from revela.server import Limits
+from revela.server.app import ServedModel, Service
+
+TEXTS = ["the castle and its garden", "ocean1 ocean2 of the sea", "an engine", ""]
+QUERY = "ocean1 ocean2"
+
+
+def test_the_forms_of_jina_cohere_and_tei_agree_with_each_other(server, encoder):
+    jina = {"model": "tiny", "query": QUERY, "documents": TEXTS, "top_n": 3}
+    answer = post(server, "/v1/rerank", jina).json()
+    results = answer["results"]
+    assert len(results) == 3 and results[0]["index"] == 1 and answer["usage"]["total_tokens"] > 20
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True) and scores[0] <= 1
+    assert all(set(result) == {"index", "relevance_score"} for result in results)
+    cohere = {**jina, "documents": [{"text": t, "id": 3} for t in TEXTS], "return_documents": True}
+    repeated = post(server, "/v2/rerank", cohere | {"max_tokens_per_doc": 100}).json()["results"]
+    assert [r["document"]["text"] for r in repeated] == [TEXTS[r["index"]] for r in results]
+    tei = {"query": QUERY, "texts": TEXTS, "raw_scores": False}
+    ranked = post(server, "/rerank", tei).json()
+    assert [r["index"] for r in ranked[:3]] == [r["index"] for r in results] and len(ranked) == 4
+    assert [r["score"] for r in ranked[:3]] == pytest.approx(scores, abs=1e-5)
+    assert set(ranked[0]) == {"index", "score"}
+    in_python = revela.rerank(QUERY, TEXTS, encoder)
+    assert in_python[0][0] == 1 and sorted(i for i, _ in in_python) == [0, 1, 2, 3]
+
+
+def test_long_texts_are_cut_unless_the_request_says_otherwise(server):
+    body = {"query": QUERY, "documents": ["word " * 600, QUERY]}
+    assert post(server, "/v1/rerank", body).json()["results"][0]["index"] == 1
+    refused = post(server, "/v1/rerank", body | {"truncate": False})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "documents"
+
+
+def test_a_model_by_name_re_ranks_by_heads(make_service):
+    backwards = Backwards()
+    with running(make_service(reranker=backwards)) as server:
+        body = {"query": QUERY, "documents": TEXTS, "model": "tiny:heads"}
+        found = post(server, "/v1/rerank", body).json()
+        assert [r["index"] for r in found["results"]] == [3, 2, 1, 0]
+        assert backwards.read == [QUERY] and found["model"] == "tiny:heads"
+        many = post(server, "/v1/rerank", body | {"documents": TEXTS * 6}).json()["error"]
+        assert many["param"] == "documents" and "at most 20" in many["message"]
+    assert revela.rerank(QUERY, TEXTS, Backwards(), by="heads")[0] == (3, 100.0**3)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"documents": ["a"]}, 400, "query"),
+        ({"query": " ", "documents": ["a"]}, 400, "query"),
+        ({"query": "a", "documents": []}, 400, "documents"),
+        ({"query": "a", "documents": [{"title": "a"}]}, 400, "documents"),
+        ({"query": "a", "documents": ["a"] * 3000}, 400, "documents"),
+        ({"query": "a", "documents": ["a " * 200_000]}, 400, "documents"),
+        ({"query": "a", "documents": ["a"], "top_n": 0}, 400, "top_n"),
+        ({"query": "a", "documents": ["a"], "rank_fields": ["a"]}, 400, "rank_fields"),
+        ({"query": "a", "documents": ["a"], "model": "rerank-v3"}, 404, "model"),
+        ({"query": "a", "documents": ["a"], "model": "tiny:heads"}, 400, "model"),
+    ],
+)
+def test_bad_requests_are_refused(server, body, status, param):
+    answer = post(server, "/v1/rerank", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+@pytest.fixture
+def word_table(tiny_tokenizer) -> StaticEncoder:
+    table = np.random.default_rng(0).normal(size=(400, 32)).astype(np.float32)
+    return StaticEncoder(table, Tokenizer.from_str(tiny_tokenizer.backend_tokenizer.to_str()))
+
+
+def test_a_model_without_tokens_says_so(index, word_table):
+    service = Service(index, ServedModel("table", word_table, word_table.counter), Limits())
+    with running(service) as server:
+        error = post(server, "/rerank", {"query": "ocean", "texts": ["ocean"]}).json()["error"]
+        assert "no vectors of tokens" in error["message"]
+    with pytest.raises(RevelaError, match="no token vectors"):
+        revela.rerank("ocean", ["ocean"], word_table)
+
+
+def test_python_refuses_what_it_cannot_rank(encoder):
+    assert revela.rerank("ocean", [], encoder) == []
+    with pytest.raises(RevelaError, match="query is empty"):
+        revela.rerank(" ", ["a"], encoder)
+    with pytest.raises(RevelaError, match="at most 20"):
+        revela.rerank("ocean", ["a"] * 21, Backwards(), by="heads")
