@@ -6,7 +6,7 @@ import signal
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -17,8 +17,6 @@ from revela.memory import freed_memory
 from revela.server import Access, Limits
 
 if TYPE_CHECKING:
-    from mcp.server.mcpserver import MCPServer
-
     from revela.index.index import Index
     from revela.server.mcp import Documents
 
@@ -114,7 +112,7 @@ def _opening(path: Path, model: str | None) -> Future[Index]:
     return opening
 
 
-def _serve(server: MCPServer, host: str, port: int, token: str | None) -> None:
+def _serve(server: Any, host: str, port: int, token: str | None) -> None:
     from revela.server.lifecycle import listen, server_of
     from revela.server.mcp import http_app
     from revela.server.middleware import is_loopback
