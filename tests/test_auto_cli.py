@@ -155,7 +155,7 @@ def test_eval_ranks_models_on_a_text_without_labels(doing, corpus, tiny_lm_folde
     given = ("eval", tiny_lm_folder, "--text", corpus)
     code, said, err = doing(*given, "--json", scores_file)
     assert code == 0, err
-    assert "comparing 2 retrievers by 39 held-out documents" in said
+    assert "comparing 2 retrievers by 39 held-out documents (sentence: 39 queries" in said
     assert "make a fitted one by revela fit TEXT" in said
     scores = json.loads(scores_file.read_text())["without labels"]
     assert set(scores) == {"BM25", *(n + b for n in (table, fitted) for b in ("", " + BM25"))}
@@ -167,7 +167,10 @@ def test_eval_ranks_models_on_a_text_without_labels(doing, corpus, tiny_lm_folde
         assert found["means"]["sentence"] == pytest.approx(sum(each) / 39)
     best = next(iter(scores))
     assert set(scores[fitted]["p"]) == {best, "BM25"}
-    lines = corpus.read_text().splitlines(keepends=True)
-    corpus.write_text("".join(lines[:20]))
+    titled = [{**row, "title": f"all about {row['_id']}"} for row in make_rows(130)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in titled))
+    code, said, err = doing(*given)
+    assert code == 0 and "(title: 39 queries over 39 passages)" in said, err
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in titled[:20]))
     code, _, err = doing(*given)
     assert code == 2 and "too few to compare models by: give more of it, or judged" in err

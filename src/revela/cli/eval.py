@@ -58,8 +58,8 @@ def evaluate(
         BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, names of its
         tasks, or folders as for --on.
     text:
-        Files or folders of your own text, as for index. Words of sentences, and docstrings of code,
-        have to find the held-out passages that they were taken from.
+        Files or folders of your own text, as for index. Halves of passages, titles, and docstrings
+        of code have to find what they belong to among held-out documents.
     out:
         Folder for results of --benchmark, in mteb's layout; finished tasks in it are not run again.
     show:

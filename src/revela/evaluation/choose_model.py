@@ -16,7 +16,7 @@ import numpy as np
 
 from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
-from revela.evaluation.label_free import HeldOutCheck, Scores, Task, tasks_among, with_bm25
+from revela.evaluation.label_free import HeldOutCheck, Scores, Task, tasks, tasks_among, with_bm25
 from revela.index.language import Analyzer, detect
 from revela.settings import Indexing, Recipe
 from revela.silence import silence_libraries
@@ -120,6 +120,11 @@ def rank_models(
 ) -> dict[str, SystemScores]:
     """Score models on a text without labels, alone and fused with BM25, beside BM25; best first.
 
+    The first half of a chunk has to find the others of its document, a title its document, and a
+    docstring its function, among held-out documents; words of sentences, as ``choose_model`` asks
+    for, rank vectors wrongly against words (docs/results.md), and are asked where there is nothing
+    else.
+
     Args:
         documents: the text; of much, a sample is read.
         models: hub ids or folders. A language model is fitted to the text, and made into a table
@@ -139,13 +144,15 @@ def rank_models(
 
     silence_libraries()
     data = _sample(documents, Recipe() if recipe is None else recipe)
-    tasks, enough = _tasks(data, chunk_words)
-    if not enough:
+    asked = tasks(data.held_out, chunk_words, QUERIES, PASSAGES, data.recipe.training.seed)
+    if _count(asked) < LEAST_QUERIES:
+        asked, _ = _sentences(data, chunk_words)
+    if _count(asked) < LEAST_QUERIES:
         raise RevelaError(
-            f"the text gives {_count(tasks)} queries, too few to compare models by: give more of "
+            f"the text gives {_count(asked)} queries, too few to compare models by: give more of "
             "it, or judged queries with --on"
         )
-    check = HeldOutCheck(tasks, data.recipe.corpus.language)
+    check = HeldOutCheck(asked, data.recipe.corpus.language)
     scored, _ = _scored(_made_of(models, KINDS), check, data)
     systems = dict[str, dict[str, Scores]]()
     for name, scores in scored.items():
@@ -172,23 +179,23 @@ def rank_models(
 
 def _chosen(among: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> Choice:
     """Make every candidate, and score it on what is held out."""
-    language, (tasks, enough) = data.recipe.corpus.language, _tasks(data, chunk_words)
+    language, (asked, enough) = data.recipe.corpus.language, _sentences(data, chunk_words)
     if not enough:
-        return _unchecked(among, language, _count(tasks))
-    queries, weights = _scored(among, HeldOutCheck(tasks, language), data)
+        return _unchecked(among, language, _count(asked))
+    queries, weights = _scored(among, HeldOutCheck(asked, language), data)
     chosen, why = chosen_by(queries, weights)
     return Choice(next(c for c in among if str(c) == chosen), why, queries, weights)
 
 
-def _tasks(data: TrainingSet, chunk_words: int) -> tuple[list[Task], bool]:
-    """The tasks that a text gives, and whether they hold enough queries."""
+def _sentences(data: TrainingSet, chunk_words: int) -> tuple[list[Task], bool]:
+    """The tasks of sentences and docstrings, and whether they hold enough queries."""
     held, terms = data.held_out, Analyzer(data.recipe.corpus.language)
-    tasks = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, terms)
-    return tasks, _count(tasks) >= max(LEAST_QUERIES, min(QUERIES, len(held) / 2))
+    asked = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, terms)
+    return asked, _count(asked) >= max(LEAST_QUERIES, min(QUERIES, len(held) / 2))
 
 
-def _count(tasks: Sequence[Task]) -> int:
-    return sum(len(task.queries) for task in tasks)
+def _count(asked: Sequence[Task]) -> int:
+    return sum(len(task.queries) for task in asked)
 
 
 def _scored(
