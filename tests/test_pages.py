@@ -215,6 +215,8 @@ class Reader:
     def command(self, words: list[str]) -> None:
         if words[:2] == ["revela", "serve"]:
             self.serve(words[1:])
+        elif words[:2] == ["revela", "mcp"]:  # it would wait for a client
+            check_command(words)
         elif words[0] == "revela":
             add_settings(words[1:])
             app(words[1:], **RETURNS)
