@@ -69,8 +69,9 @@ def test_a_folder_is_searched_and_followed(doing, docs, model, cache):
 
 def test_a_folder_is_searched_from_python_and_reranked_by_tokens(docs, saved_retriever, cache):
     name = str(saved_retriever)
-    hits = revela.search(docs, QUERY, k=3, model=name)
-    assert len(hits) == 3 and hits == revela.search(docs, QUERY, 3, name, rerank="tokens")
+    assert len(revela.search(docs, QUERY, k=3, model=name)) == 3  # by torch, and now by ONNX
+    hits = revela.search(docs, QUERY, 3, name)
+    assert hits == revela.search(docs, QUERY, 3, name, rerank="tokens")
     assert hits != revela.search(docs, QUERY, 3, name, rerank="none")
     one = revela.search(docs / "0.txt", QUERY, model=name)
     assert [hit.id for hit in one] == ["0.txt"]

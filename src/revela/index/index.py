@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 QUERIES = 256  # that are encoded together
+FEW = 100  # chunks of a commit that are encoded sooner than torch is loaded
 
 
 class Index:
@@ -472,7 +473,8 @@ class Index:
 
         rows = table_rows(changes.documents, changes.digests, self.info, self.folder)
         find = self.table.passage_terms
-        encoded = encode_rows(rows, self.info, self.encoder, self.folder, find)
+        encoder = self.encoder_or_copy if len(rows["id"]) <= FEW else self.encoder
+        encoded = encode_rows(rows, self.info, encoder, self.folder, find)
         former, gone = before.find(changes.replaced)
         with self._counting([TermCounts.of(encoded.terms)], gone):
             self.table.write(encoded.rows, former)
