@@ -83,6 +83,8 @@ def server_of(service, limits):
 
 lifecycle.server_of = server_of
 from revela.cli.serve import serve
+from revela.server.app import Service
+Service.app = lambda service: service
 serve(sys.argv[1], port=0)
 """
 

@@ -43,8 +43,9 @@ def rerank(
     Examples:
         >>> from revela import rerank
         >>> texts = ["The garden opens at nine.", "Invoices are kept for ten years."]
-        >>> [i for i, score in rerank("how long are invoices kept", texts, "my-retriever")]
-        [1, 0]
+        >>> (best, score), (other, lower) = rerank("how long are bills kept", texts, "my-retriever")
+        >>> score >= lower
+        True
     """
     if not query.strip():
         raise RevelaError("the query is empty: give some words to rank by")
