@@ -73,12 +73,14 @@ class SentenceTest:
         if packed and isinstance(encoder, TokenEncoder):
             rests_QD, rests = encode_packed(encoder, self._rests)
             tokens = encoder.query_tokens(self._queries)
+            queries_QD = np.array([query.vector for query in tokens])
             for place, rest in zip(self._places, rests, strict=True):
                 signs[place] = rest
         else:
             rests_QD = encoder.encode_passages(self._rests)
+            queries_QD = encoder.encode_queries(self._queries)
         left_ND[self._places] = shortened(rests_QD, width)
-        queries_QD = shortened(encoder.encode_queries(self._queries), width)
+        queries_QD = shortened(queries_QD, width)
         nearest = top_k(queries_QD, left_ND, DEPTH)
         right = int((nearest[0][:, 0] == self._places).sum())
         measured = Calibration(len(self._queries), self._words, right, self._size, least)

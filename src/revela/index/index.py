@@ -2,7 +2,7 @@
 
 Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
 returns documents, each once, with its best chunk (search.py). Beside the table lie ``index.json``
-(manifest.py) and the counts of terms that the fusion reads (statistics.py).
+(manifest.py) and the counts of terms that the fusion reads (term_stats.py).
 """
 
 from __future__ import annotations
@@ -298,10 +298,10 @@ class Index:
                 as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: join both rankings by score, or by rank.
             rerank: order the first documents again: 50 by the vectors of their "tokens"
-                (rerank.py), which the model reads now unless the index keeps them; or 20 by the
-                "heads" of a language model (listwise.py), or by another re-ranker; or "none". By
-                default none, or "tokens" in the index of a folder (folder_index.py) where scores
-                are cosines or fused by score.
+                (rerank_tokens.py), which the model reads now unless the index keeps them; or 20 by
+                the "heads" of a language model (rerank_heads.py), or by another re-ranker; or
+                "none". By default none, or "tokens" in the index of a folder (folder_index.py)
+                where scores are cosines or fused by score.
             encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
             min_score: leave out documents of a lower score.
             explain: say what words and vectors gave (``Hit.explanation``).

@@ -4,8 +4,8 @@ et al., 2025); no labels.
     s(q, d) = mean over heads of  A(q, d) - A("N/A", d)
 
 A(q, d) is the attention mass that the rows of a query put on candidate d, mean over rows. The LM
-reads all candidates in one prompt, once; the query and "N/A" both continue that prompt. rerank.py
-says how s joins the fused score.
+reads all candidates in one prompt, once; the query and "N/A" both continue that prompt.
+``rerank_listwise`` (rerank_tokens.py) joins s with the fused score.
 
 The best heads are found once and cached for this LM, by questions taken from the index: the most
 telling sentence of each of 20 passages has to find the rest of its passage.

@@ -10,8 +10,8 @@ over the tokens t of the query and j of the passage; V / W as in fusion.py, sinc
 where the vectors of whole texts do. This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020),
 untrained. One bit per number finds as much as floats do, so an index can keep them.
 
-``rerank_listwise``, by the scores s of a re-ranker such as the heads of an LM (listwise.py), in the
-order of
+``rerank_listwise``, by the scores s of a re-ranker such as the heads of an LM (rerank_heads.py), in
+the order of
 
     z(fused(q, d)) + w z(s(q, d))
 

@@ -215,7 +215,7 @@ def _apply(
     record.note(scan.sources, index, scan.reading)
     unchanged = len(record) - added.new - added.replaced
     seconds = dict(reading=scan.seconds, encoding=encoded - begun)
-    seconds["packing"] = time.perf_counter() - encoded
+    seconds["finishing"] = time.perf_counter() - encoded
     return Synced(added.new, added.replaced, gone, unchanged, added, seconds)
 
 
