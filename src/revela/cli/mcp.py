@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from concurrent.futures import Future
@@ -65,6 +66,7 @@ def mcp(
     with extra("mcp", "the Model Context Protocol"):
         from revela.server.mcp import mcp_server
     server = mcp_server(_documents(index_folder, name, base_url, model))
+    logging.getLogger("revela").propagate = False  # the protocol's package shows the root's log
     if http is None:
         for number in (signal.SIGINT, signal.SIGTERM):  # a thread waits for stdin and for no signal
             signal.signal(number, signal.SIG_DFL)
