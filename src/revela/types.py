@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -107,6 +108,18 @@ class Hit:
     metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
     confidence: float | None = None
     explanation: Explanation | None = None
+
+
+class Hits(list[Hit]):
+    """Results of a search, best first: a list, which notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{hit.score:.3f}</td><td>{escape(hit.title or hit.id)}</td>"
+            f"<td style='text-align: left'>{escape(hit.text)}</td></tr>"
+            for hit in self
+        )
+        return f"<table><tr><th>score</th><th>document</th><th>passage</th></tr>{rows}</table>"
 
 
 class Encoder(Protocol):

@@ -98,6 +98,8 @@ async def ask(client):
     first = next(result for result in results if result["id"] == "guide.md")
     assert first["url"] == "https://wiki.example/docs/guide.md" and first["path"] is None
     assert first["metadata"] == {"year": 2020} and "garden opens" in first["text"]
+    cut = await client.call_tool("search", {"query": "garden", "min_score": 1.1})
+    assert cut.structured_content == {"results": []}
     filtered = await client.call_tool("search", {"query": "garden", "filter": {"year": 2021}})
     (only,) = filtered.structured_content["results"]
     assert (only["id"], only["title"]) == ("a b.txt", "Engines")

@@ -27,7 +27,7 @@ from revela.index.sync import Scan, Synced, absolute, apply, sync
 from revela.retriever.static import is_static
 from revela.settings import Indexing
 from revela.silence import duration
-from revela.types import Hit
+from revela.types import Hits
 from revela.weights import cache_folder, fingerprint, name_of, resolve
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def open_any(
 
 def search(
     path: str | Path, query: str, k: int = 10, model: str | Path | None = None, **options: Any
-) -> list[Hit]:
+) -> Hits:
     """The k best documents of a folder of files, a file or an index (``open_any``).
 
     Args:

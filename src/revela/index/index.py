@@ -30,6 +30,7 @@ from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import (
     Document,
     Hit,
+    Hits,
     QueryTokens,
     Reranker,
     TokenEncoder,
@@ -284,7 +285,7 @@ class Index:
         encoded: Vectors | QueryTokens | None = None,
         min_score: float = -inf,
         explain: bool = False,
-    ) -> list[Hit]:
+    ) -> Hits:
         """The k best documents, best first, each with its best chunk.
 
         Scores are cosines (dense), BM25 (lexical), or those of the fusion of both (hybrid;
@@ -342,7 +343,7 @@ class Index:
                         why = snapshot.explain(query, vector, options, list(found))
                         pairs = zip(hits, why, strict=True)
                         hits = [replace(hit, explanation=each) for hit, each in pairs]
-                    return hits
+                    return Hits(hits)
             except KeyError:  # a row is gone
                 pass
             except RevelaError:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -157,6 +158,9 @@ class Tools:
         filter: Annotated[
             dict[str, Any] | None, Field(description=f"By columns, such as {EXAMPLE}.")
         ] = None,
+        min_score: Annotated[
+            float | None, Field(description="Leave out documents of a lower score.")
+        ] = None,
     ) -> SearchResults:
         if len(query) > QUERY_CHARACTERS:
             most = f"send at most {QUERY_CHARACTERS:,}"
@@ -165,8 +169,9 @@ class Tools:
             where_sql(filter or {}, self.documents.columns)
         except RevelaError as error:
             raise ToolError(str(error)) from error
+        least = -inf if min_score is None else min_score
         with _tool_errors(), self._lock:
-            hits = self.documents.index().search(query, k, where=filter)
+            hits = self.documents.index().search(query, k, where=filter, min_score=least)
         return SearchResults(results=[self.documents.result(hit) for hit in hits])
 
     def fetch(
