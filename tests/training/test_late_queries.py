@@ -124,7 +124,8 @@ def test_writing_is_training_time(asked, train_into):
     outcome = train_into("out", max_steps=1)
     assert outcome.minutes * 60 >= batches * 0.02
     # The first step is the last when its queries have taken all the time.
-    outcome = train_into("late", file="other.jsonl", max_steps=0, max_minutes=0.001)
+    limit = batches * 0.02 / 60 / 2
+    outcome = train_into("late", file="other.jsonl", max_steps=0, max_minutes=limit)
     assert outcome.steps == 1
 
 
