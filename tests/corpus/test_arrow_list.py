@@ -90,4 +90,5 @@ def test_memory_does_not_grow_with_the_corpus():
     """32 MB of text against 2 MB, each of them twice; pages of the mapped files are not counted."""
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     small, large = map(int, run.stdout.split())
-    assert large < small + 20, f"{small} MB -> {large} MB"
+    # The allocator keeps some 20 MB of what it had for batches; one of the copies would be 32.
+    assert large < small + 28, f"{small} MB -> {large} MB"
