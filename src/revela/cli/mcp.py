@@ -66,13 +66,20 @@ def mcp(
     with extra("mcp", "the Model Context Protocol"):
         from revela.server.mcp import mcp_server
     server = mcp_server(_documents(index_folder, name, base_url, model))
-    logging.getLogger("revela").propagate = False  # the protocol's package shows the root's log
     if http is None:
+        _show_once()
         for number in (signal.SIGINT, signal.SIGTERM):  # a thread waits for stdin and for no signal
             signal.signal(number, signal.SIG_DFL)
         server.run("stdio")
     else:
         _serve(server, host, http, token)
+
+
+def _show_once() -> None:
+    """Keep this package's log from the root's handler, by which the protocol's package shows it
+    too.
+    """
+    logging.getLogger("revela").propagate = False
 
 
 def _documents(path: Path, name: str | None, base_url: str, model: str | None) -> Documents:
@@ -115,12 +122,12 @@ def _opening(path: Path, model: str | None) -> Future[Index]:
 
 
 def _serve(server: Any, host: str, port: int, token: str | None) -> None:
-    from revela.server.lifecycle import listen, server_of
+    from revela.server.lifecycle import listen, server_of, url_of
     from revela.server.mcp import http_app
     from revela.server.middleware import is_loopback
 
     listening = listen(host, port, "--http")
-    address, port = listening.getsockname()[:2]
+    address = listening.getsockname()[0]
     if token is None and not is_loopback(address):
         raise RevelaError(
             f"anyone who reaches {host} could read the index: give --token-env or --token-file"
@@ -128,6 +135,7 @@ def _serve(server: Any, host: str, port: int, token: str | None) -> None:
     limits = Limits()
     running = server_of(http_app(server, Access(token, token is None), limits), limits)
     listening.listen()
-    shown_host = f"[{host}]" if ":" in host else host
-    print(f"serving {server.name} at http://{shown_host}:{port}/mcp; stop with Ctrl-C", flush=True)
+    _show_once()
+    url = url_of(host, listening)
+    print(f"serving {server.name} at {url}mcp; stop with Ctrl-C", flush=True)
     running.run(sockets=[listening])
