@@ -28,12 +28,13 @@ from research.benchmarks.options import (
     corpus_of,
     folder_of,
     names_in,
+    part_of,
 )
 from revela.corpus.load import read_corpus
 from revela.corpus.spool import arrow_list
 from revela.evaluation.choose_model import LEAST_QUERIES, Candidate, encoder_of
-from revela.evaluation.evaluate import Collection, load_collection, outcomes
-from revela.evaluation.label_free import HeldOutCheck, tasks, tasks_among, with_bm25
+from revela.evaluation.evaluate import load_collection, outcomes
+from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, tasks_among, with_bm25
 from revela.files import atomic_write
 from revela.groups.dataset import TrainingSet, split_held_out
 from revela.index.language import Analyzer, detect
@@ -67,26 +68,6 @@ def systems(data: TrainingSet) -> Iterator[tuple[str, Encoder]]:
     yield "2 layers, raw", RetrieverEncoder(raw, True)
 
 
-def part_of(collection: Collection) -> Collection:
-    """Some queries, evenly spaced, their documents, and others, evenly spaced."""
-    kept = evenly_spaced(len(collection.query_ids), QUERIES)
-    ids = [collection.query_ids[i] for i in kept]
-    qrels = {name: collection.qrels[name] for name in ids}
-    wanted = {d for grades in qrels.values() for d, grade in grades.items() if grade > 0}
-    others = [d for d in collection.document_ids if d not in wanted]
-    if room := max(0, DOCUMENTS - len(wanted)):
-        wanted |= {others[i] for i in evenly_spaced(len(others), room)}
-    rows = [i for i, d in enumerate(collection.document_ids) if d in wanted]
-    return replace(
-        collection,
-        document_ids=[collection.document_ids[i] for i in rows],
-        documents=[collection.documents[i][:CHARACTERS] for i in rows],
-        query_ids=ids,
-        queries=[collection.queries[i] for i in kept],
-        qrels=qrels,
-    )
-
-
 def row_of(folder: Path) -> Row:
     """Label-free scores of each query and judged means, by system."""
     documents, _ = read_corpus([corpus_of(folder)], distinct=False, min_words=1)
@@ -99,15 +80,14 @@ def row_of(folder: Path) -> Row:
     asked = tasks_among(held, data.documents, words, ASKED, PASSAGES, Analyzer(language))
     # Its passages are those of the held-out documents alone.
     asked += [task for task in tasks(held, words, ASKED, PASSAGES, 0) if task.name != "docstring"]
-    check, part = HeldOutCheck(asked, language), part_of(load_collection(folder))
+    check = HeldOutCheck(asked, language)
+    part = part_of(load_collection(folder), DOCUMENTS, QUERIES, CHARACTERS)
     free = {BM25: {task: list(s) for task, s in check.queries_of_bm25().items()}}
     judged, seconds = dict[str, float](), dict[str, float]()
     for name, encoder in systems(data):
         begun = time.process_time()
-        for task, scores_Q in check.queries(encoder).items():
-            fused = task.endswith(with_bm25(""))
-            system = with_bm25(name) if fused else name
-            free.setdefault(system, {})[task.removesuffix(with_bm25(""))] = scores_Q.tolist()
+        for system, tasks_of in by_system(name, check.queries(encoder)).items():
+            free[system] = {task: list(scores_Q) for task, scores_Q in tasks_of.items()}
         found = outcomes(part, {name: encoder})
         judged |= {
             system: found[system].means()["ndcg@10"] for system in (BM25, name, with_bm25(name))

@@ -11,44 +11,23 @@ without an answer, and of right first hits, that score more; and the expected ca
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from research.benchmarks.options import collections_parser, folder_of, names_in
-from revela.evaluation.evaluate import Collection, load_collection, rankings_of
+from research.benchmarks.options import collections_parser, folder_of, names_in, part_of
+from revela.evaluation.collection import Collection, load_collection
 from revela.index.calibration import SentenceTest
-from revela.index.exact import top_k
+from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH
 from revela.index.search import MemorySnapshot, fuse
 from revela.retriever.load import load_encoder
-from revela.types import Encoder, evenly_spaced
+from revela.types import Encoder
 from revela.weights import resolve
 
 DOCUMENTS, QUERIES, CHARACTERS, BINS = 1000, 250, 1500, 10
 Scores = NDArray[np.float64]
-
-
-def part_of(collection: Collection) -> Collection:
-    """Some questions, evenly spaced, their documents, and others, evenly spaced."""
-    kept = evenly_spaced(len(collection.query_ids), QUERIES)
-    ids = [collection.query_ids[i] for i in kept]
-    qrels = {name: collection.qrels[name] for name in ids}
-    wanted = {d for grades in qrels.values() for d, grade in grades.items() if grade > 0}
-    others = [d for d in collection.document_ids if d not in wanted]
-    if room := max(0, min(len(others), DOCUMENTS - len(wanted))):
-        wanted |= {others[i] for i in evenly_spaced(len(others), room)}
-    rows = [i for i, d in enumerate(collection.document_ids) if d in wanted]
-    return replace(
-        collection,
-        document_ids=[collection.document_ids[i] for i in rows],
-        documents=[collection.documents[i][:CHARACTERS] for i in rows],
-        query_ids=ids,
-        queries=[collection.queries[i] for i in kept],
-        qrels=qrels,
-    )
 
 
 def first_hits(part: Collection, snapshot: MemorySnapshot, encoder: Encoder) -> tuple[Scores, ...]:
@@ -89,7 +68,8 @@ def main() -> None:
     print("|---|---|---|---|---|")
     rows = []
     for name in names_in(arguments.data, arguments.only):
-        part = part_of(load_collection(folder_of(name, arguments.data)))
+        whole = load_collection(folder_of(name, arguments.data))
+        part = part_of(whole, DOCUMENTS, QUERIES, CHARACTERS)
         vectors = encoder.encode_passages(part.documents)
         test = SentenceTest(part.documents, part.bm25.terms.language)
         measured = test(encoder, vectors, scored=True)

@@ -37,12 +37,11 @@ from revela.evaluation.evaluate import (
     hybrid,
     load_collection,
     outcomes,
-    rankings_of,
     sample,
     snapshot_of,
 )
 from revela.evaluation.metrics import mean_scores
-from revela.index.exact import top_k
+from revela.index.exact import rankings_of, top_k
 from revela.index.rerank_heads import QueryHeads, load_query_heads
 from revela.index.rerank_tokens import HEADS_DEPTH, encode_packed, rerank_listwise
 from revela.retriever.encode import RetrieverEncoder

@@ -128,7 +128,7 @@ def test_too_little_text_is_said(tiny_lm_folder, tiny_bert_folder, monkeypatch):
     rows = [Document(row["_id"], row["text"]) for row in make_rows(20)]
     lm, bert = str(tiny_lm_folder), str(tiny_bert_folder)
     for default, chosen in ((lm, Candidate(lm, "table")), (bert, Candidate(bert, "embedder"))):
-        monkeypatch.setattr(choosing, "DEFAULT", default if default == bert else "another")
+        monkeypatch.setattr(choosing, "OFFLINE_EMBEDDER", default if default == bert else "another")
         monkeypatch.setattr(choosing, "detect", lambda texts: "en+ru")
         choice = choose_model(rows, [lm, bert])
         assert choice.candidate == chosen and not choice.queries

@@ -20,6 +20,7 @@ from revela.cli.flags import (
 from revela.cli.main import app
 from revela.cli.printing import command_line, one_line, snippet
 from revela.errors import RevelaError
+from revela.settings import OFFLINE_EMBEDDER
 
 
 @app.command
@@ -28,7 +29,7 @@ def queries(
     *,
     out: Out | None = None,
     form: Annotated[Literal["beir", "triplets"], Parameter(name="--format")] = "beir",
-    embedder: str = "embedded:minilm-l6",
+    embedder: str = OFFLINE_EMBEDDER,
     top: Annotated[int, Parameter(alias="-k")] = 10,
     show: int = 5,
     preset: Preset = "",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -94,9 +93,8 @@ def search(
 
     asked = read_queries(queries) if queries else {}
     opened = open_any(index_folder, model, cached=not no_cache, progress=True, lm=lm, weight=weight)
-    least = -inf if min_score is None else min_score
     how: Any = dict(k=top, mode=mode, where=where, fusion=fusion, rerank=rerank)
-    how |= dict(min_score=least, explain=explain)
+    how |= dict(min_score=min_score, explain=explain)
     if query is None:
         found = zip(asked, opened.search_many(list(asked.values()), **how), strict=True)
         _tell(found, asked, run, index_folder.name)

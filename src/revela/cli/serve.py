@@ -82,7 +82,7 @@ def serve(
     freed_memory().share()  # before a library starts threads
     with extra("serve", "serving"):
         from revela.server.app import ServedModel, Service
-        from revela.server.lifecycle import listen, server_of
+        from revela.server.lifecycle import listen, server_of, url_of
         from revela.server.middleware import is_loopback
     listening = listen(host, port)
 
@@ -112,8 +112,7 @@ def serve(
     server = server_of(service.app(), limits)
     with kept_in_step(index, sync, precision) if sync else nullcontext():
         listening.listen()  # clients wait from here on, instead of being refused
-        shown_host = f"[{host}]" if ":" in host else host
-        url = f"http://{shown_host}:{listening.getsockname()[1]}/"
+        url = url_of(host, listening)
         print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
         if token is None and not local:
             message = "anyone who reaches this address can use it: give --token-env or --token-file"

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
-from revela.evaluation.label_free import HeldOutCheck, Scores, Task, tasks, tasks_among, with_bm25
+from revela.evaluation.evaluate import Outcome
+from revela.evaluation.label_free import (
+    HeldOutCheck,
+    Scores,
+    Task,
+    by_system,
+    tasks,
+    tasks_among,
+    with_bm25,
+)
+from revela.evaluation.significance import MEASURE, standings
 from revela.index.language import Analyzer, detect
-from revela.settings import Indexing, Recipe
+from revela.settings import OFFLINE_EMBEDDER, Indexing, Recipe
 from revela.silence import silence_libraries
 from revela.types import Document, Encoder, evenly_spaced
 from revela.weights import EMBEDDED, is_installed, resolve
@@ -36,7 +46,6 @@ DOCUMENTS, PASSAGES, QUERIES = 2000, 1000, 400  # at most, of the sample and per
 HELD_OUT = 0.3  # of the sample
 LEAST_QUERIES = 30  # of which a choice is made
 NOISE = 0.005  # nDCG@10
-DEFAULT = "embedded:minilm-l6"  # of English, where there is too little text for a check
 
 
 @dataclass(frozen=True)
@@ -139,9 +148,6 @@ def rank_models(
     Raises:
         RevelaError: the text gives too few queries.
     """
-    from revela.evaluation.results import SystemScores
-    from revela.evaluation.significance import MEASURE, margin, p_values
-
     silence_libraries()
     data = _sample(documents, Recipe() if recipe is None else recipe)
     asked = tasks(data.held_out, chunk_words, QUERIES, PASSAGES, data.recipe.training.seed)
@@ -154,27 +160,21 @@ def rank_models(
         )
     check = HeldOutCheck(asked, data.recipe.corpus.language)
     scored, _ = _scored(_made_of(models, KINDS), check, data)
-    systems = dict[str, dict[str, Scores]]()
-    for name, scores in scored.items():
-        for task, scores_Q in scores.items():
-            fused = task.endswith(with_bm25(""))
-            its = systems.setdefault(with_bm25(name) if fused else name, {})
-            its[task.removesuffix(with_bm25(""))] = scores_Q
-    every = {system: np.concatenate(list(by_task.values())) for system, by_task in systems.items()}
-    best = sorted(every, key=lambda system: -every[system].mean())
-    found: dict[str, SystemScores] = {}
-    for system in best:
-        own_Q, others = every[system], {best[0], BM25} - {system}
-        p = {name: float(p_values((own_Q - every[name])[:, None])[0]) for name in others}
-        by_task = {task: float(scores_Q.mean()) for task, scores_Q in systems[system].items()}
-        queries = {
-            f"{task} {i}": {MEASURE: float(score)}
-            for task, scores_Q in systems[system].items()
-            for i, score in enumerate(scores_Q)
-        }
-        means = {MEASURE: float(own_Q.mean()), **by_task}
-        found[system] = SystemScores(means, margin(own_Q), p, queries)
-    return found
+    systems = {k: v for name, scores in scored.items() for k, v in by_system(name, scores).items()}
+    found = {name: Outcome(_by_query(by_task), first={}) for name, by_task in systems.items()}
+    best = sorted(found, key=lambda name: -found[name].means()[MEASURE])
+    tested = standings(found, list(dict.fromkeys((best[0], BM25))))
+    means = {name: {task: float(s.mean()) for task, s in systems[name].items()} for name in best}
+    return {n: replace(tested[n], means={**tested[n].means, **means[n]}) for n in best}
+
+
+def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
+    """The measure of each query, numbered by its task."""
+    return {
+        f"{task} {i}": {MEASURE: float(score)}
+        for task, scores_Q in by_task.items()
+        for i, score in enumerate(scores_Q)
+    }
 
 
 def _chosen(among: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> Choice:
@@ -308,7 +308,7 @@ def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
 def _unchecked(among: Sequence[Candidate], language: str, queries: int) -> Choice:
     """The choice for a text that gives too few queries."""
     english = language.split("+")[0] == "en"
-    default = next((c for c in among if english and c.model == DEFAULT), None)
+    default = next((c for c in among if english and c.model == OFFLINE_EMBEDDER), None)
     chosen = default or min(among, key=lambda candidate: KINDS.index(candidate.kind))
     why = (
         f"the text gives {queries} queries, too few to compare models by: {chosen} is taken, as "

@@ -8,13 +8,11 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from revela.corpus.judgements import check_unknown, read_judgements, read_rows
 from revela.errors import RevelaError
 from revela.index.bm25 import BM25
 from revela.index.calibration import SentenceTest
+from revela.index.exact import rankings_of
 from revela.index.manifest import Calibration
 from revela.index.search import Scores
 from revela.types import Encoder, Vectors, evenly_spaced
@@ -105,9 +103,3 @@ def load_collection(folder: Path, split: str = "test", language: str = "auto") -
 def sample(collection: Collection) -> list[str]:
     """At most a thousand documents, evenly spaced."""
     return [collection.documents[i] for i in evenly_spaced(len(collection.documents))]
-
-
-def rankings_of(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[Scores]:
-    """Each query's documents and scores, best first."""
-    rows = zip(indices_QK.tolist(), scores_QK.tolist(), strict=True)
-    return [dict(zip(indices, scores, strict=True)) for indices, scores in rows]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from revela.evaluation.collection import DEPTH, Collection, load_collection, rankings_of, sample
+from revela.evaluation.collection import DEPTH, Collection, load_collection, sample
 from revela.evaluation.metrics import Run, means, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.runs import (
@@ -30,7 +30,7 @@ from revela.evaluation.runs import (
 )
 from revela.evaluation.significance import standings
 from revela.index.contexts import Choice, Context, check_without_slots, slots_of
-from revela.index.exact import top_k
+from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import check_weight, reciprocal_rank_fusion
 from revela.index.index import Index

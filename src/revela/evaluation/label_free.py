@@ -261,6 +261,17 @@ def with_bm25(task: str) -> str:
     return f"{task} + BM25"
 
 
+def by_system(name: str, scores: Mapping[str, Scores]) -> dict[str, dict[str, Scores]]:
+    """What ``HeldOutCheck.queries`` gives for an encoder of this name, by system (alone, and fused
+    with BM25), then by task.
+    """
+    systems: dict[str, dict[str, Scores]] = {}
+    for task, scores_Q in scores.items():
+        alone = task.removesuffix(with_bm25(""))
+        systems.setdefault(name if alone == task else with_bm25(name), {})[alone] = scores_Q
+    return systems
+
+
 def _lexical(task: Task, bm25: BM25) -> list[dict[int, float]]:
     """BM25's ranking per query of the passages that hold a word of it."""
     rankings = _rankings(task, *bm25.top_k(task.queries, DEPTH))

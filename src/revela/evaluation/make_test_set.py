@@ -27,7 +27,7 @@ from revela.index.fusion import reciprocal_rank_fusion
 from revela.queries.generated import EXAMPLES, QueryLM, written_answers
 from revela.retriever.card import without_folders
 from revela.retriever.load import load_encoder
-from revela.settings import Recipe
+from revela.settings import OFFLINE_EMBEDDER, Recipe
 from revela.types import Chunk, Document
 from revela.weights import commits, fingerprint, name_of, resolve
 
@@ -76,7 +76,7 @@ class RoundTrip:
     embedder.
     """
 
-    embedder: str = "embedded:minilm-l6"
+    embedder: str = OFFLINE_EMBEDDER
     depth: int = 10
 
 

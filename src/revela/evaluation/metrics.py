@@ -38,8 +38,9 @@ def mean_scores(qrels: Qrels, run: Run) -> dict[str, float]:
 
 
 def means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Averages of the metrics that ``per_query`` gives."""
-    return {name: sum(s[name] for s in scores.values()) / max(1, len(scores)) for name in METRICS}
+    """Averages of each query's metrics; of no query, 0."""
+    names = next(iter(scores.values()), METRICS)
+    return {name: sum(s[name] for s in scores.values()) / max(1, len(scores)) for name in names}
 
 
 def _reciprocal_rank(judged: Mapping[str, int], ranked: Mapping[str, float], depth: int) -> float:

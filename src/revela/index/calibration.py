@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from revela.corpus.chunk import sentences
 from revela.corpus.words import count_words, joined, words
 from revela.index.bm25 import BM25
-from revela.index.exact import top_k
+from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH
 from revela.index.manifest import Calibration
 from revela.index.rerank_tokens import encode_packed
@@ -99,13 +99,11 @@ class SentenceTest:
         self, snapshot: MemorySnapshot, queries_QD: Vectors, nearest: tuple[Any, Vectors]
     ) -> list[Scores]:
         """Each query's passages and scores, by vectors and words, best first."""
-        sides = (
-            [
-                {int(row): float(score) for row, score in zip(*pair, strict=True) if score > least}
-                for pair in zip(*found, strict=True)
-            ]
-            for found, least in ((nearest, -np.inf), (self._matching, 0.0))
+        by_words = (
+            {row: score for row, score in ranking.items() if score > 0}
+            for ranking in rankings_of(*self._matching)
         )
+        sides = rankings_of(*nearest), by_words
         queries = zip(self._queries, queries_QD, *sides, strict=True)
         return [fuse(snapshot, *query) for query in queries]
 

@@ -36,3 +36,9 @@ def top_k(queries: Vectors, passages: Vectors, k: int) -> tuple[NDArray[np.int64
         indices[start : start + size] = np.take_along_axis(best, order, axis=1)
         scores[start : start + size] = np.take_along_axis(values, order, axis=1)
     return indices, scores
+
+
+def rankings_of(indices_QK: NDArray[np.int64], scores_QK: Vectors) -> list[dict[int, float]]:
+    """Each query's passages and scores, best first, of what ``top_k`` gives."""
+    rows = zip(indices_QK.tolist(), scores_QK.tolist(), strict=True)
+    return [dict(zip(indices, scores, strict=True)) for indices, scores in rows]

@@ -25,13 +25,12 @@ from revela.index.manifest import FORMAT, INFO, read_info
 from revela.index.sources import FILE, Sources
 from revela.index.sync import Scan, Synced, absolute, apply, sync
 from revela.retriever.static import is_static
-from revela.settings import Indexing
+from revela.settings import OFFLINE_EMBEDDER, Indexing
 from revela.silence import duration
 from revela.types import Hits
 from revela.weights import cache_folder, fingerprint, name_of, resolve
 
 log = logging.getLogger(__name__)
-MODEL = "embedded:minilm-l6"
 READING = Reading(max_bad_share=1)  # the log names what cannot be read
 
 
@@ -47,7 +46,7 @@ def open_any(
 
     Args:
         path: of an index, or of text.
-        model: the retriever; by default that of the index, or ``MODEL`` for text.
+        model: the retriever; by default that of the index, or embedded:minilm-l6 for text.
         cached: keep the index of text in the cache; if not, it is removed with the last reference
             to what is returned.
         progress: show a bar.
@@ -64,7 +63,7 @@ def open_any(
         raise RevelaError(
             f"{path} is not an index, and no folder or file of text either: give the path of one"
         )
-    folder = resolve(str(model or MODEL))
+    folder = resolve(str(model or OFFLINE_EMBEDDER))
     settings = Indexing(keep_tokens=not is_static(folder))
     if cached:
         place = _place(path.resolve(), folder, settings)

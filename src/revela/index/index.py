@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.index.filters import where_sql
-from revela.index.fusion import Fusion, Ranking, check_weight
+from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language, detect
 from revela.index.manifest import Calibration, Info, read_info, unfinished_in
 from revela.index.rerank_tokens import Rerank, Weight, term_weights
@@ -29,6 +28,7 @@ from revela.index.term_stats import Statistics, TermCounts
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import (
     Document,
+    Explanation,
     Hit,
     Hits,
     QueryTokens,
@@ -283,7 +283,7 @@ class Index:
         fusion: Fusion = "score",
         rerank: Rerank | Literal["none"] | Reranker | None = None,
         encoded: Vectors | QueryTokens | None = None,
-        min_score: float = -inf,
+        min_score: float | None = None,
         explain: bool = False,
     ) -> Hits:
         """The k best documents, best first, each with its best chunk.
@@ -326,24 +326,20 @@ class Index:
         makes_tokens = rerank == "tokens" and not self.info.settings.keep_tokens
         encoder = self.encoder_or_copy if makes_tokens else None
         by_score = mode == "hybrid" and fusion == "score" and self.weight is None
-        search = "tokens" if rerank == "tokens" else "hybrid"
+        search = ("tokens" if rerank == "tokens" else "hybrid") if by_score else ""
         while True:
             version, calibration = self.table.version, self.calibration
             snapshot = IndexSnapshot(self.table, self._statistics, calibration.odds, encoder)
             try:
                 found = snapshot.search(query, vector, options)
-                hits = self._hits(found)
+                rows = self.table.rows(list(found))
+                why = snapshot.explain(query, vector, options, list(found)) if explain else {}
+                hits = Hits(
+                    self._hit(rows[n], score, calibration.confidence(score, search), why.get(n))
+                    for n, (_, score) in found.items()
+                )
                 if [hit.id for hit in hits] == [document for document, _ in found.values()]:
-                    if by_score:
-                        hits = [
-                            replace(hit, confidence=calibration.confidence(hit.score, search))
-                            for hit in hits
-                        ]
-                    if explain:
-                        why = snapshot.explain(query, vector, options, list(found))
-                        pairs = zip(hits, why, strict=True)
-                        hits = [replace(hit, explanation=each) for hit, each in pairs]
-                    return Hits(hits)
+                    return hits
             except KeyError:  # a row is gone
                 pass
             except RevelaError:
@@ -396,15 +392,17 @@ class Index:
 
         return load_query_heads(str(self._lm), self.sample)
 
-    def _hits(self, found: Ranking) -> list[Hit]:
-        rows = self.table.rows(list(found))
-        return [self._hit(rows[number], score) for number, (_, score) in found.items()]
-
-    def _hit(self, row: Mapping[str, Any], score: float) -> Hit:
+    def _hit(
+        self,
+        row: Mapping[str, Any],
+        score: float,
+        confidence: float | None = None,
+        why: Explanation | None = None,
+    ) -> Hit:
         title, passage = row["title"], row["passage"]
         metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
         text = passage[len(title) + 1 :] if title else passage
-        return Hit(row["id"], score, title, text, row["chunk"], metadata)
+        return Hit(row["id"], score, title, text, row["chunk"], metadata, confidence, why)
 
     # Change
 

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from revela.errors import RevelaError
 from revela.index.rerank_tokens import HEADS_DEPTH, Weight, encode_packed, rerank_by_tokens
-from revela.settings import OFFLINE_MODEL
+from revela.settings import OFFLINE_EMBEDDER, OFFLINE_MODEL
 from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
 
 if TYPE_CHECKING:
     from revela.retriever.load import Loaded
-
-OFFLINE_RETRIEVER = "embedded:minilm-l6"
 
 
 def rerank(
@@ -63,7 +61,7 @@ def rerank(
         scores = by_heads(query, documents, model)
     else:
         if model is None or isinstance(model, str | Path):
-            model = _retriever(str(model or OFFLINE_RETRIEVER))
+            model = _retriever(str(model or OFFLINE_EMBEDDER))
         assert isinstance(model, TokenEncoder)
         passages = list(zip(*encode_packed(model, documents), strict=True))
         (read,) = model.query_tokens([query])

@@ -141,7 +141,7 @@ class SearchOptions:
     fusion: Fusion = "score"
     weight: float | None = None
     reranker: QueryTokens | Reranker | None = None
-    min_score: float = -inf
+    min_score: float | None = None
 
     @property
     def depth(self) -> int:
@@ -166,12 +166,13 @@ class IndexSnapshot:
         scores = scores_of(found)
         if options.reranker is not None:
             scores = rerank(self, query, scores, options.reranker)
-        best = ((row, score) for row, score in scores.items() if score >= options.min_score)
+        least = -inf if options.min_score is None else options.min_score
+        best = ((row, score) for row, score in scores.items() if score >= least)
         return {row: (found[row][0], score) for row, score in islice(best, options.k)}
 
     def explain(
         self, query: str, vector: Vectors | None, options: SearchOptions, rows: Sequence[int]
-    ) -> list[Explanation]:
+    ) -> dict[int, Explanation]:
         """What gave their scores to rows that ``search`` has found."""
         nearest, matching = map(scores_of, self._candidates(query, vector, options))
         cosines, words, weight = nearest, matching, None
@@ -186,10 +187,10 @@ class IndexSnapshot:
         if isinstance(options.reranker, QueryTokens):
             weights = self.term_weights(query)
             tokens = match_by_tokens(options.reranker, self.signs(rows), weights).tolist()
-        return [
-            Explanation(cosines.get(row), words.get(row), weight, matched)
+        return {
+            row: Explanation(cosines.get(row), words.get(row), weight, matched)
             for row, matched in zip(rows, tokens, strict=True)
-        ]
+        }
 
     def _documents(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
         nearest, matching = self._candidates(query, vector, options)
@@ -254,7 +255,7 @@ def check_query(query: str, options: SearchOptions, by_tokens: bool) -> None:
         raise QueryError(
             "the query or its filter is not Unicode (half of a surrogate pair): mend it"
         )
-    if isnan(options.min_score):
+    if options.min_score is not None and isnan(options.min_score):
         raise QueryError("the minimum score is not a number: give one, such as 0.3")
     by_rank = options.mode == "hybrid" and options.fusion == "rank"
     if by_tokens and (options.mode == "lexical" or by_rank):

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -225,8 +224,7 @@ class Service:
         rerank = self.reranker if asked.rerank == "heads" else asked.rerank
         search = self.index.search
         where, fusion = asked.where, asked.fusion
-        least = -inf if asked.min_score is None else asked.min_score
-        how: Any = dict(min_score=least, explain=asked.explain)
+        how: Any = dict(min_score=asked.min_score, explain=asked.explain)
         given = asked.query, asked.k, asked.mode, where, fusion, rerank, encoded
         run = partial(search, *given, **how)
         # By heads it takes seconds, and other searches do not wait for it.

@@ -37,6 +37,12 @@ def server_of(app: ASGIApp, limits: Limits, **settings: Any) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
+def url_of(host: str, listening: socket.socket) -> str:
+    """The address of a socket, with the host as it was given."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listening.getsockname()[1]}/"
+
+
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A socket bound to this address; port 0 means any free port. ``flag`` is what gave the port.
 

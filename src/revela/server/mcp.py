@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -169,9 +168,8 @@ class Tools:
             where_sql(filter or {}, self.documents.columns)
         except RevelaError as error:
             raise ToolError(str(error)) from error
-        least = -inf if min_score is None else min_score
         with _tool_errors(), self._lock:
-            hits = self.documents.index().search(query, k, where=filter, min_score=least)
+            hits = self.documents.index().search(query, k, where=filter, min_score=min_score)
         return SearchResults(results=[self.documents.result(hit) for hit in hits])
 
     def fetch(

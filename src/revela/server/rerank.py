@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from revela.errors import QueryError
 from revela.index.rerank_texts import by_heads, by_tokens
 from revela.index.rerank_tokens import HEADS_DEPTH
 from revela.server.routing import BODY_ERRORS, answers, in_thread, while_connected
-from revela.server.schemas import APIError, Integer, RequestModel, Usage
+from revela.server.schemas import AnswerModel, APIError, Integer, RequestModel, Usage
 
 if TYPE_CHECKING:
     from revela.server.app import Service
@@ -63,21 +63,17 @@ class RerankTextsRequest(RequestModel):
     raw_scores: bool | None = Field(None, description="Ignored.")
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class RerankedDocument(_Answer):
+class RerankedDocument(AnswerModel):
     text: str
 
 
-class RerankResult(_Answer):
+class RerankResult(AnswerModel):
     index: int = Field(description="Place of the document in the request, from 0.")
     relevance_score: float = Field(description="Comparable within this request only.")
     document: RerankedDocument | None = None
 
 
-class RerankResults(_Answer):
+class RerankResults(AnswerModel):
     """Results, best first."""
 
     object: Literal["list"] = "list"
@@ -86,7 +82,7 @@ class RerankResults(_Answer):
     results: list[RerankResult]
 
 
-class RerankedText(_Answer):
+class RerankedText(AnswerModel):
     """A result of TEI's form."""
 
     index: int

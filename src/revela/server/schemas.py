@@ -220,22 +220,22 @@ class SearchRequest(RequestModel):
     explain: bool = Field(False, description="Say what words and vectors gave each result.")
 
 
-class _AnswerModel(BaseModel):
+class AnswerModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Embedding(_AnswerModel):
+class Embedding(AnswerModel):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str = Field(description="A unit vector, or base64 of its float32.")
 
 
-class Usage(_AnswerModel):
+class Usage(AnswerModel):
     prompt_tokens: int = Field(description="Tokens that the model read, with prompts.")
     total_tokens: int
 
 
-class Embeddings(_AnswerModel):
+class Embeddings(AnswerModel):
     """OpenAI's embeddings answer, in the order of the texts."""
 
     object: Literal["list"]
@@ -244,7 +244,7 @@ class Embeddings(_AnswerModel):
     usage: Usage
 
 
-class SearchResult(_AnswerModel):
+class SearchResult(AnswerModel):
     """A document with its best chunk."""
 
     object: Literal["search.result"] = "search.result"
@@ -263,7 +263,7 @@ class SearchResult(_AnswerModel):
     explanation: Explanation | None = None
 
 
-class SearchResults(_AnswerModel):
+class SearchResults(AnswerModel):
     """Results of a search, best first."""
 
     object: Literal["list"] = "list"
@@ -273,7 +273,7 @@ class SearchResults(_AnswerModel):
     data: list[SearchResult]
 
 
-class IndexInfo(_AnswerModel):
+class IndexInfo(AnswerModel):
     """The index that is served."""
 
     object: Literal["index"] = "index"
@@ -284,7 +284,7 @@ class IndexInfo(_AnswerModel):
     heads: bool = Field(description='Whether "rerank": "heads" is available.')
 
 
-class Model(_AnswerModel):
+class Model(AnswerModel):
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -292,23 +292,23 @@ class Model(_AnswerModel):
     dimensions: int
 
 
-class Models(_AnswerModel):
+class Models(AnswerModel):
     object: Literal["list"] = "list"
     data: list[Model]
 
 
-class Health(_AnswerModel):
+class Health(AnswerModel):
     status: Literal["ok"] = "ok"
 
 
-class ErrorDetail(_AnswerModel):
+class ErrorDetail(AnswerModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class Error(_AnswerModel):
+class Error(AnswerModel):
     """An error, in OpenAI's format."""
 
     error: ErrorDetail

@@ -34,6 +34,7 @@ from revela.settings.recipe import (
 from revela.settings.sections import (
     CHECKED,
     LM,
+    OFFLINE_EMBEDDER,
     OFFLINE_MODEL,
     Context,
     Corpus,
@@ -54,6 +55,7 @@ __all__ = [
     "CHECKED",
     "LM",
     "OBJECTIVES",
+    "OFFLINE_EMBEDDER",
     "OFFLINE_MODEL",
     "SECTIONS",
     "Attention",

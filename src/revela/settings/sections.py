@@ -28,6 +28,7 @@ CHECKED = ConfigDict(
 )
 
 OFFLINE_MODEL = "embedded:smollm2-135m"
+OFFLINE_EMBEDDER = "embedded:minilm-l6"
 "Language model that needs no network; the instruct model in 4 bits."
 
 
