@@ -74,15 +74,15 @@ def test_documents_keep_their_ids_titles_and_metadata(retriever, tmp_path):
 def test_a_language_model_that_is_loaded_once_reads_what_was_found(
     retriever, tiny_lm_folder, tmp_path, monkeypatch
 ):
-    from revela.index import rerank_heads as listwise
+    from revela.index.rerankers import heads as query_heads
 
-    loaded, load, folder = [], listwise.load_language_model, tmp_path / "index"
+    loaded, load, folder = [], query_heads.load_language_model, tmp_path / "index"
 
     def noted(*given, **named):
         loaded.append(given)
         return load(*given, **named)
 
-    monkeypatch.setattr(listwise, "load_language_model", noted)
+    monkeypatch.setattr(query_heads, "load_language_model", noted)
     retriever.index([row["text"] for row in make_rows(24)], folder)
     index = Retriever(retriever.folder, "fp32", lm=tiny_lm_folder).open(folder)
     moved = 0

@@ -42,8 +42,10 @@ from revela.evaluation.evaluate import (
 )
 from revela.evaluation.metrics import mean_scores
 from revela.index.exact import rankings_of, top_k
-from revela.index.rerank_heads import QueryHeads, load_query_heads
-from revela.index.rerank_tokens import HEADS_DEPTH, encode_packed, rerank_listwise
+from revela.index.rerankers import HEADS_DEPTH
+from revela.index.rerankers.heads import QueryHeads, load_query_heads
+from revela.index.rerankers.listwise import rerank_listwise
+from revela.index.rerankers.tokens import encode_packed
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe

@@ -16,9 +16,9 @@ from transformers import LlamaForCausalLM
 
 from conftest import make_rows
 from revela.errors import RevelaError
-from revela.index import rerank_heads as listwise
-from revela.index.rerank_heads import HEADS, load_query_heads
-from revela.index.rerank_tokens import HEADS_DEPTH, HEADS_WEIGHT, rerank_listwise
+from revela.index.rerankers import HEADS_DEPTH, heads
+from revela.index.rerankers.heads import HEADS, load_query_heads
+from revela.index.rerankers.listwise import HEADS_WEIGHT, rerank_listwise
 from revela.lm.heads import heads_from_file, save_heads
 from revela.lm.prompts import ASK, INTRODUCTION, LEAD
 from revela.weights import cache_folder, fingerprint
@@ -98,9 +98,11 @@ def test_scores_equal_those_of_whole_attention_matrices(cache, tiny_lm_folder, t
 def test_heads_are_found_by_questions_from_the_text_once(
     cache, tiny_lm_folder, monkeypatch, capsys, caplog
 ):
-    seen, score = [], listwise.score_query_heads
+    seen, score = [], heads.score_query_heads
     monkeypatch.setattr(
-        listwise, "score_query_heads", lambda lm, examples: score(lm, seen.extend(examples) or seen)
+        heads,
+        "score_query_heads",
+        lambda lm, examples: score(lm, seen.extend(examples) or seen),
     )
     caplog.set_level("INFO", "revela")
     reranker = load_query_heads(str(tiny_lm_folder), lambda: PASSAGES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -12,6 +12,7 @@ from revela.cli.flags import Out, Several
 from revela.cli.main import app
 from revela.cli.printing import print_report, print_table, snippet
 from revela.errors import RevelaError
+from revela.index.rerankers import Rerank
 from revela.settings import OFFLINE_MODEL, Precision
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def evaluate(
     show: int = 0,
     language: str = "auto",
     weight: float | None = None,
-    rerank: Literal["tokens", "heads"] | None = None,
+    rerank: Rerank | None = None,
     lm: str = OFFLINE_MODEL,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     runs: Path | None = None,

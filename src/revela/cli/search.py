@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from revela.cli.main import app
 from revela.cli.printing import print_hits, print_json
 from revela.errors import RevelaError
+from revela.index.rerankers import Rerank
 from revela.settings import OFFLINE_MODEL
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def search(
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
     fusion: Literal["score", "rank"] = "score",
     weight: float | None = None,
-    rerank: Literal["tokens", "heads", "none"] | None = None,
+    rerank: Literal[Rerank, "none"] | None = None,
     lm: str = OFFLINE_MODEL,
     top: Annotated[int, Parameter(alias="-k")] = 5,
     where: str | None = None,

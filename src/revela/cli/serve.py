@@ -101,9 +101,9 @@ def serve(
     )
     reranker = None
     if lm is not None:
-        from revela.index.rerank_heads import load_query_heads
+        from revela.index.rerankers import load_reranker
 
-        reranker = load_query_heads(lm, index.sample)
+        reranker = load_reranker("heads", lm, index.sample)
     local = is_loopback(listening.getsockname()[0])
     dimensions = trained_dimensions(folder)
     served = ServedModel(name or name_of(folder), encoder, encoder.counter, dimensions)

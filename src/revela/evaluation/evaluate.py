@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -35,11 +35,15 @@ from revela.index.fusion import DEPTH as FUSED
 from revela.index.fusion import check_weight, reciprocal_rank_fusion
 from revela.index.index import Index
 from revela.index.language import check_language
-from revela.index.rerank_tokens import Rerank, Reranking, encode_packed
+from revela.index.rerankers import Rerank, load_reranker
+from revela.index.rerankers.tokens import encode_packed
 from revela.index.search import MemorySnapshot, Scores, fuse
 from revela.index.search import rerank as rerank_scores
 from revela.settings import OFFLINE_MODEL, Precision
 from revela.types import Encoder, QueryTokens, Reranker, TokenEncoder, Vectors
+
+Reranking = Literal["tokens"] | Reranker
+"""A re-ranker, loaded."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +173,10 @@ def evaluations(
             check_run(run, label, collection)
         if options.runs is not None:
             check_ids(chain(collection.query_ids, collection.document_ids))
-    reranker: Reranking | None = None if options.rerank == "heads" else options.rerank
-    if options.rerank == "heads" and collections and encoders:
-        from revela.index.rerank_heads import load_query_heads
-
+    reranker: Reranking | None = "tokens" if options.rerank == "tokens" else None
+    if options.rerank and options.rerank != "tokens" and collections and encoders:
         first = next(iter(collections.values()))
-        reranker = load_query_heads(options.lm, lambda: sample(first))
+        reranker = load_reranker(options.rerank, options.lm, lambda: sample(first))
     for name, collection in collections.items():
         readers = {
             label: known.into(encoder, collection.documents) for label, encoder in encoders.items()

@@ -21,7 +21,7 @@ from revela.index.manifest import INFO
 if TYPE_CHECKING:
     from revela.evaluation.collection import Collection
     from revela.index.index import Index
-    from revela.index.rerank_tokens import Rerank
+    from revela.index.rerankers import Rerank
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from revela.index.bm25 import BM25
 from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH
 from revela.index.manifest import Calibration
-from revela.index.rerank_tokens import encode_packed
+from revela.index.rerankers.tokens import encode_packed
 from revela.index.search import MemorySnapshot, Scores, fuse, rerank
 from revela.index.table import shortened
 from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, hash64

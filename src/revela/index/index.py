@@ -21,7 +21,8 @@ from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
 from revela.index.language import check_language, detect
 from revela.index.manifest import Calibration, Info, read_info, unfinished_in
-from revela.index.rerank_tokens import Rerank, Weight, term_weights
+from revela.index.rerankers import Rerank, load_reranker
+from revela.index.rerankers.tokens import Weight, term_weights
 from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
 from revela.index.table import COMMIT, REPLACING, Table, as_stored
 from revela.index.term_stats import Statistics, TermCounts
@@ -298,11 +299,11 @@ class Index:
             where: filter over metadata, id and title, as SQL: "year > 2020 and lang = 'en'"; or
                 as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: join both rankings by score, or by rank.
-            rerank: order the first documents again: 50 by the vectors of their "tokens"
-                (rerank_tokens.py), which the model reads now unless the index keeps them; or 20 by
-                the "heads" of a language model (rerank_heads.py), or by another re-ranker; or
-                "none". By default none, or "tokens" in the index of a folder (folder_index.py)
-                where scores are cosines or fused by score.
+            rerank: order the first documents again (rerankers/): 50 by the vectors of their
+                "tokens", which the model reads now unless the index keeps them; or 20 by the
+                "heads" of a language model, or by a re-ranker of your own; or "none". By default
+                none, or "tokens" in the index of a folder (folder_index.py) where scores are
+                cosines or fused by score.
             encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
             min_score: leave out documents of a lower score.
             explain: say what words and vectors gave (``Hit.explanation``).
@@ -388,9 +389,7 @@ class Index:
 
     @cached_property
     def _heads(self) -> Reranker:
-        from revela.index.rerank_heads import load_query_heads
-
-        return load_query_heads(str(self._lm), self.sample)
+        return load_reranker("heads", str(self._lm), self.sample)
 
     def _hit(
         self,

@@ -23,7 +23,7 @@ from revela.corpus.headings import has_headings, titles
 from revela.errors import RevelaError
 from revela.index.language import Terms
 from revela.index.manifest import Info
-from revela.index.rerank_tokens import encode_packed
+from revela.index.rerankers.tokens import encode_packed
 from revela.index.table import RESERVED, Table, arrow_rows, as_stored
 from revela.settings import Indexing
 from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value

@@ -23,14 +23,13 @@ from revela.index.fusion import (
     joined,
     weight_of_vectors,
 )
-from revela.index.rerank_tokens import (
-    HEADS_DEPTH,
-    TOKENS_DEPTH,
+from revela.index.rerankers import HEADS_DEPTH, TOKENS_DEPTH
+from revela.index.rerankers.listwise import rerank_listwise
+from revela.index.rerankers.tokens import (
     Weight,
     encode_packed,
     match_by_tokens,
     rerank_by_tokens,
-    rerank_listwise,
     term_weights,
 )
 from revela.index.table import Table, id_filter

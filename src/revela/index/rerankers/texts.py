@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from revela.errors import RevelaError
-from revela.index.rerank_tokens import HEADS_DEPTH, Weight, encode_packed, rerank_by_tokens
+from revela.index.rerankers import HEADS_DEPTH, load_reranker
+from revela.index.rerankers.tokens import Weight, encode_packed, rerank_by_tokens
 from revela.settings import OFFLINE_EMBEDDER, OFFLINE_MODEL
 from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
 
@@ -73,7 +74,7 @@ def by_tokens(
     query: QueryTokens, passages: Sequence[tuple[Vectors, bytes]], weights: Sequence[Weight]
 ) -> dict[int, float]:
     """Indices of passages and their scores, at most 1, best first: (cosine + c m) / (1 + c) of
-    rerank_tokens.py.
+    tokens.py.
 
     Args:
         query: as a retriever reads it.
@@ -85,7 +86,7 @@ def by_tokens(
 
 
 def by_heads(query: str, passages: Sequence[str], reranker: Reranker) -> dict[int, float]:
-    """Indices of passages and their scores s(q, d) of rerank_heads.py, best first."""
+    """Indices of passages and their scores s(q, d) of heads.py, best first."""
     scores = reranker.score(query, passages)
     return {int(i): float(scores[i]) for i in (-scores).argsort(kind="stable")}
 
@@ -100,6 +101,4 @@ def _retriever(model: str) -> Loaded:
 
 @lru_cache(1)
 def _heads(model: str) -> Reranker:
-    from revela.index.rerank_heads import load_query_heads
-
-    return load_query_heads(model, list)
+    return load_reranker("heads", model, list)

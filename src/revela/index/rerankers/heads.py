@@ -5,7 +5,7 @@ et al., 2025); no labels.
 
 A(q, d) is the attention mass that the rows of a query put on candidate d, mean over rows. The LM
 reads all candidates in one prompt, once; the query and "N/A" both continue that prompt.
-``rerank_listwise`` (rerank_tokens.py) joins s with the fused score.
+``rerank_listwise`` (listwise.py) joins s with the fused score.
 
 The best heads are found once and cached for this LM, by questions taken from the index: the most
 telling sentence of each of 20 passages has to find the rest of its passage.
@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
-from revela.index.rerank_tokens import HEADS_DEPTH
+from revela.index.rerankers import HEADS_DEPTH
 from revela.lm.heads import cached_ranking, candidate_scores, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker

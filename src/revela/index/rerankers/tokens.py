@@ -1,6 +1,4 @@
-"""Re-rank the first results of a search, without labels.
-
-``rerank_by_tokens``, by late interaction of the retriever's own token vectors:
+"""Re-rank by late interaction of the retriever's own token vectors.
 
     m(q, d)     = sum_t idf(t) max_j <q_t, sign(d_j)> / sqrt(W) / sum_t idf(t)
 
@@ -10,37 +8,25 @@ over the tokens t of the query and j of the passage; V / W as in fusion.py, sinc
 where the vectors of whole texts do. This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020),
 untrained. One bit per number finds as much as floats do, so an index can keep them.
 
-``rerank_listwise``, by the scores s of a re-ranker such as the heads of an LM (rerank_heads.py), in
-the order of
-
-    z(fused(q, d)) + w z(s(q, d))
-
-where z subtracts the mean and divides by the standard deviation over these results. The fused
-scores are handed out again, the greatest to the first in the new order, so they keep their meaning.
-
-Shapes: T tokens of a query, J of a passage, W numbers of a token's vector, B passages.
+Shapes: N texts, D numbers of a text's vector; T tokens of a query, J of a passage, W numbers of a
+token's vector, X bytes of its signs; B passages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.index.language import Terms
-from revela.types import QueryTokens, Reranker, TokenEncoder, Vectors
+from revela.types import QueryTokens, TokenEncoder, Vectors
 
 Item = TypeVar("Item")
 Weight = tuple[int, int, float]
 """Begin and end of a term in the query, and its idf."""
-Rerank = Literal["tokens", "heads"]
-"""A re-ranker by name."""
-Reranking = Literal["tokens"] | Reranker
-"""A re-ranker whose LM, if it has one, is loaded."""
-TOKENS_DEPTH, HEADS_DEPTH = 50, 20  # results that are re-ranked
-TOKENS_WEIGHT, HEADS_WEIGHT = 0.75, 0.25  # greatest c; w
+TOKENS_WEIGHT = 0.75  # greatest c
 PART = 1024  # passages whose token vectors are in memory at once
 
 
@@ -121,27 +107,3 @@ def token_weights(
         return max(met, default=0.0)
 
     return np.array([weight_of(begin, end) for begin, end in spans], np.float64)
-
-
-def rerank_listwise(
-    query: str,
-    scores: Mapping[Item, float],
-    passages: Sequence[str],
-    reranker: Reranker,
-    weight: float = HEADS_WEIGHT,
-) -> dict[Item, float]:
-    """The same results and scores, with the first results, whose passages are given, reordered."""
-    if not passages:
-        return dict(scores)
-    found = list(scores)
-    fused_B = np.array(list(scores.values())[: len(passages)])
-    read_B = reranker.score(query, passages)
-    order_B = np.argsort(-_zscore(fused_B) - weight * _zscore(read_B), kind="stable")
-    ordered = [*(found[i] for i in order_B), *found[len(passages) :]]
-    return dict(zip(ordered, scores.values(), strict=True))
-
-
-def _zscore(scores_B: NDArray[np.float64]) -> NDArray[np.float64]:
-    """z; zeros where all are equal."""
-    standard_B: NDArray[np.float64] = (scores_B - scores_B.mean()) / max(scores_B.std(), 1e-12)
-    return standard_B
