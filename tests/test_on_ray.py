@@ -24,8 +24,7 @@ import pytest
 from conftest import make_rows
 from revela import on_ray
 from revela.cli.flags import reader_of_parts
-from revela.corpus.load import read_corpus
-from revela.corpus.reading import READING
+from revela.corpus.load import READING, read_corpus
 from revela.errors import RevelaError
 from revela.files import writing
 from revela.groups.store import GroupFolder

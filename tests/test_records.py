@@ -20,7 +20,7 @@ from conftest import make_rows
 from revela import Document, Retriever
 from revela.evaluation.evaluate import Collection, outcomes
 from revela.groups.dataset import training_chunks, training_rows
-from revela.groups.order import order_of_groups
+from revela.groups.strategies import epoch_groups
 from revela.settings import InBatch, Recipe, presets
 from revela.training.train import train
 
@@ -120,7 +120,7 @@ def test_groups_of_two_epochs(keep):
         chunks = training_chunks(recipe, DOCUMENTS)
         rows = training_rows(recipe, DOCUMENTS, chunks, None)
         similar = (vectors_ND, rng.permutation(len(rows))) if known else ()
-        groups = order_of_groups(recipe, rows, *similar)
+        groups = epoch_groups(recipe, rows, *similar)
         record[name] = [" ".join(map(str, group)) for epoch in range(2) for group in groups(epoch)]
     keep("groups", record)
 

@@ -9,7 +9,7 @@ from revela.lm.language_model import load_language_model
 
 
 def slowly(seconds: float) -> None:
-    for _ in silence.waiting("near-duplicates", "document", range(3)):
+    for _ in silence.progress_bar("near-duplicates", "document", range(3)):
         time.sleep(seconds)
 
 

@@ -28,7 +28,7 @@ from research.benchmarks.options import RESEARCH, parser_of
 from research.benchmarks.speed import SMOL, corpus
 from research.benchmarks.steps import Row, print_row
 from revela import distributed as distributed
-from revela.groups.corpora import build_groups
+from revela.groups.build import build_groups
 from revela.groups.store import GroupFolder
 from revela.settings import Recipe
 from revela.training.train import train

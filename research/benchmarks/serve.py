@@ -35,8 +35,7 @@ from pathlib import Path
 import torch
 
 from research.benchmarks.options import RESEARCH, parser_of
-from revela.corpus.load import read_corpus
-from revela.corpus.reading import Reading
+from revela.corpus.load import Reading, read_corpus
 from revela.index.index import Index
 from revela.retriever.load import load_encoder
 from revela.types import Document, Encoder

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from revela.corpus.spool import Texts, arrow_list
+from revela.corpus.spool import LazyTexts, arrow_list
 from revela.errors import RevelaError
 from revela.index.contexts import Choice, chosen_for
 from revela.index.index import Index
@@ -381,7 +381,7 @@ def _fit_layers(
         held_out = (document.full_text for document in data.held_out)
         drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
     trainer = row_trainer(model, data.documents, steps=options.steps, seed=recipe.training.seed)
-    texts, seed = Texts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
+    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
     fit_to_corpus(model, texts, recipe.fit, seed=seed, bf16=bf16, train_rows=trainer)
     return_freed(model.device)  # what it gave is in the model now
     encoder.words_to_vectors = WORDS_TO_VECTORS
@@ -462,14 +462,14 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
     """What is trained on, and the label-free check by what is held out; logs both."""
     from revela.evaluation.label_free import MIN_QUERIES, check_by
     from revela.groups.dataset import TrainingSet
-    from revela.queries.generated import written_answers
+    from revela.queries.generated import generate_answers
     from revela.silence import silence_libraries
 
     silence_libraries()
     data = TrainingSet.read(recipe, corpus)
     path = data.queries_file
     assert path is not None
-    ask = partial(written_answers, recipe, path=path, of="held-out chunks")
+    ask = partial(generate_answers, recipe, path=path, of="held-out chunks")
     check = check_by(data.held_out, recipe, ask)
     questions = recipe.training.check_questions
     if questions and all(task.name != "question" for task in check.tasks):

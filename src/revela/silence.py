@@ -32,7 +32,7 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
 
 
-def waiting(
+def progress_bar(
     what: str, unit: str, items: Iterable[Any] | None = None, total: int | None = None
 ) -> tqdm[Any]:
     """A bar of work that is seldom long: shown after ``SHOWN_AFTER``, by the first process, and

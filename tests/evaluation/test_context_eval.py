@@ -112,7 +112,7 @@ def test_a_judge_reads_each_collection(folder, collections, read, tmp_path, monk
 
     monkeypatch.setattr(comparison, "train", stop)
     recipe = Recipe.of("gated", max_minutes=0, max_steps=1)
-    data = SimpleNamespace(replace=lambda recipe, late: None)
+    data = SimpleNamespace(replace=lambda recipe, lazy_queries: None)
     rest = dict(seeds=[0], points=1, corpus="", command="")
     with pytest.raises(RevelaError, match="stop"):
         comparison.compare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from revela.corpus.words import in_parts
+from revela.corpus.words import split_evenly
 from revela.errors import RevelaError
 from revela.evaluation.probes.exact_match import UnitEncoder, both_orders, exact_match
 from revela.evaluation.probes.texts import SPARE, between_words, long_texts
@@ -57,7 +57,7 @@ def test_exact_match_is_a_loop_over_documents_and_parts():
     found = exact_match(some, encoder)
     forward, mean = np.zeros((3, 10)), np.zeros((3, 10))
     for n, text in enumerate(some):
-        parts = in_parts(text, 10)
+        parts = split_evenly(text, 10)
         back = " ".join(reversed([p.strip() for p in parts]))
         for p, part in enumerate(parts):
             (query,) = encoder.encode_queries([part])
@@ -95,9 +95,9 @@ def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer)
 def test_text_without_spaces_is_cut_as_others_are():
     text = "".join(chr(0x4E00 + n) for n in range(200))
     assert between_words("a word, then " + text, 100) == "a word, then " + text[:86]
-    assert [len(part) for part in in_parts(text, 10)] == [20] * 10
+    assert [len(part) for part in split_evenly(text, 10)] == [20] * 10
     words = "  ".join(f"w{i}" for i in range(47)) + "\n"
-    parts = in_parts(words, 10)
+    parts = split_evenly(words, 10)
     assert "".join(parts) == words and {len(part.split()) for part in parts} == {4, 5}
 
 

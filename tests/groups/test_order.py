@@ -8,9 +8,9 @@ import pytest
 from conftest import make_rows
 from revela.corpus.spool import arrow_list
 from revela.groups.dataset import TrainingSet
-from revela.groups.order import order_of_groups
 from revela.groups.store import GroupedCorpus, save_groups
-from revela.queries.generated import chunks_to_ask
+from revela.groups.strategies import epoch_groups
+from revela.queries.generated import sample_chunks
 from revela.settings import Recipe
 from revela.types import Chunk, Document
 
@@ -24,7 +24,7 @@ def test_groups_of_similar_chunks_have_a_query_once(queries):
     )
     recipe = Recipe.of("infonce", queries=queries, groups="cluster", group_size=10)
     order = np.random.default_rng(0).permutation(100)
-    groups = order_of_groups(recipe, rows, order_N=order)
+    groups = epoch_groups(recipe, rows, order_R=order)
     for epoch in range(2):
         made = list(groups(epoch))
         assert len(made) == 10
@@ -36,7 +36,7 @@ def test_documents_are_drawn_until_there_are_enough_chunks_to_ask():
     owners = [0] * 3 + [1] * 4 + [2] * 3 + [3] * 9
     chunks = arrow_list(Chunk, (Chunk(owner, f"chunk {i}") for i, owner in enumerate(owners)))
     for most in (0, 1, 7, 12):
-        asked = list(chunks_to_ask(Recipe.of("infonce", max_queries=most), chunks))
+        asked = list(sample_chunks(Recipe.of("infonce", max_queries=most), chunks))
         drawn = {chunk.document for chunk in asked}
         assert asked == [chunk for chunk in chunks if chunk.document in drawn]
         assert len(drawn) == 4 if most == 0 else len(drawn) == 1 or len(asked) <= most
@@ -69,7 +69,7 @@ def test_the_groups_of_a_corpus_are_those_of_its_order(tmp_path):
     documents = [Document(row["_id"], row["text"]) for row in make_rows(24)]
     data = TrainingSet(recipe, documents)
     groups, number = data.groups(None, None, tmp_path)
-    order = order_of_groups(recipe, data.rows)
+    order = epoch_groups(recipe, data.rows)
     for _ in range(2):
         assert all(list(groups(epoch)) == list(order(epoch)) for epoch in range(2))
     assert number == len(list(order(0))) > 10

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.errors import RevelaError
-from revela.groups.corpora import build_groups
+from revela.groups.build import build_groups
 from revela.groups.prebuilt import group_members, holds_groups
 from revela.settings import Recipe
 

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from letters import WORDS, Letters, rows_of, wanted_rows
 
-from revela.corpus.load import read_corpus
-from revela.corpus.reading import Reading
+from revela.corpus.load import Reading, read_corpus
 from revela.errors import RevelaError
 from revela.index import ingest, table
 from revela.index.index import Index

@@ -70,7 +70,7 @@ def train_into(recipe, tmp_path):
 
 def write_all(recipe, documents, file):
     """Have all queries written that training may ask for."""
-    return TrainingSet(recipe, documents, queries_file=file, late=False).rows
+    return TrainingSet(recipe, documents, queries_file=file, lazy_queries=False).rows
 
 
 def of_run(folder):
@@ -156,7 +156,7 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     texts = [f"{word} is chunk {i} of them all." for i, word in enumerate(words)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
     data = TrainingSet(recipe.replace(chunk_words=30), documents, queries_file=tmp_path / "q.jsonl")
-    written = data.written
+    written = data.generated_queries
     groups = written.groups(lambda epoch: iter([[0, 1], [2, 3], [4, 5]]))
     first = groups(0)
     assert next(first) == [0, 1] and len(asked) == 2
@@ -185,7 +185,7 @@ def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, mon
 )
 def test_only_what_can_wait_is_written_late(recipe, tmp_path, asked, changes, late):
     data = TrainingSet(recipe.replace(**changes), DOCUMENTS, queries_file=tmp_path / "q.jsonl")
-    assert isinstance(data.written, GeneratedQueries) == late
+    assert isinstance(data.generated_queries, GeneratedQueries) == late
     has_queries = any(data.rows.column("query"))
     assert has_queries == (not late and data.recipe.objective.reads == "queries")
     assert bool(asked) == (has_queries and data.recipe.queries.source == "lm")
@@ -196,7 +196,7 @@ def test_runs_that_are_compared_for_the_same_time_find_their_queries(
     recipe, asked, tmp_path, monkeypatch, minutes, late
 ):
     def begun(own, data, *_, **__):
-        assert own.objective.name == "infonce" and (data.written is not None) == late
+        assert own.objective.name == "infonce" and (data.generated_queries is not None) == late
         assert any(data.rows.column("query")) != late
         raise ZeroDivisionError
 

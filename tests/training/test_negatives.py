@@ -14,10 +14,10 @@ from test_train import ctrl_c_after, losses
 from conftest import Embed, make_rows
 from revela.corpus.spool import arrow_list
 from revela.errors import RevelaError
-from revela.groups.corpora import build_groups
+from revela.groups.build import build_groups
 from revela.groups.dataset import TrainingSet
-from revela.groups.order import order_of_groups
 from revela.groups.store import GroupFolder
+from revela.groups.strategies import epoch_groups
 from revela.index.bm25 import BM25
 from revela.objectives.contrastive import ContrastiveLoss, QueryBatches
 from revela.queries.from_text import query_hash
@@ -307,14 +307,14 @@ def test_training_on_judged_pairs(recipe, tmp_path, rounds):
     recipe = recipe.replace(pairs=str(folder), group_size=6, lm_tokens=40)
     data = TrainingSet(recipe, DOCUMENTS)
     chunks = list(data.rows)
-    assert len(chunks) == 17 + 12 and len(data.asked) == 17
+    assert len(chunks) == 17 + 12 and len(data.grouped_rows) == 17
     assert all(chunk.text == DOCUMENTS[chunk.document].full_text for chunk in chunks)
     assert [chunk.document for chunk in chunks[:17]] == sorted(c.document for c in chunks[:17])
     assert {c.document for c in chunks[17:]} == set(range(12, 24))
     assert not any(c.query for c in chunks[17:])
     assert data.relevant[query_hash("what is said of q0 here")] == {0, 5}
     assert data.relevant[query_hash("what is said of q1 here")] == {1}
-    for group in order_of_groups(recipe, data.asked)(0):
+    for group in epoch_groups(recipe, data.grouped_rows)(0):
         owners = [chunks[i].document for i in group]
         assert len(set(owners)) == 6 and max(group) < 17
 

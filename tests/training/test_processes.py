@@ -23,7 +23,7 @@ from torch.distributed.run import parse_args
 from revela import distributed as distributed
 from revela.cli.flags import settings_flags
 from revela.errors import RevelaError
-from revela.groups.corpora import build_groups
+from revela.groups.build import build_groups
 from revela.retriever.build import load_retriever
 from revela.settings import OBJECTIVES, Recipe, presets
 from revela.training.validate import check_recipe

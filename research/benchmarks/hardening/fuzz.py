@@ -94,7 +94,7 @@ def import_all() -> None:
 
     import revela.cli
     import revela.evaluation.evaluate
-    import revela.groups.corpora
+    import revela.groups.build
     import revela.index.index
     import revela.retriever.encode
     import revela.training.train  # noqa: F401

@@ -10,7 +10,7 @@ from revela import on_ray
 from revela.cli.flags import ENGINE, Corpus, Engine, Flat, Out, reader_of_parts
 from revela.cli.main import app
 from revela.cli.printing import print_report
-from revela.corpus.reading import READING, Reading
+from revela.corpus.load import READING, Reading
 from revela.settings import Indexing, Precision
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from revela.cli.flags import Corpus, Flat, Out
 from revela.cli.main import app
 from revela.cli.printing import command_line, print_scores
-from revela.corpus.reading import READING, Reading
+from revela.corpus.load import READING, Reading
 from revela.settings import Corpus as corpus_settings
 from revela.settings import Fit, Pooling, Precision, Recipe, Retriever, Training
 from revela.silence import duration

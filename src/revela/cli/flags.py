@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Group, Parameter
 
-from revela.corpus.reading import Reading
+from revela.corpus.load import Reading
 from revela.errors import RevelaError
 from revela.files import check_free
 from revela.on_ray import Cluster

@@ -77,7 +77,7 @@ def groups(
     elif cluster_column or engine.engine == "ray":
         folder = _of_clusters(recipe, corpus, out, cluster_column, shards, engine)
     else:
-        from revela.groups.corpora import build_groups
+        from revela.groups.build import build_groups
         from revela.groups.dataset import default_queries_file
 
         queries_file = default_queries_file(corpus, recipe)
@@ -92,7 +92,7 @@ def groups(
 def _of_clusters(
     recipe: Recipe, corpus: list[Path], out: Path, column: str, shards: int, engine: Engine
 ) -> GroupFolder:
-    from revela.groups.clustering import groups_of_clusters
+    from revela.groups.preclustered import groups_of_clusters
 
     if not column:
         raise RevelaError(

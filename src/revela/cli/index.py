@@ -13,7 +13,7 @@ from revela import on_ray
 from revela.cli.flags import ENGINE, Engine, Flat, Out, Several, reader_of_parts
 from revela.cli.main import app
 from revela.cli.printing import command_line, print_report
-from revela.corpus.reading import READING, Reading
+from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError
 from revela.settings import Indexing, Precision, Recipe
 from revela.weights import named_by_auto

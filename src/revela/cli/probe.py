@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from revela.cli.flags import Corpus, Flat
 from revela.cli.main import app
 from revela.cli.printing import print_report, print_table
-from revela.corpus.reading import READING, Reading
+from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError
 from revela.settings import Precision
 

@@ -78,7 +78,7 @@ def queries(
     from revela.silence import silence_libraries
 
     silence_libraries()
-    data = TrainingSet.read(recipe, corpus, late=False)
+    data = TrainingSet.read(recipe, corpus, lazy_queries=False)
     if data.folder is not None:
         raise RevelaError(f"{corpus[0]} holds groups, with their queries: give the text itself")
     if out is None:

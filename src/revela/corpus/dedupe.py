@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from revela.corpus.parallel import batches
 from revela.corpus.spool import ArrowList
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Document
 
 RUN = 5  # words that are hashed together
@@ -72,7 +72,7 @@ def near_duplicates(documents: ArrowList[Document], similarity: float) -> dict[i
     members = np.full((int(groups.max(initial=-1)) + 1, KEPT), -1, dtype=np.int64)
     dropped: dict[int, int] = {}
     pairs = zip(rows.tolist(), groups, strict=True)
-    for row, mine in waiting("near-duplicates", "document", pairs, len(rows)):
+    for row, mine in progress_bar("near-duplicates", "document", pairs, len(rows)):
         mine = mine[mine >= 0]
         near = np.unique(members[mine])
         near = near[near >= 0]
@@ -135,7 +135,7 @@ def _sketches(documents: ArrowList[Document], rows: int) -> tuple[Bytes, NDArray
     weights = np.cumprod(np.full(rows, _BASE))
     columns = documents.arrays("text")
     read = (text.as_py() for column in columns for text in column)
-    texts = waiting("near-duplicates", "document", read, len(documents))
+    texts = progress_bar("near-duplicates", "document", read, len(documents))
     hashed = ((row, shingles(text)) for row, text in enumerate(texts))
     long = ((row, found) for row, found in hashed if len(found) >= SHORTEST)
     for some in batches(long, lambda pair: len(pair[1]), BATCH):

@@ -24,7 +24,7 @@ Qrels = dict[str, dict[str, int]]
 """Scores by query id and document id."""
 
 
-def judged(recipe: Recipe) -> str:
+def judgements_dir(recipe: Recipe) -> str:
     """The folder of judged queries that a recipe's objective learns from; empty: none."""
     return str(getattr(recipe.objective, "pairs", ""))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -12,15 +13,31 @@ from revela.corpus.dedupe import near_duplicates
 from revela.corpus.readers import FORMATS, common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
-from revela.corpus.reading import READING, Reading
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
 from revela.errors import RevelaError
-from revela.settings import Recipe
-from revela.silence import waiting
+from revela.settings import Corpus, Recipe
+from revela.silence import progress_bar
 from revela.types import Document
 
 MIN_WORDS = 5  # per document; fewer are not a sentence
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a corpus is read, for commands that take no training settings."""
+
+    text_field: str = Corpus.text_field
+    "Field or column that holds the text."
+    title_field: str = Corpus.title_field
+    "Field or column that holds the title."
+    join_titles: bool = Corpus.join_titles
+    "Join neighbouring rows of one title: a file of passages becomes articles again."
+    max_bad_share: float = Corpus.max_bad_share
+    "Share of unreadable rows and files above which the run stops."
+
+
+READING = Reading()
 
 
 def read_corpus(
@@ -59,7 +76,7 @@ def read_corpus(
     read = read_sources(sources, fields, report)
     if reading.join_titles:
         read = joined_by_title(read, report)
-    shown = waiting("reading", "document", read)
+    shown = progress_bar("reading", "document", read)
     documents = arrow_list(Document, filter_documents(shown, distinct, min_words, report))
     check_report(len(documents), report, sources, reading.max_bad_share)
     if near:

@@ -119,7 +119,7 @@ class ArrowList(Sequence[Kept], Generic[Kept]):
         return ArrowList(self._kind, self._batches, self._folder, chosen)
 
 
-class Texts(Sequence[str]):
+class LazyTexts(Sequence[str]):
     """The text of each item, computed when it is read."""
 
     def __init__(self, items: Sequence[Item], text: Callable[[Item], str]) -> None:

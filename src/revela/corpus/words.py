@@ -75,7 +75,7 @@ def words(text: str) -> list[str]:
     return found
 
 
-def in_parts(text: str, parts: int) -> list[str]:
+def split_evenly(text: str, parts: int) -> list[str]:
     """Cut a text into so many runs of words, one word into characters; joined, they are the text.
 
     Runs are empty if there are too few words.

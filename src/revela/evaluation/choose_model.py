@@ -276,7 +276,7 @@ def _made_of(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
 
 def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     """Make a candidate of the documents that are not held out, as the verbs do."""
-    from revela.corpus.spool import Texts
+    from revela.corpus.spool import LazyTexts
     from revela.device import compute_device, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
@@ -294,7 +294,7 @@ def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     encoder = RetrieverEncoder(model, uses_bf16(recipe.training.precision, model.device))
     trainer = row_trainer(model, data.documents, seed=recipe.training.seed)
     how = dict(seed=recipe.training.seed, bf16=encoder.bf16, train_rows=trainer)
-    fit_to_corpus(model, Texts(data.chunks, lambda chunk: chunk.text), recipe.fit, **how)
+    fit_to_corpus(model, LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.fit, **how)
     encoder.words_to_vectors = WORDS_TO_VECTORS
     return encoder
 

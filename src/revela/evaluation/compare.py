@@ -64,7 +64,7 @@ def compare(
         begun = any((folder / "checkpoints").glob("checkpoint-*"))
         data, check = readings[recipe.corpus]
         # A run that is limited by time would spend it on queries, which later runs find written.
-        own = data.replace(recipe, late=not recipe.training.max_minutes)
+        own = data.replace(recipe, lazy_queries=not recipe.training.max_minutes)
         if (folder / "modules.json").is_file() and not begun:
             check_another(settings_of(recipe), own.fingerprint, folder, FREE_WHEN_DONE)
         else:

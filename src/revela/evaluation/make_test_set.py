@@ -24,7 +24,7 @@ from revela.index.bm25 import BM25
 from revela.index.contexts import Context
 from revela.index.exact import top_k
 from revela.index.fusion import reciprocal_rank_fusion
-from revela.queries.generated import EXAMPLES, QueryLM, written_answers
+from revela.queries.generated import EXAMPLES, QueryLM, generate_answers
 from revela.retriever.card import without_folders
 from revela.retriever.load import load_encoder
 from revela.settings import OFFLINE_EMBEDDER, Recipe
@@ -128,7 +128,7 @@ def _asked(data: TrainingSet) -> QuerySet:
         drawn = _drawn(list(relevant.items()), recipe)
         return QuerySet(documents, rows, [Question(*pair) for pair in drawn], len(drawn))
     places = _drawn(range(len(chunks)), recipe)
-    answers = written_answers(recipe, [chunks[i].text for i in places], data.queries_file)
+    answers = generate_answers(recipe, [chunks[i].text for i in places], data.queries_file)
     questions = [Question(a.query, [i]) for i, a in zip(places, answers, strict=True) if a.query]
     dropped = Counter(answer.rejected for answer in answers if answer.rejected)
     return QuerySet(documents, chunks, questions, len(places), dropped)

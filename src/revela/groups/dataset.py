@@ -1,7 +1,7 @@
-"""Training data: documents -> chunks -> rows -> the groups of each epoch, and what is held out.
+"""Training data: documents -> chunks -> rows -> the groups of each epoch, and held-out documents.
 
-Rows are what groups are made of: the chunks; chunks with queries, for objectives that read queries;
-several chunks joined, to crop from or to hide spans in; or whole documents with judged queries.
+Groups are made of rows: chunks; chunks with queries, for objectives that read queries; windows of
+joined chunks, to crop or to hide spans in; or whole documents with judged queries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from revela.corpus.chunk import chunk_all
-from revela.corpus.judgements import judged, pair_rows
+from revela.corpus.judgements import judgements_dir, pair_rows
 from revela.corpus.load import read_for
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_words
@@ -29,14 +29,12 @@ from revela.errors import RevelaError
 from revela.groups.order import (
     IterativeGroups,
     Model,
-    order_of_groups,
     similar_order,
-    stored_groups,
     vectors_of_beginnings,
 )
 from revela.groups.prebuilt import holds_groups
 from revela.groups.store import GroupFolder, is_group_folder
-from revela.groups.strategies import Groups
+from revela.groups.strategies import Groups, epoch_groups, with_queries
 from revela.queries.from_text import (
     query_hash,
     with_authors_words,
@@ -48,12 +46,12 @@ from revela.queries.generated import (
     NO_QUERY,
     GeneratedQueries,
     QueryLM,
-    chunks_to_ask,
-    writes_late,
-    written_queries,
+    can_write_lazily,
+    generate_queries,
+    sample_chunks,
 )
 from revela.settings import Recipe
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Chunk, Document, Encoder
 from revela.weights import cache_folder
 
@@ -61,15 +59,16 @@ log = logging.getLogger(__name__)
 
 
 class TrainingSet:
-    """Chunks, the groups of each epoch, the documents for the fit and what is held out.
+    """Chunks, the groups of each epoch, the documents for the fit, and held-out documents.
 
     Args:
-        late: let a language model write queries as training comes to their chunks, if it can.
+        source: documents, or stored groups.
+        lazy_queries: let a language model write queries during training, where that is possible.
 
     Attributes:
-        documents: a sample of them, if groups are stored.
+        documents: a sample, if groups are stored.
         n_documents: how many the chunks come from.
-        corpora: first document of each corpus but the first, where no group has chunks of two.
+        corpora: the first document of each further corpus, where no group spans two corpora.
     """
 
     def __init__(
@@ -78,12 +77,12 @@ class TrainingSet:
         source: Sequence[Document] | GroupFolder,
         held_out: Sequence[Document] = (),
         queries_file: Path | None = None,
-        late: bool = True,
+        lazy_queries: bool = True,
     ) -> None:
         self.recipe, self.queries_file = recipe, queries_file
         self.corpora: list[int] = []
         if isinstance(source, GroupFolder):
-            if judged(recipe):
+            if judgements_dir(recipe):
                 raise RevelaError(
                     f"--pairs needs whole documents, and {source.folder} holds groups of chunks: "
                     "give the corpus itself"
@@ -94,10 +93,10 @@ class TrainingSet:
             self.n_documents = int(source.settings["documents"])
             self.corpora = source.settings.get("corpora", [])
         else:
-            _check_several_readers()
+            _check_one_process()
             self.folder = None
             self.documents, self.held_out, self.n_documents = source, held_out, len(source)
-        self.late = late and self.folder is None and writes_late(recipe)
+        self.lazy_queries = lazy_queries and self.folder is None and can_write_lazily(recipe)
 
     @classmethod
     def read(
@@ -105,28 +104,28 @@ class TrainingSet:
         recipe: Recipe,
         sources: Sequence[Path],
         queries_file: Path | None = None,
-        late: bool = True,
+        lazy_queries: bool = True,
     ) -> TrainingSet:
         """The training set of a corpus, or of one folder of groups."""
-        kept = queries_file or default_queries_file(sources, recipe)
+        queries_file = queries_file or default_queries_file(sources, recipe)
         if len(sources) == 1 and is_group_folder(sources[0]):
-            return cls(recipe, GroupFolder(sources[0]), queries_file=kept)
-        _check_several_readers()
-        if ready := next((source for source in sources if holds_groups(source)), None):
+            return cls(recipe, GroupFolder(sources[0]), queries_file=queries_file)
+        _check_one_process()
+        if prebuilt := next((source for source in sources if holds_groups(source)), None):
             raise RevelaError(
-                f"{ready} holds groups: store them by revela groups {ready} --out DIR, "
+                f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
                 "and give that folder"
             )
         documents, report = read_for(recipe, sources)
         for line in report.lines():
             log.info(line)
-        share, at_most = recipe.corpus.held_out, recipe.corpus.held_out_at_most
-        rest, held_out = split_held_out(documents, share, at_most)
-        return cls(recipe, rest, held_out, kept, late)
+        corpus = recipe.corpus
+        rest, held_out = split_held_out(documents, corpus.held_out, corpus.held_out_at_most)
+        return cls(recipe, rest, held_out, queries_file, lazy_queries)
 
-    def replace(self, recipe: Recipe, late: bool = True) -> TrainingSet:
+    def replace(self, recipe: Recipe, lazy_queries: bool = True) -> TrainingSet:
         """The same documents for another recipe; RevelaError if it would read others."""
-        if recipe == self.recipe and (late or not self.late):
+        if recipe == self.recipe and (lazy_queries or not self.lazy_queries):
             return self
         if recipe.corpus != self.recipe.corpus:
             raise RevelaError(
@@ -134,17 +133,17 @@ class TrainingSet:
                 "again by TrainingSet.read"
             )
         source: Any = self.documents if self.folder is None else self.folder
-        return TrainingSet(recipe, source, self.held_out, self.queries_file, late)
+        return TrainingSet(recipe, source, self.held_out, self.queries_file, lazy_queries)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of titles, texts and judged queries, or of the stored groups."""
+        """A hash of titles, texts and judged queries, or of the stored groups."""
         if self.folder is not None:
             return self.folder.fingerprint
         digest = hashlib.blake2b(digest_size=8)
         for document in self.documents:
             digest.update(f"{document.title}\0{document.text}\0".encode())
-        for row in self.asked if judged(self.recipe) else ():
+        for row in self.grouped_rows if judgements_dir(self.recipe) else ():
             digest.update(f"{row.document}\0{row.query}\0".encode())
         return digest.hexdigest()
 
@@ -157,92 +156,94 @@ class TrainingSet:
 
     @cached_property
     def rows(self) -> ArrowList[Chunk]:
-        """What groups are made of; without their queries where ``written`` has these."""
+        """What groups are made of, without the queries of ``generated_queries``."""
         if self.folder is not None:
             return self.folder.rows
-        if self.late:
-            return chunks_to_ask(self.recipe, self.chunks)
+        if self.lazy_queries:
+            return sample_chunks(self.recipe, self.chunks)
         return training_rows(self.recipe, self.documents, self.chunks, self.queries_file)
 
     @cached_property
-    def written(self) -> GeneratedQueries | None:
-        """The queries of ``rows``, if a language model writes them as training comes to them."""
-        if not self.late:
+    def generated_queries(self) -> GeneratedQueries | None:
+        """The queries of ``rows``, if a language model writes them during training."""
+        if not self.lazy_queries:
             return None
         return GeneratedQueries(QueryLM(self.recipe, self.queries_file), self.rows)
 
     def row(self, index: int) -> Chunk:
-        """One of ``rows``, with its query; a late one is there once its group has been read."""
-        return self.written.row(index) if self.written else self.rows[index]
+        """One of ``rows`` with its query; a lazy query is there once its group has been read."""
+        if self.generated_queries is not None:
+            return self.generated_queries.row(index)
+        return self.rows[index]
 
     @cached_property
-    def asked(self) -> ArrowList[Chunk]:
-        """The rows that are dealt to groups: all but documents that no judged query asks for.
-
-        These come last, so that a row has the same number here and in ``rows``.
+    def grouped_rows(self) -> ArrowList[Chunk]:
+        """The rows that are grouped: all but documents without a judged query, which come last, so
+        that an index is the same here and in ``rows``.
         """
-        if not judged(self.recipe):
+        if not judgements_dir(self.recipe):
             return self.rows
         return self.rows.select(np.flatnonzero(self.rows.column("query") != ""))
 
     @cached_property
     def relevant(self) -> dict[int, set[int]]:
-        """The documents that answer each judged query, by its number; none without judgements."""
-        found: dict[int, set[int]] = {}
-        if judged(self.recipe):
-            asked = zip(self.asked.column("query"), self.asked.column("document"), strict=True)
-            for query, document in asked:
-                found.setdefault(query_hash(query), set()).add(int(document))
-        return found
+        """The documents that answer each judged query, by ``query_hash``."""
+        relevant: dict[int, set[int]] = {}
+        if judgements_dir(self.recipe):
+            columns = (self.grouped_rows.column(name) for name in ("query", "document"))
+            for query, document in zip(*columns, strict=True):
+                relevant.setdefault(query_hash(query), set()).add(int(document))
+        return relevant
 
     def groups(
         self, model: SentenceTransformer, encoder: Encoder, folder: Path
     ) -> tuple[Groups, int]:
-        """The groups of each epoch, as indices of rows, and how many the first one has (at most,
-        where queries are written in training).
+        """Epoch -> groups, as indices of rows; and how many the first epoch has (at most, if
+        queries are written during training).
 
         Args:
             model: the untrained retriever.
-            encoder: the retriever as it is when a round of iterative groups begins.
-            folder: where rounds of iterative groups are kept, until the run ends.
+            encoder: the retriever in training, for iterative groups.
+            folder: stores rounds of iterative groups until the run ends.
         """
-        recipe, size = self.recipe, self.recipe.groups.group_size
-        if len(self.asked) < size:
+        recipe, size, rows = self.recipe, self.recipe.groups.group_size, self.grouped_rows
+        if len(rows) < size:
             raise RevelaError(self._no_group())
         if self.folder is not None:
-            groups, number = stored_groups(recipe, self.folder)
+            groups, number = _stored_groups(recipe, self.folder)
         else:
             groups, number = _with_first_epoch(self.corpus_groups(lambda: model), size)
         if not number:
             raise RevelaError(self._no_group())
-        made = "" if len(self.asked) == len(self.chunks) else f" -> {len(self.asked):,} to train on"
+        made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
         log.info(
             f"{self.n_documents:,} documents -> {len(self.chunks):,} chunks{made} "
             f"-> {number:,} groups of {size} per epoch"
         )
         if recipe.groups.kind == "iterative":
-            groups = IterativeGroups(recipe, self.asked, encoder, folder)
-        elif self.written is not None:
-            if missing := self.written.lm.missing(row.text for row in self.rows):
-                log.info(f"{self.written.lm} as training comes to them: {missing:,} or fewer")
-            groups = self.written.groups(groups)
+            groups = IterativeGroups(recipe, rows, encoder, folder)
+        elif (queries := self.generated_queries) is not None:
+            if missing := queries.lm.missing(row.text for row in self.rows):
+                log.info(f"{queries.lm} as training comes to them: {missing:,} or fewer")
+            groups = queries.groups(groups)
         return groups, number
 
     def corpus_groups(self, model: Model) -> Groups:
-        """epoch -> groups of a corpus; ``model`` gives the untrained retriever, if it is needed."""
-        recipe, rows = self.recipe, self.asked
-        vectors_ND = order_N = None
+        """Epoch -> groups of a corpus; ``model`` loads the untrained retriever, if needed."""
+        recipe, rows = self.recipe, self.grouped_rows
+        vectors_ND = order_R = None
         if recipe.groups.kind == "cluster":
-            order_N = similar_order(recipe, rows, model)
+            order_R = similar_order(recipe, rows, model)
         if recipe.groups.kind == "document":
             vectors_ND = vectors_of_beginnings(recipe, self.documents, model)
-        return order_of_groups(recipe, rows, vectors_ND, order_N, unasked=self.late)
+        return epoch_groups(recipe, rows, vectors_ND, order_R, self.lazy_queries)
 
     def _no_group(self) -> str:
         size, queries = self.recipe.groups.group_size, self.recipe.queries
         reads = self.recipe.objective.reads
-        if judged(self.recipe):
-            return f"{len(self.asked)} pairs are fewer than a group of {size}: lower --group-size"
+        if judgements_dir(self.recipe):
+            n_pairs = len(self.grouped_rows)
+            return f"{n_pairs} pairs are fewer than a group of {size}: lower --group-size"
         if reads == "queries" and len(self.rows) >= size and not any(self.rows.column("query")):
             if self.folder is not None:
                 return (
@@ -256,8 +257,21 @@ class TrainingSet:
         )
 
 
+def _stored_groups(recipe: Recipe, folder: GroupFolder) -> tuple[Groups, int]:
+    """Epoch -> groups of a folder, in the order of this recipe's seed; and their number."""
+    if folder.size != recipe.groups.group_size:
+        raise RevelaError(
+            f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
+        )
+    groups = folder.order(recipe.training.seed, recipe.training.groups_per_batch)
+    if recipe.objective.reads != "queries":
+        return groups, len(folder)
+    has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
+    return with_queries(recipe, folder.rows, groups), int(has_query.any(axis=1).sum())
+
+
 def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
-    """The same groups, of which the first epoch is built here and kept, and how many it has."""
+    """The same groups with the first epoch built in advance, and its number of groups."""
     first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
 
     def groups(epoch: int) -> Iterator[list[int]]:
@@ -266,7 +280,7 @@ def _with_first_epoch(build: Groups, size: int) -> tuple[Groups, int]:
     return groups, len(first)
 
 
-def _check_several_readers() -> None:
+def _check_one_process() -> None:
     if world_size() > 1:
         raise RevelaError(
             "several processes train on stored groups: make them once with revela groups CORPUS "
@@ -275,12 +289,12 @@ def _check_several_readers() -> None:
 
 
 def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
-    """Where queries written for a corpus are cached, by the place of its first source."""
+    """Where the queries of a corpus are cached, by the path of its first source."""
     if recipe.queries.queries_file:
         return Path(recipe.queries.queries_file)
     source = str(sources[0])
     name = source.removeprefix("hub:").replace("/", "-").replace(":", "-")
-    # A link to itself is one that cannot be read.
+    # Path.resolve raises on a link to itself, which cannot be read anyway.
     first = Path(os.path.realpath(name if source.startswith("hub:") else source))
     place = source if source.startswith("hub:") else str(first)
     digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
@@ -288,10 +302,10 @@ def default_queries_file(sources: Sequence[Path], recipe: Recipe) -> Path:
 
 
 def training_chunks(recipe: Recipe, documents: Iterable[Document]) -> ArrowList[Chunk]:
-    """Chunks with a document's title as its first line, which says what the rest is about."""
+    """Chunks of documents, each with its title as its first line."""
     titled = (
         dataclasses.replace(d, text=f"{d.title}\n\n{d.text}") if d.title else d
-        for d in waiting("chunking", "document", documents)
+        for d in progress_bar("chunking", "document", documents)
     )
     workers = cores(recipe.training.threads)
     return arrow_list(Chunk, chunk_all(titled, recipe.corpus.chunk_words, workers))
@@ -303,16 +317,16 @@ def training_rows(
     chunks: ArrowList[Chunk],
     queries_file: Path | None,
 ) -> ArrowList[Chunk]:
-    """What groups are made of; see the top of this file."""
+    """What groups are made of (see the top of this file)."""
     objective: Any = recipe.objective
-    if folder := judged(recipe):
+    if folder := judgements_dir(recipe):
         return pair_rows(documents, Path(folder), others=objective.negatives > 0)
     if objective.reads == "windows":
         return arrow_list(Chunk, windows(chunks, objective.window_words(recipe)))
     if objective.reads == "chunks":
         return chunks
     if recipe.queries.source == "lm":
-        return written_queries(recipe, chunks, queries_file)
+        return generate_queries(recipe, chunks, queries_file)
     rows = {
         "title": with_titles(chunks, documents),
         "first-sentence": with_first_sentences(chunks),
@@ -323,7 +337,7 @@ def training_rows(
 
 
 def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
-    """Neighbouring chunks of a document joined, up to this many words, to crop from."""
+    """Join neighbouring chunks of a document while they have at most this many words."""
     document, parts, total = -1, list[str](), 0
     for chunk in chunks:
         size = count_words(chunk.text)
@@ -339,11 +353,11 @@ def windows(chunks: Iterable[Chunk], words: int) -> Iterator[Chunk]:
 def split_held_out(
     documents: ArrowList[Document], share: float, at_most: int
 ) -> tuple[ArrowList[Document], list[Document]]:
-    """Training documents and held-out documents (a share, and ``at_most`` so many), chosen by a
-    hash of title and text: the same in any order, run and seed.
+    """Split off a share of the documents, ``at_most`` so many, by a hash of title and text: the
+    same in any order, run and seed.
     """
     digests = [hashlib.blake2b(d.full_text.encode(), digest_size=8).digest() for d in documents]
     ranked = sorted(range(len(digests)), key=digests.__getitem__)
-    held = sorted(ranked[: min(at_most, int(share * len(digests)))])
-    rest = sorted(ranked[len(held) :])
-    return documents.select(rest), list(documents.select(held))
+    n_held_out = min(at_most, int(share * len(digests)))
+    rest, held_out = sorted(ranked[n_held_out:]), sorted(ranked[:n_held_out])
+    return documents.select(rest), list(documents.select(held_out))

@@ -1,130 +1,59 @@
-"""Which rows share a group, and in what order groups come: rows of one document, random ones, or
-similar ones.
+"""The order of rows in which similar ones are neighbours: by words, by a surrogate model, or by the
+retriever in training, again every so many steps.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from revela.corpus.judgements import judged
-from revela.corpus.spool import ArrowList, Texts, vectors_on_disk
+from revela.corpus.spool import ArrowList, LazyTexts, vectors_on_disk
 from revela.distributed import from_rank_zero, gathered, is_rank_zero, my_share, world_size
-from revela.errors import RevelaError
 from revela.files import atomic_write
 from revela.groups.similarity import order_by_similarity, paired
-from revela.groups.store import GroupFolder
-from revela.groups.strategies import (
-    Groups,
-    document_groups,
-    ordered_groups,
-    random_groups,
-    rounds_of_queries,
-    spread_groups,
-)
-from revela.queries.from_text import query_hash
+from revela.groups.strategies import groups_along, with_queries
 from revela.retriever.build import untrained_retriever
 from revela.retriever.fit import lexical_vectors
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Chunk, Document, Encoder, Vectors
 from revela.weights import find_weights
 
-log = logging.getLogger(__name__)
-
-# Queries that all chunks of a document may have: two of these chunks must not share a group.
-SHARED = ("title", "authors-words")
-ENCODING_BATCH = 2**14  # texts of a corpus that are encoded between two writes to disk
-POOL = 8  # chunks that iterative groups are chosen from, for each that a round needs
-NEIGHBOUR_CHARACTERS = 2000  # of a document, that say what it is about
+ENCODING_BATCH = 2**14  # texts that are encoded between two writes to disk
+POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs
+BEGINNING = 2000  # characters that say what a document is about
 
 Model = Callable[[], SentenceTransformer]
 Encode = Callable[[Sequence[str]], Vectors]
 
 
-def order_of_groups(
-    recipe: Recipe,
-    rows: ArrowList[Chunk],
-    vectors_ND: Vectors | None = None,
-    order_N: NDArray[np.int64] | None = None,
-    unasked: bool = False,
-) -> Groups:
-    """epoch -> the groups of that epoch, as the objective needs them.
-
-    Args:
-        vectors_ND: a vector per document, so that short documents share groups with similar ones.
-        order_N: the rows, similar ones next to each other, for groups of similar chunks.
-        unasked: give groups in which no chunk has a query, too: it may be written later.
-    """
-    size, seed = recipe.groups.group_size, recipe.training.seed
-    groups: Groups
-    if recipe.groups.kind == "random":
-        groups = functools.partial(random_groups, len(rows), size, seed)
-    elif recipe.groups.kind in ("cluster", "iterative"):
-        groups = groups_along(recipe, rows, np.arange(len(rows)) if order_N is None else order_N)
-    else:
-        reads = recipe.objective.reads
-        shared = reads == "queries" and recipe.queries.source in SHARED
-        apart = reads == "windows" or shared or judged(recipe)
-        build = spread_groups if apart else document_groups
-        owners = rows.column("document")
-        groups = functools.partial(build, owners, size, seed, vectors_ND=vectors_ND)
-    return groups if unasked else _only_with_queries(recipe, rows, groups)
-
-
-def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_N: NDArray[np.int64]) -> Groups:
-    """epoch -> groups of neighbours in this order, no two of them with the same query."""
-    size, seed = recipe.groups.group_size, recipe.training.seed
-    if recipe.objective.reads != "queries":
-        return functools.partial(ordered_groups, [order_N], size, seed)
-    query_of = np.array([query_hash(query) for query in rows.column("query")], np.int64)
-    return lambda epoch: ordered_groups(
-        rounds_of_queries(order_N, query_of, seed, epoch), size, seed, epoch
-    )
-
-
-def stored_groups(recipe: Recipe, folder: GroupFolder) -> tuple[Groups, int]:
-    """epoch -> the groups of a folder, in the order of this recipe's seed; and their number."""
-    if folder.size != recipe.groups.group_size:
-        raise RevelaError(
-            f"{folder.folder} holds groups of {folder.size}: give --group-size {folder.size}"
-        )
-    groups = folder.order(recipe.training.seed, recipe.training.groups_per_batch)
-    if recipe.objective.reads != "queries":
-        return groups, len(folder)
-    has_query = folder.rows.column("query").reshape(len(folder), folder.size) != ""
-    return _only_with_queries(recipe, folder.rows, groups), int(has_query.any(axis=1).sum())
-
-
 def vectors_of_beginnings(recipe: Recipe, documents: Sequence[Document], model: Model) -> Vectors:
-    """A vector per document, of the words it begins with."""
-    beginnings = Texts(documents, lambda document: document.full_text[:NEIGHBOUR_CHARACTERS])
+    """A vector per document, of its first words."""
+    beginnings = LazyTexts(documents, lambda document: document.full_text[:BEGINNING])
     return lexical_vectors(model(), beginnings, recipe.fit.token_weighting)
 
 
 def similar_order(recipe: Recipe, rows: ArrowList[Chunk], model: Model) -> NDArray[np.int64]:
-    """The rows, similar ones next to each other; pairs of query and chunk by both texts."""
+    """The order of rows by the surrogate, or by words."""
     vectors = _vectors(recipe, rows, *_surrogate(recipe, model))
     return order_by_similarity(*vectors, recipe.groups.group_size, recipe.training.seed)
 
 
 def passage_encoder(recipe: Recipe) -> Encode:
-    """Vectors of passages by the surrogate, or by words."""
+    """What encodes passages: the surrogate, or their words."""
     folder = find_weights(recipe.retriever.model, recipe.retriever.offline_model)
     return _surrogate(recipe, lambda: untrained_retriever(recipe, folder, []))[1]
 
 
 def _surrogate(recipe: Recipe, model: Model) -> tuple[Encode, Encode]:
-    """What encodes queries and passages to find similar ones: another model, or words."""
+    """What encodes queries and passages: another model, or words by the untrained ``model``."""
     if not recipe.groups.surrogate:
         by_words = functools.partial(
             lexical_vectors, model(), token_weighting=recipe.fit.token_weighting
@@ -135,15 +64,13 @@ def _surrogate(recipe: Recipe, model: Model) -> tuple[Encode, Encode]:
         recipe.training.precision,
         recipe.groups.surrogate_tokens,
     )
-    return in_parts(encoder.encode_queries), in_parts(encoder.encode_passages)
+    return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
 
 
 class IterativeGroups:
-    """Groups of what the retriever in training finds similar, rebuilt every so many steps from a
-    random part of the corpus.
+    """Round -> groups of what the retriever in training finds similar in a random sample of rows.
 
-    Called with the number of a round, gives its groups. They are kept in ``folder``, so that a run
-    that is resumed goes through the same ones.
+    Groups are stored in ``folder``, so that a resumed run reads the same.
     """
 
     def __init__(
@@ -153,78 +80,70 @@ class IterativeGroups:
 
     def __call__(self, round_: int) -> Iterator[list[int]]:
         file = self.folder / f"groups-{round_}.npy"
-        yield from kept(file, lambda: np.array(self._build(round_), dtype=np.int64)).tolist()
+        build = functools.partial(self._build, round_)
+        yield from load_or_make(file, build).tolist()
 
-    def _build(self, round_: int) -> list[list[int]]:
-        recipe = self.recipe
-        size = recipe.groups.group_size
-        wanted = recipe.groups.refresh_every * recipe.training.groups_per_step
+    def _build(self, round_: int) -> NDArray[np.int64]:
+        recipe, size = self.recipe, self.recipe.groups.group_size
+        n_groups = recipe.groups.refresh_every * recipe.training.groups_per_step
         rng = np.random.default_rng([recipe.training.seed, round_])
-        pool = min(len(self.rows), POOL * wanted * size)
-        some = np.sort(rng.choice(len(self.rows), pool, replace=False))
-        rows = self.rows.select(some)
-        encode = self.encoder.encode_queries, self.encoder.encode_passages
-        vectors = _vectors(recipe, rows, *(by_all(in_parts(each)) for each in encode))
-        largest, seed = size, int(rng.integers(2**31))
-        order = from_rank_zero(lambda: order_by_similarity(*vectors, largest, seed))
-        groups = _only_with_queries(recipe, rows, groups_along(recipe, rows, order))(round_)
-        return [some[group].tolist() for group in islice(groups, wanted)]
+        pool = min(len(self.rows), POOL * n_groups * size)
+        sample = np.sort(rng.choice(len(self.rows), pool, replace=False))
+        rows = self.rows.select(sample)
+        encoders = self.encoder.encode_queries, self.encoder.encode_passages
+        vectors = _vectors(recipe, rows, *map(encode_on_all_ranks, encoders))
+        seed = int(rng.integers(2**31))
+        order = from_rank_zero(lambda: order_by_similarity(*vectors, size, seed))
+        groups = with_queries(recipe, rows, groups_along(recipe, rows, order))(round_)
+        built = [sample[group] for group in islice(groups, n_groups)]
+        return np.array(built, dtype=np.int64)
 
 
 def _vectors(
     recipe: Recipe, rows: ArrowList[Chunk], encode_queries: Encode, encode_passages: Encode
 ) -> tuple[Vectors, Vectors | None]:
-    """What ``order_by_similarity`` reads: of chunks, or for an objective that asks, of pairs."""
-    passages_ND = encode_passages(Texts(rows, lambda row: row.text))
+    """The vectors to order by: of chunks, or for objectives that read queries, of pairs."""
+    passages_RD = encode_passages(LazyTexts(rows, lambda row: row.text))
     if recipe.objective.reads != "queries":
-        return passages_ND, None
-    return paired(encode_queries(Texts(rows, lambda row: row.query or row.text)), passages_ND)
+        return passages_RD, None
+    return paired(encode_queries(LazyTexts(rows, lambda row: row.query or row.text)), passages_RD)
 
 
-def kept(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """What is in this file, for all processes; a missing one is made by all and written by the
-    first.
-    """
-    found = from_rank_zero(lambda: np.load(file) if file.is_file() else None)
-    if found is None:
-        found = make()
+def load_or_make(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Load an array on all ranks; if it is missing, all ranks make it and the first saves it."""
+    array = from_rank_zero(lambda: np.load(file) if file.is_file() else None)
+    if array is None:
+        array = make()
         if is_rank_zero():
             with atomic_write(file) as temporary:
-                np.save(temporary, found)
-    return found
+                np.save(temporary, array)
+    return array
 
 
-def in_parts(encode: Encode) -> Encode:
-    """The same for many texts: a part at a time, its vectors on disk."""
+def encode_in_batches(encode: Encode) -> Encode:
+    """``encode`` for many texts: a batch at a time, with vectors on disk."""
 
     def encode_all(texts: Sequence[str]) -> Vectors:
-        first = encode(texts[:1])
-        vectors_ND = vectors_on_disk(len(texts), first.shape[1])
-        with waiting("encoding", "text", total=len(texts)) as bar:
+        width = encode(texts[:1]).shape[1]
+        vectors_ND = vectors_on_disk(len(texts), width)
+        with progress_bar("encoding", "text", total=len(texts)) as bar:
             for start in range(0, len(texts), ENCODING_BATCH):
-                some = texts[start : start + ENCODING_BATCH]
-                vectors_ND[start : start + len(some)] = encode(some)
-                bar.update(len(some))
+                batch = texts[start : start + ENCODING_BATCH]
+                vectors_ND[start : start + len(batch)] = encode(batch)
+                bar.update(len(batch))
         return vectors_ND
 
     return encode_all
 
 
-def by_all(encode: Encode) -> Encode:
-    """The same, with each process encoding its share; the first gets all vectors."""
+def encode_on_all_ranks(encode: Encode) -> Encode:
+    """``encode_in_batches`` with each rank encoding its share; rank 0 gets all vectors."""
+    encode = encode_in_batches(encode)
 
     def encode_share(texts: Sequence[str]) -> Vectors:
-        mine = texts[my_share(len(texts))]
-        found = gathered(encode(mine) if mine else None)
-        parts = [vectors_ND for vectors_ND in found if vectors_ND is not None]
-        return np.concatenate(parts) if parts else np.zeros((0, 1), dtype=np.float32)
+        share = texts[my_share(len(texts))]
+        shares = gathered(encode(share) if share else None)
+        vectors = [vectors_ND for vectors_ND in shares if vectors_ND is not None]
+        return np.concatenate(vectors) if vectors else np.zeros((0, 1), dtype=np.float32)
 
     return encode_share if world_size() > 1 else encode
-
-
-def _only_with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
-    """The groups in which a chunk has a query, for an objective that reads queries."""
-    if recipe.objective.reads != "queries":
-        return groups
-    has_query = rows.column("query") != ""
-    return lambda epoch: (group for group in groups(epoch) if has_query[group].any())

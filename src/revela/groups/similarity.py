@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Vectors
 
 BRANCH = 256  # clusters a level
@@ -69,7 +69,7 @@ def order_by_similarity(
         return near_D
 
     members = np.arange(len(vectors_ND)) if members is None else members
-    with waiting("clustering", "chunk", total=len(members)) as shown:
+    with progress_bar("clustering", "chunk", total=len(members)) as shown:
         if len(members):
             visit(members, None)
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)

@@ -1,27 +1,87 @@
-"""Strategies of grouping: chunks -> groups, the 16 chunks that an objective compares.
+"""Strategies of grouping: rows -> groups, the 16 chunks that an objective compares.
 
 Random regrouping lowers Revela's BEIR mean from 33.6 to 3.9 (tables 8-9). By default a group is
 contiguous chunks of one or two documents, shuffled. Short documents fill a group together with
 similar ones, because chunks of random documents teach nothing after the first steps.
 
-Shapes: N documents, D width of a document's vector.
+To add a strategy, write a function here, call it in ``epoch_groups``, and name it in the setting
+``groups.kind``.
+
+Shapes: N documents, D width of a document's vector, R rows.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.types import Vectors
+from revela.corpus.judgements import judgements_dir
+from revela.corpus.spool import ArrowList
+from revela.queries.from_text import query_hash
+from revela.settings import Recipe
+from revela.types import Chunk, Vectors
 
 BLOCK = 2**16  # vectors read at a time
+# Sources whose queries are those of a whole document: two of its chunks must not share a group.
+QUERIES_PER_DOCUMENT = ("title", "authors-words")
 
 Groups = Callable[[int], Iterator[list[int]]]
-"""Epoch -> its groups, as indices of chunks."""
+"""Epoch -> its groups, as indices of rows."""
+
+
+def epoch_groups(
+    recipe: Recipe,
+    rows: ArrowList[Chunk],
+    vectors_ND: Vectors | None = None,
+    order_R: NDArray[np.int64] | None = None,
+    without_queries: bool = False,
+) -> Groups:
+    """The strategy of a recipe: epoch -> groups.
+
+    Args:
+        vectors_ND: a vector per document, so that short documents share groups with similar ones.
+        order_R: rows in an order in which similar ones are neighbours; default: as they come.
+        without_queries: give groups in which no chunk has a query, too: it may be written later.
+    """
+    size, seed = recipe.groups.group_size, recipe.training.seed
+    groups: Groups
+    if recipe.groups.kind == "random":
+        groups = functools.partial(random_groups, len(rows), size, seed)
+    elif recipe.groups.kind in ("cluster", "iterative"):
+        groups = groups_along(recipe, rows, np.arange(len(rows)) if order_R is None else order_R)
+    else:
+        reads = recipe.objective.reads
+        shares_queries = reads == "queries" and recipe.queries.source in QUERIES_PER_DOCUMENT
+        spread = reads == "windows" or shares_queries or judgements_dir(recipe)
+        build = spread_groups if spread else document_groups
+        owners = rows.column("document")
+        groups = functools.partial(build, owners, size, seed, vectors_ND=vectors_ND)
+    return groups if without_queries else with_queries(recipe, rows, groups)
+
+
+def groups_along(recipe: Recipe, rows: ArrowList[Chunk], order_R: NDArray[np.int64]) -> Groups:
+    """Epoch -> groups of neighbours in this order, no two of them with the same query."""
+    size, seed = recipe.groups.group_size, recipe.training.seed
+    if recipe.objective.reads != "queries":
+        return functools.partial(ordered_groups, [order_R], size, seed)
+    query_of = np.array([query_hash(query) for query in rows.column("query")], np.int64)
+    return lambda epoch: ordered_groups(
+        rounds_of_queries(order_R, query_of, seed, epoch), size, seed, epoch
+    )
+
+
+def with_queries(recipe: Recipe, rows: ArrowList[Any], groups: Groups) -> Groups:
+    """The groups in which a chunk has a query, for an objective that reads queries."""
+    if recipe.objective.reads != "queries":
+        return groups
+    has_query = rows.column("query") != ""
+    return lambda epoch: (group for group in groups(epoch) if has_query[group].any())
 
 
 def document_groups(
@@ -33,11 +93,11 @@ def document_groups(
 ) -> Iterator[list[int]]:
     """Groups of ``size`` chunk indices, the same for the same seed and epoch.
 
-    A document with at least ``size`` chunks gives whole groups, from a random start. A rest of at
-    least half a group shares a group with one other document's rest. Shorter rests fill groups
+    A document with at least ``size`` chunks gives whole groups, from a random start. A remainder of
+    at least half a group is paired with another document's. Shorter remainders fill groups
     together: with those of similar documents if there are vectors, otherwise at random. Starts and
-    neighbours differ by epoch, so a chunk that is left out in one has its chance in the next.
-    ``owners`` is the document of each chunk, in the order of the corpus.
+    neighbours differ by epoch, so a chunk left out of one epoch may be in the next. ``owners`` is
+    the document of each chunk, in the order of the corpus.
     """
     rng = random.Random(f"{seed}/{epoch}")
     halves: list[Sequence[int]] = []
@@ -62,7 +122,7 @@ def document_groups(
 
 
 def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator[list[int]]:
-    """Any chunks together: the ablation that says what the other strategies are worth."""
+    """Groups of random chunks: the ablation that measures the other strategies."""
     order = np.random.default_rng([seed, epoch]).permutation(chunks)
     for start in range(0, chunks - size + 1, size):
         yield order[start : start + size].tolist()
@@ -71,25 +131,25 @@ def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator
 def ordered_groups(
     orders: Sequence[NDArray[np.int64]], size: int, seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
-    """Groups along each order, none with chunks of two; each epoch begins to cut elsewhere."""
+    """Consecutive chunks of each order; no group spans two orders. The first cut is random."""
     rng = random.Random(f"{seed}/{epoch}")
     groups: list[Sequence[int]] = []
     for order in orders:
-        turned = np.roll(order, -rng.randrange(size))
-        starts = range(0, len(turned) - size + 1, size)
-        groups += [turned[start : start + size].tolist() for start in starts]
+        rolled = np.roll(order, -rng.randrange(size))
+        starts = range(0, len(rolled) - size + 1, size)
+        groups += [rolled[start : start + size].tolist() for start in starts]
     yield from _shuffled(groups, rng)
 
 
 def rounds_of_queries(
     order: NDArray[np.int64], query_of: NDArray[np.int64], seed: int, epoch: int = 0
 ) -> list[NDArray[np.int64]]:
-    """The order in parts in which no two chunks have the same query, as they would be negatives of
-    it in one group: a random chunk of every query, then one of every query that has more, and so
-    on. Chunks without a query (-1 in ``query_of``) are all in the first part.
+    """Split an order so that no part has two chunks of one query, which would be each other's
+    negatives: a random chunk of every query, then another of every query that has more, and so on.
+    All chunks without a query (-1 in ``query_of``) are in the first part.
     """
     drawn = np.random.default_rng([seed, epoch]).permutation(order)
-    drawn = drawn[np.argsort(query_of[drawn], kind="stable")]  # those of a query together
+    drawn = drawn[np.argsort(query_of[drawn], kind="stable")]
     first_of_query = np.flatnonzero(np.diff(query_of[drawn], prepend=-2))
     sizes = np.diff(first_of_query, append=len(drawn))
     round_of = np.zeros(len(query_of), dtype=np.int64)
@@ -102,18 +162,18 @@ def rounds_of_queries(
 def mixed_groups(
     parts: Sequence[Iterable[list[int]]], proportions: Sequence[float], seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
-    """Groups of several corpora in these proportions, until one corpus has no more; each keeps its
-    own order.
+    """Mix the groups of several corpora in these proportions, until one corpus has no more; each
+    corpus keeps its order.
     """
-    held = [list(part) for part in parts]
-    weighted = list(zip(map(len, held), proportions, strict=True))
+    corpora = [list(part) for part in parts]
+    weighted = list(zip(map(len, corpora), proportions, strict=True))
     rounds = min(count / weight for count, weight in weighted)
     counts = [min(count, round(rounds * weight)) for count, weight in weighted]
-    turns = [which for which, count in enumerate(counts) for _ in range(count)]
+    turns = [i for i, count in enumerate(counts) for _ in range(count)]
     random.Random(f"{seed}/{epoch}").shuffle(turns)
-    left = [iter(groups) for groups in held]
-    for which in turns:
-        yield next(left[which])
+    remaining = [iter(groups) for groups in corpora]
+    for i in turns:
+        yield next(remaining[i])
 
 
 def spread_groups(
@@ -125,9 +185,9 @@ def spread_groups(
 ) -> Iterator[list[int]]:
     """Groups of chunks of different documents, as contrastive objectives need them.
 
-    In each round, every document that has chunks left gives one; with vectors, similar documents
-    come together. A group has two chunks of a document only where two rounds meet, or where there
-    are fewer documents than chunks to a group.
+    In each round, every document with chunks left gives one; with vectors, similar documents are
+    neighbours. A group has two chunks of a document only where two rounds meet, or if there are
+    fewer documents than ``size``.
     """
     rng = random.Random(f"{seed}/{epoch}")
     left = [rng.sample(indices, len(indices)) for indices in _by_document(owners)]
@@ -146,9 +206,9 @@ def spread_groups(
 
 
 def _neighbours_together(vectors_ND: Vectors, rng: random.Random) -> list[int]:
-    """An order in which similar vectors stand close, from a random-projection tree (Dasgupta &
-    Freund, STOC 2008): halved again and again between two members drawn at random. Each call draws
-    other pairs, so every epoch has other neighbours.
+    """Order vectors so that similar ones are close, by a random-projection tree (Dasgupta & Freund,
+    STOC 2008): each part is halved along the line between two random members. Neighbours differ
+    between calls.
     """
     order: list[int] = []
     stack = [np.arange(len(vectors_ND))]
@@ -175,7 +235,7 @@ def _shuffled(groups: list[Sequence[int]], rng: random.Random) -> Iterator[list[
 
 
 def _by_document(owners: NDArray[np.int64]) -> Iterator[range]:
-    """The chunks of each document; a range takes no more room for many than for few."""
+    """The chunks of each document."""
     bounds = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     for start, end in pairwise(bounds):
         if end > start:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from revela.index.language import Analyzer, detect
 from revela.index.term_stats import K1, B, idf, max_score
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Vectors
 
 
@@ -34,7 +34,7 @@ class BM25:
         number = self._vocabulary.setdefault
         ids = [
             [number(term, len(self._vocabulary)) for term in self.terms(passage)]
-            for passage in waiting("words for BM25", "text", passages)
+            for passage in progress_bar("words for BM25", "text", passages)
         ]
         held = [token for passage in ids for token in set(passage)]
         self._frequencies = np.bincount(np.array(held, np.int64), minlength=len(self._vocabulary))

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.reading import Reading
+from revela.corpus.load import Reading
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
 from revela.index.fusion import check_weight

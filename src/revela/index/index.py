@@ -41,7 +41,7 @@ from revela.types import (
 from revela.weights import check_dimensions, fingerprint, resolve
 
 if TYPE_CHECKING:
-    from revela.corpus.reading import Reading
+    from revela.corpus.load import Reading
     from revela.index.contexts import Choice, Context
     from revela.index.ingest import Added, Changes
     from revela.index.sync import Synced
@@ -418,7 +418,7 @@ class Index:
         """
         from tqdm import tqdm
 
-        from revela.corpus.spool import ArrowList, Texts, arrow_list
+        from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
         from revela.index.ingest import Added, check_repeated
 
         if not isinstance(documents, ArrowList):
@@ -427,7 +427,7 @@ class Index:
         total = Added()
         with writing(self.folder):
             check_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
-            self.find_language(Texts(documents, lambda document: document.full_text))
+            self.find_language(LazyTexts(documents, lambda document: document.full_text))
             with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
                 for added in self.add_batches(documents):
                     total += added

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from revela.corpus.reading import READING, Reading
+from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError
 
 if TYPE_CHECKING:

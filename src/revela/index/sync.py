@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from revela.corpus.load import check_report, filter_documents
+from revela.corpus.load import READING, Reading, check_report, filter_documents
 from revela.corpus.readers import File, files_of, read_file
 from revela.corpus.readers.common import FileChanged, ReadReport, shown, size_and_time
 from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.rows import Fields
-from revela.corpus.reading import READING, Reading
-from revela.corpus.spool import Texts, arrow_list
+from revela.corpus.spool import LazyTexts, arrow_list
 from revela.errors import RevelaError, first_line
 from revela.files import writing
 from revela.index.ingest import Added, check_repeated, repeated_id
 from revela.index.sources import Loss, ReadFile, Sources, State
 from revela.settings import Precision
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class Scan:
         self.listed = dict(self._list())
         self.is_whole = not self.report.bad  # no folder was unreadable
         self.documents = arrow_list(
-            Document, waiting("reading", "document", self._documents(known or {}))
+            Document, progress_bar("reading", "document", self._documents(known or {}))
         )
         self.report.documents = len(self.documents)
         self.seconds = time.perf_counter() - begun
@@ -191,7 +190,7 @@ def _apply(
     _check(index, record, scan, yes)
     record.begin()
     record.keep(scan.touched)
-    index.find_language(Texts(documents, lambda document: document.full_text))
+    index.find_language(LazyTexts(documents, lambda document: document.full_text))
     with tqdm(total=len(documents), unit="document", disable=not (progress and documents)) as bar:
         left = 0  # documents that are in the table, of files that are not
         for batch in index.add_batches(documents) if documents else ():

@@ -27,7 +27,7 @@ from revela.index.fusion import Ranking
 from revela.index.language import ENGLISH_STOP_WORDS, QUERY_WORDS, Terms
 from revela.index.manifest import Calibration, Info
 from revela.index.term_stats import TermCounts
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Encoder, Value, Vectors, evenly_spaced
 
 TABLE = "chunks"
@@ -303,7 +303,7 @@ class Table:
         }
         with lance_errors(self.folder):
             missing = self._missing()
-            with waiting("packing", "part", total=1 + len(missing)) as shown:
+            with progress_bar("packing", "part", total=1 + len(missing)) as shown:
                 # The lock keeps other writers away, so what no version holds is a killed run's.
                 self.lance.optimize(
                     cleanup_older_than=timedelta(milliseconds=1) if new else KEEP_VERSIONS,

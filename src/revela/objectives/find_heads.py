@@ -21,7 +21,7 @@ from revela.corpus.words import joined, words
 from revela.device import compute_device, uses_bf16
 from revela.distributed import is_rank_zero
 from revela.groups.dataset import TrainingSet
-from revela.groups.order import order_of_groups
+from revela.groups.strategies import epoch_groups
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
 from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
@@ -48,7 +48,7 @@ def rank_heads(
     if not isinstance(recipe.objective, QueryFocused):
         return folder, sibling_heads(recipe, lm, tokenizer, folder, documents)
     data = TrainingSet(recipe, documents, queries_file=queries_file)
-    return folder, query_heads(recipe, lm, tokenizer, folder, data.rows, data.written)
+    return folder, query_heads(recipe, lm, tokenizer, folder, data.rows, data.generated_queries)
 
 
 def sibling_heads(
@@ -125,7 +125,8 @@ def _questions(
     """
     # Groups of a folder lie in another order.
     rows = rows.select(np.argsort(rows.column("document"), kind="stable"))
-    groups = order_of_groups(recipe.replace(groups="document"), rows, unasked=written is not None)
+    by_document = recipe.replace(groups="document")
+    groups = epoch_groups(by_document, rows, without_queries=written is not None)
     row: Callable[[int], Chunk] = rows.__getitem__
     if written is not None:  # what training reads does not depend on what is asked here
         probed = GeneratedQueries(written.lm, rows)

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from revela.corpus.judgements import judged
+from revela.corpus.judgements import judgements_dir
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.corpus.words import count_terms, runs, terms
 from revela.distributed import cores
@@ -198,17 +198,18 @@ def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
     return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
 
 
-def writes_late(recipe: Recipe) -> bool:
+def can_write_lazily(recipe: Recipe) -> bool:
     """Whether a language model may write queries as training comes to their chunks. Groups by
     similarity and mined negatives need the queries of all chunks first.
     """
     objective: Any = recipe.objective
-    by_lm = objective.reads == "queries" and recipe.queries.source == "lm" and not judged(recipe)
+    if objective.reads != "queries" or recipe.queries.source != "lm" or judgements_dir(recipe):
+        return False
     mines = bool(getattr(objective, "negatives", False))
-    return by_lm and not mines and recipe.groups.kind not in ("cluster", "iterative")
+    return not mines and recipe.groups.kind not in ("cluster", "iterative")
 
 
-def chunks_to_ask(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
+def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
     """The chunks of documents drawn until they have ``max_queries``, and of one at least; the same
     in every run, so that queries are written once.
     """
@@ -221,18 +222,18 @@ def chunks_to_ask(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
     return chunks.select(np.flatnonzero(np.isin(owners, drawn)))
 
 
-def written_queries(
+def generate_queries(
     recipe: Recipe, chunks: ArrowList[Chunk], path: Path | None
 ) -> ArrowList[Chunk]:
-    """The ``chunks_to_ask``, with queries by a language model; kept in ``path``."""
-    mine = chunks_to_ask(recipe, chunks)
-    answers = written_answers(recipe, [c.text for c in mine], path)
+    """The ``sample_chunks``, with queries by a language model; kept in ``path``."""
+    mine = sample_chunks(recipe, chunks)
+    answers = generate_answers(recipe, [c.text for c in mine], path)
     return arrow_list(
         Chunk, (dataclasses.replace(c, query=a.query) for c, a in zip(mine, answers, strict=True))
     )
 
 
-def written_answers(
+def generate_answers(
     recipe: Recipe, texts: Sequence[str], path: Path | None, of: str = "chunks"
 ) -> list[Answer]:
     """What a language model answers when it is asked for a query to each text; ``of`` is what the

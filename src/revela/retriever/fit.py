@@ -48,7 +48,7 @@ from revela.retriever.encode import (
 )
 from revela.retriever.trained_table import TrainedTable
 from revela.settings import Fit, Retriever
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Vectors
 from revela.weights import resolve
 
@@ -232,7 +232,7 @@ def _read_sample(
     width = transformer.get_embedding_dimension()
     pooled_ND, tokens = torch.empty(len(texts), width).double(), 0
     sum_D, outer_DD = torch.zeros(width).double(), torch.zeros(width, width).double()
-    shown = waiting("fitting", "chunk", total=len(texts))
+    shown = progress_bar("fitting", "chunk", total=len(texts))
     with without_padding(model), transformer_in_bf16(model, bf16):
         for indices, features in token_batches(model, texts, passage_prompt_of(model)):
             in_prompt_NT = torch.isin(on_cpu(features["input_ids"]), prompt_ids)
@@ -392,7 +392,7 @@ def lexical_vectors(
         weight_V = _token_weights(model.tokenizer, counts_V, token_weighting)
         table_VD = _lexical_table(model, counts_V, weight_V)
     vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
-    shown = waiting("reading words", "text", total=len(texts))
+    shown = progress_bar("reading words", "text", total=len(texts))
     for start in range(0, len(texts), TEXTS):
         some = texts[start : start + TEXTS]
         shown.update(len(some))

@@ -44,7 +44,7 @@ from revela.retriever.onnx_encoder import (
     OnnxEncoder,
     copy_folder,
 )
-from revela.silence import silence_warnings, waiting
+from revela.silence import progress_bar, silence_warnings
 from revela.types import Encoder, Vectors
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     model = model.cpu().float().eval()
-    with atomic_write(out) as temporary, waiting("exporting", "part", total=2) as shown:
+    with atomic_write(out) as temporary, progress_bar("exporting", "part", total=2) as shown:
         temporary.mkdir()
         _write_graph(model, temporary / MODEL, tokens)
         shown.update()

@@ -24,7 +24,7 @@ from sentence_transformers import SentenceTransformer
 from revela.errors import RevelaError
 from revela.retriever.encode import passage_prompt_of
 from revela.retriever.fit import TEXTS, token_ids
-from revela.silence import waiting
+from revela.silence import progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,7 +78,7 @@ def _used(model: SentenceTransformer, texts: Iterable[str]) -> set[int]:
     tokenizer, prompt = model.tokenizer, passage_prompt_of(model)
     used = {*tokenizer.all_special_ids, *tokenizer("a")["input_ids"]}
     used.update(tokenizer("a", "a")["input_ids"])  # what is put before, between and after texts
-    prompted = (prompt + text for text in waiting("counting tokens", "text", texts))
+    prompted = (prompt + text for text in progress_bar("counting tokens", "text", texts))
     every = chain((each.rstrip() for each in model.prompts.values() if each), prompted)
     while some := list(islice(every, TEXTS)):
         for row in token_ids(tokenizer, some):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from revela.corpus.words import in_parts
+from revela.corpus.words import split_evenly
 from revela.errors import RevelaError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class TokenCounter:
         """A text of so many tokens, with its head, in pieces that fit."""
         of_head = self.count_passages([head])[0]
         parts = math.ceil((tokens - of_head) / max(1, limit - of_head))
-        cut = [piece for piece in in_parts(text, max(2, parts)) if piece]
+        cut = [piece for piece in split_evenly(text, max(2, parts)) if piece]
         if len(cut) < 2:  # one character
             return [text]
         counts = self.count_passages([head + piece for piece in cut])

@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from revela.corpus.spool import Texts
+from revela.corpus.spool import LazyTexts
 from revela.distributed import from_rank_zero
 from revela.errors import RevelaError
 from revela.groups.dataset import TrainingSet
-from revela.groups.order import by_all, in_parts, kept
+from revela.groups.order import encode_on_all_ranks, load_or_make
 from revela.groups.strategies import Groups
 from revela.index.bm25 import BM25
 from revela.index.exact import top_k
@@ -110,7 +110,7 @@ class Negatives:
         if rows[0]["epoch"] != self._round:
             self._round = int(rows[0]["epoch"])
             file = self.folder / f"negatives-{self._round}.npy"
-            found = kept(file, partial(self._mine, self._round))
+            found = load_or_make(file, partial(self._mine, self._round))
             self._mined = {row: [i for i in mined if i >= 0] for row, *mined in found.tolist()}
         return [self._mined.get(row["row"], []) for row in rows]
 
@@ -131,7 +131,7 @@ class Negatives:
         asked = {row: str(self.rows.value(row, "query")) for row in members}
         asked = {row: query for row, query in asked.items() if query}
         queries = list(dict.fromkeys(asked.values()))
-        texts = Texts(self.rows.select(self.passages), lambda row: row.text)
+        texts = LazyTexts(self.rows.select(self.passages), lambda row: row.text)
         vectors = self._encode(queries, texts) if round_ else None
 
         def draw() -> NDArray[np.int64]:
@@ -151,10 +151,10 @@ class Negatives:
         )
         return drawn
 
-    def _encode(self, queries: Sequence[str], texts: Texts) -> tuple[Vectors, Vectors]:
+    def _encode(self, queries: Sequence[str], texts: LazyTexts) -> tuple[Vectors, Vectors]:
         """Vectors of queries and passages: every process encodes its share, the first has all."""
-        passages_ND = by_all(in_parts(self.encoder.encode_passages))(texts)
-        return by_all(in_parts(self.encoder.encode_queries))(queries), passages_ND
+        passages_ND = encode_on_all_ranks(self.encoder.encode_passages)(texts)
+        return encode_on_all_ranks(self.encoder.encode_queries)(queries), passages_ND
 
     def _draw(self, round_: int, best: dict[int, list[int]]) -> NDArray[np.int64]:
         """What is drawn for each row from the places of its best passages."""
@@ -187,7 +187,7 @@ class Negatives:
         return np.array([query_hash(query) for query in self.rows.column("query")], np.int64)
 
 
-def _by_words(queries: Sequence[str], texts: Texts, k: int) -> NDArray[np.int64]:
+def _by_words(queries: Sequence[str], texts: LazyTexts, k: int) -> NDArray[np.int64]:
     """The K best passages of each query by BM25, best first, (U, K); -1 for none."""
     indices_UK, scores_UK = BM25(texts).top_k(queries, k)
     return np.where(scores_UK > 0, indices_UK, -1)

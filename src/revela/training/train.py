@@ -22,8 +22,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from revela import distributed as distributed
-from revela.corpus.judgements import judged
-from revela.corpus.spool import Texts
+from revela.corpus.judgements import judgements_dir
+from revela.corpus.spool import LazyTexts
 from revela.device import after_a_batch, compute_device, uses_bf16
 from revela.files import remove_whole
 from revela.groups.dataset import TrainingSet
@@ -256,8 +256,8 @@ def train(
             kept, after = step, checks.run(step) if checks else {}
             if checks and offer and best.step != step:
                 kept, after = best.restore()
-            if data.written is not None:
-                log.info(data.written.kept())
+            if data.generated_queries is not None:
+                log.info(data.generated_queries.kept())
             metrics.write(step, minutes=round(budget.minutes, 3), kept=kept)
             minutes, model.max_seq_length = budget.minutes, max_tokens
             outcome = Outcome(untrained, before, after, step, kept, minutes, interrupted)
@@ -374,7 +374,7 @@ def _fit(recipe: Recipe, data: TrainingSet, encoder: RetrieverEncoder, checkpoin
     if begun := load_fit(checkpoints):
         insert_fit(encoder.model, begun)
         return
-    texts, seed = Texts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
+    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
     fitted = fit_to_corpus(encoder.model, texts, recipe.fit, seed=seed, bf16=encoder.bf16)
     if fitted and distributed.is_rank_zero():
         save_fit(checkpoints, fitted)
@@ -415,7 +415,7 @@ def _parts(
         relevant=data.relevant,
         mined=negatives,
         folder=folder,
-        written=data.written,
+        written=data.generated_queries,
     )
 
 
@@ -478,7 +478,9 @@ def _knows_batches(recipe: Recipe, data: TrainingSet) -> bool:
     objective = recipe.objective
     mines = isinstance(objective, InfoNCE) and objective.negatives
     asks = isinstance(objective, InfoNCE | Crop) and recipe.groups.surrogate
-    return recipe.groups.kind != "iterative" and not (mines or asks) and data.written is None
+    return (
+        recipe.groups.kind != "iterative" and not (mines or asks) and data.generated_queries is None
+    )
 
 
 def _collated(data: TrainingSet, collate: Collate, batch: Rows) -> dict[str, Tensor]:
@@ -528,7 +530,7 @@ def _save(
         "before training": outcome.before,
         f"after {of_all}{steps} steps": outcome.after,
     }
-    settings, pairs = recipe.to_dict(), judged(recipe)
+    settings, pairs = recipe.to_dict(), judgements_dir(recipe)
     if pairs:
         settings["queries"] = f"judged, of {without_folders(str(pairs))}"
     card = Card(

@@ -30,7 +30,7 @@ from revela.index.language import Analyzer, detect
 from revela.objectives.contrastive import info_nce
 from revela.retriever.trained_table import TwoHalves
 from revela.retriever.word_table import WordTable, frequencies, idf_weights, word_table
-from revela.silence import waiting
+from revela.silence import progress_bar
 from revela.types import Document, evenly_spaced
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def train_table(
     optimizer = torch.optim.Adam(rates, fused=True)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / WARMUP))
     batches = crops(known, min(BATCH, len(known)), np.random.default_rng(seed))
-    for _ in waiting("training", "step", range(steps)):
+    for _ in progress_bar("training", "step", range(steps)):
         queries, passages = next(batches)
         both = [*queries, *passages]
         starts = np.cumsum([0, *map(len, both[:-1])])

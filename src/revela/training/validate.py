@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from revela import distributed as distributed
-from revela.corpus.judgements import judged, read_judgements
+from revela.corpus.judgements import judgements_dir, read_judgements
 from revela.errors import RevelaError
 from revela.files import check_free
 from revela.index.language import check_language
@@ -41,7 +41,7 @@ def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:
         raise RevelaError(
             "a run without a limit has no end: give --max-steps, --max-minutes or --max-tokens-read"
         )
-    if folder := judged(recipe):
+    if folder := judgements_dir(recipe):
         read_judgements(Path(folder), "train")
     if not resume:
         check_free(out)
@@ -81,7 +81,7 @@ def _check_processes(recipe: Recipe) -> None:
                 "leave it out"
             )
         return
-    if judged(recipe):
+    if judgements_dir(recipe):
         raise RevelaError("--pairs takes one process: start revela without torchrun")
     if recipe.objective.across_groups:
         if training.groups_per_batch % n:

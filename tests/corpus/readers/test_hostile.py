@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from revela.corpus import spool as arrow_list
-from revela.corpus.load import read_corpus
+from revela.corpus.load import Reading, read_corpus
 from revela.corpus.readers import common, read_sources
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
-from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 from revela.types import Document
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from revela.corpus.load import read_corpus
-from revela.corpus.reading import Reading
+from revela.corpus.load import Reading, read_corpus
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."

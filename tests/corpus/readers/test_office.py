@@ -10,9 +10,8 @@ import zipfile
 
 import pytest
 
-from revela.corpus.load import read_corpus
+from revela.corpus.load import Reading, read_corpus
 from revela.corpus.readers import common
-from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 
 SENTENCE = "A sentence that has more than five words."

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.corpus.load import joined_by_title, read_corpus
+from revela.corpus.load import Reading, joined_by_title, read_corpus
 from revela.corpus.readers import common
 from revela.corpus.readers.common import ReadReport
-from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 from revela.types import Document
 

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from revela.corpus.load import read_corpus
-from revela.corpus.reading import Reading
+from revela.corpus.load import Reading, read_corpus
 from revela.errors import RevelaError
 
 

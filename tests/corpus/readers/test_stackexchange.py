@@ -8,8 +8,7 @@ from xml.sax.saxutils import quoteattr
 
 import pytest
 
-from revela.corpus.load import read_corpus
-from revela.corpus.reading import Reading
+from revela.corpus.load import Reading, read_corpus
 from revela.errors import RevelaError
 
 BODY = "<p>A sentence of post {0} with enough words.</p>\n<pre><code>x = {0}\n  y\n</code></pre>"

@@ -19,11 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revela.corpus.load import read_corpus
+from revela.corpus.load import Reading, read_corpus
 from revela.corpus.readers import common, tables
 from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
-from revela.corpus.reading import Reading
 from revela.errors import RevelaError
 from revela.types import Document
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from revela.corpus.words import in_parts
+from revela.corpus.words import split_evenly
 from revela.evaluation.probes.profile import PLACES, SEGMENT_TENTHS, Scores, profile
 from revela.evaluation.results import Profile
 from revela.types import Encoder, Vectors
@@ -24,7 +24,7 @@ def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
     """Cosine of each text with its ten parts: in the order of the text, and averaged over both
     orders. The encoder gives unit vectors and truncates nothing.
     """
-    parts = [in_parts(text, PLACES) for text in texts]
+    parts = [split_evenly(text, PLACES) for text in texts]
     turned = [
         (" " if some[0][-1].isspace() else "").join(part.strip() for part in reversed(some))
         for some in parts

@@ -74,7 +74,7 @@ def build_groups(
 
 def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> GroupedCorpus:
     """The chunks of documents, grouped."""
-    data = TrainingSet.read(recipe, sources, queries_file, late=False)
+    data = TrainingSet.read(recipe, sources, queries_file, lazy_queries=False)
     documents, rows, held = data.documents, data.rows, data.held_out
     assert isinstance(documents, ArrowList)
     log.info(
