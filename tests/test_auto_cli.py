@@ -10,8 +10,8 @@ from conftest import make_rows
 from revela import Index, RevelaError
 from revela.evaluation import choose_model as choosing
 from revela.evaluation.choose_model import Candidate, Choice
-from revela.retriever.static import is_static
-from revela.weights import resolve
+from revela.model_files import resolve
+from revela.retriever.static_encoder import is_static
 
 
 @pytest.fixture

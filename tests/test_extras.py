@@ -33,19 +33,19 @@ def write_page(folder):
 
 
 def open_onnx(folder):
-    from revela.retriever.onnx import OnnxEncoder
+    from revela.retriever.onnx_export import OnnxEncoder
 
     OnnxEncoder(folder)
 
 
 def export_to_onnx(folder):
-    from revela.retriever.onnx import export_onnx
+    from revela.retriever.onnx_export import export_onnx
 
     export_onnx(None, folder / "out")
 
 
 def convert_gguf(folder):
-    from revela.weights import _convert
+    from revela.model_files import _convert
 
     _convert(folder / "model.gguf", folder / "out")
 

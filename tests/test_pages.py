@@ -271,11 +271,11 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
     """Embedded models are tiny, and so is all training."""
     import revela.cli.flags
     import revela.evaluation.evaluator  # whose defaults are the settings as they are
+    import revela.model_files
     import revela.settings
-    import revela.weights
 
     embedded = {"embedded:minilm-l6": tiny_embedder, "embedded:smollm2-135m": taught_lm_folder}
-    monkeypatch.setattr(revela.weights, "_embedded", lambda name, wheel: embedded[name])
+    monkeypatch.setattr(revela.model_files, "_embedded", lambda name, wheel: embedded[name])
     monkeypatch.setattr(revela.settings.Training, "check_passages", 40)
     merge = revela.settings.merge
 

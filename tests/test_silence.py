@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from revela import silence
-from revela.lm.language_model import load_language_model
+from revela.lm.load import load_language_model
 
 
 def slowly(seconds: float) -> None:

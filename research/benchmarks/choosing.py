@@ -38,12 +38,12 @@ from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, tasks_a
 from revela.files import atomic_write
 from revela.groups.dataset import TrainingSet, split_held_out
 from revela.index.language import Analyzer, detect
+from revela.model_files import resolve
 from revela.retriever.build import untrained_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.settings import Recipe
 from revela.training.train_table import tables
 from revela.types import Document, Encoder, evenly_spaced
-from revela.weights import resolve
 
 LM, MINILM = "embedded:smollm2-135m", "embedded:minilm-l6"
 SAMPLE, HELD_OUT, PASSAGES, ASKED = 400, 0.4, 250, 200  # of the test

@@ -22,9 +22,9 @@ from revela.index.calibration import SentenceTest
 from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH
 from revela.index.search import MemorySnapshot, fuse
+from revela.model_files import resolve
 from revela.retriever.load import load_encoder
 from revela.types import Encoder
-from revela.weights import resolve
 
 DOCUMENTS, QUERIES, CHARACTERS, BINS = 1000, 250, 1500, 10
 Scores = NDArray[np.float64]

@@ -46,11 +46,11 @@ from revela.index.rerankers import HEADS_DEPTH
 from revela.index.rerankers.heads import QueryHeads, load_query_heads
 from revela.index.rerankers.listwise import rerank_listwise
 from revela.index.rerankers.tokens import encode_packed
+from revela.model_files import resolve
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe
 from revela.types import QueryTokens, Vectors
-from revela.weights import resolve
 
 MAX_TOKENS = 256
 WEIGHTS = 0.1, 0.25, 0.5  # of the heads' signal

@@ -72,13 +72,13 @@ def save_untrained(
     from revela.corpus.load import read_corpus
     from revela.device import has_fast_bf16
     from revela.groups.dataset import training_chunks
+    from revela.model_files import resolve
     from revela.retriever.build import untrained_retriever
     from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
     from revela.retriever.save import save_retriever
     from revela.settings import Recipe
     from revela.silence import silence_libraries
     from revela.training.train_table import row_trainer
-    from revela.weights import resolve
 
     silence_libraries()
     fit = settings.get("fit", False)

@@ -37,9 +37,9 @@ import torch
 from research.benchmarks.options import RESEARCH, parser_of
 from revela.corpus.load import Reading, read_corpus
 from revela.index.index import Index
+from revela.model_files import resolve
 from revela.retriever.load import load_encoder
 from revela.types import Document, Encoder
-from revela.weights import resolve
 
 OUT = RESEARCH / "out"
 NAME = "model"

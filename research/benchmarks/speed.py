@@ -31,7 +31,8 @@ from revela.corpus.chunk import chunk_all, sentences
 from revela.corpus.load import read_corpus
 from revela.corpus.spool import ArrowList, arrow_list
 from revela.device import autocast, has_fast_bf16
-from revela.lm.language_model import load_tokenizer
+from revela.lm.load import load_tokenizer
+from revela.model_files import resolve
 from revela.objectives.base import BuildContext, ChunkBatches
 from revela.retriever.build import build_retriever
 from revela.retriever.encode import RetrieverEncoder
@@ -40,7 +41,6 @@ from revela.silence import silence_libraries
 from revela.training.loop import BatchReader, Rows, make_optimizer, take_step
 from revela.training.metrics import Budget
 from revela.types import Chunk, Document
-from revela.weights import resolve
 
 SMOL = "embedded:smollm2-135m"
 CPU = torch.device("cpu")

@@ -132,7 +132,7 @@ class Models:
     def _bound(self, chunk: dict[str, Tensor], layers: Sequence[int]) -> Tensor:
         """Both passes of the LM as often and as deep as the preset needs them."""
         packed_chunks = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
-        memory = self.lm.read(packed_chunks, layers)
+        memory = self.lm.prefill(packed_chunks, layers)
         if self.lm.trainable:  # stream e's backward, without the attention that leads to it
             loss = self.lm.loss(packed_chunks, memory, lambda _layer, own, *_: own)
             return loss + sum(0 * (memory.keys[i].sum() + memory.values[i].sum()) for i in layers)

@@ -17,10 +17,10 @@ from research.benchmarks.options import RESEARCH, collections_parser, folder_of,
 from revela.evaluation.evaluate import Collection, load_collection, outcomes
 from revela.files import atomic_write
 from revela.index.language import Analyzer
-from revela.retriever.word_table import word_table
+from revela.model_files import resolve
+from revela.retriever.static_from_words import build_word_table
 from revela.training.train_table import texts_of, train_table
 from revela.types import Document
-from revela.weights import resolve
 
 COLUMNS = ["BM25", "begun", "+ BM25", "trained", "+ BM25"]
 
@@ -33,7 +33,7 @@ def scores_of(collection: Collection, model: Path, seed: int) -> dict[str, float
     ]
     begun = time.perf_counter(), time.process_time()
     texts = texts_of(documents)
-    table = word_table(model, texts, Analyzer(collection.bm25.terms.language))
+    table = build_word_table(model, texts, Analyzer(collection.bm25.terms.language))
     made = time.perf_counter()
     trained = train_table(table, texts, seed=seed)
     done = time.perf_counter(), time.process_time()

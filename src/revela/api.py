@@ -17,10 +17,10 @@ from revela.errors import RevelaError
 from revela.index.contexts import Choice, chosen_for
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
+from revela.model_files import named_by_auto, resolve
 from revela.retriever.load import load_encoder
 from revela.settings import OFFLINE_MODEL, Indexing, Precision, Recipe
 from revela.types import Document, Vectors
-from revela.weights import named_by_auto, resolve
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

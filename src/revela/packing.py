@@ -102,9 +102,8 @@ def attention(
     causal: bool,
     scale: float | None = None,
     dropout: float = 0.0,
-    before: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Softmax attention within each text, and over a text before all of them.
+    """Softmax attention within each text, (T, H, D).
 
     H is a multiple of G, as heads share keys in order.
 
@@ -112,20 +111,13 @@ def attention(
         causal: tokens do not attend to later ones.
         scale: factor on the scores; None: D ** -0.5.
         dropout: of the attention weights.
-        before: keys and values (G, P, D) of a text that all texts continue; ``causal`` only.
-
-    Returns:
-        (T, H, D).
     """
     rows = query_HTD, key_GTD, value_GTD
-    if before is None and not query_HTD.is_cuda and max(layout.lengths) > SIDE_BY_SIDE:
+    if not query_HTD.is_cuda and max(layout.lengths) > SIDE_BY_SIDE:
         texts = zip(*(torch.split(t[None], list(layout.lengths), 2) for t in rows), strict=True)
         outs = [_side_by_side(q, k, v, None, causal, scale, dropout) for q, k, v in texts]
         return torch.cat(outs, dim=2)[0].transpose(0, 1)
     query_BHLD, key_BGLD, value_BGLD = (layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in rows)
-    if before is not None:
-        out_BHLD = _continued(query_BHLD, key_BGLD, value_BGLD, *before, scale)
-        return layout.pack(out_BHLD.transpose(1, 2))
     valid_B11L = None if causal or layout.is_even else layout.valid_BL[:, None, None, :]
     inputs = query_BHLD, key_BGLD, value_BGLD, valid_B11L
     return layout.pack(_side_by_side(*inputs, causal, scale, dropout).transpose(1, 2))
@@ -165,28 +157,36 @@ def _side_by_side(
     return out_BGRD.view(len(query_BHLD), heads, length, -1)
 
 
-def _continued(
-    query_BHLD: Tensor,
-    key_BGLD: Tensor,
-    value_BGLD: Tensor,
-    before_key_GPD: Tensor,
-    before_value_GPD: Tensor,
-    scale: float | None,
+def attention_with_prefix(
+    query_HTD: Tensor,
+    key_GTD: Tensor,
+    value_GTD: Tensor,
+    layout: Layout,
+    prefix: tuple[Tensor, Tensor],
+    scale: float | None = None,
 ) -> Tensor:
-    """Causal attention of texts that all continue one text; (B, H, L, D)."""
+    """Causal attention of texts that all continue one text, (T, H, D).
+
+    ``prefix`` are the keys and values of that text, (G, P, D).
+    """
+    rows = query_HTD, key_GTD, value_GTD
+    query_BHLD, *own = (layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in rows)
     texts, heads, length, width = query_BHLD.shape
-    groups, earlier = before_key_GPD.shape[:2]
+    groups, prefix_length = prefix[0].shape[:2]
     key_BGSD, value_BGSD = (
-        torch.cat([before.to(own.dtype).expand(texts, -1, -1, -1), own], dim=2)
-        for before, own in ((before_key_GPD, key_BGLD), (before_value_GPD, value_BGLD))
+        torch.cat([before.to(after.dtype).expand(texts, -1, -1, -1), after], dim=2)
+        for before, after in zip(prefix, own, strict=True)
     )
-    is_past_LS = torch.ones(length, earlier + length, dtype=torch.bool, device=query_BHLD.device)
-    is_past_RS = is_past_LS.tril(earlier).repeat(heads // groups, 1)
+    visible_LS = torch.ones(
+        length, prefix_length + length, dtype=torch.bool, device=query_HTD.device
+    ).tril(prefix_length)
+    # A fused kernel that takes a mask takes no shared keys: heads that share them are rows.
     rows_BGRD = query_BHLD.reshape(texts, groups, -1, width)
+    visible_RS = visible_LS.repeat(heads // groups, 1)
     out_BGRD = F.scaled_dot_product_attention(
-        rows_BGRD, key_BGSD, value_BGSD, is_past_RS, scale=scale
+        rows_BGRD, key_BGSD, value_BGSD, visible_RS, scale=scale
     )
-    return out_BGRD.view(texts, heads, length, -1)
+    return layout.pack(out_BGRD.view(query_BHLD.shape).transpose(1, 2))
 
 
 def _attention(

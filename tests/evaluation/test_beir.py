@@ -120,7 +120,7 @@ def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
 
 
 def test_evaluate_gives_the_scores_of_every_system_by_collection(tmp_path, monkeypatch):
-    monkeypatch.setattr("revela.weights.resolve", lambda name: name)
+    monkeypatch.setattr("revela.model_files.resolve", lambda name: name)
     monkeypatch.setattr("revela.retriever.load.load_encoder", lambda *_: Oracle())
     folders = [write(tmp_path / "one"), write(tmp_path / "two")]
     scores = evaluate(["owner/first", "owner/second"], folders)

@@ -21,7 +21,7 @@ from revela.index.rerankers.heads import HEADS, load_query_heads
 from revela.index.rerankers.listwise import HEADS_WEIGHT, rerank_listwise
 from revela.lm.heads import heads_from_file, save_heads
 from revela.lm.prompts import ASK, INTRODUCTION, LEAD
-from revela.weights import cache_folder, fingerprint
+from revela.model_files import cache_folder, fingerprint
 
 PASSAGES = [row["text"] for row in make_rows(HEADS_DEPTH + 4)]
 

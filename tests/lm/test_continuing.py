@@ -24,11 +24,11 @@ def test_continuing_equals_the_joined_texts(kind):
     lm = LanguageModel(build(kind))
     mask = torch.tensor([[1] * n + [0] * (5 - n) for n in lengths])
     packed = lm.pack(tails, mask)
-    memory = lm.read(lm.pack(before, torch.ones_like(before)), range(4))
-    got = lm.predict(packed, before=memory)
+    memory = lm.prefill(lm.pack(before, torch.ones_like(before)), range(4))
+    got = lm.logits(packed, prefix=memory)
     torch.testing.assert_close(got, torch.cat(want), atol=1e-10, rtol=0)
     rows = packed.layout.with_next_R
-    losses = lm.token_losses(packed, rows, before=memory)
+    losses = lm.token_losses(packed, rows, prefix=memory)
     expected = [
         -w[t].log_softmax(-1)[tail[t + 1]]
         for w, tail, n in zip(want, tails, lengths, strict=True)
@@ -45,9 +45,9 @@ def test_continuing_equals_the_joined_texts(kind):
 def test_a_text_and_what_continues_it_must_fit_the_window():
     lm = LanguageModel(build("gemma3"))
     before, tail = torch.full((1, 60), 5), torch.full((1, 10), 6)
-    memory = lm.read(lm.pack(before, torch.ones_like(before)), range(4))
+    memory = lm.prefill(lm.pack(before, torch.ones_like(before)), range(4))
     with pytest.raises(RevelaError, match="70 tokens is longer than the LM's sliding window of 64"):
-        lm.predict(lm.pack(tail, torch.ones_like(tail)), before=memory)
+        lm.logits(lm.pack(tail, torch.ones_like(tail)), prefix=memory)
 
 
 def test_without_a_stream_e_a_mix_is_called_in_every_layer_with_the_texts_own_keys():
@@ -59,5 +59,5 @@ def test_without_a_stream_e_a_mix_is_called_in_every_layer_with_the_texts_own_ke
         seen.append((layer, key.shape[1], value.shape[0]))
         return own
 
-    lm.predict(packed, mix=mix)
+    lm.logits(packed, mix=mix)
     assert seen == [(i, 8, tiny_config("llama").num_key_value_heads) for i in range(4)]

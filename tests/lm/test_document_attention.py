@@ -1,4 +1,4 @@
-"""Document attention: each implementation against a naive loop and the plain one, in fp64."""
+"""Document attention: each implementation against a naive loop, in fp64."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 import naive
 from revela.lm.document_attention import (
-    V_NORM_EPS,
+    EPSILON,
+    DocumentWeights,
     document_attention,
-    plain_document_attention,
+    select_heads,
 )
-from revela.lm.document_weights import EPSILON, DocumentWeights
 
 LENGTHS = [3, 1, 5, 2]
 
@@ -28,34 +28,19 @@ def tensors(n_heads: int, n_groups: int, seed: int = 0):
     return [t.requires_grad_() for t in (query, key, value, weights / weights.sum(1, keepdim=True))]
 
 
-def attend(query, key, value, weights, lengths, rows=None, epsilon=0.0, **settings):
+def attend(query, key, value, weights, lengths, rows=None, epsilon=0.0, heads=None, **settings):
     documents = DocumentWeights(weights, lengths, rows, epsilon)
-    return document_attention(query, key, value, documents, **settings)
+    inputs = query, key, value
+    if heads is not None:
+        inputs = select_heads(heads, *inputs)
+    return document_attention(*inputs, documents, **settings)
 
 
 # Where there is a GPU, tests/research/test_gpu.py tests the compiled kernels.
 NO_INTERPRETER = find_spec("triton") is None or torch.cuda.is_available()
 INTERPRETED = pytest.mark.skipif(NO_INTERPRETER, reason="Triton does not interpret here")
 TRITON = pytest.param("triton", marks=INTERPRETED)
-KERNELS = ["plain", "torch", TRITON]
-
-
-@pytest.mark.parametrize("v_norm", [False, True])
-@pytest.mark.parametrize(("n_heads", "n_groups"), [(4, 4), (4, 2), (3, 1)])
-@pytest.mark.parametrize("rows", [LENGTHS, [2, 0, 3]])
-def test_the_plain_form_is_the_naive_loop(v_norm, n_heads, n_groups, rows):
-    """Output and the gradients of queries, keys, values and all weights, also those of 0."""
-    query, key, value, weights = tensors(n_heads, n_groups)
-    inputs = query[:, : sum(rows)], key, value, weights[: len(rows)]
-    inputs = [t.detach().requires_grad_() for t in inputs]
-    norm_eps = V_NORM_EPS if v_norm else None
-    plain = plain_document_attention(*inputs, LENGTHS, rows, 0.3, norm_eps)
-    naive_loop = naive.document_attention(*inputs, LENGTHS, 0.3, v_norm=v_norm, rows=rows)
-    torch.testing.assert_close(plain, naive_loop, atol=1e-12, rtol=0)
-    direction = torch.randn_like(naive_loop)
-    found = (torch.autograd.grad((out * direction).sum(), inputs) for out in (plain, naive_loop))
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
+KERNELS = ["torch", TRITON]
 
 
 @pytest.mark.parametrize("v_norm", [False, True])
@@ -114,7 +99,7 @@ def test_dropping_light_pairs_is_close_and_drops_their_gradient():
 
 @pytest.mark.parametrize("kernel", ["torch", TRITON])
 @pytest.mark.parametrize("v_norm", [False, True])
-def test_documents_of_more_than_one_block_equal_the_plain_form(kernel, v_norm):
+def test_documents_of_more_than_one_block_equal_the_naive_loop(kernel, v_norm):
     """Longer than a kernel's blocks of rows and keys, with pairs of weight 0 and a document whose
     weights are all 0.
     """
@@ -127,7 +112,7 @@ def test_documents_of_more_than_one_block_equal_the_plain_form(kernel, v_norm):
     inputs = [t.requires_grad_() for t in (query, key, value, weights)]
     fast = attend(*inputs, lengths, v_norm=v_norm, kernel=kernel)
     direction = torch.randn(fast.shape, dtype=torch.float64, generator=generator)
-    slow = attend(*inputs, lengths, v_norm=v_norm, kernel="plain")
+    slow = naive.document_attention(*inputs, lengths, 4**-0.5, v_norm=v_norm)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     pairs = weights.detach() > 0
     got, want = (torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, slow))

@@ -19,8 +19,8 @@ from revela.lm.encoder_decoder import (
     load_encoder_decoder,
     new_encoder_decoder,
 )
+from revela.model_files import resolve
 from revela.packing import packed
-from revela.weights import resolve
 
 TEXTS = [row["text"] for row in make_rows(80)]
 

@@ -111,9 +111,9 @@ def test_both_streams_equal_the_naive_loop(kind, form):
     heads = None if gates is None else {1: [2], 2: [0, 1, 2, 3]}
     layers = range(4) if heads is None else list(heads)
     mixer = InBatchAttention(fast_weights, packed.lengths, gates, heads, v_norm=form == "paper")
-    logits = lm.predict(packed, lm.read(packed, layers), mixer)
+    logits = lm.logits(packed, lm.prefill(packed, layers), mixer)
     torch.testing.assert_close(logits, slow_logits, atol=1e-10, rtol=0)
-    fast = lm.loss(packed, lm.read(packed, layers), mixer)
+    fast = lm.loss(packed, lm.prefill(packed, layers), mixer)
     fast.backward()
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     off = ~torch.eye(3, dtype=torch.bool)  # Sim's diagonal is masked before it gets here
@@ -131,10 +131,10 @@ def test_padding_on_either_side_changes_nothing_and_the_plain_model_is_transform
     plain = build(kind)
     want = torch.cat([plain(input_ids=ids[i : i + 1, :n]).logits[0] for i, n in enumerate(LENGTHS)])
     lm = LanguageModel(build(kind))
-    torch.testing.assert_close(lm.predict(lm.pack(ids, mask)), want, atol=1e-10, rtol=0)
+    torch.testing.assert_close(lm.logits(lm.pack(ids, mask)), want, atol=1e-10, rtol=0)
     left_ids = torch.stack([row.roll(5 - n) for row, n in zip(ids, LENGTHS, strict=True)])
     left_mask = mask.flip(1)
-    torch.testing.assert_close(lm.predict(lm.pack(left_ids, left_mask)), want, atol=1e-10, rtol=0)
+    torch.testing.assert_close(lm.logits(lm.pack(left_ids, left_mask)), want, atol=1e-10, rtol=0)
 
 
 def test_frozen_lm_gives_the_same_gradient_as_a_trained_one():
@@ -146,7 +146,7 @@ def test_frozen_lm_gives_the_same_gradient_as_a_trained_one():
         leaf = weights.clone().requires_grad_()
         packed = lm.pack(ids, mask)
         mix = InBatchAttention(leaf, packed.lengths, gates, v_norm=False)
-        loss = lm.loss(packed, lm.read(packed, range(4)), mix)
+        loss = lm.loss(packed, lm.prefill(packed, range(4)), mix)
         gradients.append(torch.autograd.grad(loss, leaf)[0])
     torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
 
@@ -160,7 +160,7 @@ def test_lora_on_the_lm_gets_gradients_from_both_streams():
     lm = LanguageModel(model)
     packed = lm.pack(ids, mask)
     mix = InBatchAttention(weights, packed.lengths, None, v_norm=True)
-    lm.loss(packed, lm.read(packed, range(4)), mix).backward()
+    lm.loss(packed, lm.prefill(packed, range(4)), mix).backward()
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     assert gradients and all(g is not None for g in gradients)
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
@@ -186,7 +186,7 @@ def test_frozen_linear_layers_of_a_trained_lm_are_kept_in_bf16_with_the_same_res
         lm = LanguageModel(model := trained(), bf16=True)
         packed = lm.pack(ids, mask)
         mix = InBatchAttention(weights.float(), packed.lengths, None, v_norm=True)
-        logits = lm.predict(packed, lm.read(packed, range(4)), mix)
+        logits = lm.logits(packed, lm.prefill(packed, range(4)), mix)
         logits.float().square().mean().backward()
         found.append([logits, *(p.grad for p in model.parameters() if p.requires_grad)])
         if kept:
@@ -196,7 +196,7 @@ def test_frozen_linear_layers_of_a_trained_lm_are_kept_in_bf16_with_the_same_res
             norms = {"norm", "input_layernorm", "post_attention_layernorm"}
             assert wide == {"embed_tokens", *norms, "default"}  # the last is LoRA's
             rows = packed.layout.with_next_R
-            plain, targets = lm.predict(packed)[rows].float(), packed.ids_1T[0, rows + 1]
+            plain, targets = lm.logits(packed)[rows].float(), packed.ids_1T[0, rows + 1]
             want = torch.nn.functional.cross_entropy(plain, targets, reduction="none")
             torch.testing.assert_close(lm.token_losses(packed, rows), want, atol=1e-6, rtol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -227,9 +227,9 @@ def test_paper_form_equals_the_authors_code(form):
     weights = golden["sim"].clone().requires_grad_()
     packed = lm.pack(ids, mask)
     mixer = InBatchAttention(weights, packed.lengths, None, v_norm=form == "v_norm")
-    logits = lm.predict(packed, lm.read(packed, range(3)), mixer)
+    logits = lm.logits(packed, lm.prefill(packed, range(3)), mixer)
     torch.testing.assert_close(logits, golden[f"{form}.logits"][mask.bool()], atol=1e-5, rtol=0)
-    loss = lm.loss(packed, lm.read(packed, range(3)), mixer)
+    loss = lm.loss(packed, lm.prefill(packed, range(3)), mixer)
     authors = {"v_norm": 5.399142742, "no_v_norm": 5.153196335}
     assert loss.item() == pytest.approx(authors[form], abs=2e-6)
     loss.backward()
@@ -266,11 +266,11 @@ def test_refuses_gradient_checkpointing_bare_calls_and_chunks_past_the_window():
         lm.model(input_ids=ids)
     lm.model.gradient_checkpointing_enable()
     with pytest.raises(RevelaError, match="gradient checkpointing"):
-        lm.read(lm.pack(ids, mask), range(4))
+        lm.prefill(lm.pack(ids, mask), range(4))
     gemma = LanguageModel(build("gemma3"))
     long = torch.full((1, 70), 5)
     with pytest.raises(RevelaError, match="sliding window of 64"):
-        gemma.predict(gemma.pack(long, torch.ones_like(long)))
+        gemma.logits(gemma.pack(long, torch.ones_like(long)))
 
 
 def test_the_split_backward_equals_the_joined_one():
@@ -299,14 +299,14 @@ def test_no_layer_runs_whose_output_is_not_read():
         layer.register_forward_pre_hook(lambda *_, i=i: begun.append(i))
         layer.mlp.register_forward_hook(lambda *_, i=i: ran.append(i))
     lm.model.lm_head.register_forward_hook(lambda *_: ran.append("head"))
-    memory = lm.read(packed, [1, 2])
+    memory = lm.prefill(packed, [1, 2])
     assert ran == [0, 1] and sorted(memory.keys) == [1, 2]
     begun.clear()
-    memory = lm.read(packed, [2, 3])
+    memory = lm.prefill(packed, [2, 3])
     mix = InBatchAttention(weights, packed.lengths, torch.full((4, 4), 0.3), v_norm=False)
     lm.loss(packed, memory, mix)
     assert begun == [0, 1, 2, 3, 2, 3]
-    lm.predict(packed)
+    lm.logits(packed)
     assert begun[6:] == [0, 1, 2, 3]
 
 
@@ -376,14 +376,14 @@ def test_a_loss_over_some_tokens_is_the_whole_one_without_the_others(kind):
     ids, mask, weights = batch()
     lm = LanguageModel(build(kind).requires_grad_(False))
     packed = lm.pack(ids, mask)
-    memory = lm.read(packed, range(lm.n_layers))
+    memory = lm.prefill(packed, range(lm.n_layers))
     weights_BB = weights.clone().requires_grad_()
     mix = InBatchAttention(weights_BB, packed.lengths, None, v_norm=True)
     rows_R = packed.layout.with_next_R
     targets_R = packed.ids_1T[0, rows_R + 1]
     scored = sorted({3, 7, 9, 200, *targets_R.tolist()})
 
-    logits = lm.predict(packed, memory, mix).index_select(0, rows_R)[:, scored]
+    logits = lm.logits(packed, memory, mix).index_select(0, rows_R)[:, scored]
     places = torch.tensor([scored.index(target) for target in targets_R.tolist()])
     naive_losses = torch.nn.functional.cross_entropy(logits, places, reduction="none")
     (naive_slope,) = torch.autograd.grad(naive_losses.sum(), weights_BB)

@@ -64,7 +64,7 @@ def test_gains_are_finite_differences_of_the_loss_at_equal_weights(lm):
                 weights[i, j] = scores[i, j].exp() / sum(scores[i, k].exp() for k in others)
         mix = InBatchAttention(weights, packed.lengths, objective.gates_LH, v_norm=False)
         losses = lm.token_losses(
-            packed, packed.layout.with_next_R, lm.read(packed, range(2, 4)), mix
+            packed, packed.layout.with_next_R, lm.prefill(packed, range(2, 4)), mix
         )
         counts = [sum(lengths) - SIZE for lengths in (packed.lengths[:SIZE], packed.lengths[SIZE:])]
         return float(sum(part.mean() for part in losses.split(counts)) / 2)

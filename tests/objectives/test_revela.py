@@ -99,7 +99,7 @@ def test_the_probe_is_the_derivative_of_the_loss_to_each_gate(lm):
     def loss(weights, gates):
         unit = weights / weights.sum(1, keepdim=True)
         mix = InBatchAttention(unit, packed.lengths, gates, v_norm=False)
-        return float(lm.loss(packed, lm.read(packed, range(4)), mix))
+        return float(lm.loss(packed, lm.prefill(packed, range(4)), mix))
 
     step = 1e-4
     for layer, head in [(0, 0), (2, 3)]:

@@ -14,7 +14,7 @@ from conftest import make_rows
 from revela.retriever.build import load_retriever
 from revela.retriever.context import filled, slot_ids
 from revela.retriever.load import load_encoder
-from revela.retriever.onnx import OnnxEncoder, export_onnx
+from revela.retriever.onnx_export import OnnxEncoder, export_onnx
 from revela.retriever.tokens import TokenCounter, token_window
 from tests.contextual import SLOTS, save_contextual
 

@@ -12,6 +12,7 @@ from small import build, fit
 import revela
 from conftest import make_rows
 from revela.retriever import fit as corpus_fit
+from revela.retriever import lexical as words
 from revela.retriever.encode import RetrieverEncoder
 
 
@@ -51,7 +52,7 @@ def test_the_lexical_half_is_the_weighted_mean_of_whitened_unit_embeddings(tiny_
     rows = model.tokenizer(texts, add_special_tokens=False)["input_ids"]
     occurrences = [i for row in rows for i in row]
     values, vectors = torch.linalg.eigh(torch.cov(unit[occurrences].T, correction=0))
-    values = values.clamp(min=0) + corpus_fit.RIDGE * values.clamp(min=0).mean()
+    values = values.clamp(min=0) + words.RIDGE * values.clamp(min=0).mean()
     expected = torch.zeros(unit.shape[1]).double()
     for i in model.tokenizer("ocean1 garden5", add_special_tokens=False)["input_ids"]:
         vector = (unit[i] - unit[occurrences].mean(0)) @ vectors @ torch.diag(values**-0.5)
@@ -79,7 +80,7 @@ def test_the_lexical_weight_is_a_ratio_of_what_the_halves_add_to_dot_products(ti
 def test_lexical_vectors_know_which_texts_share_words(tiny_lm_folder):
     texts = ["ocean1 ocean2 engine3", "engine3 ocean2", "garden5 garden6"]
     texts += ["garden6 garden5 garden7", ""]
-    cosines = (v := corpus_fit.lexical_vectors(build(tiny_lm_folder), texts, 1e-2)) @ v.T
+    cosines = (v := words.lexical_vectors(build(tiny_lm_folder), texts, 1e-2)) @ v.T
     assert cosines[0, 1] > cosines[0, 2] and cosines[2, 3] > cosines[1, 3]
     assert not v[4].any() and np.isfinite(v).all()
 

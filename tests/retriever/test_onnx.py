@@ -21,13 +21,20 @@ pytest.importorskip("onnxruntime")
 
 from revela import Document, Index
 from revela.errors import RevelaError
-from revela.retriever import onnx as onnx_form
+from revela.model_files import fingerprint
+from revela.retriever import onnx_export as onnx_form
 from revela.retriever.build import load_retriever
 from revela.retriever.load import load_encoder
-from revela.retriever.onnx import CONFIG, MODEL, TOKENIZER, OnnxEncoder, export_onnx, keep_copy
-from revela.retriever.onnx_encoder import OnnxForQueries, copy_folder, kept_copy
+from revela.retriever.onnx_encoder import OnnxForQueries, cached_copy, copy_folder
+from revela.retriever.onnx_export import (
+    CONFIG,
+    MODEL,
+    TOKENIZER,
+    OnnxEncoder,
+    cache_copy,
+    export_onnx,
+)
 from revela.settings import Indexing
-from revela.weights import fingerprint
 
 TEXTS = [row["text"] for row in make_rows(30)]
 
@@ -114,8 +121,8 @@ def cache(saved_retriever, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REVELA_CACHE", str(folder))
-        assert kept_copy(saved_retriever) is None
-        keep_copy(load_encoder(saved_retriever, "fp32"), fingerprint(saved_retriever))
+        assert cached_copy(saved_retriever) is None
+        cache_copy(load_encoder(saved_retriever, "fp32"), fingerprint(saved_retriever))
     return folder
 
 
@@ -123,7 +130,7 @@ def cache(saved_retriever, tmp_path_factory):
 def kept(cache, saved_retriever, monkeypatch):
     """The encoder of that copy."""
     monkeypatch.setenv("REVELA_CACHE", str(cache))
-    return kept_copy(saved_retriever)
+    return cached_copy(saved_retriever)
 
 
 def test_a_copy_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever):
@@ -190,6 +197,6 @@ def test_a_copy_that_fails_is_only_logged(saved_retriever, tmp_path, monkeypatch
     monkeypatch.setattr(onnx_form, "_write_graph", lambda *_: None)
     monkeypatch.setattr(onnx_form, "_difference", lambda *_: 2e-4)
     with caplog.at_level("INFO", "revela"):
-        keep_copy(load_encoder(saved_retriever, "fp32"), "0123456789abcdef")
+        cache_copy(load_encoder(saved_retriever, "fp32"), "0123456789abcdef")
     assert "revela search will load torch" in caplog.text
     assert not copy_folder("0123456789abcdef").exists()

@@ -18,9 +18,9 @@ from sentence_transformers import SentenceTransformer
 
 from revela import Retriever, RevelaError
 from revela.cli import app
+from revela.model_files import commits
 from revela.retriever.card import Card, without_folders
 from revela.retriever.publish import published, push
-from revela.weights import commits
 
 # The client that the library uses: httpx, or httpx2 from version 2 on.
 httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[0])

@@ -21,7 +21,7 @@ from revela.index.index import Index
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.retriever.save import save_retriever
-from revela.retriever.static import READ_AHEAD, StaticEncoder
+from revela.retriever.static_encoder import READ_AHEAD, StaticEncoder
 from revela.settings import Indexing
 from revela.types import Document
 

@@ -17,9 +17,9 @@ from transformers import AutoModel
 from conftest import make_rows
 from revela.errors import RevelaError
 from revela.index.language import Analyzer
-from revela.retriever.fit import RIDGE
+from revela.retriever.lexical import RIDGE
 from revela.retriever.load import load_encoder
-from revela.retriever.word_table import word_table
+from revela.retriever.static_from_words import build_word_table
 
 TEXTS = [row["text"] for row in make_rows(40, sentences=3)] + [
     "Walking dogs walk; the walker's dog walks, 北京市 walked.",
@@ -30,7 +30,7 @@ NO_STEMS = Analyzer("none")
 
 @pytest.fixture(scope="module")
 def table(tiny_lm_folder):
-    return word_table(tiny_lm_folder, TEXTS, Analyzer("en"))
+    return build_word_table(tiny_lm_folder, TEXTS, Analyzer("en"))
 
 
 def split(table, text):
@@ -59,7 +59,7 @@ def test_forms_of_a_stem_share_a_row_and_stop_words_have_their_own(table):
 
 def test_weights_are_the_square_root_of_idf(tiny_lm_folder):
     texts = ["one two three four five", "one two three", "one two six", "one seven six"]
-    table = word_table(tiny_lm_folder, texts, NO_STEMS)
+    table = build_word_table(tiny_lm_folder, texts, NO_STEMS)
     passages = {"one": 4, "two": 3, "three": 2, "four": 1, "seven": 1}
     idf = {w: np.log1p((4 - n + 0.5) / (n + 0.5)) for w, n in passages.items()}
     ratio = [row_of(table, w)[1] ** 2 / idf[w] for w in passages]
@@ -70,7 +70,7 @@ def test_rows_begin_as_whitened_means_of_the_lms_pieces(tiny_lm_folder):
     lm = Tokenizer.from_file(str(tiny_lm_folder / "tokenizer.json"))
     embeddings = AutoModel.from_pretrained(tiny_lm_folder).get_input_embeddings().weight.detach()
     texts = [row["text"] for row in make_rows(40, sentences=3)]
-    table = word_table(tiny_lm_folder, texts, NO_STEMS)
+    table = build_word_table(tiny_lm_folder, texts, NO_STEMS)
     counts = Counter(re.findall(r"\w+", " ".join(texts).lower()))
     rows = []
     for word in counts:
@@ -101,22 +101,22 @@ def test_the_saved_model_is_stock(table, tmp_path):
 def test_input_embeddings_are_read_from_shards_and_asked_for_where_there_are_none(
     tiny_lm_folder, tmp_path
 ):
-    whole = word_table(tiny_lm_folder, TEXTS, NO_STEMS)
+    whole = build_word_table(tiny_lm_folder, TEXTS, NO_STEMS)
     for file in ("config.json", "tokenizer.json"):
         (tmp_path / file).write_bytes((tiny_lm_folder / file).read_bytes())
     weights = load_file(tiny_lm_folder / "model.safetensors")
     table = {name: weights.pop(name) for name in list(weights) if "embed" in name}
     save_file(weights, tmp_path / "model-1.safetensors")
     save_file(table, tmp_path / "model-2.safetensors")
-    assert torch.equal(word_table(tmp_path, TEXTS, NO_STEMS).rows_SD, whole.rows_SD)
+    assert torch.equal(build_word_table(tmp_path, TEXTS, NO_STEMS).rows_SD, whole.rows_SD)
     (tmp_path / "model-2.safetensors").unlink()
     with pytest.raises(RevelaError, match=r"has no .*embed.* in safetensors"):
-        word_table(tmp_path, TEXTS, NO_STEMS)
+        build_word_table(tmp_path, TEXTS, NO_STEMS)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(RevelaError, match=r"has no tokenizer\.json"):
-        word_table(tmp_path, TEXTS, NO_STEMS)
+        build_word_table(tmp_path, TEXTS, NO_STEMS)
 
 
 def test_too_little_text_is_refused(tiny_lm_folder):
     with pytest.raises(RevelaError, match="fewer than two words"):
-        word_table(tiny_lm_folder, ["..."], NO_STEMS)
+        build_word_table(tiny_lm_folder, ["..."], NO_STEMS)

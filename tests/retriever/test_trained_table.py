@@ -18,8 +18,8 @@ from revela.objectives.contrastive import info_nce
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.lora import without_adapters
 from revela.retriever.save import save_retriever
-from revela.retriever.static import StaticEncoder
-from revela.retriever.trained_table import TrainedTable, TwoHalves, make_trainable
+from revela.retriever.static_encoder import StaticEncoder
+from revela.retriever.static_trainable import TrainableTable, TwoHalves, make_trainable
 
 WORDS = ["<unk>", *(f"word{i}" for i in range(20))]
 TEXTS = ["word1 word2 word2", "word3", "", "unheard of", "word19 word4 word5 word1 word7 nothing"]
@@ -71,7 +71,7 @@ def test_loss_and_gradients_are_those_of_a_loop():
         whole = 0
         for i in text:
             row = torch.cat([halves.fixed_SD[i], halves.rows_SD[i]])
-            whole = whole + row * halves.begun_S[i] * halves.change_S[i].exp()
+            whole = whole + row * halves.initial_weight_S[i] * halves.change_S[i].exp()
         return whole / whole.norm()
 
     loss = 0
@@ -105,7 +105,7 @@ def test_what_is_saved_gives_the_same_vectors(tmp_path):
     for encode in ("encode_queries", "encode_passages"):
         expected = getattr(encoder, encode)(TEXTS)
         np.testing.assert_allclose(getattr(loaded, encode)(TEXTS), expected, atol=2e-3)
-    assert isinstance(model[0], TrainedTable)  # it can be trained on
+    assert isinstance(model[0], TrainableTable)  # it can be trained on
     rows = load_file(tmp_path / "out" / "model.safetensors")["embedding.weight"]
     assert rows.dtype == np.float16 and rows.shape == (len(WORDS), 12)
     assert not rows[0].any() and (rows[5] == rows[6]).all()

@@ -22,9 +22,9 @@ from served import build, encoder
 from conftest import make_rows
 from revela.cli.mcp import mcp
 from revela.errors import RevelaError
+from revela.model_files import fingerprint
 from revela.retriever.load import load_encoder
 from revela.types import Document
-from revela.weights import fingerprint
 
 SOURCE = Path(__file__).parents[2] / "src"
 LONG = " ".join(row["text"] for row in make_rows(200, sentences=6))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 import revela
 from revela.errors import RevelaError
-from revela.retriever.static import StaticEncoder
+from revela.retriever.static_encoder import StaticEncoder
 from revela.server import Limits
 from revela.server.app import ServedModel, Service
 

@@ -20,10 +20,10 @@ import revela.cli as cli
 from revela.cli.serve import serve, token_of
 from revela.errors import RevelaError
 from revela.lm.heads import save_heads
+from revela.model_files import fingerprint, name_of
 from revela.retriever.load import load_encoder
 from revela.server import lifecycle
 from revela.types import Document
-from revela.weights import fingerprint, name_of
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ serve(sys.argv[1], port=0)
 
 def test_searches_are_served_without_torch_where_an_onnx_copy_is_kept(home, monkeypatch):
     pytest.importorskip("onnxscript")
-    from revela.retriever.onnx import keep_copy
+    from revela.retriever.onnx_export import cache_copy
 
     monkeypatch.setenv("REVELA_CACHE", str(home / "cache"))
     torchs = load_encoder(home / "my-model", "fp32")
-    keep_copy(torchs, fingerprint(home / "my-model"))
+    cache_copy(torchs, fingerprint(home / "my-model"))
     (count,) = torchs.counter.count_queries(["ocean"])
     command = [sys.executable, "-c", SERVE, home / "index", str(count)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -25,6 +25,7 @@ from revela.files import remove_whole, writing
 from revela.groups.dataset import training_chunks
 from revela.groups.order import IterativeGroups
 from revela.lm.heads import save_heads
+from revela.model_files import resolve
 from revela.objectives.base import ChunkBatches
 from revela.objectives.revela import RevelaLoss
 from revela.retriever.build import load_retriever
@@ -37,7 +38,6 @@ from revela.training.metrics import Budget, Progress
 from revela.training.record import output_folder, settings_of
 from revela.training.train import train
 from revela.types import Document
-from revela.weights import resolve
 
 TINY = Recipe.of(
     layers=2, chunk_words=12, group_size=8, lora_rank=4, lora_alpha=8, max_minutes=0, max_steps=6,

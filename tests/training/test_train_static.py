@@ -22,8 +22,8 @@ from revela.retriever.build import untrained_retriever
 from revela.retriever.fit import WORDS_TO_VECTORS
 from revela.retriever.load import load_encoder
 from revela.retriever.save import save_retriever
-from revela.retriever.static import StaticEncoder
-from revela.retriever.word_table import word_table
+from revela.retriever.static_encoder import StaticEncoder
+from revela.retriever.static_from_words import build_word_table
 from revela.settings import presets
 from revela.training.loop import make_optimizer
 from revela.training.train import train
@@ -50,7 +50,7 @@ def settings_of(case):
 def table_folder(tmp_path_factory, tiny_lm_folder):
     """As ``revela fit --static --steps 0`` saves it, but with prompts."""
     texts = [f"{row['title']} {row['text']}" for row in make_rows(80)]
-    model = word_table(tiny_lm_folder, texts, Analyzer("none")).model()
+    model = build_word_table(tiny_lm_folder, texts, Analyzer("none")).model()
     model.prompts = {"query": "ocean00 ", "document": ""}
     folder = tmp_path_factory.mktemp("table")
     save_retriever(model, folder, "", words_to_vectors=WORDS_TO_VECTORS)

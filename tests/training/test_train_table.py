@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from revela.index.language import Analyzer
-from revela.retriever.word_table import WordTable, idf_weights, word_table
+from revela.retriever.static_from_words import WordTable, build_word_table, idf_weights
 from revela.training import train_table as training
 from revela.training.train_table import crop_loss, crops, train_pieces, train_table
 from revela.types import Document
@@ -23,7 +23,7 @@ def texts_of_topics(n=120, seed=0):
 
 @pytest.fixture(scope="module")
 def table(tiny_lm_folder):
-    return word_table(tiny_lm_folder, texts_of_topics(), Analyzer("none"))
+    return build_word_table(tiny_lm_folder, texts_of_topics(), Analyzer("none"))
 
 
 def test_the_loss_is_that_of_a_loop():

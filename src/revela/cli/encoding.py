@@ -56,8 +56,9 @@ def encode(
     from revela.index import export as vectors
     from revela.index.contexts import chosen_for, conditioned
     from revela.index.ingest import check_repeated, describe
+    from revela.model_files import resolve
     from revela.retriever.load import load_encoder
-    from revela.weights import check_dimensions, resolve
+    from revela.retriever.saved_config import check_dimensions
 
     vectors.check_out(out)
     folder = resolve(model)

@@ -21,11 +21,11 @@ def export(model: str, *, out: Out) -> None:
     """
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
+    from revela.model_files import resolve
     from revela.retriever.build import load_retriever
-    from revela.retriever.onnx import export_onnx
     from revela.retriever.onnx_encoder import MODEL
+    from revela.retriever.onnx_export import export_onnx
     from revela.silence import silence_libraries
-    from revela.weights import resolve
 
     silence_libraries()
     difference = export_onnx(load_retriever(resolve(model)), out)

@@ -15,8 +15,8 @@ from revela.cli.main import app
 from revela.cli.printing import command_line, print_report
 from revela.corpus.load import READING, Reading
 from revela.errors import RevelaError
+from revela.model_files import named_by_auto
 from revela.settings import Indexing, Precision, Recipe
-from revela.weights import named_by_auto
 
 if TYPE_CHECKING:
     from revela.index.index import Index
@@ -281,8 +281,8 @@ class Job:
         """A new index, with the context of a model that reads one."""
         from revela.index.contexts import chosen_for
         from revela.index.index import Index
+        from revela.model_files import resolve
         from revela.retriever.load import load_encoder
-        from revela.weights import resolve
 
         model = choose(documents)
         encoder = load_encoder(resolve(model), self.precision)

@@ -70,7 +70,7 @@ def probe(
     from revela.corpus.load import read_corpus
     from revela.evaluation.probes.run import ProbeOptions, probe_encoder_decoder, probe_retriever
     from revela.lm.encoder_decoder import is_encoder_decoder
-    from revela.weights import resolve
+    from revela.model_files import resolve
 
     folder = resolve(model)
     is_retriever = (folder / "modules.json").is_file()

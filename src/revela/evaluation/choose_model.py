@@ -28,10 +28,10 @@ from revela.evaluation.label_free import (
 )
 from revela.evaluation.significance import MEASURE, standings
 from revela.index.language import Analyzer, detect
+from revela.model_files import EMBEDDED, is_installed, resolve
 from revela.settings import OFFLINE_EMBEDDER, Indexing, Recipe
 from revela.silence import silence_libraries
 from revela.types import Document, Encoder, evenly_spaced
-from revela.weights import EMBEDDED, is_installed, resolve
 
 if TYPE_CHECKING:
     from revela.evaluation.results import SystemScores

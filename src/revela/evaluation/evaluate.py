@@ -145,8 +145,8 @@ def evaluations(
     models: Sequence[str | Path], on: Sequence[str | Path], options: EvalOptions
 ) -> Iterator[Evaluation]:
     """``evaluate``, a collection at a time and with the outcome of every query."""
+    from revela.model_files import resolve
     from revela.retriever.load import load_encoder
-    from revela.weights import resolve
 
     check_language(options.language)
     check_weight(options.weight)

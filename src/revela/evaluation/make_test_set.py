@@ -24,12 +24,12 @@ from revela.index.bm25 import BM25
 from revela.index.contexts import Context
 from revela.index.exact import top_k
 from revela.index.fusion import reciprocal_rank_fusion
+from revela.model_files import commits, fingerprint, name_of, resolve
 from revela.queries.generated import EXAMPLES, QueryLM, generate_answers
 from revela.retriever.card import without_folders
 from revela.retriever.load import load_encoder
 from revela.settings import OFFLINE_EMBEDDER, Recipe
 from revela.types import Chunk, Document
-from revela.weights import commits, fingerprint, name_of, resolve
 
 Form = Literal["beir", "triplets"]
 T = TypeVar("T")

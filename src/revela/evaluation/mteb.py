@@ -25,6 +25,7 @@ from revela.evaluation.metrics import MAIN
 from revela.evaluation.metrics import METRICS as OURS
 from revela.evaluation.results import SystemScores
 from revela.index.contexts import Choice, Context, check_without_slots
+from revela.model_files import EMBEDDED, fingerprint, name_of, resolve
 from revela.retriever.encode import (
     RetrieverEncoder,
     passage_prompt_of,
@@ -33,7 +34,6 @@ from revela.retriever.encode import (
 )
 from revela.settings import Precision
 from revela.types import Encoder, Vectors
-from revela.weights import EMBEDDED, fingerprint, name_of, resolve
 
 log = logging.getLogger(__name__)
 

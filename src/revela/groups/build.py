@@ -17,11 +17,11 @@ from revela.groups.dataset import TrainingSet, split_held_out
 from revela.groups.prebuilt import group_members, holds_groups
 from revela.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
 from revela.groups.strategies import mixed_groups
+from revela.model_files import find_weights
 from revela.retriever.build import untrained_retriever
 from revela.settings import Recipe
 from revela.silence import silence_libraries
 from revela.types import Chunk, Document
-from revela.weights import find_weights
 
 log = logging.getLogger(__name__)
 

@@ -35,6 +35,7 @@ from revela.groups.order import (
 from revela.groups.prebuilt import holds_groups
 from revela.groups.store import GroupFolder, is_group_folder
 from revela.groups.strategies import Groups, epoch_groups, with_queries
+from revela.model_files import cache_folder
 from revela.queries.from_text import (
     query_hash,
     with_authors_words,
@@ -53,7 +54,6 @@ from revela.queries.generated import (
 from revela.settings import Recipe
 from revela.silence import progress_bar
 from revela.types import Chunk, Document, Encoder
-from revela.weights import cache_folder
 
 log = logging.getLogger(__name__)
 

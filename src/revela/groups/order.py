@@ -18,13 +18,13 @@ from revela.distributed import from_rank_zero, gathered, is_rank_zero, my_share,
 from revela.files import atomic_write
 from revela.groups.similarity import order_by_similarity, paired
 from revela.groups.strategies import groups_along, with_queries
+from revela.model_files import find_weights
 from revela.retriever.build import untrained_retriever
-from revela.retriever.fit import lexical_vectors
+from revela.retriever.lexical import lexical_vectors
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe
 from revela.silence import progress_bar
 from revela.types import Chunk, Document, Encoder, Vectors
-from revela.weights import find_weights
 
 ENCODING_BATCH = 2**14  # texts that are encoded between two writes to disk
 POOL = 8  # rows sampled for a round of iterative groups, per row that the round needs

@@ -44,10 +44,10 @@ from revela.index.language import SAMPLE, Terms
 from revela.index.manifest import Calibration, Info
 from revela.index.table import Table, table_uri
 from revela.index.term_stats import TermCounts
+from revela.model_files import fingerprint
 from revela.on_ray import Cluster
 from revela.settings import Precision
 from revela.types import Document, TokenEncoder, Vectors, evenly_spaced, hash64
-from revela.weights import fingerprint
 
 WAVE = 10**6  # chunks per commit
 FRAGMENTS = 20  # in a wave

@@ -24,11 +24,11 @@ from revela.index.index import Index
 from revela.index.manifest import FORMAT, INFO, read_info
 from revela.index.sources import FILE, Sources
 from revela.index.sync import Scan, Synced, absolute, apply, sync
-from revela.retriever.static import is_static
+from revela.model_files import cache_folder, fingerprint, name_of, resolve
+from revela.retriever.static_encoder import is_static
 from revela.settings import OFFLINE_EMBEDDER, Indexing
 from revela.silence import duration
 from revela.types import Hits
-from revela.weights import cache_folder, fingerprint, name_of, resolve
 
 log = logging.getLogger(__name__)
 READING = Reading(max_bad_share=1)  # the log names what cannot be read

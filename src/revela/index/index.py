@@ -26,6 +26,8 @@ from revela.index.rerankers.tokens import Weight, term_weights
 from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
 from revela.index.table import COMMIT, REPLACING, Table, as_stored
 from revela.index.term_stats import Statistics, TermCounts
+from revela.model_files import fingerprint, resolve
+from revela.retriever.saved_config import check_dimensions
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
 from revela.types import (
     Document,
@@ -38,7 +40,6 @@ from revela.types import (
     Vectors,
     is_missing,
 )
-from revela.weights import check_dimensions, fingerprint, resolve
 
 if TYPE_CHECKING:
     from revela.corpus.load import Reading
@@ -234,18 +235,18 @@ class Index:
 
     @cached_property
     def _copy(self) -> OnnxEncoder | None:
-        from revela.retriever.onnx_encoder import kept_copy
+        from revela.retriever.onnx_encoder import cached_copy
 
-        return kept_copy(self.model_folder)
+        return cached_copy(self.model_folder)
 
     def keep_copy(self) -> None:
         """Once its retriever is loaded, keep an ONNX copy, so that later searches need no torch."""
-        from revela.retriever.static import is_static
+        from revela.retriever.static_encoder import is_static
 
         if self._encoder and self.context is None and not is_static(self.model_folder):
-            from revela.retriever.onnx import keep_copy
+            from revela.retriever.onnx_export import cache_copy
 
-            keep_copy(self._encoder, self.info.fingerprint)
+            cache_copy(self._encoder, self.info.fingerprint)
 
     @cached_property
     def context(self) -> Vectors | None:

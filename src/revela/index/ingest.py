@@ -25,9 +25,9 @@ from revela.index.language import Terms
 from revela.index.manifest import Info
 from revela.index.rerankers.tokens import encode_packed
 from revela.index.table import RESERVED, Table, arrow_rows, as_stored
+from revela.model_files import fingerprint
 from revela.settings import Indexing
 from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value
-from revela.weights import fingerprint
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
 GROWTH, MOST = 256, 2**25  # later commits hold 1/256 of what was read, and at most so many

@@ -1,78 +1,142 @@
 """Document attention: each query row attends to each document separately; the outputs are weighted.
 
-For query rows Q, and documents j with keys K_j, values V_j and a weight w_j per row:
-
     b = sum_j w_j * softmax(Q K_j^T * scale) V_j                             (Revela, eqs. 5-7)
 
-There is no causal mask: a row attends to all tokens of a document. With ``v_norm`` the output of
-each document is divided by the attention-weighted mean norm of its values (Revela, eq. 6, as in
-the authors' code):
+Q are the query rows, K_j and V_j the keys and values of document j, and w_j is a row's weight of
+document j. There is no causal mask: a row attends to all tokens of a document. V-norm divides each
+document's output by the attention-weighted mean norm of its values (Revela, eq. 6, as in the
+authors' code):
 
     softmax(..) V_j / (softmax(..) |V_j| + 1e-6)
 
-Consecutive rows that share their weights form a run: a document in Revela, whose documents attend
-to one another; a question about the documents in DREAM.
+A run is a number of consecutive rows with the same weights. In Revela it is a chunk, and w_j is
+Sim: the chunks attend to one another. In DREAM it is a question about the candidates.
 
-Three implementations of the same sum; the tests hold the others to the first:
-- ``plain_document_attention``, the reference: one SDPA call with the documents as the batch. It
-  keeps the output of every (row, document) pair for the backward pass;
-- document_attention_recomputed.py, the default: one document at a time, only the rows that give it
-  a weight, and recomputation in the backward pass. Memory grows with the tokens. On a CPU core
-  (16 chunks of 72 tokens, 9 heads or 2 of them) the first takes 1.1 to 2.4 times as long;
+Two implementations, which the tests hold to a loop over rows, documents and tokens:
+- document_attention_recomputed.py, the default: one document at a time, with only the rows that
+  give it a weight. The backward pass computes the attention again, so memory grows with the tokens
+  and not with the (row, document) pairs;
 - document_attention_triton.py: the same on a GPU, without a loop on the host.
 
-Shapes: A runs of rows, T rows in all; B documents packed into S tokens, the longest of L (Revela:
-A = B, T = S); H query heads, G key-value heads, D head width.
+Shapes: A runs of rows, T rows in all; B documents packed into S tokens (Revela: A = B, T = S); R
+rows that attend to a document; H query heads, G key-value heads, K selected heads, D head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from revela.lm.document_attention_recomputed import recomputed_document_attention
-from revela.lm.document_weights import DocumentWeights
+from revela.device import on_cpu, sent
 
-Kernel = Literal["plain", "torch", "triton"]
+Kernel = Literal["torch", "triton"]
 V_NORM_EPS = 1e-6  # as in the authors' code
+EPSILON = 1e-4  # objectives skip pairs with no more weight
+NEARLY_ALL = 0.8  # of the runs: from this share on, all rows are computed and none are picked out
 
 
-def plain_document_attention(
-    query_HTD: Tensor,
-    key_GSD: Tensor,
-    value_GSD: Tensor,
-    weights_AB: Tensor,
-    lengths: Sequence[int],
-    rows: Sequence[int],
-    scale: float,
-    norm_eps: float | None,
-) -> Tensor:
-    """The equation as one SDPA call with the documents as the batch; (H, T, D)."""
-    # |v| as one more column of the values: attention then averages the norms, too.
-    if norm_eps is not None:
-        value_GSD = torch.cat([value_GSD, value_GSD.norm(dim=-1, keepdim=True)], dim=-1)
-    documents = (list(torch.split(t.transpose(0, 1), list(lengths))) for t in (key_GSD, value_GSD))
-    key_BGLD, value_BGLD = (pad_sequence(d, batch_first=True).transpose(1, 2) for d in documents)
-    lengths_B = torch.tensor(lengths, device=query_HTD.device)
-    is_token_BL = torch.arange(max(lengths), device=query_HTD.device) < lengths_B[:, None]
-    output_BHTD = F.scaled_dot_product_attention(
-        query_HTD.expand(len(lengths), -1, -1, -1),
-        key_BGLD,
-        value_BGLD,
-        attn_mask=is_token_BL[:, None, None, :],
-        scale=scale,
-        enable_gqa=True,
-    )
-    if norm_eps is not None:
-        output_BHTD = output_BHTD[..., :-1] / (output_BHTD[..., -1:] + norm_eps)
-    rows_A = torch.tensor(rows, device=query_HTD.device)
-    weights_TB = weights_AB.repeat_interleave(rows_A, dim=0).to(output_BHTD.dtype)
-    return torch.einsum("tb,bhtd->htd", weights_TB, output_BHTD)
+@dataclass(frozen=True)
+class Readers:
+    """One document, and the rows that attend to it.
+
+    ``rows_R`` is None if all rows are computed, which saves picking them out; those that are not
+    kept have a weight of 0.
+    """
+
+    index: int
+    tokens: slice
+    rows_R: Tensor | None
+    run_R: Tensor
+    is_kept_R: Tensor
+    weight_R1: Tensor
+
+
+class DocumentWeights:
+    """How much each run of rows takes of each document: made once for all layers of a step, as
+    finding who takes how much waits for a GPU.
+
+    Args:
+        weights_AB: weight of document j for every row of run i. Carries the gradient to the
+            retriever.
+        lengths: tokens per document, B numbers that sum to S.
+        rows: rows per run, A numbers that sum to T. None: the runs are the documents.
+        epsilon: skip pairs with a weight <= epsilon; they get no gradient. 0 skips exact zeros.
+    """
+
+    def __init__(
+        self,
+        weights_AB: Tensor,
+        lengths: Sequence[int],
+        rows: Sequence[int] | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        self.weights_AB, self.epsilon = weights_AB, epsilon
+        self.lengths, self.rows = tuple(lengths), tuple(lengths if rows is None else rows)
+
+    @cached_property
+    def run_T(self) -> Tensor:
+        """The run of each row."""
+        return sent(torch.repeat_interleave(torch.tensor(self.rows)), self.weights_AB.device)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Where each document begins among the S tokens, and where the last one ends, (B + 1,)."""
+        return sent(torch.tensor([0, *self.lengths]).cumsum(0), self.weights_AB.device)
+
+    @cached_property
+    def kept_AB(self) -> Tensor:
+        """The weights above ``epsilon``, without a gradient, and 0 for the others."""
+        weights_AB = self.weights_AB.detach()
+        return (weights_AB * (weights_AB > self.epsilon)).contiguous()
+
+    @cached_property
+    def slot_AB(self) -> Tensor:
+        """The place of each document among those that its run keeps."""
+        return (self.kept_AB > 0).cumsum(dim=1) - 1
+
+    @cached_property
+    def slots(self) -> int:
+        """The most documents that a run keeps, or 1; it waits for a GPU."""
+        return max(1, int(on_cpu(self.slot_AB.max())) + 1)
+
+    @cached_property
+    def readers(self) -> list[Readers]:
+        """The documents that some run gives a weight above ``epsilon``, and the rows that read
+        them.
+        """
+        kept_AB = self.kept_AB
+        is_kept_AB = kept_AB > 0
+        on_host_AB = on_cpu(is_kept_AB)  # the one wait
+        runs_B = on_host_AB.sum(dim=0).tolist()
+        nearly_all = NEARLY_ALL * len(self.rows)
+        few = [j for j, n in enumerate(runs_B) if 0 < n < nearly_all]
+        of_few = [on_host_AB[on_cpu(self.run_T), j].nonzero().squeeze(1) for j in few]
+        rows_of = {}
+        if few:
+            flat = sent(torch.cat(of_few), kept_AB.device)
+            rows_of = dict(zip(few, torch.split(flat, list(map(len, of_few))), strict=True))
+        found, end = [], 0
+        for j, length in enumerate(self.lengths):
+            start, end = end, end + length
+            if runs_B[j]:
+                rows_R = rows_of.get(j)
+                run_R = self.run_T if rows_R is None else self.run_T[rows_R]
+                kept_R, weight_R1 = is_kept_AB[:, j][run_R], kept_AB[:, j][run_R][:, None]
+                found.append(Readers(j, slice(start, end), rows_R, run_R, kept_R, weight_R1))
+        return found
+
+
+def select_heads(
+    heads_K: Tensor, query_HTD: Tensor, key_GSD: Tensor, value_GSD: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries of these heads, and the keys and values of each, (K, ...)."""
+    group_K = heads_K // (len(query_HTD) // len(key_GSD))
+    return query_HTD[heads_K], key_GSD[group_K], value_GSD[group_K]
 
 
 def document_attention(
@@ -81,45 +145,30 @@ def document_attention(
     value_GSD: Tensor,
     documents: DocumentWeights,
     *,
-    heads: Tensor | None = None,
     scale: float | None = None,
     v_norm: bool = False,
     kernel: Kernel = "torch",
 ) -> Tensor:
-    """Weighted sum over documents of the attention within each document.
+    """The weighted sum over documents of the attention within each document, b of the equation.
 
     Args:
-        query_HTD: queries of all H heads, rotary positions applied.
-        key_GSD, value_GSD: of the G key-value heads (H is a multiple of G), with the positions of
-            their own document.
-        documents: their weights.
-        heads: indices of the query heads to compute, in the order of the output, on the device.
-            None: all H, which share keys as they are.
+        query_HTD: with rotary positions applied.
+        key_GSD, value_GSD: with the positions of their own document. H is a multiple of G.
+        documents: where the documents are, and their weights.
         scale: factor on the scores; None: D ** -0.5.
         v_norm: divide each document's output by its attention-weighted mean value norm.
-        kernel: "plain" is the reference, "triton" needs the triton package and a GPU.
+        kernel: "triton" needs the triton package and a GPU.
 
     Returns:
-        (len(heads), T, D), in query_HTD's dtype, or that of autocast.
+        (H, T, D), in query_HTD's dtype, or that of autocast.
     """
-    if heads is not None:
-        shared = heads // (len(query_HTD) // len(key_GSD))
-        query_HTD, key_GSD, value_GSD = query_HTD[heads], key_GSD[shared], value_GSD[shared]
     device = query_HTD.device.type
     if torch.is_autocast_enabled(device):  # cast here: autocast ends before the backward pass
         dtype = torch.get_autocast_dtype(device)
         query_HTD, key_GSD, value_GSD = (t.to(dtype) for t in (query_HTD, key_GSD, value_GSD))
     scale = query_HTD.shape[-1] ** -0.5 if scale is None else scale
-    inputs = query_HTD, key_GSD, value_GSD
-    norm_eps = V_NORM_EPS if v_norm else None
-    if kernel == "plain":
-        weights_AB = documents.weights_AB.masked_fill(
-            documents.weights_AB <= documents.epsilon, 0.0
-        )
-        sizes = documents.lengths, documents.rows
-        return plain_document_attention(*inputs, weights_AB, *sizes, scale, norm_eps)
     if kernel == "triton":
         from revela.lm.document_attention_triton import triton_document_attention as attend
     else:
-        attend = recomputed_document_attention
-    return attend(*inputs, documents, scale, norm_eps)
+        from revela.lm.document_attention_recomputed import recomputed_document_attention as attend
+    return attend(query_HTD, key_GSD, value_GSD, documents, scale, V_NORM_EPS if v_norm else None)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from revela.lm.document_weights import DocumentWeights, Readers
+if TYPE_CHECKING:
+    from revela.lm.document_attention import DocumentWeights, Readers
 
 
 def recomputed_document_attention(

@@ -19,7 +19,7 @@ heads (H a multiple of G), D head width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -28,7 +28,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from revela.device import sent
-from revela.lm.document_weights import DocumentWeights
+
+if TYPE_CHECKING:
+    from revela.lm.document_attention import DocumentWeights
 
 
 def block_sizes(wide: int, bytes_each: int) -> tuple[int, int]:

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from revela.device import autocast
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, remove_whole
-from revela.lm.language_model import load_tokenizer
+from revela.lm.load import load_tokenizer
+from revela.model_files import NEW
 from revela.silence import loading_bar
-from revela.weights import NEW
 
 log = logging.getLogger(__name__)
 

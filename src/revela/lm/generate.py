@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from revela.device import compute_device, uses_bf16
-from revela.lm.language_model import load_tokenizer, open_causal_lm
+from revela.lm.load import load_tokenizer, open_causal_lm
 from revela.lm.prompts import plain_ids, start_ids
 from revela.settings import Precision
 

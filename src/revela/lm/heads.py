@@ -37,7 +37,7 @@ from revela.files import atomic_write
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import Questions, by_layer, read_candidates
-from revela.weights import cache_folder, fingerprint
+from revela.model_files import cache_folder, fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def probe_heads(lm: LanguageModel, groups: Iterable[tuple[Any, Tensor]]) -> Tens
         same_BB = document_B[:, None] == document_B[None, :]
         other_BB = ~same_BB
         same_BB.fill_diagonal_(False)
-        memory = lm.read(packed, range(lm.n_layers))
+        memory = lm.prefill(packed, range(lm.n_layers))
         for sign, pairs_BB in ((-1.0, same_BB), (1.0, other_BB)):
             weights_BB = pairs_BB.float() / pairs_BB.sum(dim=1, keepdim=True).clamp(min=1)
             gates_LH = torch.full(shape, BASE_GATE, device=document_B.device, requires_grad=True)
@@ -207,7 +207,7 @@ def candidate_scores(
     layers = range(max(layer for layer, _ in heads) + 1)
     asked = read_candidates(lm, prompt, tail, layers)
     mass = AttentionMass(asked, heads)
-    lm.run_layers(asked.tails, layers, mass, before=asked.memory)
+    lm.run_layers(asked.tails, layers, mass, prefix=asked.memory)
     mass_KQP = torch.stack([mass.by_head[head] for head in heads])
     mass_KQP = mass_KQP[:, :-1] - mass_KQP[:, -1:]
     by_candidate = torch.split(mass_KQP[..., asked.places_S], asked.lengths, dim=-1)

@@ -16,8 +16,12 @@ import torch
 from torch import Tensor
 
 from revela.device import sent
-from revela.lm.document_attention import Kernel, document_attention
-from revela.lm.document_weights import DocumentWeights
+from revela.lm.document_attention import (
+    DocumentWeights,
+    Kernel,
+    document_attention,
+    select_heads,
+)
 
 
 class InBatchAttention:
@@ -62,12 +66,13 @@ class InBatchAttention:
         scale: float | None,
     ) -> Tensor:
         heads = self.heads.get(layer)
+        if heads is not None:
+            query_HTD, key_GTD, value_GTD = select_heads(heads, query_HTD, key_GTD, value_GTD)
         cross_HTD = document_attention(
             query_HTD,
             key_GTD,
             value_GTD,
             self.documents,
-            heads=heads,
             scale=scale,
             v_norm=self.v_norm,
             kernel=self.kernel,

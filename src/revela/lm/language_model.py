@@ -2,7 +2,7 @@
 
 The LM runs over a group of chunks twice (Revela, section 3.2). Stream e is the plain LM over each
 chunk. Stream h is the same LM over the same chunks, whose attention also reads e's keys and values
-of the *other* chunks; the objective says how, by the ``Mix`` that it gives to ``predict``.
+of the *other* chunks; the objective says how, by the ``Mix`` that it gives to ``logits``.
 
 This file and packing.py are all that knows transformers' internals: the attention is registered
 with ``AttentionInterface``, and no model code is copied or patched. What saves time at the same
@@ -20,11 +20,10 @@ key-value heads, D head width, V vocabulary.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,11 +32,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from revela.device import sent
-from revela.errors import RevelaError, first_line
+from revela.errors import RevelaError
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.streams import KVCache, Mix, StopForward, Stream
-from revela.packing import Layout, attention, layout_of
-from revela.silence import loading_bar
+from revela.packing import Layout, attention, attention_with_prefix, layout_of
 
 ATTENTION = "revela"
 USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
@@ -69,7 +67,7 @@ def _attention(
     if stream is None:
         raise RevelaError(
             "this model's attention belongs to a revela.lm.LanguageModel: "
-            "call its read() and predict()"
+            "call its prefill(), logits() and loss()"
         )
     if given.get("s_aux") is not None:
         raise RevelaError(
@@ -78,17 +76,19 @@ def _attention(
         )
     layer, layout = int(module.layer_idx), stream.layout
     query, key, value = query[0], key[0], value[0]
-    before = stream.begin(layer, key, value)
-    longest = max(layout.lengths) + (0 if before is None else before[0].shape[1])
+    prefix = stream.begin(layer, key, value)
+    longest = max(layout.lengths) + (0 if prefix is None else prefix[0].shape[1])
     window, scale = given.get("sliding_window"), given.get("scaling")
     if window is not None and longest > window:
         raise RevelaError(
             f"a text of {longest} tokens is longer than the LM's sliding window of {window}: "
             "use --lm-tokens"
         )
-    dropout = given.get("dropout", 0.0)
-    settings: Any = dict(causal=True, scale=scale, dropout=dropout, before=before)
-    own_THD = attention(query, key, value, layout, **settings)
+    if prefix is None:
+        dropout = given.get("dropout", 0.0)
+        own_THD = attention(query, key, value, layout, causal=True, scale=scale, dropout=dropout)
+    else:
+        own_THD = attention_with_prefix(query, key, value, layout, prefix, scale)
     mixed_HTD = stream.end(layer, own_THD.transpose(0, 1), query, key, value, scale)
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
@@ -98,7 +98,7 @@ AttentionInterface.register(ATTENTION, _attention)
 
 
 class LanguageModel(nn.Module):
-    """A causal LM with two passes: ``read`` (stream e) and ``predict`` or ``loss`` (stream h).
+    """A causal LM with two passes: ``prefill`` (stream e) and ``logits`` or ``loss`` (stream h).
 
     Args:
         model: a decoder-only causal LM of transformers, or a PEFT model around one. It is switched
@@ -194,7 +194,7 @@ class LanguageModel(nn.Module):
         ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)]
         return Packed(sent(ids_T, self.device)[None], layout)
 
-    def read(self, packed: Packed, layers: Sequence[int]) -> KVCache:
+    def prefill(self, packed: Packed, layers: Sequence[int]) -> KVCache:
         """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output
         of the layer below the first of them. A frozen LM records no graph.
         """
@@ -212,12 +212,12 @@ class LanguageModel(nn.Module):
         self._check_run(reading, layers)
         return reading.kept
 
-    def predict(
+    def logits(
         self,
         packed: Packed,
         memory: KVCache | None = None,
         mix: Mix | None = None,
-        before: KVCache | None = None,
+        prefix: KVCache | None = None,
     ) -> Tensor:
         """Stream h: next-token logits (T, V). With ``packed`` alone it is the plain LM.
 
@@ -226,23 +226,23 @@ class LanguageModel(nn.Module):
             memory: of stream e over the same chunks, for ``mix``; the layers below its first do
                 not run again.
             mix: changes the attention output.
-            before: every layer's keys and values of a text that each chunk continues.
+            prefix: every layer's keys and values of a text that each chunk continues.
         """
-        logits_TV: Tensor = self._predict(self._inner, packed, memory, mix, before).logits[0]
+        logits_TV: Tensor = self._predict(self._inner, packed, memory, mix, prefix).logits[0]
         return logits_TV
 
-    def run_layers(self, packed: Packed, layers: Sequence[int], mix: Mix, before: KVCache) -> None:
+    def run_layers(self, packed: Packed, layers: Sequence[int], mix: Mix, prefix: KVCache) -> None:
         """Run the LM up to the attention of the last of ``layers``, for a ``mix`` that observes
-        attention; ``before`` as for ``predict``, of these layers.
+        attention; ``prefix`` as for ``logits``, of these layers.
         """
-        stream = Stream(packed.layout, mix=mix, prefix=before, last=max(layers))
+        stream = Stream(packed.layout, mix=mix, prefix=prefix, last=max(layers))
         with suppress(StopForward):
-            self._run(self._inner.base_model, packed, stream, before.length)
+            self._run(self._inner.base_model, packed, stream, prefix.length)
         self._check_run(stream, layers)
 
     def loss(self, packed: Packed, memory: KVCache | None = None, mix: Mix | None = None) -> Tensor:
         """Mean cross-entropy (nats per token) of all tokens but the first of each chunk (Revela,
-        eq. 8); arguments as for ``predict``.
+        eq. 8); arguments as for ``logits``.
         """
         return self.token_losses(packed, packed.layout.with_next_R, memory, mix).mean()
 
@@ -252,16 +252,16 @@ class LanguageModel(nn.Module):
         rows_R: Tensor,
         memory: KVCache | None = None,
         mix: Mix | None = None,
-        before: KVCache | None = None,
+        prefix: KVCache | None = None,
     ) -> Tensor:
         """Cross-entropy (nats) of the token after each of these rows, (R,); the other arguments as
-        for ``predict``.
+        for ``logits``.
         """
-        streams = memory, mix, before
+        streams = memory, mix, prefix
         targets_R = packed.ids_1T[0, rows_R + 1]
         head = self._head
         if not self._logits_are_heads or any(p.requires_grad for p in head.parameters()):
-            logits_RV = self.predict(packed, *streams).index_select(0, rows_R)
+            logits_RV = self.logits(packed, *streams).index_select(0, rows_R)
             exact = torch.promote_types(logits_RV.dtype, torch.float32)
             return F.cross_entropy(logits_RV.to(exact), targets_R, reduction="none")
         output = self._predict(self._inner.base_model, packed, *streams)
@@ -277,7 +277,7 @@ class LanguageModel(nn.Module):
     def score_only(self, tokens: Tensor) -> None:
         """Take the soft-max of the losses over these tokens, and any target that comes later, in
         place of the whole vocabulary. The products of a head of 262,144 tokens cost more than the
-        layers. ``predict`` still gives all logits.
+        layers. ``logits`` still gives all logits.
         """
         head = self._head
         self._scored_S = tokens_S = torch.unique(tokens).to(head.weight.device)
@@ -292,17 +292,17 @@ class LanguageModel(nn.Module):
         packed: Packed,
         memory: KVCache | None,
         mix: Mix | None,
-        before: KVCache | None,
+        prefix: KVCache | None,
     ) -> Any:
         """Run ``module``, the LM or its body without the head, as stream h."""
         if mix is not None:
             self._check_checkpointing()
-        stream = Stream(packed.layout, mix=mix, memory=memory, prefix=before)
+        stream = Stream(packed.layout, mix=mix, memory=memory, prefix=prefix)
         with ExitStack() as stack:
             if memory is not None and (first := min(memory.keys)) > 0:
                 skip = _replaced_forward(self._layers[:first], lambda *_, **__: memory.below)
                 stack.enter_context(skip)
-            output = self._run(module, packed, stream, 0 if before is None else before.length)
+            output = self._run(module, packed, stream, 0 if prefix is None else prefix.length)
         self._check_run(stream, () if memory is None else memory.keys)
         return output
 
@@ -330,58 +330,6 @@ class LanguageModel(nn.Module):
             raise RevelaError(
                 f"{self.name}: layers {missing} ran without in-batch attention; {USE}"
             )
-
-
-def load_language_model(
-    folder: Path, *, bf16: bool, lora: Mapping[str, Any] | None = None, name: str = ""
-) -> LanguageModel:
-    """Load a causal LM: frozen, or with LoRA to be trained and its own weights in fp32.
-
-    Args:
-        folder: a local folder of transformers.
-        bf16: bf16 weights (frozen) or bf16 autocast (LoRA); else fp32.
-        lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None: frozen.
-        name: its name in messages.
-    """
-    model = open_causal_lm(folder, torch.bfloat16 if bf16 and lora is None else torch.float32)
-    if lora is None:
-        return LanguageModel(model, name or str(folder))
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
-        r=lora["rank"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"],
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    return LanguageModel(get_peft_model(model, config), name or str(folder), bf16=bf16)
-
-
-def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
-    """A causal LM from a local folder, frozen."""
-    from transformers import AutoModelForCausalLM
-
-    return _opened(AutoModelForCausalLM, folder, dtype=dtype).requires_grad_(False).eval()
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """An LM's tokenizer; its padding token is EOS if it has none of its own."""
-    from transformers import AutoTokenizer
-
-    tokenizer = _opened(AutoTokenizer, folder)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
-    try:
-        with loading_bar(folder):
-            return kind.from_pretrained(folder, local_files_only=True, **settings)
-    except Exception as error:  # tokenizers raise no other for a damaged file
-        reason = first_line(error)
-        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
 
 
 def _keep_linear_in_bf16(model: nn.Module) -> None:

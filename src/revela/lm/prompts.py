@@ -151,7 +151,7 @@ def read_candidates(
 ) -> Questions:
     """Run these layers of the LM over the candidates of one group, and pack its tails."""
     prompt, tail = ({k: on_cpu(v) for k, v in side.items()} for side in (prompt, tail))
-    memory = lm.read(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)
+    memory = lm.prefill(lm.pack(prompt["input_ids"], prompt["attention_mask"]), layers)
     document_P = prompt["document"][prompt["attention_mask"].bool()]
     places_S = (document_P >= 0).nonzero().squeeze(1)
     lengths = document_P[places_S].bincount().tolist()

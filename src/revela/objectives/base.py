@@ -151,9 +151,9 @@ def language_model(parts: BuildContext, trained: bool = False) -> tuple[Any, Any
 
     ``trained`` puts LoRA on it, of the retriever's rank; otherwise it is frozen.
     """
-    from revela.lm.language_model import load_language_model, load_tokenizer
-    from revela.retriever.fit import COUNTED, token_ids
-    from revela.weights import find_weights
+    from revela.lm.load import load_language_model, load_tokenizer
+    from revela.model_files import find_weights
+    from revela.retriever.lexical import COUNTED, token_ids
 
     recipe, retriever = parts.recipe, parts.recipe.retriever
     if recipe.lm.shard_lm and trained:

@@ -56,8 +56,8 @@ def build(settings: InfoNCE | Crop, parts: BuildContext) -> tuple[nn.Module, Col
 
 def surrogate(parts: BuildContext) -> Encoder | None:
     """What finds false negatives, if the recipe names it."""
+    from revela.model_files import find_weights
     from revela.retriever.load import load_encoder
-    from revela.weights import find_weights
 
     groups = parts.recipe.groups
     if not groups.surrogate:

@@ -37,8 +37,13 @@ from torch import Tensor, nn
 
 from revela.device import on_cpu, sent
 from revela.errors import RevelaError
-from revela.lm.document_attention import Kernel, document_attention
-from revela.lm.document_weights import EPSILON, DocumentWeights
+from revela.lm.document_attention import (
+    EPSILON,
+    DocumentWeights,
+    Kernel,
+    document_attention,
+    select_heads,
+)
 from revela.lm.language_model import LanguageModel
 from revela.lm.prompts import (
     ANSWER,
@@ -152,14 +157,14 @@ class Injection:
             return own_HTD
         asked = self.asked
         heads_K = sent(torch.tensor(self.heads[layer]), own_HTD.device)
-        cross_KRD = document_attention(
+        query_KRD, key_KSD, value_KSD = select_heads(
+            heads_K,
             query_HTD[:, asked.rows_R],
             asked.memory.keys[layer][:, asked.places_S],
             asked.memory.values[layer][:, asked.places_S],
-            self.documents,
-            heads=heads_K,
-            scale=scale,
-            kernel=self.kernel,
+        )
+        cross_KRD = document_attention(
+            query_KRD, key_KSD, value_KSD, self.documents, scale=scale, kernel=self.kernel
         )
         cells = heads_K[:, None], asked.rows_R[None]
         own_KRD = own_HTD[cells]
@@ -233,5 +238,5 @@ class DreamLoss(RetrieverLoss):
         rows_R = on_cpu(asked.tails.layout.with_next_R)
         before_answer_R = sent(rows_R[asked.role_T[rows_R + 1] == ANSWER], weights_QB.device)
         return self.lm.token_losses(
-            asked.tails, before_answer_R, mix=inject, before=asked.memory
+            asked.tails, before_answer_R, mix=inject, prefix=asked.memory
         ).mean()

@@ -23,13 +23,14 @@ from revela.distributed import is_rank_zero
 from revela.groups.dataset import TrainingSet
 from revela.groups.strategies import epoch_groups
 from revela.lm.heads import Head, cached_ranking, probe_heads, ranked_heads, score_query_heads
-from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
+from revela.lm.language_model import LanguageModel
+from revela.lm.load import load_language_model, load_tokenizer
 from revela.lm.prompts import Batch, PromptMaker
+from revela.model_files import find_weights
 from revela.objectives.base import padded
 from revela.queries.generated import GeneratedQueries
 from revela.settings import QueryFocused, Recipe
 from revela.types import Chunk, Document
-from revela.weights import find_weights
 
 # Groups; documents per group, and pieces per document; fewest and most words of a piece.
 PROBE_GROUPS, PROBE_PIECES, PROBE_WORDS = 5, 4, (6, 48)

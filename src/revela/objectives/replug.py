@@ -103,7 +103,7 @@ def likelihoods(lm: LanguageModel, ids_BL: Tensor, mask_BL: Tensor, lead: int = 
     """
     lengths = mask_BL.sum(dim=1).tolist()
     packed = lm.pack(ids_BL, mask_BL)
-    memory = lm.read(packed, range(lm.n_layers))
+    memory = lm.prefill(packed, range(lm.n_layers))
     found_BB = torch.zeros(len(lengths), len(lengths), device=packed.ids_1T.device)
     start = 0
     for j, length in enumerate(lengths):
@@ -115,7 +115,7 @@ def likelihoods(lm: LanguageModel, ids_BL: Tensor, mask_BL: Tensor, lead: int = 
         tails_BL = torch.cat([last.expand(len(some), 1), ids_BL[some, lead:]], dim=1)
         tail_mask_BL = torch.cat([mask_BL.new_ones(len(some), 1), mask_BL[some, lead:]], dim=1)
         tails = lm.pack(tails_BL, tail_mask_BL)
-        losses_R = lm.token_losses(tails, tails.layout.with_next_R, before=before)
+        losses_R = lm.token_losses(tails, tails.layout.with_next_R, prefix=before)
         parts = torch.split(losses_R, [n - 1 for n in tails.lengths])
         means = torch.stack([part.mean() for part in parts])
         found_BB[:, j].index_copy_(0, sent(some, means.device), -means.to(found_BB.dtype))

@@ -33,8 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.lm.document_attention import Kernel
-from revela.lm.document_weights import EPSILON
+from revela.lm.document_attention import EPSILON, Kernel
 from revela.lm.in_batch_attention import InBatchAttention
 from revela.lm.language_model import LanguageModel, Packed
 from revela.lm.prompts import by_layer
@@ -151,7 +150,7 @@ class RevelaLoss(RetrieverLoss):
             epsilon=EPSILON if gated else 0.0,
             kernel=self.kernel,
         )
-        memory = self.lm.read(packed, self.layers)
+        memory = self.lm.prefill(packed, self.layers)
         losses_R = self.lm.token_losses(packed, packed.layout.with_next_R, memory, mix)
         lengths = [packed.lengths[group] for group in self.places(len(packed.lengths))]
         counts = [sum(some) - len(some) for some in lengths]

@@ -34,10 +34,10 @@ from revela.distributed import cores
 from revela.errors import RevelaError
 from revela.lm import generate
 from revela.lm.generate import CLOSING, Prompting, Writer
+from revela.model_files import find_weights, fingerprint, name_of
 from revela.queries.from_text import MAX_QUERY_WORDS, MIN_QUERY_WORDS
 from revela.settings import Recipe
 from revela.types import Chunk
-from revela.weights import find_weights, fingerprint, name_of
 
 log = logging.getLogger(__name__)
 

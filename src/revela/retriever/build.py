@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from revela.errors import RevelaError, first_line
-from revela.retriever.trained_table import make_trainable
+from revela.retriever.static_trainable import make_trainable
 from revela.settings import Recipe
 from revela.silence import loading_bar
 from revela.types import Document

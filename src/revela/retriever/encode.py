@@ -34,13 +34,13 @@ from revela.retriever.context import (
     read_as_text,
     slot_ids,
 )
-from revela.retriever.static import check_tokens
+from revela.retriever.saved_config import words_to_vectors_of
+from revela.retriever.static_encoder import check_tokens
+from revela.retriever.static_trainable import TrainableTable
 from revela.retriever.tokens import TokenCounter
-from revela.retriever.trained_table import TrainedTable
 from revela.settings import Precision
 from revela.silence import SHOWN_AFTER, silence_libraries
 from revela.types import QueryTokens, Vectors, check_vectors_finite
-from revela.weights import words_to_vectors_of
 
 # A GPU would wait for the launch of each layer's kernels; more would not fit where attention falls
 # back to explicit scores.
@@ -210,7 +210,7 @@ class RetrieverEncoder:
             if is_transformer:
                 vectors_ND = self._in_batches(texts, prompt, progress, tokens)
             else:
-                progress = progress and not isinstance(self.model[0], TrainedTable)
+                progress = progress and not isinstance(self.model[0], TrainableTable)
                 found = self.model.encode(
                     list(texts),
                     prompt=prompt,

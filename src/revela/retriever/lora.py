@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from revela.retriever.trained_table import TrainedTable
+from revela.retriever.static_trainable import TrainableTable
 
 
 def add_lora(model: SentenceTransformer, rank: int, alpha: int, dropout: float) -> None:
@@ -40,7 +40,7 @@ def needs_merging(model: SentenceTransformer) -> bool:
     """Whether ``merged`` would merge something."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    return any(isinstance(module, BaseTunerLayer | TrainedTable) for module in model.modules())
+    return any(isinstance(module, BaseTunerLayer | TrainableTable) for module in model.modules())
 
 
 @contextlib.contextmanager
@@ -49,13 +49,13 @@ def without_adapters(model: SentenceTransformer) -> Iterator[None]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    tables = [module for module in model.modules() if isinstance(module, TrainedTable)]
+    tables = [module for module in model.modules() if isinstance(module, TrainableTable)]
 
     def enable(trained: bool) -> None:
         for layer in layers:
             layer.enable_adapters(trained)
         for table in tables:
-            table.begun = not trained
+            table.initial = not trained
 
     enable(False)
     try:
@@ -93,7 +93,7 @@ def merged(model: SentenceTransformer) -> SentenceTransformer:
         for tensor in (*model.parameters(), *model.buffers())
     }
     model = copy.deepcopy(model, copies)
-    if isinstance(model[0], TrainedTable):
+    if isinstance(model[0], TrainableTable):
         model[0] = model[0].stock()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

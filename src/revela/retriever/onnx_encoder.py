@@ -17,9 +17,10 @@ import numpy as np
 from tqdm import tqdm
 
 from revela.errors import RevelaError, extra, first_line
+from revela.model_files import cache_folder, fingerprint
+from revela.retriever.saved_config import words_to_vectors_of
 from revela.retriever.tokens import Spans, TokenCounter
 from revela.types import QueryTokens, TokenEncoder, Vectors, check_vectors_finite
-from revela.weights import cache_folder, fingerprint, words_to_vectors_of
 
 MODEL, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"
 INPUTS = ("input_ids", "attention_mask")
@@ -33,7 +34,7 @@ def copy_folder(digest: str) -> Path:
     return cache_folder() / "onnx" / f"{digest}-{VERSION}"
 
 
-def kept_copy(model: Path) -> OnnxEncoder | None:
+def cached_copy(model: Path) -> OnnxEncoder | None:
     """The encoder of a retriever's copy, if there is one and onnxruntime is installed.
 
     Raises:

@@ -23,7 +23,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
 from revela.retriever.encode import passage_prompt_of
-from revela.retriever.fit import TEXTS, token_ids
+from revela.retriever.lexical import TEXTS, token_ids
 from revela.silence import progress_bar
 
 if TYPE_CHECKING:

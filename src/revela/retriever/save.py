@@ -4,7 +4,6 @@ place once all of it is written.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from revela.files import disk_errors, flush, make_readable
 from revela.retriever.context import FOLDER as CONTEXT
 from revela.retriever.context import SavedContext, write_rows
 from revela.retriever.lora import merged, needs_merging
+from revela.retriever.saved_config import add_to_config
 
 
 def save_retriever(
@@ -58,15 +58,9 @@ def save_retriever(
         final.save_pretrained(hidden, create_model_card=False)
         # A path in the card may have bytes that are no UTF-8.
         (temporary / "README.md").write_text(card, encoding="utf-8", errors="replace")
-        kept: dict[str, object] = {}
         if matryoshka:
-            widths = {*matryoshka, int(model.get_embedding_dimension() or 0)}
-            kept["matryoshka_dims"] = sorted(widths)
-        if words_to_vectors != 1:
-            kept["words_to_vectors"] = words_to_vectors
-        configuration = temporary / "config_sentence_transformers.json"
-        settings = json.loads(configuration.read_text(encoding="utf-8"))
-        configuration.write_text(json.dumps(settings | kept, indent=2), encoding="utf-8")
+            matryoshka = [*matryoshka, int(model.get_embedding_dimension() or 0)]
+        add_to_config(temporary, matryoshka, words_to_vectors)
         make_readable(temporary)
         flush(temporary)
         _move(temporary, folder)

@@ -27,7 +27,7 @@ from revela import distributed as distributed
 from revela.device import sent
 from revela.errors import RevelaError
 from revela.groups.strategies import Groups
-from revela.retriever.trained_table import TwoHalves
+from revela.retriever.static_trainable import TwoHalves
 from revela.settings import Recipe
 from revela.training.metrics import Budget
 
@@ -158,7 +158,7 @@ def make_optimizer(objective: nn.Module, learning_rate: float) -> torch.optim.Ad
         parameter: factor
         for module in objective.modules()
         if isinstance(module, TwoHalves)
-        for parameter, factor in module.times().items()
+        for parameter, factor in module.learning_rate_multipliers().items()
     }
     trained = [p for p in objective.parameters() if p.requires_grad]
     same_rate = groupby(trained, lambda p: times.get(p, 1.0))

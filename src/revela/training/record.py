@@ -19,10 +19,10 @@ import torch
 from revela import __version__, distributed
 from revela.errors import RevelaError
 from revela.files import LOCK, atomic_write, check_free, hidden_prefix, remove_unfinished, writing
+from revela.model_files import commits
 from revela.settings import Recipe
 from revela.training.checkpoint import saved_checkpoints
 from revela.training.metrics import TRACKER_FOLDER
-from revela.weights import commits
 
 RUN_FILE, METRICS, CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
 # All that a run may have written before its first checkpoint.

@@ -30,6 +30,7 @@ from revela.groups.dataset import TrainingSet
 from revela.groups.store import GroupFolder
 from revela.lm.encoder_decoder import new_encoder_decoder
 from revela.lm.language_model import LanguageModel
+from revela.model_files import NEW, commits, find_weights
 from revela.objectives.base import BuildContext, Collate
 from revela.objectives.contextual import ContextBatches, Contextual, ContextualRetriever
 from revela.objectives.matryoshka import Matryoshka
@@ -45,7 +46,8 @@ from revela.retriever.encode import RetrieverEncoder, transformer_in_bf16, witho
 from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.retriever.lora import add_lora, frozen_in_bf16
 from revela.retriever.save import save_retriever
-from revela.retriever.trained_table import TrainedTable
+from revela.retriever.saved_config import words_to_vectors_of
+from revela.retriever.static_trainable import TrainableTable
 from revela.settings import Crop, InfoNCE, Recipe
 from revela.silence import silence_libraries
 from revela.training.checkpoint import (
@@ -87,7 +89,6 @@ from revela.training.record import (
 )
 from revela.training.validate import check_matryoshka, check_recipe
 from revela.types import Document
-from revela.weights import NEW, commits, find_weights, words_to_vectors_of
 
 log = logging.getLogger(__name__)
 
@@ -335,7 +336,7 @@ def _context_texts(recipe: Recipe, data: TrainingSet) -> list[str]:
 def _truncate_for_training(recipe: Recipe, model: SentenceTransformer) -> int:
     """Truncate texts while the retriever trains; returns the tokens that the saved model reads."""
     limit = model.max_seq_length or recipe.retriever.max_tokens
-    if isinstance(model[0], TrainedTable):  # which reads texts whole
+    if isinstance(model[0], TrainableTable):  # which reads texts whole
         return limit
     model.max_seq_length = min(limit, recipe.lm.lm_tokens + recipe.context.slots)
     return limit
@@ -384,7 +385,7 @@ def _add_lora(
     recipe: Recipe, model: SentenceTransformer, context_encoder: ContextEncoder | None
 ) -> None:
     """Add LoRA to the retriever and to its first stage; a table is trained without."""
-    if isinstance(model[0], TrainedTable):
+    if isinstance(model[0], TrainableTable):
         return
     retriever = recipe.retriever
     lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
@@ -427,7 +428,7 @@ def build_objective(parts: BuildContext) -> tuple[nn.Module, Collate]:
     """
     recipe, context_encoder, model = parts.recipe, parts.context_encoder, parts.model
     widths, width = recipe.retriever.matryoshka, model.get_embedding_dimension()
-    check_matryoshka(widths, width, isinstance(model[0], TrainedTable))
+    check_matryoshka(widths, width, isinstance(model[0], TrainableTable))
     loss, collate = recipe.objective.build(parts)
     loss.to(parts.device)
     if context_encoder is None:

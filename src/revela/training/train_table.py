@@ -6,7 +6,7 @@ A query q_i is a run of 5 to 20 words of a text, its passage d_i the text withou
 other passages of the batch are what it is told from (random crops; Izacard et al., TMLR 2022). The
 low temperature weighs a query's nearest rivals, the high one all of them.
 
-What is trained is a half of each row, and the weight of both (retriever/trained_table.py).
+What is trained is a half of each row, and the weight of both (retriever/static_trainable.py).
 
 Shapes: N texts, B texts of a batch, T words, S stems, D numbers of a row, W of a text's vector.
 """
@@ -28,8 +28,13 @@ from torch import Tensor
 from revela.corpus.chunk import chunk
 from revela.index.language import Analyzer, detect
 from revela.objectives.contrastive import info_nce
-from revela.retriever.trained_table import TwoHalves
-from revela.retriever.word_table import WordTable, frequencies, idf_weights, word_table
+from revela.retriever.static_from_words import (
+    WordTable,
+    build_word_table,
+    idf_weights,
+    stem_frequencies,
+)
+from revela.retriever.static_trainable import TwoHalves
 from revela.silence import progress_bar
 from revela.types import Document, evenly_spaced
 
@@ -72,7 +77,7 @@ def tables(
     """The table of the words of all documents, and the same trained on those not held out."""
     texts = texts_of(documents)
     terms = Analyzer(detect(texts) if language == "auto" else language)
-    table = word_table(lm, [*texts, *texts_of(held_out)], terms)
+    table = build_word_table(lm, [*texts, *texts_of(held_out)], terms)
     return table, train_table(table, texts, steps=steps, seed=seed)
 
 
@@ -89,7 +94,8 @@ def train_table(
     if len(known) < 2 or not steps:
         return table
     halves = TwoHalves(table.rows_SD, table.weight_S)
-    rates = [dict(params=[p], lr=times * LEARNING_RATE) for p, times in halves.times().items()]
+    multipliers = halves.learning_rate_multipliers()
+    rates = [dict(params=[p], lr=factor * LEARNING_RATE) for p, factor in multipliers.items()]
     optimizer = torch.optim.Adam(rates, fused=True)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / WARMUP))
     batches = crops(known, min(BATCH, len(known)), np.random.default_rng(seed))
@@ -102,7 +108,7 @@ def train_table(
         crop_loss(*texts_BW.chunk(2)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         warm_up.step()
-    return replace(table, rows_SD=halves.both_SW(), weight_S=halves.weight_S().detach())
+    return replace(table, rows_SD=halves.rows_SW(), weight_S=halves.weight_S().detach())
 
 
 def row_trainer(
@@ -137,7 +143,7 @@ def train_pieces(
     """
     norm_V = rows_VD.norm(dim=1)
     each_V = np.where(norm_V > 0, np.arange(len(rows_VD)), -1)
-    _, texts_V = frequencies(WordTable(tokenizer, each_V, rows_VD, norm_V), texts)
+    _, texts_V = stem_frequencies(WordTable(tokenizer, each_V, rows_VD, norm_V), texts)
     seen_S = np.flatnonzero(texts_V)
     stem_V = np.full(len(rows_VD), -1)
     stem_V[seen_S] = np.arange(len(seen_S))

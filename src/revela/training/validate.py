@@ -11,8 +11,8 @@ from revela.errors import RevelaError
 from revela.files import check_free
 from revela.index.language import check_language
 from revela.lm.encoder_decoder import size_of
+from revela.model_files import NEW
 from revela.settings import Recipe
-from revela.weights import NEW
 
 
 def check_recipe(recipe: Recipe, out: Path, resume: bool) -> None:

@@ -28,12 +28,13 @@ from revela.device import compute_device, uses_bf16
 from revela.errors import RevelaError
 from revela.index.rerankers import HEADS_DEPTH
 from revela.lm.heads import cached_ranking, candidate_scores, ranked_heads, score_query_heads
-from revela.lm.language_model import LanguageModel, load_language_model, load_tokenizer
+from revela.lm.language_model import LanguageModel
+from revela.lm.load import load_language_model, load_tokenizer
 from revela.lm.prompts import QUESTION_TOKENS, Batch, PromptMaker
+from revela.model_files import resolve
 from revela.queries.from_text import with_telling_sentences
 from revela.silence import silence_libraries
 from revela.types import Chunk
-from revela.weights import resolve
 
 HEADS = 8
 TOKENS, LEAST_TOKENS = 130, 32  # of a candidate, as the LM's context leaves room

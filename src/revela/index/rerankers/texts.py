@@ -93,8 +93,8 @@ def by_heads(query: str, passages: Sequence[str], reranker: Reranker) -> dict[in
 
 @lru_cache(1)
 def _retriever(model: str) -> Loaded:
+    from revela.model_files import resolve
     from revela.retriever.load import load_encoder
-    from revela.weights import resolve
 
     return load_encoder(resolve(model), "auto")
 

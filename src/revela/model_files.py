@@ -15,13 +15,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import json
 import logging
 import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write, disk_error
@@ -175,40 +173,6 @@ def fingerprint(folder: Path) -> str:
     with contextlib.suppress(RevelaError, OSError), atomic_write(kept) as temporary:
         temporary.write_text(digest.hexdigest(), encoding="utf-8")
     return digest.hexdigest()
-
-
-def _configured(folder: Path) -> dict[str, Any]:
-    """What a model's ``config_sentence_transformers.json`` says; nothing if it cannot be read."""
-    try:
-        found = json.loads((folder / "config_sentence_transformers.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def trained_dimensions(folder: Path) -> list[int]:
-    """The dimensions that a model was trained to have its vectors truncated to."""
-    listed = _configured(folder).get("matryoshka_dims")
-    return listed if isinstance(listed, list) else []
-
-
-def words_to_vectors_of(folder: Path) -> float:
-    """The least odds of words over its vectors (index/calibration.py) of a retriever; else 1."""
-    found = _configured(folder).get("words_to_vectors")
-    return max(1.0, float(found)) if isinstance(found, int | float) else 1.0
-
-
-def check_dimensions(folder: Path, dimensions: int) -> None:
-    """Raise RevelaError if a model was not trained for so few dimensions (0: all)."""
-    listed = trained_dimensions(folder)
-    if dimensions and dimensions not in listed:
-        only = (
-            f"{', '.join(map(str, listed))} only" if listed else "no fewer dimensions than it has"
-        )
-        raise RevelaError(
-            f"--dimensions {dimensions}: {folder} was trained for {only}; "
-            "give one of those, or leave the flag away"
-        )
 
 
 def _from_hub(name: str) -> Path:

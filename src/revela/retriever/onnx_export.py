@@ -101,7 +101,7 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     return difference
 
 
-def keep_copy(encoder: Encoder, fingerprint: str) -> None:
+def cache_copy(encoder: Encoder, fingerprint: str) -> None:
     """Export a small retriever on a CPU into the cache, once; the log says what came of it."""
     folder = copy_folder(fingerprint)
     if folder.exists() or not isinstance(encoder, RetrieverEncoder) or encoder.slots:

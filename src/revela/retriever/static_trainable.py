@@ -7,7 +7,7 @@ begins at 0. Without r, rows of rare words forget which word they are, and small
 training (docs/results.md). As only directions count, the rows' own length says nothing.
 
 Tokens whose rows are equal are one word: they share R and c, as the forms of a stem do in a table
-that word_table.py has made. What is saved is a stock ``StaticEmbedding`` of twice the width.
+that static_from_words.py has made. What is saved is a stock ``StaticEmbedding`` of twice the width.
 
 Shapes: N texts, L tokens of the longest, T of all, V tokens, S different rows, D numbers of a
 row, W of both halves.
@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from revela.errors import RevelaError
-from revela.retriever.static import token_ids
+from revela.retriever.static_encoder import token_ids
 
 ROWS, WEIGHTS = 10.0, 50.0
 """How many times the learning rate of a transformer rows and logarithms of weights take: at its
@@ -38,33 +38,33 @@ class TwoHalves(nn.Module):
     """The rows of a table, each beside a copy that is trained, and their weights (>= 0)."""
 
     fixed_SD: Tensor
-    begun_S: Tensor
+    initial_weight_S: Tensor
 
     def __init__(self, rows_SD: Tensor, weight_S: Tensor) -> None:
         super().__init__()
         self.register_buffer("fixed_SD", rows_SD)
-        self.register_buffer("begun_S", weight_S)
+        self.register_buffer("initial_weight_S", weight_S)
         self.rows_SD = nn.Parameter(rows_SD.clone())
         self.change_S = nn.Parameter(torch.zeros_like(weight_S))
 
-    def times(self) -> dict[nn.Parameter, float]:
+    def learning_rate_multipliers(self) -> dict[nn.Parameter, float]:
         """How many times the learning rate of a transformer's weights each parameter takes."""
         return {self.rows_SD: ROWS, self.change_S: WEIGHTS}
 
     def weight_S(self) -> Tensor:
         """The weights as they are now."""
-        return self.begun_S * self.change_S.exp()
+        return self.initial_weight_S * self.change_S.exp()
 
-    def both_SW(self) -> Tensor:
+    def rows_SW(self) -> Tensor:
         """The rows as they are now, both halves side by side."""
         return torch.cat([self.fixed_SD, self.rows_SD.detach()], dim=1)
 
-    def forward(self, rows_T: Tensor, starts_N: Tensor, begun: bool = False) -> Tensor:
+    def forward(self, rows_T: Tensor, starts_N: Tensor, initial: bool = False) -> Tensor:
         """(N, 2 D): the weighted sum of each text's rows, which lie one after another from
-        ``starts_N`` on; of the rows before training, if ``begun``, (N, D).
+        ``starts_N`` on; of the rows before training, if ``initial``, (N, D).
         """
-        halves = [self.fixed_SD] if begun else [self.fixed_SD, self.rows_SD]
-        weight_T = (self.begun_S if begun else self.weight_S())[rows_T]
+        halves = [self.fixed_SD] if initial else [self.fixed_SD, self.rows_SD]
+        weight_T = (self.initial_weight_S if initial else self.weight_S())[rows_T]
         sums = [
             F.embedding_bag(rows_T, half_SD, starts_N, mode="sum", per_sample_weights=weight_T)
             for half_SD in halves
@@ -72,9 +72,11 @@ class TwoHalves(nn.Module):
         return torch.cat(sums, dim=1)
 
 
-class TrainedTable(modules.InputModule):
-    """In place of a ``StaticEmbedding`` while it is trained, of whose rows ``width`` numbers are
-    kept; reads texts whole. While ``begun``, vectors are those before training, of half the width.
+class TrainableTable(modules.InputModule):
+    """Stands in for a ``StaticEmbedding`` while it is trained; reads texts whole.
+
+    Keeps the first ``width`` numbers of each row. While ``initial`` is set, vectors are those
+    before training, of half the width.
     """
 
     max_seq_length = math.inf
@@ -90,7 +92,7 @@ class TrainedTable(modules.InputModule):
         self.register_buffer("row_V", row_V)
         self._own = static.tokenizer
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=static.tokenizer)
-        self.begun = False
+        self.initial = False
 
     def preprocess(
         self, inputs: list[str], prompt: str | None = None, **_kwargs: Any
@@ -109,17 +111,17 @@ class TrainedTable(modules.InputModule):
         mask_NL = features["attention_mask"].bool()
         ends_N = mask_NL.sum(dim=1).cumsum(dim=0)
         rows_T = self.row_V[features["input_ids"][mask_NL]]
-        vectors = self.halves(rows_T, F.pad(ends_N[:-1], (1, 0)), self.begun)
+        vectors = self.halves(rows_T, F.pad(ends_N[:-1], (1, 0)), self.initial)
         return {**features, "sentence_embedding": vectors}
 
     def table_VD(self) -> Tensor:
         """The rows of all tokens before training, with their weights."""
-        rows_SD = self.halves.begun_S[:, None] * self.halves.fixed_SD
+        rows_SD = self.halves.initial_weight_S[:, None] * self.halves.fixed_SD
         return rows_SD[self.row_V]
 
     def stock(self) -> modules.StaticEmbedding:
         """The table as it is now, in fp16, with both halves of a row."""
-        rows_SW = (self.halves.weight_S().detach()[:, None] * self.halves.both_SW()).half()
+        rows_SW = (self.halves.weight_S().detach()[:, None] * self.halves.rows_SW()).half()
         return modules.StaticEmbedding(self._own, embedding_weights=rows_SW[self.row_V].cpu())
 
     def get_embedding_dimension(self) -> int:
@@ -132,7 +134,7 @@ class TrainedTable(modules.InputModule):
 
 
 def make_trainable(model: SentenceTransformer) -> None:
-    """Put a ``TrainedTable`` into a static retriever, in place."""
+    """Put a ``TrainableTable`` into a static retriever, in place."""
     first, *rest = model
     fits = all(isinstance(part, modules.Normalize) for part in rest)
     if not isinstance(first, modules.StaticEmbedding) or not fits:
@@ -141,5 +143,5 @@ def make_trainable(model: SentenceTransformer) -> None:
             f"this model cannot be trained ({found}): give one that begins with a transformer, or "
             "StaticEmbedding with nothing but Normalize after it, as --model"
         )
-    model[0] = TrainedTable(first, model.truncate_dim)
+    model[0] = TrainableTable(first, model.truncate_dim)
     model.truncate_dim = None

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from revela.errors import QueryError, RevelaError, first_line
+from revela.retriever.saved_config import words_to_vectors_of
 from revela.retriever.tokens import TokenCounter
 from revela.silence import SHOWN_AFTER
 from revela.types import Vectors, check_vectors_finite
-from revela.weights import words_to_vectors_of
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"

@@ -1,0 +1,65 @@
+"""Open a causal LM of transformers and its tokenizer from a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from revela.errors import RevelaError, first_line
+from revela.lm.language_model import LanguageModel
+from revela.silence import loading_bar
+
+
+def load_language_model(
+    folder: Path, *, bf16: bool, lora: Mapping[str, Any] | None = None, name: str = ""
+) -> LanguageModel:
+    """Load a causal LM: frozen, or with LoRA to be trained and its own weights in fp32.
+
+    Args:
+        folder: a local folder of transformers.
+        bf16: bf16 weights (frozen) or bf16 autocast (LoRA); else fp32.
+        lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None: frozen.
+        name: its name in messages.
+    """
+    model = open_causal_lm(folder, torch.bfloat16 if bf16 and lora is None else torch.float32)
+    if lora is None:
+        return LanguageModel(model, name or str(folder))
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return LanguageModel(get_peft_model(model, config), name or str(folder), bf16=bf16)
+
+
+def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
+    """A causal LM from a local folder, frozen."""
+    from transformers import AutoModelForCausalLM
+
+    return _opened(AutoModelForCausalLM, folder, dtype=dtype).requires_grad_(False).eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """An LM's tokenizer; its padding token is EOS if it has none of its own."""
+    from transformers import AutoTokenizer
+
+    tokenizer = _opened(AutoTokenizer, folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _opened(kind: Any, folder: Path, **settings: Any) -> Any:
+    try:
+        with loading_bar(folder):
+            return kind.from_pretrained(folder, local_files_only=True, **settings)
+    except Exception as error:  # tokenizers raise no other for a damaged file
+        reason = first_line(error)
+        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
