@@ -28,7 +28,7 @@ class Piece:
 
     file: File
     state: tuple[int, int]
-    groups: range | None = None
+    row_groups: range | None = None
 
 
 Part = tuple[Piece, ...]
@@ -46,10 +46,11 @@ class DocumentReader:
         for piece in part:
             if size_and_time(piece.file.path) != piece.state:
                 raise changed(piece.file.path)
-            some = functools.partial(read_parquet, some=piece.groups)
-            reader = None if piece.groups is None else some
-            found = read_file(piece.file, self.fields, report, reader)
-            yield from filter_documents(found, False, self.min_words, report)
+            reader = None
+            if piece.row_groups is not None:
+                reader = functools.partial(read_parquet, row_groups=piece.row_groups)
+            documents = read_file(piece.file, self.fields, report, reader)
+            yield from filter_documents(documents, False, self.min_words, report)
 
 
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:

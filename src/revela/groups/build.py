@@ -1,4 +1,4 @@
-"""Corpora -> a folder of groups: what a training run does before its first step, done once."""
+"""Corpora -> a folder of groups, to train on several times or by several processes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def build_groups(
     queries_file: Path | None,
     shards: int = 0,
 ) -> GroupFolder:
-    """Read corpora, group their chunks as the recipe says, and store the groups.
+    """Read corpora, group their chunks by the recipe, and store the groups.
 
     Args:
-        sources: corpora, or files that hold groups already.
+        sources: corpora, or files of prebuilt groups.
         out: a folder that does not exist yet.
-        weights: sampling weight of each source; none: all groups of all.
-        queries_file: keeps the queries that a language model writes.
-        shards: number of files; 0: as many as usual.
+        weights: sampling weight of each source; empty: use all groups.
+        queries_file: stores the queries that a language model writes.
+        shards: as for ``save_groups``.
     """
     check_out(recipe, out)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
@@ -51,13 +51,17 @@ def build_groups(
         )
     silence_libraries()
     prebuilt = [source for source in sources if holds_groups(source)]
-    # No group has chunks of two corpora.
-    apart = bool(weights or prebuilt or recipe.groups.kind == "cluster")
-    parts = [
-        _prebuilt(recipe, some[0]) if some[0] in prebuilt else _grouped(recipe, some, queries_file)
-        for some in ([[s] for s in sources] if apart else [sources])
-    ]
-    corpus, seed = _joined(parts, weights, recipe.training.seed), recipe.training.seed
+    seed = recipe.training.seed
+    if weights or prebuilt or recipe.groups.kind == "cluster":  # no group spans two corpora
+        parts = [
+            _prebuilt(recipe, source)
+            if source in prebuilt
+            else _grouped(recipe, [source], queries_file)
+            for source in sources
+        ]
+    else:
+        parts = [_grouped(recipe, sources, queries_file)]
+    corpus = _joined(parts, weights, seed)
     settings = {
         "sources": [str(source) for source in sources],
         "shares": list(weights),
@@ -73,13 +77,13 @@ def build_groups(
 
 
 def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None) -> GroupedCorpus:
-    """The chunks of documents, grouped."""
+    """Read documents, and group their chunks."""
     data = TrainingSet.read(recipe, sources, queries_file, lazy_queries=False)
-    documents, rows, held = data.documents, data.rows, data.held_out
+    documents, rows, held_out = data.documents, data.rows, data.held_out
     assert isinstance(documents, ArrowList)
     log.info(
         f"{len(documents):,} documents -> {len(data.chunks):,} chunks; "
-        f"{len(held):,} documents held out"
+        f"{len(held_out):,} documents held out"
     )
 
     @functools.cache
@@ -88,8 +92,7 @@ def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None)
             recipe, find_weights(recipe.retriever.model, recipe.retriever.offline_model), documents
         )
 
-    of_epoch = data.corpus_groups(model)
-    groups = iter(of_epoch(0))
+    groups = iter(data.corpus_groups(model)(0))
     first = next(groups, None)
     if first is None:
         names = ", ".join(map(str, sources))
@@ -97,41 +100,42 @@ def _grouped(recipe: Recipe, sources: Sequence[Path], queries_file: Path | None)
             f"{names}: {len(rows):,} chunks give no group of {recipe.groups.group_size}: add "
             "text, or lower --chunk-words or --group-size"
         )
-    return GroupedCorpus(documents, held, rows, chain([first], groups))
+    return GroupedCorpus(documents, held_out, rows, chain([first], groups))
 
 
 def _prebuilt(recipe: Recipe, source: Path) -> GroupedCorpus:
-    """Rows that are groups; each counts as a document."""
+    """Read prebuilt groups; each counts as a document."""
     size = recipe.groups.group_size
-    members = arrow_list(Member, group_members(source, size))  # the source is read once
+    members = arrow_list(Member, group_members(source, size))
     groups = zip(*[iter(members)] * size, strict=True)
-    documents, held = split_held_out(
+    documents, held_out = split_held_out(
         arrow_list(Document, (Document(g[0].name, "\n\n".join(m.text for m in g)) for g in groups)),
         recipe.corpus.held_out,
         recipe.corpus.held_out_at_most,
     )
-    left_out = {document.id for document in held}
-    texts = (member.text for member in members if member.name not in left_out)
+    held_out_ids = {document.id for document in held_out}
+    texts = (member.text for member in members if member.name not in held_out_ids)
     rows = arrow_list(Chunk, (Chunk(i // size, text) for i, text in enumerate(texts)))
     log.info(
-        f"read {len(documents) + len(held):,} groups from {source}; {len(held):,} of them held out"
+        f"read {len(documents) + len(held_out):,} groups from {source}; {len(held_out):,} of them "
+        "held out"
     )
     starts = range(0, len(rows), size)
-    return GroupedCorpus(documents, held, rows, (list(range(i, i + size)) for i in starts))
+    return GroupedCorpus(documents, held_out, rows, (list(range(i, i + size)) for i in starts))
 
 
 def _joined(parts: Sequence[GroupedCorpus], weights: Sequence[float], seed: int) -> GroupedCorpus:
-    """Corpora as one, whose groups have chunks of one corpus each."""
+    """Join corpora into one; no group spans two of them."""
     if len(parts) == 1:
         (part,) = parts
         groups = mixed_groups([part.groups], weights, seed) if weights else part.groups
         return dataclasses.replace(part, groups=groups)
-    of_documents = list(accumulate((len(part.documents) for part in parts), initial=0))
-    of_rows = accumulate((len(part.rows) for part in parts), initial=0)
-    shifted = [_shifted(part.groups, first) for part, first in zip(parts, of_rows, strict=False)]
+    first_documents = accumulate((len(part.documents) for part in parts), initial=0)
+    first_rows = accumulate((len(part.rows) for part in parts), initial=0)
+    shifted = [_shifted(part.groups, first) for part, first in zip(parts, first_rows, strict=False)]
     rows = (
         dataclasses.replace(row, document=row.document + first)
-        for part, first in zip(parts, of_documents, strict=False)
+        for part, first in zip(parts, first_documents, strict=False)
         for row in part.rows
     )
     return GroupedCorpus(

@@ -1,29 +1,28 @@
-"""Groups that somebody else has built: rows of JSONL, of Parquet or of a dataset of the hub.
+"""Prebuilt groups: rows of JSONL, of Parquet or of a dataset of the hub.
 
 As in the hub's trumancai/revela_training_corpus, a row is a list of texts, or {"src": where they
-come from, "text": such a list}. In Parquet, ``text`` is a column of lists and ``src`` may be
-missing.
+come from, "text": such a list}. In Parquet, ``text`` is a column of lists and ``src`` is optional.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from revela.corpus.readers.common import is_unicode, numbered_lines, shown
 from revela.corpus.readers.hub import PREFIX, hub_rows
-from revela.errors import RevelaError, first_line
+from revela.corpus.readers.tables import parquet_batches, refuse_damage
+from revela.errors import RevelaError
 from revela.groups.store import Member
 
 ROWS = 16  # of Parquet, decoded at a time
 
 
 def holds_groups(source: Path) -> bool:
-    """Whether a source's rows are groups; its first row tells."""
+    """Whether a source's rows are groups, by its first row."""
     if str(source).startswith(PREFIX):
         return _first_of_hub_is_group(source)
     is_lines = source.is_file() and {".jsonl", ".ndjson", ".json"} & set(source.suffixes)
@@ -34,16 +33,16 @@ def _first_is_group(source: Path) -> bool:
     try:
         _, first = next(_rows(source), (0, None))
     except RevelaError:
-        return False  # whoever reads documents says what is wrong
+        return False  # reading it as documents says what is wrong
     return isinstance(first.get("text") if isinstance(first, dict) else first, list)
 
 
-_first_of_hub_is_group = functools.cache(_first_is_group)  # over the network, asked once
+_first_of_hub_is_group = functools.cache(_first_is_group)  # one request over the network
 
 
 def group_members(source: Path, size: int) -> Iterator[Member]:
-    """The chunks of a source that ``holds_groups``: the first ``size`` texts of every row, as of
-    one document.
+    """The chunks of a source that ``holds_groups``: the first ``size`` texts of every row, as
+    chunks of one document.
     """
     name = shown(Path(source.name))
     for number, (place, row) in enumerate(_rows(source)):
@@ -81,26 +80,19 @@ def _rows(source: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _parquet_files(source: Path) -> list[Path]:
-    """The Parquet files of a source; [] if it is something else."""
+    """The Parquet files of a source; [] for other sources."""
     if source.is_dir():
         return sorted(source.glob("*.parquet"))
     return [source] if source.suffix == ".parquet" and source.is_file() else []
 
 
 def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    def columns(schema: Any) -> list[str]:
+        return [name for name in ("src", "text") if name in schema.names]
 
-    try:
-        # A file's name may be no text.
-        with pa.OSFile(os.fsencode(file)) as handle, pq.ParquetFile(handle) as opened:
-            names = [name for name in ("src", "text") if name in opened.schema_arrow.names]
-            for batch in opened.iter_batches(ROWS, columns=names):
-                yield from batch.to_pylist()
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise RevelaError(
-            f"{file} cannot be read ({first_line(error)}): get a whole copy of it"
-        ) from error
+    with refuse_damage(file):
+        for _, batch in parquet_batches(file, columns, ROWS):
+            yield from batch.to_pylist()
 
 
 def _no_group(source: Path, number: int) -> RevelaError:

@@ -1,11 +1,11 @@
-"""Groups of chunks that somebody else has clustered: with faiss, cuVS or NeMo Curator.
+"""Groups of chunks that are clustered already: by faiss, cuVS or NeMo Curator.
 
 A row of Parquet is a chunk: the id of its document, its text, its cluster (a whole number) and
 optionally its title, its number in the document (``chunk``) and its vector. ``revela encode``
-writes all but the cluster. Each cluster is ordered by similarity (similar.py) and cut into groups;
-what is left over is counted.
+writes all but the cluster. Each cluster is ordered by similarity (similarity.py) and cut into
+groups; the remainder is left out, and counted.
 
-Tasks run in this process or on Ray: ``survey`` counts, ``partition`` deals whole clusters to
+Tasks run in this process or on Ray: ``survey`` counts, ``partition`` assigns whole clusters to
 shards, ``group`` orders and cuts the clusters of a shard.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import os
 import random
 import tempfile
 from collections import Counter
@@ -33,13 +32,14 @@ from revela.corpus.parts import Part, parts_of
 from revela.corpus.readers import File
 from revela.corpus.readers.common import ReadReport, suffix
 from revela.corpus.readers.rows import ID_FIELDS
+from revela.corpus.readers.tables import parquet_batches, refuse_damage
 from revela.corpus.words import count_words
-from revela.errors import RevelaError, first_line
+from revela.errors import RevelaError
 from revela.files import atomic_write, disk_errors
 from revela.groups.similarity import order_by_similarity
 from revela.groups.store import (
     BLOCK,
-    KEPT,
+    SAMPLE_SIZE,
     SHARDS,
     GroupFolder,
     batched,
@@ -71,40 +71,31 @@ class RowReader:
         """The valid rows of a part as Arrow tables with the columns document (63 bits of a hash of
         the id), id, title, chunk, text, cluster and, if the file has it, vector.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         for piece in part:
             path = piece.file.path
             if suffix(path) != ".parquet":
                 raise RevelaError(f"{path}: clusters are read from Parquet; give files of it")
-            try:
-                with pa.OSFile(os.fsencode(path)) as source, pq.ParquetFile(source) as file:
-                    columns = self._columns(file.schema_arrow.names, path)
-                    first = piece.groups.start if piece.groups else 0
-                    before = sum(file.metadata.row_group(i).num_rows for i in range(first))
-                    for batch in file.iter_batches(READ_ROWS, piece.groups, columns):
-                        if len(rows := self._valid(batch, piece.file, before, report)):
-                            yield rows
-                        before += len(batch)
-            except (OSError, pa.ArrowException) as error:
-                reason = first_line(error)
-                raise RevelaError(f"{path} cannot be read ({reason}): get a whole copy") from error
+            columns = functools.partial(self._columns, path)
+            with refuse_damage(path):
+                for before, batch in parquet_batches(path, columns, READ_ROWS, piece.row_groups):
+                    if len(rows := self._valid_rows(batch, piece.file, before, report)):
+                        yield rows
 
-    def _columns(self, names: Sequence[str], path: Path) -> list[str]:
+    def _columns(self, path: Path, schema: Any) -> list[str]:
         """The columns to read, the id first."""
+        names = schema.names
         missing = [name for name in (self.text, self.cluster) if name not in names]
-        has_id = [name for name in ID_FIELDS if name in names]
-        if missing or not has_id:
+        id_columns = [name for name in ID_FIELDS if name in names]
+        if missing or not id_columns:
             raise RevelaError(
                 f'{path} has no column "{(missing or ["id"])[0]}", but {", ".join(names)}: name '
                 "others with --cluster-column and --text-field, or write it"
             )
-        wanted = (has_id[0], self.text, self.title, CHUNK, self.cluster, VECTOR)
-        return [name for name in dict.fromkeys(wanted) if name in names]
+        columns = (id_columns[0], self.text, self.title, CHUNK, self.cluster, VECTOR)
+        return [name for name in dict.fromkeys(columns) if name in names]
 
-    def _valid(self, batch: Any, file: File, before: int, report: ReadReport) -> Any:
-        """The rows that have an id, a text and a cluster; the others are reported."""
+    def _valid_rows(self, batch: Any, file: File, before: int, report: ReadReport) -> Any:
+        """The rows that have an id, a text and a cluster; others are reported."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -114,7 +105,7 @@ class RowReader:
         titles = batch.column(self.title).cast(pa.string()) if self.title in names else empty
         clusters = _whole_numbers(batch.column(self.cluster), file.path, self.cluster)
         columns = {
-            "document": np.array([hash64(str(each)) >> 1 for each in ids.to_pylist()], np.int64),
+            "document": np.array([hash64(str(id_)) >> 1 for id_ in ids.to_pylist()], np.int64),
             "id": ids,
             "title": pc.fill_null(titles, ""),
             CHUNK: batch.column(CHUNK).cast(pa.int64()) if CHUNK in names else [0] * len(batch),
@@ -122,7 +113,7 @@ class RowReader:
             "cluster": clusters,
         }
         if VECTOR in names:
-            columns[VECTOR] = _vectors(batch.column(VECTOR), file.path)
+            columns[VECTOR] = _fixed_width(batch.column(VECTOR), file.path)
         has_text = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(texts), ""), False)
         valid = pc.and_(has_text, pc.and_(pc.is_valid(ids), pc.is_valid(clusters)))
         for i in np.flatnonzero(~valid.to_numpy(zero_copy_only=False)):
@@ -134,7 +125,7 @@ class RowReader:
 
 
 def _whole_numbers(column: Any, path: Path, name: str) -> Any:
-    """A column as int64 with nulls; floats may be whole, as pandas writes them."""
+    """A column as int64 with nulls; pandas writes whole numbers with nulls as floats."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -149,8 +140,8 @@ def _whole_numbers(column: Any, path: Path, name: str) -> Any:
         ) from error
 
 
-def _vectors(column: Any, path: Path) -> Any:
-    """A column of lists as lists of one width, of float32."""
+def _fixed_width(column: Any, path: Path) -> Any:
+    """A column of lists of one width, in float32."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -166,68 +157,61 @@ def _vectors(column: Any, path: Path) -> Any:
     return pa.FixedSizeListArray.from_arrays(numbers, widths[0])
 
 
-def _matrix(column: Any) -> Vectors:
-    """A column of lists of one width as (rows, width)."""
-    flat = [np.zeros(0, np.float32), *(chunk.flatten().to_numpy() for chunk in column.chunks)]
-    vectors: Vectors = np.concatenate(flat).reshape(-1, column.type.list_size)
-    return vectors
-
-
 @dataclass
 class Survey:
     """What a part of a corpus holds."""
 
     report: ReadReport = field(default_factory=ReadReport)
-    owners: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    "The first hashes of documents, in order."
     documents: int = 0
-    widths: dict[int, Path] = field(default_factory=dict)
-    "Of vectors, 0 for none, with a file that has it."
+    lowest_hashes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    "The lowest hashes of documents, in order."
+    files_of_width: dict[int, Path] = field(default_factory=dict)
+    "A file for each width of vectors; 0: without vectors."
 
-    def add(self, other: Survey, owners: int) -> None:
-        """Add another part, and keep so many owners."""
+    def add(self, other: Survey, n_hashes: int) -> None:
+        """Add another part, and keep the lowest hashes."""
         self.report.add(other.report)
-        self.owners = np.union1d(self.owners, other.owners)[:owners]
         self.documents += other.documents
-        self.widths |= other.widths
+        self.lowest_hashes = np.union1d(self.lowest_hashes, other.lowest_hashes)[:n_hashes]
+        self.files_of_width |= other.files_of_width
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """The work, and what every process knows for it. A recipe is not sent: it imports torch."""
+    """The work, and what workers need for it. (A recipe is not sent: it imports torch.)"""
 
     reader: RowReader
     group_size: int
     seed: int
-    owners: int  # hashes of documents that a survey keeps
+    n_hashes: int  # that a survey keeps
     folder: Path
     shards: int
     held_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    encode: Callable[[Sequence[str]], Vectors] | None = None  # where rows have no vectors
+    encode: Callable[[Sequence[str]], Vectors] | None = None  # for rows without vectors
 
     def survey(self, part: Part) -> Survey:
-        found = Survey()
+        total = Survey()
         for piece in part:
-            for rows in self.reader.tables((piece,), found.report):
+            for rows in self.reader.tables((piece,), total.report):
                 width = rows[VECTOR].type.list_size if VECTOR in rows.column_names else 0
-                some = Survey(
-                    owners=np.unique(rows["document"].to_numpy()),
+                survey = Survey(
                     documents=int((rows[CHUNK].to_numpy() == 0).sum()),
-                    widths={width: piece.file.path},
+                    lowest_hashes=np.unique(rows["document"].to_numpy()),
+                    files_of_width={width: piece.file.path},
                 )
-                found.add(some, self.owners)
-        return found
+                total.add(survey, self.n_hashes)
+        return total
 
-    def documents(self, part: Part, chosen: NDArray[np.int64]) -> list[Any]:
+    def documents(self, part: Part, hashes: NDArray[np.int64]) -> list[Any]:
         """The rows of these documents, without vectors."""
         columns = ["document", CHUNK, "id", "title", "text"]
         return [
-            rows.filter(np.isin(rows["document"].to_numpy(), chosen)).select(columns)
+            rows.filter(np.isin(rows["document"].to_numpy(), hashes)).select(columns)
             for rows in self.reader.tables(part, ReadReport())
         ]
 
     def partition(self, part: Part) -> Iterator[Any]:
-        """The rows that are trained on, with the shard of each."""
+        """The rows to train on, with the shard of each."""
         for rows in self.reader.tables(part, ReadReport()):
             rows = rows.filter(~np.isin(rows["document"].to_numpy(), self.held_out))
             clusters = rows["cluster"].to_pylist()
@@ -235,43 +219,46 @@ class Tasks:
             yield rows.append_column("shard", [shards])
 
     def group(self, rows: Any) -> tuple[str, Counter[str]]:
-        """Group the clusters of a shard, and write its file; its name, and what was made."""
+        """Write the groups of a shard's clusters; returns the file's name, and counts."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        name, made = shard_name(rows["shard"][0].as_py(), self.shards), Counter[str]()
-        groups = list(self._groups(rows, made))
+        name, counts = shard_name(rows["shard"][0].as_py(), self.shards), Counter[str]()
+        groups = list(self._groups(rows, counts))
+        if not groups:
+            return name, counts
         names = pc.if_else(pc.equal(rows["title"], ""), rows["id"], rows["title"])
         columns = {"document": rows["document"], "text": rows["text"]}
         members = pa.table({**columns, "query": pa.repeat("", len(rows)), "name": names})
         schema = members.schema.set(1, pa.field("text", pa.string()))
-        if not groups:
-            return name, made
         with atomic_write(self.folder / name) as path, pa.ipc.new_stream(path, schema) as writer:
-            for some in batched(groups, max(1, BLOCK // self.group_size)):
-                writer.write_table(members.take(pa.array(np.ravel(some))).cast(schema))
-        return name, made
+            for batch in batched(groups, max(1, BLOCK // self.group_size)):
+                writer.write_table(members.take(pa.array(np.ravel(batch))).cast(schema))
+        return name, counts
 
-    def _groups(self, rows: Any, made: Counter[str]) -> Iterator[list[int]]:
-        """Groups of rows of one cluster each; the same in whatever order the rows come."""
-        encode = self.encode
-        vectors = encode(rows["text"].to_pylist()) if encode else _matrix(rows[VECTOR])
+    def _groups(self, rows: Any, counts: Counter[str]) -> Iterator[list[int]]:
+        """Groups of rows of one cluster each, whatever the order of the rows."""
+        if self.encode:
+            vectors_RD = self.encode(rows["text"].to_pylist())
+        else:
+            lists = rows[VECTOR].combine_chunks()
+            vectors_RD = lists.flatten().to_numpy().reshape(-1, lists.type.list_size)
         clusters, document, chunk = (
             rows[name].to_numpy() for name in ("cluster", "document", CHUNK)
         )
         order = np.lexsort((chunk, document, clusters))
-        kinds, starts = np.unique(clusters[order], return_index=True)
+        labels, starts = np.unique(clusters[order], return_index=True)
         size, seed = self.group_size, self.seed
-        for kind, members in zip(kinds.tolist(), np.split(order, starts[1:]), strict=True):
-            whole, left_out = divmod(len(members), size)
-            made.update(clusters=1, groups=whole, left_out=left_out, small=not whole)
-            if not whole:
+        for label, members in zip(labels.tolist(), np.split(order, starts[1:]), strict=True):
+            n_groups, left_out = divmod(len(members), size)
+            counts.update(clusters=1, groups=n_groups, left_out=left_out, small=not n_groups)
+            if not n_groups:
                 continue
-            own = kind % 2**63
-            similar = order_by_similarity(vectors, None, self.group_size, [seed, own], members)
-            similar = np.roll(similar, -random.Random(f"{seed}/{own}").randrange(size))
-            for first in range(0, whole * size, size):
-                yield np.sort(similar[first : first + size]).tolist()
+            own_seed = label % 2**63
+            similar = order_by_similarity(vectors_RD, None, size, [seed, own_seed], members)
+            similar = np.roll(similar, -random.Random(f"{seed}/{own_seed}").randrange(size))
+            for start in range(0, n_groups * size, size):
+                yield np.sort(similar[start : start + size]).tolist()
 
 
 def shuffled_on_disk(
@@ -281,19 +268,19 @@ def shuffled_on_disk(
     work: Callable[[Any], Any],
     parts: int,
 ) -> Iterator[Any]:
-    """As ``on_ray.shuffled``, in this process: by way of a temporary file for each value."""
+    """``on_ray.shuffled`` in this process, through a temporary file for each value of ``key``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     with tempfile.TemporaryDirectory(prefix="revela-") as folder, disk_errors(Path(folder)):
         writers: dict[int, Any] = {}
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             for item in items:
                 for table in read(item):
                     for value in pc.unique(table[key]).to_pylist():
                         if value not in writers:
                             stream = pa.ipc.new_stream(f"{folder}/{value}", table.schema)
-                            writers[value] = opened.enter_context(stream)
+                            writers[value] = stack.enter_context(stream)
                         writers[value].write_table(table.filter(pc.equal(table[key], value)))
         for value in sorted(writers):
             with pa.memory_map(f"{folder}/{value}") as file:
@@ -307,15 +294,15 @@ def groups_of_clusters(
 
     Args:
         out: a folder that does not exist yet.
-        column: of the cluster.
-        shards: number of files; 0: as many as usual. Some may be missing, for few clusters.
+        column: the column of clusters.
+        shards: number of files, 0: ``SHARDS``. Few clusters may need fewer.
         ray: run the tasks on Ray, which is connected.
     """
     check_out(recipe, out)
     corpus, size = recipe.corpus, recipe.groups.group_size
     run: Run = on_ray.in_tasks if ray else map
     shuffled = on_ray.shuffled if ray else shuffled_on_disk
-    report, made, counts = ReadReport(), Counter[str](), dict[str, int]()
+    report, totals, groups_of_file = ReadReport(), Counter[str](), dict[str, int]()
     parts = parts_of(sources, report)
     with atomic_write(out) as folder:
         folder.mkdir()
@@ -323,39 +310,39 @@ def groups_of_clusters(
             RowReader(column, corpus.text_field, corpus.title_field),
             size,
             recipe.training.seed,
-            owners=corpus.held_out_at_most + KEPT,
+            n_hashes=corpus.held_out_at_most + SAMPLE_SIZE,
             folder=folder.resolve(),
             shards=shards or SHARDS,
         )
-        found = Survey(report)
-        for survey in run(tasks.survey, parts):
-            found.add(survey, tasks.owners)
+        survey = Survey(report)
+        for part_survey in run(tasks.survey, parts):
+            survey.add(part_survey, tasks.n_hashes)
         check_report(report.documents, report, sources, corpus.max_bad_share)
         for line in report.lines("chunks"):
             log.info(line)
-        _check_vectors(found.widths, needed=ray)
-        held_out = min(corpus.held_out_at_most, int(corpus.held_out * found.documents))
-        tasks = replace(tasks, held_out=found.owners[:held_out])
-        if 0 in found.widths:
+        _check_vectors(survey.files_of_width, required=ray)
+        n_held_out = min(corpus.held_out_at_most, int(corpus.held_out * survey.documents))
+        tasks = replace(tasks, held_out=survey.lowest_hashes[:n_held_out])
+        if 0 in survey.files_of_width:
             from revela.groups.order import passage_encoder  # imports torch
 
             tasks = replace(tasks, encode=passage_encoder(recipe))
-        for name, some in shuffled(parts, tasks.partition, "shard", tasks.group, tasks.shards):
-            made.update(some)
-            if some["groups"]:
-                counts[name] = some["groups"]
+        for name, counts in shuffled(parts, tasks.partition, "shard", tasks.group, tasks.shards):
+            totals.update(counts)
+            if counts["groups"]:
+                groups_of_file[name] = counts["groups"]
         log.info(
-            f"{report.documents:,} chunks in {made['clusters']:,} clusters -> {made['groups']:,} "
-            f"groups; {made['left_out']:,} chunks left out, for which no group of their cluster "
-            f"has room ({made['small']:,} clusters have fewer than {size})"
+            f"{report.documents:,} chunks in {totals['clusters']:,} clusters -> "
+            f"{totals['groups']:,} groups; {totals['left_out']:,} chunks left out, for which no "
+            f"group of their cluster has room ({totals['small']:,} clusters have fewer than {size})"
         )
-        if not counts:
+        if not groups_of_file:
             raise RevelaError(f"no cluster has {size} chunks: lower --group-size")
-        whole = _documents(tasks, run, parts, found.owners[: held_out + KEPT])
+        documents = _documents(tasks, run, parts, survey.lowest_hashes[: n_held_out + SAMPLE_SIZE])
         settings = {
             "sources": [str(source) for source in sources],
             "shares": [],
-            "documents": found.documents - held_out,
+            "documents": survey.documents - n_held_out,
             "corpora": [],
             "groups": ["cells"] * len(sources),
             "cells": column,
@@ -363,19 +350,20 @@ def groups_of_clusters(
             "surrogate": recipe.groups.surrogate,
             "seed": recipe.training.seed,
         }
-        finish_folder(folder, counts, size, whole[held_out:], whole[:held_out], settings)
+        held_out, sample = documents[:n_held_out], documents[n_held_out:]
+        finish_folder(folder, groups_of_file, size, sample, held_out, settings)
     return GroupFolder(out)
 
 
-def _check_vectors(widths: Mapping[int, Path], needed: bool) -> None:
-    """Refuse vectors of several widths, and missing ones if some are there or all are needed."""
-    if 0 in widths and (needed or len(widths) > 1):
+def _check_vectors(files_of_width: Mapping[int, Path], required: bool) -> None:
+    """Refuse vectors of several widths, and missing ones if they are required or some are there."""
+    if 0 in files_of_width and (required or len(files_of_width) > 1):
         raise RevelaError(
-            f'{widths[0]} has no vectors: write a column "{VECTOR}" with revela encode, or leave '
-            "away --engine ray and all vectors"
+            f'{files_of_width[0]} has no vectors: write a column "{VECTOR}" with revela encode, or '
+            "leave away --engine ray and all vectors"
         )
-    if len(widths) > 1:
-        (one, _), (other, path), *_ = widths.items()
+    if len(files_of_width) > 1:
+        (one, _), (other, path), *_ = files_of_width.items()
         raise RevelaError(
             f"{path} has vectors of {other} numbers, others of {one}: encode all of the corpus "
             "with one model"
@@ -383,15 +371,15 @@ def _check_vectors(widths: Mapping[int, Path], needed: bool) -> None:
 
 
 def _documents(
-    tasks: Tasks, run: Run, parts: Sequence[Part], chosen: NDArray[np.int64]
+    tasks: Tasks, run: Run, parts: Sequence[Part], hashes: NDArray[np.int64]
 ) -> list[Document]:
-    """These documents joined of their chunks, in the order of their hashes."""
+    """These documents, their chunks joined, in the order of their hashes."""
     import pyarrow as pa
 
-    found = run(functools.partial(tasks.documents, chosen=chosen), parts)
-    table = pa.concat_tables(itertools.chain.from_iterable(found))
+    tables = run(functools.partial(tasks.documents, hashes=hashes), parts)
+    table = pa.concat_tables(itertools.chain.from_iterable(tables))
     rows = table.sort_by([("document", "ascending"), (CHUNK, "ascending")]).to_pylist()
-    documents = (list(some) for _, some in itertools.groupby(rows, lambda row: row["document"]))
+    documents = (list(group) for _, group in itertools.groupby(rows, lambda row: row["document"]))
     return [
         Document(chunks[0]["id"], " ".join(c["text"].strip() for c in chunks), chunks[0]["title"])
         for chunks in documents

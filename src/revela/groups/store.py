@@ -1,9 +1,9 @@
-"""Groups on disk: a folder of Arrow shards with the chunks themselves, group after group. Training
-on it needs no corpus.
+"""Groups on disk: a folder of Arrow shards of chunks, group after group, to train on without the
+corpus.
 
-Groups are dealt to the shards in turn, and an epoch visits the shards in turn. When P processes
-take batches in turn and P divides the number of shards, each reads its own shards, and the order is
-the same for any P.
+Groups are assigned to shards round-robin, and an epoch visits the shards round-robin. If P
+processes do so with batches, and P divides the number of shards, each reads its own shards; the
+order is the same for any P.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from revela.types import Chunk, Document
 
 MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
 FORMAT = 1
-SHARDS, FEWEST = 16, 4  # shards, and groups that a shard should have at least
-KEPT = 2000  # documents kept whole, for the heads' probe
+SHARDS, MIN_GROUPS = 16, 4  # shards, and minimum groups per shard
+SAMPLE_SIZE = 2000  # documents stored whole, for the heads' probe
 BLOCK = 2**16  # chunks looked up at a time
 AGAIN = "build the groups again with revela groups --out"
 
@@ -54,14 +54,14 @@ class GroupedCorpus:
 
 
 class GroupFolder:
-    """Stored groups; ``save_groups`` writes a folder of them.
+    """Stored groups, as ``save_groups`` writes them.
 
-    Sizes are compared at opening; ``check`` reads all shards.
+    Opening compares the sizes of files; ``check`` reads all shards.
 
     Attributes:
         size: chunks per group.
         rows: all chunks; group g is rows g * size up to (g + 1) * size, in the order of the corpus.
-        documents: a sample of the documents that the groups were made of.
+        documents: a sample of the documents.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,7 +83,7 @@ class GroupFolder:
                     raise RevelaError(f"{file} is missing: {AGAIN}")
                 if (found := file.stat().st_size) != size:
                     raise RevelaError(f"{file} has {found:,} bytes of {size:,}: {AGAIN}")
-            for name, digest in manifest.get("digests", {}).items():  # two small files
+            for name, digest in manifest.get("digests", {}).items():
                 _check_digest(folder / name, digest)
             self.rows = read(Member, [folder / shard["file"] for shard in self._shards])
             self.documents = read(Document, [folder / SAMPLE])
@@ -101,7 +101,7 @@ class GroupFolder:
         return sum(self._counts)
 
     def check(self) -> None:
-        """Read all shards, and refuse one that has changed since it was written."""
+        """Raise RevelaError if a shard has changed since it was written."""
         for shard in self._shards:
             _check_digest(self.folder / shard["file"], shard["digest"])
 
@@ -109,32 +109,33 @@ class GroupFolder:
         """The chunks of a group, in this order."""
         return [self.rows[i] for i in group]
 
-    def order(self, seed: int, together: int = 1) -> Groups:
-        """epoch -> every group once, as indices of ``rows``; their order, and that of their chunks,
-        depends on seed and epoch alone. ``together`` groups come from one shard, as far as it goes.
+    def order(self, seed: int, batch: int = 1) -> Groups:
+        """Epoch -> every group once, as indices of ``rows``, ``batch`` groups of a shard at a time.
+
+        The order of groups and of their chunks depends on seed and epoch alone.
         """
         firsts = np.cumsum([0, *self._counts])
 
         def groups(epoch: int) -> Iterator[list[int]]:
             rng = np.random.default_rng([seed, epoch])
-            shards = zip(firsts, self._counts, strict=False)
-            lanes = [first + rng.permutation(count) for first, count in shards]
-            lanes = [lanes[i] for i in rng.permutation(len(lanes))]
-            for start in range(0, max(self._counts), together):
-                for lane in lanes:
-                    for group in lane[start : start + together].tolist():
+            counts = zip(firsts, self._counts, strict=False)
+            shards = [first + rng.permutation(count) for first, count in counts]
+            shards = [shards[i] for i in rng.permutation(len(shards))]
+            for start in range(0, max(self._counts), batch):
+                for shard in shards:
+                    for group in shard[start : start + batch].tolist():
                         yield (group * self.size + rng.permutation(self.size)).tolist()
 
         return groups
 
 
 def is_group_folder(path: Path) -> bool:
-    """Whether this is a folder of groups, whole or not."""
+    """Whether this is a folder of groups, complete or not."""
     return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
 
 
 def check_out(recipe: Recipe, out: Path) -> None:
-    """Refuse a folder that exists, and groups that cannot be built before training."""
+    """Raise RevelaError if the folder exists, or the groups cannot be built before training."""
     if out.exists():
         raise RevelaError(f"{out} exists: choose another --out")
     if recipe.groups.kind == "iterative":
@@ -152,16 +153,18 @@ def check_out(recipe: Recipe, out: Path) -> None:
 def save_groups(
     out: Path, corpus: GroupedCorpus, size: int, settings: dict[str, Any], shards: int = 0
 ) -> GroupFolder:
-    """Write groups of ``size`` chunks into a folder that does not exist yet; 0 ``shards``:
-    ``SHARDS``, or fewer for few groups.
+    """Write groups of ``size`` chunks into a folder that does not exist yet.
+
+    Args:
+        shards: number of files, 0: ``SHARDS``, or fewer for few groups.
     """
     rows, documents = corpus.rows, corpus.documents
     blocks = (
-        _members(rows, np.sort(np.array(some, dtype=np.int64)).ravel(), documents)
-        for some in batched(corpus.groups, max(1, BLOCK // size))
+        _members(rows, np.sort(np.array(batch, dtype=np.int64)).ravel(), documents)
+        for batch in batched(corpus.groups, max(1, BLOCK // size))
     )
-    draw = random.Random(settings.get("seed", 0))
-    sample = draw.sample(range(len(documents)), min(KEPT, len(documents)))
+    rng = random.Random(settings.get("seed", 0))
+    sample = rng.sample(range(len(documents)), min(SAMPLE_SIZE, len(documents)))
     with atomic_write(out) as folder:
         folder.mkdir()
         counts = _write_shards(folder, blocks, size, shards)
@@ -170,8 +173,8 @@ def save_groups(
                 f"no group of {size} can be made of {len(rows):,} chunks: add text, or lower "
                 "--chunk-words or --group-size"
             )
-        whole = documents.select(sorted(sample))
-        finish_folder(folder, counts, size, whole, corpus.held_out, settings)
+        sampled = documents.select(sorted(sample))
+        finish_folder(folder, counts, size, sampled, corpus.held_out, settings)
     return GroupFolder(out)
 
 
@@ -183,7 +186,7 @@ def finish_folder(
     held_out: Iterable[Document],
     settings: dict[str, Any],
 ) -> None:
-    """Write what stands beside the shards; ``counts`` are their groups, by the name of the file."""
+    """Write the documents and the manifest; ``counts`` is the number of groups by shard file."""
     write(Document, sample, folder / SAMPLE)
     write(Document, held_out, folder / HELD_OUT)
     shards = [
@@ -195,27 +198,33 @@ def finish_folder(
         }
         for name in sorted(counts)
     ]
-    counted = {"format": FORMAT, "size": size, "groups": sum(counts.values())}
-    digests = {name: _digest(folder / name) for name in (SAMPLE, HELD_OUT)}
-    manifest = {**counted, "settings": settings, "shards": shards, "digests": digests}
+    manifest = {
+        "format": FORMAT,
+        "size": size,
+        "groups": sum(counts.values()),
+        "settings": settings,
+        "shards": shards,
+        "digests": {name: _digest(folder / name) for name in (SAMPLE, HELD_OUT)},
+    }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def shard_name(number: int, shards: int) -> str:
-    """The file of a shard; names sort as numbers do."""
+    """The file of a shard, numbered with leading zeros."""
     return f"shard-{number:0{max(2, len(str(shards - 1)))}}.arrow"
 
 
 def batched(groups: Iterable[list[int]], count: int) -> Iterator[list[list[int]]]:
-    """So many groups at a time."""
-    rest = iter(groups)
-    while some := list(islice(rest, count)):
-        yield some
+    """Batches of ``count`` groups; the last may have fewer."""
+    remaining = iter(groups)
+    while batch := list(islice(remaining, count)):
+        yield batch
 
 
 def _write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -> dict[str, int]:
-    """Deal groups to the shards in turn; the number of groups of each shard, by its file. A block
-    is a table of ``Member``, some whole groups.
+    """Assign groups to shards round-robin; returns the number of groups by file.
+
+    A block is a table of ``Member``, some complete groups.
     """
     import pyarrow as pa
 
@@ -224,15 +233,15 @@ def _write_shards(folder: Path, blocks: Iterable[Any], size: int, shards: int) -
     for table in blocks:
         groups = len(table) // size
         if not writers:
-            number = min(shards, groups) or max(1, min(SHARDS, groups // FEWEST))
+            number = min(shards, groups) or max(1, min(SHARDS, groups // MIN_GROUPS))
             names = [shard_name(i, number) for i in range(number)]
             writers = {name: pa.ipc.new_stream(folder / name, table.schema) for name in names}
             counts = dict.fromkeys(names, 0)
-        which = np.repeat((sum(counts.values()) + np.arange(groups)) % len(writers), size)
+        shard_of = np.repeat((sum(counts.values()) + np.arange(groups)) % len(writers), size)
         for i, (name, writer) in enumerate(writers.items()):
-            mine = table.take(np.flatnonzero(which == i))
-            writer.write_table(mine.combine_chunks())
-            counts[name] += len(mine) // size
+            rows = table.take(np.flatnonzero(shard_of == i))
+            writer.write_table(rows.combine_chunks())
+            counts[name] += len(rows) // size
     for writer in writers.values():
         writer.close()
     return counts
@@ -247,8 +256,8 @@ def _members(
 
     chunks = rows.take(indices, ["document", "text", "query"])
     owners, place = np.unique(chunks["document"].to_numpy(), return_inverse=True)
-    known = documents.take(owners, ["id", "title"])
-    names = pc.if_else(pc.equal(known["title"], ""), known["id"], known["title"])
+    columns = documents.take(owners, ["id", "title"])
+    names = pc.if_else(pc.equal(columns["title"], ""), columns["id"], columns["title"])
     return chunks.append_column("name", names.take(pa.array(place)))
 
 

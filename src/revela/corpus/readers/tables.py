@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,7 @@ from revela.corpus.readers.common import (
     whole,
 )
 from revela.corpus.readers.rows import Fields, columns_of, document_of
+from revela.errors import RevelaError, first_line
 from revela.types import Document
 
 ROWS = 16  # decoded at a time
@@ -32,29 +33,49 @@ DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 
 
 def read_parquet(
-    path: Path, name: str, fields: Fields, report: ReadReport, some: range | None = None
+    path: Path, name: str, fields: Fields, report: ReadReport, row_groups: range | None = None
 ) -> Iterator[Document]:
-    """A Parquet file, of some row groups only, or of all."""
-    with open_parquet(path) as file:
-        wanted = _text_columns(file.schema_arrow, fields)
-        before = sum(file.metadata.row_group(i).num_rows for i in range(some.start if some else 0))
-        batches = file.iter_batches(ROWS, some, wanted, use_threads=False)
-        yield from documents_of(batches, name, fields, report, before)
+    """A Parquet file, or some of its row groups."""
+
+    def columns(schema: Any) -> list[str]:
+        return _text_columns(schema, fields)
+
+    for before, batch in parquet_batches(path, columns, ROWS, row_groups):
+        yield from documents_of([batch], name, fields, report, before)
 
 
-@contextmanager
-def open_parquet(path: Path) -> Iterator[Any]:
-    """A ParquetFile whose rows are read in order."""
+def parquet_batches(
+    path: Path, columns: Callable[[Any], list[str]], size: int, row_groups: range | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Record batches of the ``columns`` of a schema, each with the number of rows before it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # No memory map: a file that shrinks would crash the process. No pre-buffering: it holds whole
-    # row groups.
+    # A memory map of a file that shrinks would crash the process; pre-buffering holds whole row
+    # groups; pyarrow takes a name that is not UTF-8 as bytes only.
     with (
-        pa.OSFile(os.fsencode(path)) as source,  # its name may not be UTF-8
+        pa.OSFile(os.fsencode(path)) as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
     ):
-        yield file
+        first = row_groups.start if row_groups else 0
+        before = sum(file.metadata.row_group(i).num_rows for i in range(first))
+        names = columns(file.schema_arrow)
+        for batch in file.iter_batches(size, row_groups, names, use_threads=False):
+            yield before, batch
+            before += len(batch)
+
+
+@contextmanager
+def refuse_damage(path: Path) -> Iterator[None]:
+    """Raise RevelaError if a Parquet file cannot be read, where no file may be skipped."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise RevelaError(
+            f"{path} cannot be read ({first_line(error)}): get a whole copy of it"
+        ) from error
 
 
 def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
