@@ -47,7 +47,7 @@ for package in ("ray", "lance_ray"):
     pytest.importorskip(package, reason="needs pip install 'revela-retriever[ray]'")
 
 FLAGS = ("--chunk-words", 12, "--metadata", "year", "--precision", "fp32")
-RAY = ("--engine", "ray", "--workers", 2, "--commit-every", 40)
+RAY = ("--engine", "ray", "--workers", 1, "--commit-every", 40)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "auto"])

@@ -542,4 +542,4 @@ def test_what_a_kill_left_before_index_json_is_no_index(tmp_path):
 
 
 def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(tmp_path):
-    assert kill_while_appending(tmp_path / "index", kills=3, seed=0)["acknowledged"] > 0
+    assert kill_while_appending(tmp_path / "index", kills=2, seed=0)["acknowledged"] > 0

@@ -44,8 +44,9 @@ KERNELS = ["torch", TRITON]
 
 
 @pytest.mark.parametrize("v_norm", [False, True])
-@pytest.mark.parametrize(("n_heads", "n_groups"), [(4, 4), (4, 2), (3, 1)])
-@pytest.mark.parametrize("heads", [None, [2, 0]])
+@pytest.mark.parametrize(
+    ("n_heads", "n_groups", "heads"), [(4, 4, None), (4, 2, [2, 0]), (3, 1, [2, 0])]
+)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_equals_the_naive_loop(v_norm, n_heads, n_groups, heads, kernel):
     inputs = [t.detach().requires_grad_() for t in tensors(n_heads, n_groups)]

@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 from torch.utils import backend_registration
 
-from test_records import FILE, OF_THE_LARGEST, RELATIVE, RUNS
+import test_records
+from test_records import FILE, OF_THE_LARGEST, RELATIVE
 
 ROOT = Path(__file__).parents[2]
 WAITS = 3  # of a step of the default, after the first
+# On a device these do what another run does: other queries, temperatures and prompts.
+LIKE_OTHERS = {"pairs", "paper without dropout", "paper-code", "dream-paper", "cde-revela"}
+RUNS = [name for name in test_records.RUNS if name not in LIKE_OTHERS]
+HALF = "gated in bf16"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,8 @@ def found(tiny_lm_folder):
 
 @pytest.fixture(scope="module")
 def runs(tiny_lm_folder, tmp_path_factory):
-    return printed_by("train_on_a_pretend_gpu", tiny_lm_folder, tmp_path_factory.mktemp("runs"))
+    out = tmp_path_factory.mktemp("runs")
+    return printed_by("train_on_a_pretend_gpu", tiny_lm_folder, out, *RUNS, HALF)
 
 
 def printed_by(script, *arguments):
@@ -100,15 +106,15 @@ def test_a_run_that_stops_and_resumes_there_is_the_recorded_one(runs, name):
     assert "error" not in runs[name], runs[name]["error"]
     recorded = json.loads(FILE.read_text())[name]
     for what in ("loss", "grad_norm"):
-        found, values = runs[name][what], recorded[what][:4]
+        found, values = runs[name][what], recorded[what][:3]
         least = OF_THE_LARGEST * max(values)
         assert found == pytest.approx(values, rel=RELATIVE, abs=least), what
 
 
 def test_a_run_in_bf16_is_nearly_the_recorded_one(runs):
-    half, recorded = runs["gated in bf16"], json.loads(FILE.read_text())["gated"]
+    half, recorded = runs[HALF], json.loads(FILE.read_text())["gated"]
     assert "error" not in half, half["error"]
-    assert half["loss"] == pytest.approx(recorded["loss"][:4], rel=2e-3)
+    assert half["loss"] == pytest.approx(recorded["loss"][:3], rel=2e-3)
     assert half["loss"] != runs["gated"]["loss"]
 
 

@@ -4,7 +4,10 @@ nothing behind.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 import subprocess
 import sys
 
@@ -20,10 +23,10 @@ from conftest import make_rows, tiny_config
 pytest.importorskip("onnxruntime")
 
 from revela import Document, Index
+from revela.cli.export import export
 from revela.errors import RevelaError
 from revela.model_files import fingerprint
 from revela.retriever import onnx_export as onnx_form
-from revela.retriever.build import load_retriever
 from revela.retriever.load import load_encoder
 from revela.retriever.onnx_encoder import OnnxForQueries, cached_copy, copy_folder
 from revela.retriever.onnx_export import (
@@ -41,10 +44,29 @@ TEXTS = [row["text"] for row in make_rows(30)]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, saved_retriever):
-    """The ONNX form of the saved retriever."""
+    """The ONNX form of the saved retriever, by the command."""
     folder = tmp_path_factory.mktemp("exported") / "onnx"
-    assert export_onnx(load_retriever(saved_retriever), folder) < 1e-5
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        export(str(saved_retriever), out=folder)
+    assert re.search(r"model\.onnx: .* differs from torch's vectors by \de-0[678]", said.getvalue())
     return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("{model} --out {model}", "exists: choose another --out"),
+        ("{lm} --out {new}", "is not a Sentence-Transformers folder: it has no modules.json"),
+        ("{new} --out {new}", "is neither a folder nor a hub id"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    doing, tmp_path, saved_retriever, tiny_lm_folder, arguments, sentence
+):
+    places = {"model": saved_retriever, "lm": tiny_lm_folder, "new": tmp_path / "new"}
+    code, _, err = doing("export", *arguments.format(**places).split())
+    assert code == 2 and sentence in err and len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "new").exists()
 
 
 def test_vectors_are_those_of_the_saved_folder(exported, saved_retriever):
@@ -160,20 +182,38 @@ def test_a_search_reads_the_copy_that_is_kept(kept, saved_retriever, tmp_path):
     assert opened._encoder is None
 
 
-SEARCH = """
-import sys
+WITHOUT_TORCH = """
+import asyncio, sys
+from types import SimpleNamespace
+from revela.cli.serve import serve
 from revela.index.index import Index
-assert Index.open(sys.argv[1]).search("ocean", 3, rerank="tokens")
-assert "torch" not in sys.modules
+from revela.server import lifecycle
+from revela.server.app import Service
+
+def server_of(service, limits):
+    def run(sockets):
+        (found,), (count,) = asyncio.run(service.encode(["ocean"], "query", False, "query", True))
+        assert count == int(sys.argv[1]) and found.spans == [(0, 5)]
+        service.batcher.close()
+    return SimpleNamespace(run=run)
+
+lifecycle.server_of = server_of
+Service.app = lambda service: service
+for folder in sys.argv[2:]:
+    assert Index.open(folder).search("ocean", 3, rerank="tokens")
+    serve(folder, port=0)
+    assert "torch" not in sys.modules
 """
 
 
-@pytest.mark.parametrize("keep_tokens", [False, True])
-def test_a_search_by_tokens_needs_no_torch(kept, saved_retriever, tmp_path, keep_tokens):
-    settings = Indexing(keep_tokens=keep_tokens)
-    made = Index.create(tmp_path / "index", saved_retriever, settings=settings, encoder=kept)
-    made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
-    command = [sys.executable, "-c", SEARCH, tmp_path / "index"]
+def test_searches_and_services_need_no_torch(kept, saved_retriever, tmp_path):
+    folders = [tmp_path / "with tokens", tmp_path / "without"]
+    for folder in folders:
+        settings = Indexing(keep_tokens=folder.name == "with tokens")
+        made = Index.create(folder, saved_retriever, settings=settings, encoder=kept)
+        made.add(Document(str(i), text) for i, text in enumerate(TEXTS))
+    (count,) = kept.counter.count_queries(["ocean"])
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(count), *folders]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

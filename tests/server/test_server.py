@@ -68,40 +68,6 @@ def test_the_verb_serves_until_it_is_told_to_stop(home, tiny_lm_folder, monkeypa
         process.kill()
 
 
-SERVE = """
-import asyncio, sys
-from types import SimpleNamespace
-from revela.server import lifecycle
-
-def server_of(service, limits):
-    def run(sockets):
-        (found,), (count,) = asyncio.run(service.encode(["ocean"], "query", False, "query", True))
-        assert count == int(sys.argv[2]) and found.spans == [(0, 5)]
-        assert "torch" not in sys.modules
-        service.batcher.close()
-    return SimpleNamespace(run=run)
-
-lifecycle.server_of = server_of
-from revela.cli.serve import serve
-from revela.server.app import Service
-Service.app = lambda service: service
-serve(sys.argv[1], port=0)
-"""
-
-
-def test_searches_are_served_without_torch_where_an_onnx_copy_is_kept(home, monkeypatch):
-    pytest.importorskip("onnxscript")
-    from revela.retriever.onnx_export import cache_copy
-
-    monkeypatch.setenv("REVELA_CACHE", str(home / "cache"))
-    torchs = load_encoder(home / "my-model", "fp32")
-    cache_copy(torchs, fingerprint(home / "my-model"))
-    (count,) = torchs.counter.count_queries(["ocean"])
-    command = [sys.executable, "-c", SERVE, home / "index", str(count)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_tokens_come_from_one_place_and_are_not_empty(monkeypatch, tmp_path):
     (tmp_path / "token").write_text(" sesame\n")
     (tmp_path / "empty").write_text("\n")

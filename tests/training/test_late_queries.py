@@ -129,22 +129,20 @@ def test_writing_is_training_time(asked, train_into):
     assert outcome.steps == 1
 
 
-@pytest.mark.parametrize("between", ["completed", "lost"])
-def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch, between):
+def test_resume_equals_unbroken(recipe, asked, train_into, tmp_path, monkeypatch):
     """Through several blocks and into the second epoch, whatever became of the file meanwhile."""
     monkeypatch.setattr(query_lm, "BLOCK", 16)
     some, file = dict(documents=DOCUMENTS[:8], max_steps=9), tmp_path / "broken.jsonl"
     train_into("whole", **some)
-    for steps in (4, 9):
+    for stop in (3, 6, 9):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Progress, "advance", ctrl_c_after(steps))
-            outcome = train_into("broken", file.name, steps > 4, **some)
-        assert outcome.interrupted == (steps < 9)
-        if between == "completed":
+            patch.setattr(Progress, "advance", ctrl_c_after(3 if stop < 9 else 99))
+            outcome = train_into("broken", file.name, stop > 3, **some)
+        assert outcome.steps == stop and outcome.interrupted == (stop < 9)
+        if stop == 3:
             write_all(recipe, DOCUMENTS[:8], file)
-        elif between == "lost":
+        else:
             file.unlink()
-    assert outcome.steps == 9
     assert_equal(of_run(tmp_path / "whole"), of_run(tmp_path / "broken"))
 
 

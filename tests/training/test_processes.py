@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two processes
 
 TINY: dict[str, Any] = dict(
     layers=2, chunk_words=12, group_size=8, groups_per_step=2, lora_rank=4, lora_alpha=8,
-    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=6, warmup_steps=2,
+    lm_tokens=64, max_tokens=64, learning_rate=2e-3, max_minutes=0, max_steps=4, warmup_steps=2,
     log_every=1, check_every=0, seed=0, threads=1, precision="fp32",
 )  # fmt: skip
 TIMEOUT = 300.0  # seconds, on a loaded machine
@@ -41,12 +41,10 @@ PRESETS = {name: {**settings, **TINY} for name, settings in presets().items()}
 GATED = PRESETS["gated"] | dict(gate_heads=4)
 CONTEXT = dict(context=3, context_from="corpus")
 CASES = {
-    "gated": GATED,
     "all that can be trained": GATED | dict(lm_lora=True, lora_dropout=0.1),
     "several batches": GATED | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
     "iterative": GATED | dict(groups="iterative", refresh_every=2),
     "shared lm": GATED | dict(shard_lm=True),
-    "gains": PRESETS["gains"] | dict(gate_heads=4),
     "dream": PRESETS["dream"] | ASKED | dict(query_heads=3),
     "negatives": PRESETS["infonce"] | ASKED | dict(negatives=2, refresh_every=2),
     "crop": PRESETS["crop"] | dict(groups_per_batch=2, matryoshka=(16,), retriever_batch=3),
@@ -61,7 +59,7 @@ FAILURES = {  # what both say, then what only one does
     "other groups": "the processes read different groups: give a folder that all machines see",
     "in the way": "exists: choose another --out",
     "trained lm": "--shard-lm is for a frozen LM",
-    "weights": "the processes have different weights after 6 steps",
+    "weights": "the processes have different weights after 4 steps",
     "crash": "division by zero",
     "error": "a sentence of the second process",
     "check": "a sentence of the check",
@@ -170,7 +168,7 @@ def both(groups, case, cache, tmp_path_factory):
     one; and what the two printed of each.
     """
     folder = tmp_path_factory.mktemp("both")
-    checked = {**STOPS, "check_every": 3}
+    checked = {**STOPS, "check_every": 2}
     one = {f"one-{name}": case(folder / f"one-{name}", CASES[name]) for name in CASES}
     one["one-shared lm"]["settings"]["shard_lm"] = False
     one |= {
@@ -188,15 +186,16 @@ def both(groups, case, cache, tmp_path_factory):
         "tokens": case(folder / "tokens", TOKENS),
         "checked": case(folder / "checked", checked, scores=[0, 9, 1, 1]),
         "nan": case(folder / "nan", EXPLODING),
-        "later": case(folder / "later", {**EXPLODING, "log_every": 9, "save_every": 4}),
+        "later": case(
+            folder / "later", {**EXPLODING, "log_every": 9, "save_every": 4, "max_steps": 6}
+        ),
     }
-    for name, begun in (("two-two", "sigterm"), ("one-two", "one-sigint")):
-        two[name] = case(folder / name, STOPS, resume=True, copy=str(folder / begun))
+    two["one-two"] = case(folder / "one-two", STOPS, resume=True, copy=str(folder / "one-sigint"))
     for name in FAILURES:
         settings = {**STOPS, "shard_lm": name == "trained lm"}
         two[name] = case(folder / f"bad {name}", settings, fails=name)
     two["other groups"]["groups"] = [str(groups / "chunks"), str(groups / "windows")]
-    two["in the way"]["copy"] = str(folder / "one-gated")
+    two["in the way"]["copy"] = str(folder / "one-crop")
     said = by_two(cache, folder, two)
     shutil.copytree(folder / "sigint", folder / "two-one")
     by_one(cache, {"two-one": case(folder / "two-one", STOPS, resume=True)})
@@ -233,7 +232,7 @@ def test_the_first_process_alone_prints_and_each_holds_half_of_a_shared_lm(both,
     weights = load_file(tiny_lm_folder / "model.safetensors")
     in_layers = sum(tensor.numel() for name, tensor in weights.items() if ".layers." in name)
     assert of_both(folder / "two-shared lm", "sharded") == [in_layers / 2] * 2
-    assert of_both(folder / "two-gated", "sharded") == [0, 0]
+    assert of_both(folder / "two-iterative", "sharded") == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["sigint", "sigterm"])
@@ -269,7 +268,7 @@ def test_the_first_checks_and_the_best_state_is_kept(both):
     assert all(torch.equal(saved[tensor], alone[tensor]) for tensor in saved)
 
 
-@pytest.mark.parametrize("name", ["two-two", "one-two", "two-one"])
+@pytest.mark.parametrize("name", ["one-two", "two-one"])
 def test_a_run_is_resumed_by_another_number_of_processes(both, name):
     folder, _ = both
     assert_same_run(folder / name, folder / "one-all that can be trained")
