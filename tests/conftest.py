@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import json
 import logging
 import os
 import random
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -256,10 +257,48 @@ def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Pa
 
 @pytest.fixture
 def doing(monkeypatch, capsys):
-    """Runs a command line; gives its exit code, stdout and stderr."""
-    from test_cli import run
+    """Runs a command line; gives its exit code, stdout and stderr. A string may hold several flags
+    with their values: "--top 3 --json".
+    """
+    from revela import cli
 
-    return functools.partial(run, monkeypatch, capsys)
+    def run(*arguments: object) -> tuple[int, str, str]:
+        flags = [str(a).split() if str(a).startswith("--") else [str(a)] for a in arguments]
+        monkeypatch.setattr(sys, "argv", ["revela", *chain.from_iterable(flags)])
+        monkeypatch.setattr(cli.app, "config", cli.app.config)
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def succeeds(doing):
+    """Runs a command line that ends well; gives its stdout."""
+
+    def run(*arguments: object) -> str:
+        code, out, err = doing(*arguments)
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(doing):
+    """Runs a command line that is refused; gives the one sentence that says why."""
+
+    def run(*arguments: object) -> str:
+        code, _, err = doing(*arguments)
+        assert code == 2 and err.startswith("revela: ") and len(err.strip().splitlines()) == 1, err
+        return err
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -17,58 +17,54 @@ def folder(tiny_lm_folder, tmp_path_factory):
     return save_contextual(tiny_lm_folder, tmp_path_factory.mktemp("contextual") / "model")
 
 
-def test_index_and_append_by_command(folder, saved_retriever, tmp_path, doing):
+def test_index_and_append_by_command(folder, saved_retriever, tmp_path, succeeds, refused):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in make_rows(12)))
     corpus, out, own = tmp_path / "corpus.jsonl", tmp_path / "index", tmp_path / "own.txt"
     own.write_text("\n".join(TOPICS))
 
-    def index(*more):
-        return doing("index", corpus, "--precision", "fp32", *more)
-
-    assert index("--model", folder, "--out", out)[0] == 0
+    index = ("index", corpus, "--precision", "fp32")
+    succeeds(*index, "--model", folder, "--out", out)
     assert read_info(out).context["kind"] == "corpus"
     for same in ((), ("--context", "corpus")):
-        assert index("--append", "--out", out, *same)[0] == 0
-    code, _, error = index("--append", "--out", out, "--context", "none")
-    assert code == 2 and "was made with other settings, metadata or context" in error
+        succeeds(*index, "--append", "--out", out, *same)
+    error = refused(*index, "--append", "--out", out, "--context", "none")
+    assert "was made with other settings, metadata or context" in error
     for choice, kind in (("saved", "saved"), ("none", "none"), (own, "texts")):
-        assert index("--model", folder, "--out", tmp_path / kind, "--context", choice)[0] == 0
+        succeeds(*index, "--model", folder, "--out", tmp_path / kind, "--context", choice)
         assert read_info(tmp_path / kind).context["kind"] == kind
     assert len({read_info(tmp_path / n).context["digest"] for n in ("index", "none", "texts")}) == 3
     plain = ("--model", saved_retriever, "--out", tmp_path / "plain")
-    code, _, error = index(*plain, "--context", "corpus")
-    assert code == 2 and "has no first stage: train it with --context N" in error
-    assert index(*plain)[0] == 0
+    error = refused(*index, *plain, "--context", "corpus")
+    assert "has no first stage: train it with --context N" in error
+    succeeds(*index, *plain)
     own.write_text("\n \n")
-    code, _, error = index("--model", folder, "--out", tmp_path / "x", "--context", own)
-    assert code == 2 and "has no text" in error
-    code, _, error = index("--model", folder, "--out", tmp_path / "x", "--context", "corpsu")
-    assert code == 2 and "--context corpsu cannot be read (FileNotFoundError)" in error
+    with_context = (*index, "--model", folder, "--out", tmp_path / "x", "--context")
+    assert "has no text" in refused(*with_context, own)
+    error = refused(*with_context, "corpsu")
+    assert "--context corpsu cannot be read (FileNotFoundError)" in error
 
 
-def test_eval_by_command(folder, saved_retriever, tmp_path, doing):
+def test_eval_by_command(folder, saved_retriever, tmp_path, succeeds, refused):
     rows, asked = make_rows(20, sentences=1), {"q": "ocean03 ocean04"}
     one = write_collection(tmp_path / "one", rows, asked, {("q", "d0"): 1})
     flags = ("--on", one, "--precision", "fp32")
-    code, out, _ = doing("eval", folder, saved_retriever, *flags)
+    out = succeeds("eval", folder, saved_retriever, *flags)
     drawn = f"{folder.name} reads a context of {SLOTS} slots, documents of the corpus, drawn with"
-    assert code == 0 and f"{drawn} seed 0\n" in out and out.count("reads a context") == 1
-    _, out, _ = doing("eval", folder, *flags, "--context-seed", 3)
-    assert f"{drawn} seed 3\n" in out
-    _, out, _ = doing("eval", folder, *flags, "--context", "saved")
+    assert f"{drawn} seed 0\n" in out and out.count("reads a context") == 1
+    assert f"{drawn} seed 3\n" in succeeds("eval", folder, *flags, "--context-seed", 3)
+    out = succeeds("eval", folder, *flags, "--context", "saved")
     assert "slots, those that it was saved with\n" in out
-    code, _, error = doing("eval", saved_retriever, *flags, "--context", "corpus")
-    assert code == 2 and "has no first stage: train it with --context N" in error
+    error = refused("eval", saved_retriever, *flags, "--context", "corpus")
+    assert "has no first stage: train it with --context N" in error
 
 
 @pytest.mark.parametrize("kind", ["plain", "contextual"])
-def test_probe_says_how_many_documents_are_read(kind, folder, saved_retriever, tmp_path, doing):
+def test_probe_says_how_many_documents_are_read(kind, folder, saved_retriever, tmp_path, succeeds):
     rows = make_rows(8, sentences=20)
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, json_file = folder if kind == "contextual" else saved_retriever, tmp_path / "probe.json"
     limits = ("--max-tokens", 64, "--documents", 4, "--precision", "fp32", "--json", json_file)
-    done = doing("probe", model, tmp_path / "corpus.jsonl", *limits)
-    assert done[0] == 0, done
+    succeeds("probe", model, tmp_path / "corpus.jsonl", *limits)
     found = json.loads(json_file.read_text())
     assert found["context"] == (SLOTS if kind == "contextual" else 0)
     assert found["tokens"] == 48  # slots are not part of the 64

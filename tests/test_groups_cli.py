@@ -23,12 +23,11 @@ def models(folder: Path) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("kind", ["document", "random", "cluster"])
 def test_groups_are_built_shown_stored_and_trained_on(
-    doing, corpus_file, tiny_lm_folder, tmp_path, kind
+    succeeds, refused, corpus_file, tiny_lm_folder, tmp_path, kind
 ):
     out = tmp_path / "groups"
     flags = (*BUILD, *models(tiny_lm_folder), "--groups", kind)
-    code, said, err = doing("groups", corpus_file, "--out", out, "--show", 2, *flags)
-    assert code == 0, err
+    said = succeeds("groups", corpus_file, "--out", out, "--show", 2, *flags)
     folder = GroupFolder(out)
     assert len(folder.held_out) == 16 and len(folder.documents) == 64
     assert f"{len(folder)} groups of 8 in {out}" in said and "About the" in said
@@ -36,54 +35,50 @@ def test_groups_are_built_shown_stored_and_trained_on(
     groups = (folder.members(group) for group in folder.order(0)(0))
     owners = [len({member.document for member in members}) for members in groups]
     assert (sum(owners) / len(owners) > 5) == (kind == "random")
-    code, _, err = doing("groups", corpus_file, "--out", out, *flags)
-    assert code == 2 and "exists: choose another --out" in err
-    code, again, err = doing("groups", out, "--show", 2)
-    assert code == 0 and again[again.index("\ngroup") :] == said[said.index("\ngroup") :]
+    assert "exists: choose another --out" in refused("groups", corpus_file, "--out", out, *flags)
+    again = succeeds("groups", out, "--show", 2)
+    assert again[again.index("\ngroup") :] == said[said.index("\ngroup") :]
     train = ("--out", tmp_path / "model", *models(tiny_lm_folder), *TINY)
-    code, _, err = doing("train", out, *train)
-    assert code == 2 and "give --group-size 8" in err
-    code, said, err = doing("train", out, *train, "--group-size", 8)
-    assert code == 0, err
+    assert "give --group-size 8" in refused("train", out, *train)
+    said = succeeds("train", out, *train, "--group-size", 8)
     counts = f"{len(folder.rows)} chunks -> {len(folder)} groups of 8 per epoch"
     assert f"64 documents -> {counts}" in said
     assert "held out 16 documents for the label-free check (sibling" in said
 
 
 def test_who_holds_nothing_out_is_told_that_nothing_is_checked(
-    doing, corpus_file, tiny_lm_folder, tmp_path
+    succeeds, corpus_file, tiny_lm_folder, tmp_path
 ):
     flags = ("--out", tmp_path / "model", *models(tiny_lm_folder), *TINY[:-1], 0)
-    code, said, err = doing("train", corpus_file, *flags)
-    assert code == 0, err
+    said = succeeds("train", corpus_file, *flags)
     assert "no documents held out, so no label-free check: the last state is saved" in said
 
 
-def test_clusters_of_what_a_surrogate_finds_similar(doing, corpus_file, tiny_lm_folder, tmp_path):
+def test_clusters_of_what_a_surrogate_finds_similar(
+    succeeds, corpus_file, tiny_lm_folder, tmp_path
+):
     surrogate = tmp_path / "surrogate"
     tiny_retriever(tiny_lm_folder, layers=1, query_prompt="").save(str(surrogate))
     flags = (*BUILD, *models(tiny_lm_folder), "--groups", "cluster", "--surrogate", surrogate)
     for objective, asked in (("revela", ()), ("dream", ("--queries", "title"))):
         given = (corpus_file, "--out", tmp_path / objective, "--objective", objective, *asked)
-        code, _, err = doing("groups", *given, *flags)
-        assert code == 0, err
+        succeeds("groups", *given, *flags)
         assert len(GroupFolder(tmp_path / objective)) > 10
 
 
-def test_several_corpora_in_given_shares(doing, tiny_lm_folder, tmp_path):
+def test_several_corpora_in_given_shares(succeeds, refused, tiny_lm_folder, tmp_path):
     for name, count in (("few", 12), ("many", 60)):
         rows = [{**row, "title": name} for row in make_rows(count, seed=count)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sources = (tmp_path / "few.jsonl", tmp_path / "many.jsonl")
     flags = (*BUILD, *models(tiny_lm_folder))
-    code, _, err = doing("groups", *sources, "--out", tmp_path / "g", "--weights", 1, 2, *flags)
-    assert code == 0, err
+    succeeds("groups", *sources, "--out", tmp_path / "g", "--weights", 1, 2, *flags)
     folder = GroupFolder(tmp_path / "g")
     kinds = [{member.name for member in folder.members(group)} for group in folder.order(0)(0)]
     assert all(len(kind) == 1 for kind in kinds)
     assert abs(kinds.count({"many"}) - 2 * kinds.count({"few"})) <= 2
-    code, _, err = doing("groups", *sources, "--out", tmp_path / "h", "--weights", 1, *flags)
-    assert code == 2 and "--weights gives 1 numbers for 2 corpora" in err
+    err = refused("groups", *sources, "--out", tmp_path / "h", "--weights", 1, *flags)
+    assert "--weights gives 1 numbers for 2 corpora" in err
 
 
 def write_ready(folder: Path, kind: str) -> tuple[str, list[list[str]]]:
@@ -106,38 +101,32 @@ def write_ready(folder: Path, kind: str) -> tuple[str, list[list[str]]]:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
-def test_ready_groups_are_stored_before_training(doing, tiny_lm_folder, tmp_path, kind):
+def test_ready_groups_are_stored_before_training(succeeds, refused, tiny_lm_folder, tmp_path, kind):
     source, texts = write_ready(tmp_path, kind)
     given = ("--out", tmp_path / "model", *models(tiny_lm_folder))
-    code, _, err = doing("train", source, *given)
-    assert code == 2 and f"{source} holds groups: store them by revela groups" in err
-    code, _, err = doing("groups", source, "--out", tmp_path / "g", *BUILD)
-    assert code == 0, err
+    assert f"{source} holds groups: store them by revela groups" in refused("train", source, *given)
+    succeeds("groups", source, "--out", tmp_path / "g", *BUILD)
     folder = GroupFolder(tmp_path / "g")
     assert len(folder) == 24 and len(folder.held_out) == 6
     found = {frozenset(m.text for m in folder.members(group)) for group in folder.order(0)(0)}
     assert found < {frozenset(some[:8]) for some in texts}
     larger = ("--out", tmp_path / "h", *CUT, "--group-size", 9)
-    code, _, err = doing("groups", source, *larger)
-    assert code == 2 and ":1 has 8 texts, fewer than a group of 9: lower --group-size" in err
-    assert len(err.strip().splitlines()) == 1
+    err = refused("groups", source, *larger)
+    assert ":1 has 8 texts, fewer than a group of 9: lower --group-size" in err
 
 
 def test_a_run_on_groups_that_have_changed_is_not_resumed(
-    doing, corpus_file, tiny_lm_folder, tmp_path
+    succeeds, refused, corpus_file, tiny_lm_folder, tmp_path
 ):
     flags = (*BUILD, *models(tiny_lm_folder))
     for name, seed in (("first", 0), ("second", 1)):
         given = ("groups", corpus_file, "--out", tmp_path / name, "--seed", seed, *flags)
-        code, _, err = doing(*given)
-        assert code == 0, err
+        succeeds(*given)
     more = ("--out", tmp_path / "model", *models(tiny_lm_folder), *TINY, "--group-size", 8)
-    code, _, err = doing("train", tmp_path / "first", *more)
-    assert code == 0, err
-    code, _, err = doing("train", tmp_path / "second", *more, "--resume")
-    assert code == 2 and "was begun on another corpus" in err and len(err.strip().splitlines()) == 1
-    code, _, err = doing("train", tmp_path / "first", *more, "--resume")
-    assert code == 2 and "has no checkpoint" in err  # it had ended
+    succeeds("train", tmp_path / "first", *more)
+    assert "was begun on another corpus" in refused("train", tmp_path / "second", *more, "--resume")
+    ended = refused("train", tmp_path / "first", *more, "--resume")
+    assert "has no checkpoint" in ended
 
 
 @pytest.mark.parametrize(
@@ -154,55 +143,45 @@ def test_a_run_on_groups_that_have_changed_is_not_resumed(
 )
 @pytest.mark.parametrize("kind", ["document", "cluster"])
 def test_what_gives_no_groups_is_one_sentence(
-    doing, tiny_lm_folder, tmp_path, prepare, message, kind
+    refused, tiny_lm_folder, tmp_path, prepare, message, kind
 ):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     prepare(corpus)
     flags = ("--groups", kind, *BUILD, *models(tiny_lm_folder))
-    code, _, err = doing("groups", corpus, "--out", tmp_path / "g", *flags)
-    assert (
-        code == 2
-        and message in err
-        and err.startswith("revela: ")
-        and len(err.strip().splitlines()) == 1
-    )
+    assert message in refused("groups", corpus, "--out", tmp_path / "g", *flags)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
-def test_one_document_is_enough_if_it_is_long(doing, tiny_lm_folder, tmp_path):
+def test_one_document_is_enough_if_it_is_long(succeeds, tiny_lm_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(make_rows(1, sentences=60)[0]))
     given = (tmp_path / "a.jsonl", "--out", tmp_path / "g", *BUILD, *models(tiny_lm_folder))
-    code, _, err = doing("groups", *given)
-    assert code == 0 and len(GroupFolder(tmp_path / "g")) >= 2, err
+    succeeds("groups", *given)
+    assert len(GroupFolder(tmp_path / "g")) >= 2
 
 
-def test_groups_need_a_folder(doing, corpus_file, tmp_path):
-    code, _, err = doing("groups", corpus_file)
-    assert code == 2 and "give --out" in err
-    code, _, err = doing("groups", corpus_file, "--out", tmp_path)
-    assert code == 2 and "exists" in err
+def test_groups_need_a_folder(refused, corpus_file, tmp_path):
+    assert "give --out" in refused("groups", corpus_file)
+    assert "exists" in refused("groups", corpus_file, "--out", tmp_path)
 
 
-def test_dream_trains_on_stored_questions(doing, corpus_file, tiny_lm_folder, tmp_path):
+def test_dream_trains_on_stored_questions(succeeds, refused, corpus_file, tiny_lm_folder, tmp_path):
     asking = ("--objective", "dream", "--queries", "title", "--lm-tokens", 32)
     flags = (*BUILD, *models(tiny_lm_folder), *asking)
-    code, _, err = doing("groups", corpus_file, "--out", tmp_path / "g", *flags)
-    assert code == 0, err
+    succeeds("groups", corpus_file, "--out", tmp_path / "g", *flags)
     rest = ("--layers", 2, "--lora-rank", 4, "--precision", "fp32", "--max-steps", 1)
     rest = (*rest, "--max-minutes", 0)
-    code, said, err = doing("train", tmp_path / "g", "--out", tmp_path / "model", *flags, *rest)
-    assert code == 0 and "heads that look from questions" in said, err
-    code, _, err = doing("queries", tmp_path / "g", *flags)
-    assert code == 2 and "holds groups" in err
+    said = succeeds("train", tmp_path / "g", "--out", tmp_path / "model", *flags, *rest)
+    assert "heads that look from questions" in said
+    assert "holds groups" in refused("queries", tmp_path / "g", *flags)
 
 
 def test_groups_without_queries_are_refused_where_they_are_needed(
-    doing, corpus_file, tiny_lm_folder, tmp_path
+    succeeds, refused, corpus_file, tiny_lm_folder, tmp_path
 ):
     flags = (*BUILD, *models(tiny_lm_folder))
-    assert doing("groups", corpus_file, "--out", tmp_path / "g", *flags)[0] == 0
+    succeeds("groups", corpus_file, "--out", tmp_path / "g", *flags)
     asking = ("--objective", "infonce", "--queries", "title")
-    code, _, err = doing("train", tmp_path / "g", "--out", tmp_path / "m", *flags, *asking)
-    assert code == 2 and "store them again by revela groups ... --objective infonce" in err
+    err = refused("train", tmp_path / "g", "--out", tmp_path / "m", *flags, *asking)
+    assert "store them again by revela groups ... --objective infonce" in err
     assert not (tmp_path / "m").exists()

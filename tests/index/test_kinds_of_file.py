@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 sys.path.append(str(Path(__file__).parents[1] / "corpus" / "readers"))
 from test_office import docx, epub, notebook, pptx, xlsx
 
-from revela import Index, cli
+from revela import Index
 
 LAST = {
     "a.docx": "zebra",
@@ -62,7 +62,7 @@ def folder(tmp_path):
 
 
 def test_every_document_of_a_folder_is_found_and_the_others_are_named(
-    folder, tmp_path, monkeypatch, capsys, tiny_lm_folder
+    folder, tmp_path, succeeds, tiny_lm_folder
 ):
     from transformers import AutoTokenizer
 
@@ -70,15 +70,7 @@ def test_every_document_of_a_folder_is_found_and_the_others_are_named(
     model, out = tmp_path / "model", tmp_path / "index"
     SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(str(model))
 
-    def revela(*arguments):
-        monkeypatch.setattr(sys, "argv", ["revela", *map(str, arguments)])
-        try:
-            cli.main()
-        except SystemExit as stop:
-            assert not stop.code, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    said = revela("index", folder, "--model", model, "--out", out, "--max-bad-share", 0.1)
+    said = succeeds("index", folder, "--model", model, "--out", out, "--max-bad-share", 0.1)
     assert "read 12 documents, " in said
     assert 'not read: 1 .xyz (no reader); 1 .json (no text field "text")\n' in said
     assert "skipped 1: damaged or encrypted .docx (n.docx: " in said
@@ -86,5 +78,5 @@ def test_every_document_of_a_folder_is_found_and_the_others_are_named(
     for name, word in LAST.items():
         assert [hit.id for hit in index.search(word, 9, "lexical")] == [name], word
     assert index.search("axolotl", 1, "lexical")[0].title == "Guide > Install"
-    shown = revela("search", out, "axolotl", "--mode", "lexical")
+    shown = succeeds("search", out, "axolotl", "--mode", "lexical")
     assert shown.startswith("1. Guide > Install (i.md)  [") and "An axolotl." in shown

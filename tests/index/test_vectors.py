@@ -10,7 +10,6 @@ import pytest
 
 from conftest import make_rows
 from revela import Index
-from test_cli import run
 
 FLAGS = ("--chunk-words", 12, "--precision", "fp32")
 
@@ -23,14 +22,13 @@ def corpus(tmp_path_factory):
     return path
 
 
-def test_the_vectors_of_an_index(monkeypatch, capsys, corpus, saved_retriever, tmp_path):
+def test_the_vectors_of_an_index(succeeds, refused, corpus, saved_retriever, tmp_path):
     model = ("--model", saved_retriever, *FLAGS)
-    assert run(monkeypatch, capsys, "index", corpus, "--out", tmp_path / "index", *model)[0] == 0
+    succeeds("index", corpus, "--out", tmp_path / "index", *model)
     index = Index.open(tmp_path / "index").table.lance.search().limit(10**6).to_list()
     wanted = {(row["id"], row["chunk"]): row for row in index}
     out = tmp_path / "vectors.parquet"
-    code, said, err = run(monkeypatch, capsys, "encode", corpus, "--out", out, *model)
-    assert code == 0, err
+    said = succeeds("encode", corpus, "--out", out, *model)
     table = pq.read_table(out)
     assert table.schema.names == ["id", "chunk", "title", "text", "vector"]
     rows = table.to_pylist()
@@ -42,13 +40,10 @@ def test_the_vectors_of_an_index(monkeypatch, capsys, corpus, saved_retriever, t
         assert np.linalg.norm(row["vector"]) == pytest.approx(1, abs=1e-5)
         assert f"{row['title']} {row['text']}".strip() == known["passage"].strip()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "vectors.parquet"]
-    code, _, err = run(monkeypatch, capsys, "encode", corpus, "--out", out, *model)
-    assert code == 2 and "exists: choose another --out" in err
+    assert "exists: choose another --out" in refused("encode", corpus, "--out", out, *model)
 
 
-def test_other_formats_and_repeated_ids_are_refused(
-    monkeypatch, capsys, corpus, saved_retriever, tmp_path
-):
+def test_other_formats_and_repeated_ids_are_refused(refused, corpus, saved_retriever, tmp_path):
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"_id": 1, "text": "one"}\n' * 2)
     for texts, out, why in (
@@ -56,5 +51,4 @@ def test_other_formats_and_repeated_ids_are_refused(
         (twice, "y.parquet", 'two documents have the id "1"'),
     ):
         flags = ("--out", tmp_path / out, "--model", saved_retriever, *FLAGS)
-        code, _, err = run(monkeypatch, capsys, "encode", texts, *flags)
-        assert code == 2 and why in err
+        assert why in refused("encode", texts, *flags)

@@ -41,7 +41,7 @@ def run_of_spans(corpus_file, tmp_path_factory):
     return out
 
 
-def test_every_stage_by_the_command_line(doing, monkeypatch, corpus_file, tmp_path):
+def test_every_stage_by_the_command_line(succeeds, monkeypatch, corpus_file, tmp_path):
     """Spans -> crops of its encoder -> scores, an index and a search."""
     monkeypatch.chdir(tmp_path)
     asked = {row["_id"]: row["text"].split(".")[0] for row in make_rows(12)}
@@ -57,8 +57,7 @@ def test_every_stage_by_the_command_line(doing, monkeypatch, corpus_file, tmp_pa
         ("index", corpus_file, "--model", "two", "--out", "found"),
         ("search", "found", "ocean01 ocean02"),
     ):
-        code, out, err = doing(*command)
-        assert code == 0, (command, out, err)
+        succeeds(*command)
     assert not (tmp_path / "two" / FOLDER).exists()
     first, second = (load_retriever(tmp_path / name) for name in ("one", "two"))
     assert [type(part).__name__ for part in second] == ["Transformer", "Pooling", "Normalize"]
@@ -139,30 +138,32 @@ def test_refusals_leave_nothing_behind(tiny_lm_folder, documents, tmp_path, chan
     assert not (tmp_path / "out").exists()
 
 
-def test_it_is_exported(doing, run_of_spans, tmp_path):
+def test_it_is_exported(succeeds, run_of_spans, tmp_path):
     flags = ("--out", tmp_path / "graph")
-    code, out, err = doing("export", run_of_spans, *flags)
-    assert code == 0 and "from torch's vectors" in out, err
+    out = succeeds("export", run_of_spans, *flags)
+    assert "from torch's vectors" in out
 
 
 def test_a_decoder_is_refused_and_so_is_a_new_model_elsewhere(
-    doing, tiny_lm_folder, corpus_file, tmp_path
+    refused, tiny_lm_folder, corpus_file, tmp_path
 ):
     flags = ("--preset", "spans", "--model", tiny_lm_folder, "--out", tmp_path / "out")
-    code, _, err = doing("train", corpus_file, *flags, "--lm-tokens", 48)
-    assert code == 2 and "has no decoder beside its encoder, which spans need" in err
+    err = refused("train", corpus_file, *flags, "--lm-tokens", 48)
+    assert "has no decoder beside its encoder, which spans need" in err
     assert not (tmp_path / "out").exists()
-    code, _, err = doing("eval", "new:tiny", "--on", tmp_path)
-    assert code == 2 and "is made by revela train CORPUS --preset spans" in err
+    err = refused("eval", "new:tiny", "--on", tmp_path)
+    assert "is made by revela train CORPUS --preset spans" in err
 
 
-def test_the_probe_of_a_run_and_of_its_encoder_decoder(doing, run_of_spans, corpus_file, tmp_path):
+def test_the_probe_of_a_run_and_of_its_encoder_decoder(
+    succeeds, run_of_spans, corpus_file, tmp_path
+):
     flags = ("--max-tokens", 64, "--documents", 6, "--precision", "fp32")
     found = {}
     for name, model in (("run", run_of_spans), ("whole", run_of_spans / FOLDER)):
         given = (*flags, "--json", tmp_path / f"{name}.json")
-        code, out, err = doing("probe", model, corpus_file, *given)
-        assert code == 0 and "spans by place" in out, err
+        out = succeeds("probe", model, corpus_file, *given)
+        assert "spans by place" in out
         found[name] = json.loads((tmp_path / f"{name}.json").read_text())["profiles"]
     by_decoder = [f"exact match{both}, by the decoder" for both in ("", ", both orders")]
     assert list(found["whole"]) == ["spans by place", *by_decoder]
