@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # waiting for another at the end.
 LONGEST = (
     *("training/test_processes.py", "test_on_ray.py"),
-    *("training/test_train.py", "test_pages.py", "training/test_late_queries.py"),
+    *("training/test_train.py", "test_pages.py", "training/test_generated_queries.py"),
 )
 
 

@@ -39,7 +39,7 @@ from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document
 from tests.contextual import save_contextual
-from tests.groups.test_cells import chunks_in_cells, groups_of, write_cells
+from tests.groups.test_preclustered import chunks_in_cells, groups_of, write_cells
 from tests.index.letters import WORDS, Letters, reopen
 from tests.index.letters import documents as letter_documents
 

@@ -391,7 +391,7 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
 
 
 def kill(arguments: argparse.Namespace) -> None:
-    from tests.index.killing import kill_while_appending
+    from tests.index.killed_writer import kill_while_appending
 
     print(
         json.dumps(

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from killing import kill_while_appending
+from killed_writer import kill_while_appending
 from letters import Letters, build, documents, extend, oracle, reopen, rows_of, wanted_rows
 
 from revela.errors import QueryError, RevelaError

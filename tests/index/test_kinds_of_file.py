@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
-sys.path.append(str(Path(__file__).parents[1] / "corpus" / "readers"))
-from test_office import docx, epub, notebook, pptx, xlsx
-
 from revela import Index
+from tests.corpus.readers.test_office import docx, epub, notebook, pptx, xlsx
 
 LAST = {
     "a.docx": "zebra",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import several
+import run_cases
 import torch
 from safetensors.torch import load_file
 from torch.distributed.run import parse_args
@@ -81,7 +81,7 @@ def groups(tmp_path_factory, corpus_file):
 
 @pytest.fixture(scope="module")
 def case(groups, tiny_lm_folder):
-    """settings -> a case of several.py."""
+    """settings -> a case of run_cases.py."""
 
     def of(out: Path, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
         given = {"model": str(tiny_lm_folder), "lm": str(tiny_lm_folder), **settings}
@@ -118,7 +118,7 @@ def by_two(cache: Path, folder: Path, cases: dict[str, Any]) -> dict[str, str]:
     """Run these cases by two processes; what they print of each."""
     file = folder / "cases.json"
     file.write_text(json.dumps(cases))
-    code, out, err = ended(torchrun(cache, several.__file__, file))
+    code, out, err = ended(torchrun(cache, run_cases.__file__, file))
     assert code == 0, out + err
     parts = re.split(r"^case (.*)\n", out, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -129,7 +129,7 @@ def by_one(cache: Path, cases: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REVELA_CACHE", str(cache))
         for some in cases.values():
-            several.run(some)
+            run_cases.run(some)
 
 
 def seen(out: Any, rank: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Runs by as many processes as were started: what test_processes.py has torchrun run.
 
-    torchrun --nproc-per-node 2 several.py CASES.json
+    torchrun --nproc-per-node 2 run_cases.py CASES.json
 
 CASES.json maps a name to a case: "settings" of the recipe, "groups" and "out" (folders), and maybe
 "resume" (of a "copy" of a run), "scores" of checks, "signal" (its name, process and step), or how

@@ -20,8 +20,8 @@ from revela.types import Document
 from test_cli import TINY
 from tests.collection_folder import write_collection
 
-ABLATIONS = Path(__file__).parents[1] / "research" / "recipes"
-FILES = sorted(ABLATIONS.glob("*.toml"))
+RECIPES = Path(__file__).parents[2] / "research" / "recipes"
+FILES = sorted(RECIPES.glob("*.toml"))
 
 
 def commands(file: Path) -> list[list[str]]:
@@ -54,7 +54,7 @@ def test_the_commands_at_the_head_parse(file):
 
 @pytest.mark.parametrize("stage", ["spans", "crops", "episodes"])
 def test_the_stages_of_dwell_parse(stage):
-    file = ABLATIONS / "dwell" / f"{stage}.toml"
+    file = RECIPES / "dwell" / f"{stage}.toml"
     (command,) = commands(file)
     add_settings(command)
     _, bound, _ = cli.app.parse_args(command, exit_on_error=False)
@@ -87,7 +87,7 @@ def test_one_runs_at_tiny_scale_and_its_table_is_written(
     judged, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "runs"
     models = ("--model", tiny_lm_folder, "--lm", tiny_lm_folder)
     small = ("--group-size", 4, "--groups-per-step", 1, "--warmup-steps", 0, "--points", 1)
-    flags = ("--on", judged, "--recipe", ABLATIONS / "random-groups.toml", "--out", out)
+    flags = ("--on", judged, "--recipe", RECIPES / "random-groups.toml", "--out", out)
     trained = ("--presets", "paper", *models, *TINY, *small)
     succeeds("compare", corpus_file, *flags, *trained)
     names = ["document", "random"]
@@ -163,7 +163,7 @@ def test_variants_that_cannot_be_run_are_refused(
 
 
 def test_only_compare_takes_variants(refused, tmp_path):
-    flags = ("--out", tmp_path / "o", "--recipe", ABLATIONS / "random-groups.toml")
+    flags = ("--out", tmp_path / "o", "--recipe", RECIPES / "random-groups.toml")
     err = refused("train", tmp_path, *flags)
     said = "random-groups.toml holds 2 variants (document, random): train them by revela compare"
     assert said in err
@@ -173,8 +173,8 @@ def test_several_presets_and_variants_are_told_apart(monkeypatch):
     monkeypatch.setattr(
         "sys.argv", ["revela", "compare", "corpus", "--on", "judged", "--out", "runs"]
     )
-    assert list(recipes_of(["gated", "paper"], ABLATIONS / "random-groups.toml", None)) == [
+    assert list(recipes_of(["gated", "paper"], RECIPES / "random-groups.toml", None)) == [
         "gated-document", "gated-random", "paper-document", "paper-random",
     ]  # fmt: skip
     with pytest.raises(RevelaError, match="does not exist"):
-        recipes_of(["gated"], ABLATIONS / "none.toml", None)
+        recipes_of(["gated"], RECIPES / "none.toml", None)
