@@ -50,16 +50,9 @@ def kill_while_appending(folder: Path, kills: int, seed: int) -> dict[str, int]:
     safe: dict[str, int] = {}
     acknowledged = 0
     for turn in range(1, kills + 1):
-        command = [
-            sys.executable,
-            "-m",
-            "tests.index.killed_writer",
-            str(folder.resolve()),
-            str(turn),
-        ]
-        writer = subprocess.Popen(
-            list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        arguments = "-m", "tests.index.killed_writer", str(folder.resolve()), str(turn)
+        command = [sys.executable, *arguments]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
         time.sleep(rng.uniform(0, 1.5))
         writer.kill()

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from conftest import TOPICS, make_rows
+from conftest import TOPICS, make_rows, tiny_retriever
 from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
@@ -475,11 +475,12 @@ def test_iterative_groups_follow_the_encoder_and_are_kept(recipe, documents, tmp
 
 
 @pytest.mark.parametrize("name", ["infonce", "crop"])
-def test_another_model_finds_false_negatives(recipe, documents, saved_retriever, tmp_path, name):
+def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, tmp_path, name):
+    tiny_retriever(tiny_lm_folder).save(str(tmp_path / "surrogate"))
     settings = {**presets()[name], **OBJECTIVES[name], "group_size": 8, "max_steps": 1}
     recipe = recipe.replace(**settings)
     found = []
-    for changes in ({}, {"surrogate": str(saved_retriever)}):
+    for changes in ({}, {"surrogate": str(tmp_path / "surrogate")}):
         out = tmp_path / f"out-{len(found)}"
         train(recipe.replace(**changes), documents, out)
         found.append(losses(out)[1])
