@@ -255,6 +255,49 @@ def saved_retriever(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Pa
     return folder
 
 
+SLOTS = 8
+
+
+@pytest.fixture(scope="session")
+def contextual(tmp_path_factory: pytest.TempPathFactory, tiny_lm_folder: Path) -> Path:
+    """The folder of a tiny retriever with slots, untrained but with a first stage that says
+    something, and the context of eight documents.
+    """
+    from revela.retriever.context import SavedContext, add_context
+    from revela.retriever.save import save_retriever
+    from revela.settings import Recipe
+
+    torch.manual_seed(5)
+    folder = tmp_path_factory.mktemp("contextual") / "model"
+    model = tiny_retriever(tiny_lm_folder, max_tokens=100)
+    texts = [row["text"] for row in make_rows(40, sentences=2)[::5]]
+    first = add_context(Recipe.of(context=SLOTS), model, texts[0])
+    assert first is not None
+    for weight in (list(first.model)[-1].linear.weight, first.null_D):
+        torch.nn.init.normal_(weight, std=0.3)
+    save_retriever(model, folder, "", context=SavedContext(first, first.of_texts(texts), {}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def static_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    """The folder of a static retriever, which needs no torch."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    folder = tmp_path_factory.mktemp("static") / "model"
+    table = StaticEmbedding(tiny_tokenizer.backend_tokenizer, embedding_dim=8)
+    SentenceTransformer(modules=[table]).save(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def documents(corpus_file: Path):
+    from revela.corpus.load import read_corpus
+
+    return read_corpus([corpus_file])[0]
+
+
 @pytest.fixture
 def doing(monkeypatch, capsys):
     """Runs a command line; gives its exit code, stdout and stderr. A string may hold several flags

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import revela
 from conftest import make_rows
@@ -26,17 +24,6 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache" / "indices"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, tiny_lm_folder) -> Path:
-    """A static retriever, which needs no torch."""
-    from transformers import AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("static") / "model"
-    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder).backend_tokenizer
-    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(str(folder))
-    return folder
-
-
 @pytest.fixture
 def docs(tmp_path) -> Path:
     folder = tmp_path / "docs"
@@ -46,9 +33,9 @@ def docs(tmp_path) -> Path:
     return folder
 
 
-def test_a_folder_is_searched_and_followed(doing, succeeds, docs, model, cache):
+def test_a_folder_is_searched_and_followed(doing, succeeds, docs, static_folder, cache):
     def search(*more):
-        code, out, err = doing("search", docs, "zebra", "--json", "--model", model, *more)
+        code, out, err = doing("search", docs, "zebra", "--json", "--model", static_folder, *more)
         assert code == 0, err
         return [hit["id"] for hit in json.loads(out) if "zebra" in hit["text"]], err
 
@@ -60,7 +47,7 @@ def test_a_folder_is_searched_and_followed(doing, succeeds, docs, model, cache):
     found, said = search()
     assert found == ["a.md"] and "1 documents are new, 0 changed, 1 gone, 11 unchanged" in said
     out = succeeds("cache")
-    assert str(docs) in out and " MB " in out and model.name in out
+    assert str(docs) in out and " MB " in out and static_folder.name in out
     assert len([*cache.glob("*/index/index.json")]) == 1
     out = succeeds("cache", docs, "--clear")
     assert out.endswith(" MB are free again\n") and not [*cache.glob("*/index")]
@@ -87,8 +74,8 @@ print(sorted({{"torch", "transformers", "datasets"}} & {{*sys.modules}}))
 """
 
 
-def test_two_processes_share_the_cache_and_load_nothing_heavy(docs, model, cache):
-    script = LOADED.format(docs=str(docs), model=str(model))
+def test_two_processes_share_the_cache_and_load_nothing_heavy(docs, static_folder, cache):
+    script = LOADED.format(docs=str(docs), model=str(static_folder))
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", script]
     both = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
@@ -98,9 +85,9 @@ def test_two_processes_share_the_cache_and_load_nothing_heavy(docs, model, cache
     assert len([*cache.glob("*/index/index.json")]) == 1
 
 
-def test_an_index_is_made_and_kept_in_step(succeeds, refused, docs, model, tmp_path):
+def test_an_index_is_made_and_kept_in_step(succeeds, refused, docs, static_folder, tmp_path):
     out = tmp_path / "index"
-    given = ("index", docs, "--out", out, "--model", model, "--sync")
+    given = ("index", docs, "--out", out, "--model", static_folder, "--sync")
     assert "12 documents are new, 0 changed, 0 gone, 0 unchanged" in succeeds(*given)
     (docs / "0.txt").write_text("A zebra.")
     said = succeeds("index", "--out", out, "--sync")
@@ -114,16 +101,16 @@ def test_an_index_is_made_and_kept_in_step(succeeds, refused, docs, model, tmp_p
     assert "11 gone, 1 unchanged" in said
 
 
-def test_what_a_plain_index_was_made_of_is_known(succeeds, docs, model, tmp_path):
+def test_what_a_plain_index_was_made_of_is_known(succeeds, docs, static_folder, tmp_path):
     out = tmp_path / "index"
-    succeeds("index", docs, "--out", out, "--model", model)
+    succeeds("index", docs, "--out", out, "--model", static_folder)
     (docs / "new.txt").write_text("A zebra.")
     said = succeeds("index", "--out", out, "--sync")
     assert "1 documents are new, 0 changed, 0 gone, 12 unchanged" in said
 
 
-def test_a_server_follows_its_folder(docs, model, cache):
-    flags = ["--port", "0", "--sync", "0.2", "--model", str(model)]
+def test_a_server_follows_its_folder(docs, static_folder, cache):
+    flags = ["--port", "0", "--sync", "0.2", "--model", str(static_folder)]
     command = [sys.executable, "-m", "revela", "serve", str(docs), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -38,7 +38,6 @@ from revela.on_ray import Cluster
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document
-from tests.contextual import save_contextual
 from tests.groups.test_preclustered import chunks_in_cells, groups_of, write_cells
 from tests.index.letters import WORDS, Letters, reopen
 from tests.index.letters import documents as letter_documents
@@ -186,9 +185,8 @@ def wait_for_rows(folder: Path, driver: subprocess.Popen, least: int) -> int:
 
 
 def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
-    succeeds, index_by, monkeypatch, tiny_lm_folder, tmp_path
+    succeeds, index_by, monkeypatch, contextual, tmp_path
 ):
-    model = save_contextual(tiny_lm_folder, tmp_path / "model")
     rows = [dict(row, _id=f"it's {i}") for i, row in enumerate(rows_of_corpus())]
     before, after = tmp_path / "before.jsonl", tmp_path / "after.parquet"
     before.write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
@@ -196,21 +194,16 @@ def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
     pq.write_table(pa.Table.from_pylist([*changed, *rows[26:]]), after)
     for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--commit-every", 40))):
         out = tmp_path / name
-        assert index_by(before, out, model)[0] == 0
+        assert index_by(before, out, contextual)[0] == 0
         if flags:  # the memory of what drives must not grow with the table
             monkeypatch.setattr(Table, "pack", lambda *_: pytest.fail("packed by the driver"))
-        said = succeeds(
-            "index", after, "--out", out, "--append", *flags,
-            "--precision", "fp32",
-        )  # fmt: skip
+        said = succeeds("index", after, "--out", out, "--append", *flags, "--precision", "fp32")
         assert "18 documents are new, 6 replaced, 4 unchanged" in said
     assert_equal(tmp_path / "ray", tmp_path / "local")
 
 
-def test_a_context_is_drawn_from_the_files_as_from_documents(
-    ray_session, corpus, tiny_lm_folder, tmp_path
-):
-    encoder = load_encoder(save_contextual(tiny_lm_folder, tmp_path / "model"), "fp32")
+def test_a_context_is_drawn_from_the_files_as_from_documents(ray_session, corpus, contextual):
+    encoder = load_encoder(contextual, "fp32")
     here = read_corpus([corpus], distinct=False, min_words=1)[0]
     surveyed = build_on_ray.SurveyedCorpus([corpus], reader_of_parts(READING, ()), 0)
     assert list(surveyed) == list(here) and surveyed.report.words > 0

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conftest import make_rows
+from conftest import SLOTS, make_rows
 from revela import RevelaError, evaluate
 from revela.evaluation.evaluate import load_collection, mean_outcomes
 from revela.index.contexts import Context, sample_texts
@@ -17,12 +17,6 @@ from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.load import load_encoder
 from revela.settings import Recipe
 from tests.collection_folder import write_collection
-from tests.contextual import SLOTS, save_contextual
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_lm_folder, tmp_path_factory):
-    return save_contextual(tiny_lm_folder, tmp_path_factory.mktemp("contextual") / "model")
 
 
 @pytest.fixture
@@ -49,62 +43,62 @@ def read(monkeypatch):
     return seen
 
 
-def test_each_collection_has_a_context_of_its_documents(folder, collections, read):
+def test_each_collection_has_a_context_of_its_documents(contextual, collections, read):
     found = [load_collection(path) for path in collections]
-    evaluate([folder], collections, precision="fp32")
-    evaluate([folder], collections, precision="fp32", context_seed=1)
+    evaluate([contextual], collections, precision="fp32")
+    evaluate([contextual], collections, precision="fp32", context_seed=1)
     for texts, collection in zip(read, [*found, *found], strict=True):
         assert len(set(texts)) == SLOTS and set(texts) <= set(collection.documents)
         assert not set(texts) & set(collection.queries)
     assert read[0] != read[2] and read[0] == sample_texts(found[0].documents, SLOTS, 0)
 
 
-def test_scores_are_those_in_the_context(folder, collections):
-    scores = evaluate([folder], collections[:1], precision="fp32", context=["a", "text"])
-    encoder = load_encoder(folder, "fp32").with_context_of(["a", "text"])
+def test_scores_are_those_in_the_context(contextual, collections):
+    scores = evaluate([contextual], collections[:1], precision="fp32", context=["a", "text"])
+    encoder = load_encoder(contextual, "fp32").with_context_of(["a", "text"])
     wanted = mean_outcomes(load_collection(collections[0]), {"m": encoder})["m"]
     assert scores["One"]["model"].means == pytest.approx(wanted)
-    saved = evaluate([folder], collections[:1], precision="fp32", context="saved")
-    plain = mean_outcomes(load_collection(collections[0]), {"m": load_encoder(folder, "fp32")})
+    saved = evaluate([contextual], collections[:1], precision="fp32", context="saved")
+    plain = mean_outcomes(load_collection(collections[0]), {"m": load_encoder(contextual, "fp32")})
     assert saved["One"]["model"].means == pytest.approx(plain["m"])
 
 
-def test_other_models_read_none(folder, saved_retriever, collections, read):
+def test_other_models_read_none(contextual, saved_retriever, collections, read):
     evaluate([saved_retriever], collections[:1], precision="fp32")
     assert not read
-    evaluate([saved_retriever, folder], collections[:1], precision="fp32", context="none")
+    evaluate([saved_retriever, contextual], collections[:1], precision="fp32", context="none")
     assert read == [[]]
     with pytest.raises(RevelaError, match="has no first stage: train it with --context N"):
         evaluate([saved_retriever], collections[:1], precision="fp32", context="none")
 
 
-def test_mteb_draws_from_the_tasks_corpus(folder, collections, read, tmp_path):
+def test_mteb_draws_from_the_tasks_corpus(contextual, collections, read, tmp_path):
     pytest.importorskip("mteb")
     from revela.evaluation.mteb import evaluate_benchmarks
 
     names, out = [str(path) for path in collections], tmp_path / "out"
-    _, scores = evaluate_benchmarks([str(folder)], names, out, precision="fp32")
+    _, scores = evaluate_benchmarks([str(contextual)], names, out, precision="fp32")
     drawn = [list(texts) for texts in read]
     for texts, path in zip(drawn, collections, strict=True):
         collection = load_collection(path)
         assert texts == sample_texts(collection.documents, SLOTS, 42)
-        encoder = load_encoder(folder, "fp32").with_context_of(texts)
+        encoder = load_encoder(contextual, "fp32").with_context_of(texts)
         ours = mean_outcomes(collection, {"m": encoder})["m"]
         assert scores[path.name]["model"].means == pytest.approx(
             {**ours, "main": ours["ndcg@10"]}, abs=1e-4
         )
     assert scores["One"]["model"].settings["context"].endswith("seed 42")
     read.clear()
-    evaluate_benchmarks([str(folder)], names, out, precision="fp32")
+    evaluate_benchmarks([str(contextual)], names, out, precision="fp32")
     assert not read  # scores are kept
-    evaluate_benchmarks([str(folder)], names[:1], out, precision="fp32", context="none")
+    evaluate_benchmarks([str(contextual)], names[:1], out, precision="fp32", context="none")
     assert read == [[]] and len(list(out.rglob("One.json"))) == 2  # and have a place per context
 
 
-def test_a_judge_reads_each_collection(folder, collections, read, tmp_path, monkeypatch):
+def test_a_judge_reads_each_collection(contextual, collections, read, tmp_path, monkeypatch):
     from revela.evaluation import compare as comparison
 
-    encoder, judged = load_encoder(folder, "fp32"), []
+    encoder, judged = load_encoder(contextual, "fp32"), []
 
     def stop(*_, judge, **__):
         judged.append(judge(encoder))

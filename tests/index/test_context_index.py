@@ -8,27 +8,21 @@ import shutil
 import numpy as np
 import pytest
 
-from conftest import make_rows
+from conftest import SLOTS, make_rows
 from revela import Document, Retriever, RevelaError
 from revela.index.contexts import Context
 from revela.index.index import Index
 from revela.index.manifest import CONTEXT, INFO, read_info
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
-from tests.contextual import SLOTS, save_contextual
 
 DOCS = [Document(r["_id"], r["text"], r["title"]) for r in make_rows(48, sentences=3)]
 FEW = Indexing(chunk_words=12)
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_lm_folder, tmp_path_factory):
-    return save_contextual(tiny_lm_folder, tmp_path_factory.mktemp("contextual") / "model")
-
-
-@pytest.fixture(scope="module")
-def retriever(folder):
-    return Retriever(folder, precision="fp32")
+def retriever(contextual):
+    return Retriever(contextual, precision="fp32")
 
 
 def vectors_of(index):
@@ -37,19 +31,21 @@ def vectors_of(index):
     return np.array([rows[passage] for passage in sorted(rows)])
 
 
-def test_what_comes_later_reads_the_same_context(retriever, folder, tmp_path):
+def test_what_comes_later_reads_the_same_context(retriever, contextual, tmp_path):
     index = retriever.index(DOCS[:24], tmp_path / "index", chunk_words=12)
     about = index.info.context
     assert about["kind"] == "corpus" and about["documents"] == SLOTS
     assert read_info(index.folder).context == about
     again = Index.open(tmp_path / "index", precision="fp32")  # loads its own encoder
     again.add(DOCS[24:])
-    rows, encoder = Context("corpus", tuple(drawn(retriever))), load_encoder(folder, "fp32")
-    fresh = Index.create(tmp_path / "fresh", folder, settings=FEW, context=rows, encoder=encoder)
+    rows, encoder = Context("corpus", tuple(drawn(retriever))), load_encoder(contextual, "fp32")
+    fresh = Index.create(
+        tmp_path / "fresh", contextual, settings=FEW, context=rows, encoder=encoder
+    )
     fresh.add(DOCS)
     assert fresh.info.context["digest"] == about["digest"]
     np.testing.assert_allclose(vectors_of(again), vectors_of(fresh), atol=1e-6)
-    saved = Index.create(tmp_path / "saved", folder, settings=FEW, encoder=encoder)
+    saved = Index.create(tmp_path / "saved", contextual, settings=FEW, encoder=encoder)
     saved.add(DOCS)
     assert saved.info.context["kind"] == "saved"
     assert np.abs(vectors_of(saved) - vectors_of(fresh)).max() > 1e-3
@@ -67,16 +63,16 @@ def drawn(retriever):
     return draw_documents(DOCS[:24], retriever.encoder.slots, 0, 12)
 
 
-def test_a_killed_build_goes_on_with_the_same_rows(folder, tmp_path, monkeypatch):
+def test_a_killed_build_goes_on_with_the_same_rows(contextual, tmp_path, monkeypatch):
     monkeypatch.setattr("revela.index.ingest.BATCH", 600)
     monkeypatch.setattr("revela.index.ingest.BATCH_DOCUMENTS", 4)
 
-    encoder = load_encoder(folder, "fp32")
+    encoder = load_encoder(contextual, "fp32")
 
     def create(texts=DOCS[:SLOTS], kind="corpus", seed=0):
         context = Context(kind, tuple(d.text for d in texts), seed)
         place = tmp_path / "index"
-        return Index.create(place, folder, settings=FEW, context=context, encoder=encoder)
+        return Index.create(place, contextual, settings=FEW, context=context, encoder=encoder)
 
     begun = create()
     rows = (tmp_path / "index" / CONTEXT).read_bytes()
@@ -89,15 +85,19 @@ def test_a_killed_build_goes_on_with_the_same_rows(folder, tmp_path, monkeypatch
     assert (tmp_path / "index" / CONTEXT).read_bytes() == rows
     resumed.add(DOCS)
     texts = [d.text for d in DOCS[:SLOTS]]
-    fresh = Index.create(tmp_path / "fresh", folder, settings=FEW, context=texts, encoder=encoder)
+    fresh = Index.create(
+        tmp_path / "fresh", contextual, settings=FEW, context=texts, encoder=encoder
+    )
     fresh.add(DOCS)
     np.testing.assert_allclose(vectors_of(resumed), vectors_of(fresh), atol=1e-6)
 
 
-def test_a_kill_before_the_first_commit_leaves_a_free_folder(folder, tmp_path):
+def test_a_kill_before_the_first_commit_leaves_a_free_folder(contextual, tmp_path):
     (tmp_path / CONTEXT).write_bytes(b"cut")
     (tmp_path / f".{CONTEXT}-x").mkdir()
-    index = Index.create(tmp_path, folder, context="none", encoder=load_encoder(folder, "fp32"))
+    index = Index.create(
+        tmp_path, contextual, context="none", encoder=load_encoder(contextual, "fp32")
+    )
     assert index.info.context["kind"] == "none" and index.encoder.encode_queries(["a"]).any()
 
 
@@ -152,9 +152,9 @@ def test_a_damaged_context_is_one_sentence(retriever, tmp_path):
         retriever.open(index.folder).search("ocean", mode="dense")
 
 
-def test_a_model_without_its_first_stage_is_one_sentence(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "cut", ignore=shutil.ignore_patterns("context"))
+def test_a_model_without_its_first_stage_is_one_sentence(contextual, tmp_path):
+    shutil.copytree(contextual, tmp_path / "cut", ignore=shutil.ignore_patterns("context"))
     with pytest.raises(RevelaError, match="has slots for a context, but no first stage"):
         Index.create(tmp_path / "index", tmp_path / "cut", context=["a text"])
     with pytest.raises(RevelaError, match="give a sample"):
-        Index.create(tmp_path / "other", folder, context="corpus")
+        Index.create(tmp_path / "other", contextual, context="corpus")

@@ -6,8 +6,6 @@ import json
 
 import pyarrow as pa
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from revela import Index
 from tests.corpus.readers.test_office import docx, epub, notebook, pptx, xlsx
@@ -58,15 +56,11 @@ def folder(tmp_path):
 
 
 def test_every_document_of_a_folder_is_found_and_the_others_are_named(
-    folder, tmp_path, succeeds, tiny_lm_folder
+    folder, tmp_path, succeeds, static_folder
 ):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_lm_folder).backend_tokenizer
-    model, out = tmp_path / "model", tmp_path / "index"
-    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(str(model))
-
-    said = succeeds("index", folder, "--model", model, "--out", out, "--max-bad-share", 0.1)
+    out = tmp_path / "index"
+    given = ("--model", static_folder, "--out", out, "--max-bad-share", 0.1)
+    said = succeeds("index", folder, *given)
     assert "read 12 documents, " in said
     assert 'not read: 1 .xyz (no reader); 1 .json (no text field "text")\n' in said
     assert "skipped 1: damaged or encrypted .docx (n.docx: " in said

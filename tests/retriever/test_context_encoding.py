@@ -10,25 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import make_rows
+from conftest import SLOTS, make_rows
 from revela.retriever.build import load_retriever
 from revela.retriever.context import filled, slot_ids
 from revela.retriever.load import load_encoder
 from revela.retriever.onnx_export import OnnxEncoder, export_onnx
 from revela.retriever.tokens import TokenCounter, token_window
-from tests.contextual import SLOTS, save_contextual
 
 TEXTS = ["ocean1", *(row["text"] for row in make_rows(6, sentences=3)), "", "engine2 " * 200]
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_lm_folder, tmp_path_factory):
-    return save_contextual(tiny_lm_folder, tmp_path_factory.mktemp("contextual") / "model")
-
-
-@pytest.fixture(scope="module")
-def encoder(folder):
-    return load_encoder(folder, "fp32")
+def encoder(contextual):
+    return load_encoder(contextual, "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +75,9 @@ def test_slots_count_as_tokens_of_the_prompt(encoder, saved_retriever):
     assert token_window(model, "m", 40).size == pytest.approx(plain.size, abs=1)
 
 
-def test_onnx_says_what_torch_says(folder, encoder, tmp_path):
+def test_onnx_says_what_torch_says(contextual, encoder, tmp_path):
     pytest.importorskip("onnxruntime")
-    assert export_onnx(load_retriever(folder), tmp_path / "onnx") < 1e-5
+    assert export_onnx(load_retriever(contextual), tmp_path / "onnx") < 1e-5
     exported, texts = OnnxEncoder(tmp_path / "onnx"), [*TEXTS, "a <|context-3|> b"]
     for encode in ("encode_queries", "encode_passages"):
         found, expected = (getattr(each, encode)(texts) for each in (exported, encoder))

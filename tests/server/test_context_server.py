@@ -7,19 +7,18 @@ import numpy as np
 import pytest
 from served import documents, running
 
+from conftest import SLOTS
 from revela import Retriever
 from revela.server import Limits
 from revela.server.app import ServedModel, Service
-from tests.contextual import SLOTS, save_contextual
 
 TEXTS = ["ocean1 ocean2", "engine3"]
 
 
 @pytest.fixture(scope="module")
-def index(tiny_lm_folder, tmp_path_factory):
-    home = tmp_path_factory.mktemp("contextual")
-    retriever = Retriever(save_contextual(tiny_lm_folder, home / "model"), precision="fp32")
-    return retriever.index(documents(20, 2), home / "index")
+def index(contextual, tmp_path_factory):
+    retriever = Retriever(contextual, precision="fp32")
+    return retriever.index(documents(20, 2), tmp_path_factory.mktemp("contextual") / "index")
 
 
 def test_vectors_and_names_are_those_of_the_context(index):

@@ -19,7 +19,6 @@ from sentence_transformers.sentence_transformer import modules
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from conftest import TOPICS, make_rows, tiny_retriever
-from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.files import remove_whole, writing
 from revela.groups.dataset import training_chunks
@@ -52,11 +51,6 @@ CDE = presets()["cde"] | {"surrogate": ""}
 @pytest.fixture
 def recipe(tiny_lm_folder):
     return TINY.replace(model=str(tiny_lm_folder), lm=str(tiny_lm_folder))
-
-
-@pytest.fixture
-def documents(corpus_file):
-    return read_corpus([corpus_file])[0]
 
 
 def losses(folder):

@@ -29,11 +29,6 @@ TINY = dict(
 SPANS = Recipe.of("spans", **TINY)
 
 
-@pytest.fixture
-def documents(corpus_file):
-    return read_corpus([corpus_file])[0]
-
-
 @pytest.fixture(scope="module")
 def run_of_spans(corpus_file, tmp_path_factory):
     out = tmp_path_factory.mktemp("stages") / "spans"

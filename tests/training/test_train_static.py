@@ -14,7 +14,6 @@ from sentence_transformers.sentence_transformer import modules
 from test_train import TINY, assert_resume_equals_unbroken, losses
 
 from conftest import make_rows
-from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.index.language import Analyzer
 from revela.objectives.contrastive import ContrastiveLoss
@@ -60,11 +59,6 @@ def table_folder(tmp_path_factory, tiny_lm_folder):
 @pytest.fixture
 def recipe(table_folder, tiny_lm_folder):
     return TINY.replace(model=str(table_folder), lm=str(tiny_lm_folder), max_steps=3)
-
-
-@pytest.fixture
-def documents(corpus_file):
-    return read_corpus([corpus_file])[0]
 
 
 @pytest.mark.parametrize("case", CASES)
