@@ -43,9 +43,7 @@ def test_eval_by_command(contextual, saved_retriever, tmp_path, succeeds, refuse
     one = write_collection(tmp_path / "one", rows, asked, {("q", "d0"): 1})
     flags = ("--on", one, "--precision", "fp32")
     out = succeeds("eval", contextual, saved_retriever, *flags)
-    drawn = (
-        f"{contextual.name} reads a context of {SLOTS} slots, documents of the corpus, drawn with"
-    )
+    drawn = f"model reads a context of {SLOTS} slots, documents of the corpus, drawn with"
     assert f"{drawn} seed 0\n" in out and out.count("reads a context") == 1
     assert f"{drawn} seed 3\n" in succeeds("eval", contextual, *flags, "--context-seed", 3)
     out = succeeds("eval", contextual, *flags, "--context", "saved")
@@ -54,16 +52,11 @@ def test_eval_by_command(contextual, saved_retriever, tmp_path, succeeds, refuse
     assert "has no first stage: train it with --context N" in error
 
 
-@pytest.mark.parametrize("kind", ["plain", "contextual"])
-def test_probe_says_how_many_documents_are_read(
-    kind, contextual, saved_retriever, tmp_path, succeeds
-):
+@pytest.mark.parametrize("kind", ["saved_retriever", "contextual"])
+def test_probe_says_how_many_documents_are_read(kind, request, tmp_path, succeeds):
     rows = make_rows(8, sentences=20)
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model, json_file = (
-        contextual if kind == "contextual" else saved_retriever,
-        tmp_path / "probe.json",
-    )
+    model, json_file = request.getfixturevalue(kind), tmp_path / "probe.json"
     limits = ("--max-tokens", 64, "--documents", 4, "--precision", "fp32", "--json", json_file)
     succeeds("probe", model, tmp_path / "corpus.jsonl", *limits)
     found = json.loads(json_file.read_text())
