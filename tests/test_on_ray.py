@@ -280,9 +280,9 @@ def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkey
         info = Info("model", "0123", 8, Indexing(chunk_words=WORDS), {"year": "int64"})
         index = Index.begin(tmp_path / name, info, Letters())
         with writing(index.folder):
-            list(index.add_batches(letter_documents(300)))
+            list(index.writer.add_batches(letter_documents(300)))
             by_all = functools.partial(build_on_ray._pack_by_all, index)
-            index.finish(pack=by_all if name == "several" else None)
+            index.writer.finish(pack=by_all if name == "several" else None)
         made.append(reopen(index.folder))
     one, several = made
     kinds = [

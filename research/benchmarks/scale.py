@@ -33,7 +33,8 @@ import numpy as np
 
 from research.benchmarks.options import RESEARCH, parser_of
 from revela.index.manifest import Info, read_info
-from revela.index.table import CELLS, Table, arrow_rows, table_uri
+from revela.index.rows import arrow_rows
+from revela.index.table import CELLS, Table, table_uri
 from revela.settings import Indexing
 
 BATCH = 2**17  # rows made at a time

@@ -35,10 +35,10 @@ def write_for_ever(folder: Path, seed: int) -> None:
         while True:
             for _ in range(rng.randrange(1, 5)):
                 names = rng.sample([f"d{i}" for i in range(NAMES)], 8)
-                for _ in index.add_batches([versioned(name, seed) for name in names]):
+                for _ in index.writer.add_batches([versioned(name, seed) for name in names]):
                     print(*(f"{name} {seed}" for name in names), sep="\n", flush=True)
                 seed += 1000
-            index.finish()
+            index.writer.finish()
 
 
 def kill_while_appending(folder: Path, kills: int, seed: int) -> dict[str, int]:

@@ -76,7 +76,7 @@ def test_a_killed_build_goes_on_with_the_same_rows(contextual, tmp_path, monkeyp
 
     begun = create()
     rows = (tmp_path / "index" / CONTEXT).read_bytes()
-    next(begun.add_batches(DOCS))
+    next(begun.writer.add_batches(DOCS))
     assert 0 < len(begun) < len(DOCS)
     for other in (dict(seed=1), dict(kind="none"), dict(kind="saved"), dict(kind="texts")):
         with pytest.raises(RevelaError, match="begun with another model or other settings"):

@@ -20,6 +20,7 @@ from revela.index.bm25 import BM25, idf
 from revela.index.fusion import reciprocal_rank_fusion
 from revela.index.index import Index
 from revela.index.ingest import metadata_columns
+from revela.index.lance_errors import lance_errors
 from revela.index.manifest import INFO, Info
 from revela.index.term_stats import CHANGES, FILE, Statistics, TermCounts
 from revela.retriever.load import load_encoder
@@ -88,9 +89,9 @@ def test_fusion_by_rank_is_that_of_both_lists_of_documents(index, query):
 
 def counts_are_those_of(index, texts, query="hhhh gggg title") -> bool:
     """Whether its counts of terms give the best BM25 score that these passages give."""
-    best = index._statistics.max_bm25(index.table.query_terms(query))
+    best = index.statistics.max_bm25(index.table.query_terms(query))
     assert best == pytest.approx(BM25(texts, index.info.language).max_scores([query])[0])
-    return index._statistics.chunks == len(texts)
+    return index.statistics.chunks == len(texts)
 
 
 def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
@@ -99,7 +100,7 @@ def test_statistics_stay_true_when_documents_come_and_go(tmp_path):
     extend(reopen(tmp_path / "index"), [*CHANGED, *DOCS[20:30]])
     made = reopen(tmp_path / "index")
     made.delete(["d7", "d9"])
-    made.finish()
+    made.writer.finish()
     now = [*CHANGED, *(d for d in DOCS[:30] if d.id not in ("d3", "d5", "d7", "d9"))]
     texts = [text for *_, text in wanted_rows(now)]
     queries = [DOCS[3].text.split(".")[0] + " abba", "unseen abba", "title title", DOCS[7].text]
@@ -184,19 +185,19 @@ def test_a_small_change_of_a_large_index_is_searched_before_it_is_packed(tmp_pat
         assert index.search("hhhh hghg fafa", 1)[0].id == "new"
         assert index.search("hhhh hghg fafa", 1, "lexical")[0].id == "new"
         assert index.search("fafa hghg", 1, "dense", "id in ('new', 'd7')")[0].id == "new"
-        assert counts_are_those_of(index, texts) and not index._miscounted
+        assert counts_are_those_of(index, texts) and not index.writer.must_recount
     extend(reopen(folder), [Document("more", "gaga.")])
     assert len(packed) == 2, "each of three commits counts as 100 chunks"
     assert (folder / FILE).read_bytes() != whole
     extend(reopen(folder), [Document("last", "gaga.")])
     index = reopen(folder)
-    assert len(packed) == 2 and index._statistics.chunks == len(index) == len(texts) + 2
+    assert len(packed) == 2 and index.statistics.chunks == len(index) == len(texts) + 2
     (folder / CHANGES).write_bytes(b"no")
     with pytest.raises(RevelaError, match=r"changes.* is damaged .*made again by revela index"):
         reopen(folder)
     (folder / CHANGES).unlink()
     extend(reopen(folder), [])
-    assert len(packed) == 3 and reopen(folder)._statistics.chunks == len(index), "counted again"
+    assert len(packed) == 3 and reopen(folder).statistics.chunks == len(index), "counted again"
 
 
 def test_terms_are_counted_while_others_search(tmp_path):
@@ -221,7 +222,7 @@ def test_words_are_counted_again_where_their_table_is_gone_or_late(tmp_path):
     kept = file.read_bytes()
     wanted = [score for *_, score in oracle(DOCS[:25], "abba gggg", "hybrid", 5)]
     for lost in (None, kept):
-        list(reopen(tmp_path / "index").add_batches(DOCS[20:23]))
+        list(reopen(tmp_path / "index").writer.add_batches(DOCS[20:23]))
         file.unlink() if lost is None else file.write_bytes(lost)
         extend(reopen(tmp_path / "index"), DOCS[20:25])
         hits = reopen(tmp_path / "index").search("abba gggg", 5)
@@ -348,7 +349,7 @@ def test_a_killed_run_is_finished_by_the_same_command(tmp_path, monkeypatch):
     folder = tmp_path / "index"
     info = Info("model", "0123", 8, Indexing(chunk_words=3), metadata_columns(DOCS, ["year"]))
     begun = Index.begin(folder, info, Letters())
-    for _ in zip(range(3), begun.add_batches(DOCS), strict=False):
+    for _ in zip(range(3), begun.writer.add_batches(DOCS), strict=False):
         pass
     done = len({name for name, *_ in rows_of(begun)})
     assert 0 < done < len(DOCS)
@@ -483,7 +484,7 @@ def test_damaged_folders_are_one_sentence(tmp_path, index, part):
 def test_the_filter_is_not_at_fault_where_the_disk_or_a_file_is(tmp_path, error, why):
     with (
         pytest.raises(RevelaError, match=why) as caught,
-        table.lance_errors(tmp_path, "year > 2000", ["year"]),
+        lance_errors(tmp_path, "year > 2000", ["year"]),
     ):
         raise error
     assert not isinstance(caught.value, QueryError)
@@ -495,14 +496,14 @@ def test_a_table_without_a_version_is_begun_again(tmp_path):
     replace(build(folder, DOCS[:3]).info, finished=False).save(folder)
     shutil.rmtree(folder / "chunks.lance" / "_versions")
     made = build(folder, DOCS[:3])
-    made.finish()
+    made.writer.finish()
     assert rows_of(reopen(folder)) == wanted_rows(DOCS[:3])
 
 
 def test_an_empty_index_finds_nothing(tmp_path):
     made = build(tmp_path / "index", DOCS[:1])
     made.delete(["d0"])
-    made.finish()
+    made.writer.finish()
     assert len(made) == 0 and made.search("abba") == [] == made.sample()
 
 
@@ -514,7 +515,7 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
     with writing(made.folder):
         made.table.lance.drop_index("id_idx")  # as a killed first run leaves it
         before = made.table.frozen()
-        list(made.add_batches(DOCS[30:]))
+        list(made.writer.add_batches(DOCS[30:]))
     for looked_up, added in ((before, False), (made.table.frozen(), True)):
         found = looked_up.digests([document.id for document in DOCS])
         assert found.keys() == {d.id for d in (DOCS if added else DOCS[:30])}
@@ -525,14 +526,14 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
 
 
 def test_many_documents_are_replaced_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "LOOKED_UP", 7)
+    monkeypatch.setattr(table, "FILTER_IDS", 7)
     made = build(tmp_path / "index", DOCS)
     changed = [Document(d.id, f"{d.text} hhhh", d.title) for d in DOCS[:25]]
     assert extend(made, changed).replaced == 25
     assert rows_of(made) == wanted_rows([*changed, *DOCS[25:]])
-    words = [made._statistics.max_bm25(word) for word in ("hhhh", "title")]
+    words = [made.statistics.max_bm25(word) for word in ("hhhh", "title")]
     fresh = build(tmp_path / "fresh", [*changed, *DOCS[25:]])
-    assert words == [fresh._statistics.max_bm25(word) for word in ("hhhh", "title")]
+    assert words == [fresh.statistics.max_bm25(word) for word in ("hhhh", "title")]
 
 
 def test_what_a_kill_left_before_index_json_is_no_index(tmp_path):

@@ -21,6 +21,7 @@ from revela.index.bm25 import BM25
 from revela.index.index import Index
 from revela.index.language import Analyzer, FormerEnglish, check_language, detect, normalised
 from revela.index.manifest import INFO
+from revela.index.writer import IndexWriter
 from revela.types import Document
 
 TEXTS = {
@@ -130,7 +131,7 @@ def test_bm25s_lancedb_and_the_statistics_agree_on_all_of_unicode(texts, query, 
                 [found[row][1] for row in wanted], list(wanted.values()), rtol=1e-4
             )
             terms = index.table.query_terms(asked)
-            best = index._statistics.max_bm25(terms)
+            best = index.statistics.max_bm25(terms)
             np.testing.assert_allclose(best, bm25.max_scores([asked])[0], rtol=1e-5)
 
 
@@ -160,7 +161,7 @@ def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch, ca
     """Its passages are searched by LanceDB's English, and its statistics count the same."""
     from revela.index import index as store
 
-    monkeypatch.setattr(Index, "find_language", lambda self, texts: None)
+    monkeypatch.setattr(IndexWriter, "find_language", lambda self, texts: None)
     monkeypatch.setattr(store, "unfinished_in", lambda folder: None)
     former = build_former(tmp_path / "former", documents(20))
     assert former.info.language is None and "terms" not in former.table.lance.schema.names
@@ -168,7 +169,7 @@ def test_an_index_of_an_earlier_version_stays_as_it_is(tmp_path, monkeypatch, ca
     former = Index.open(tmp_path / "former", encoder=Letters())
     assert [hit.id for hit in former.search("heating", mode="lexical")] == ["new"]
     assert [hit.id for hit in former.search("snake", mode="lexical")] == ["new"]
-    assert former._statistics.max_bm25(FormerEnglish()("heating the")) > 0
+    assert former.statistics.max_bm25(FormerEnglish()("heating the")) > 0
     assert former.search("heating abab")
     assert "takes every language for English" in caplog.text and "make it again" in caplog.text
 

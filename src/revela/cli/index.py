@@ -163,21 +163,22 @@ class Job:
     def make(self, choose: Choose) -> tuple[Index, Synced]:
         """A new index, which knows its sources."""
         from revela.index.ingest import metadata_columns
-        from revela.index.sync import Scan, apply
+        from revela.index.sync import Scan, make
 
         scan = Scan(self.corpus, self.reading, self.metadata)
-        scan.check_report()
-        print_report(scan.report)
-        columns = metadata_columns(scan.documents, self.metadata)
-        opened = self.create(choose, scan.documents, columns)
-        return opened, apply(opened, scan, progress=True)
+
+        def create(documents: Sequence[Document]) -> Index:
+            print_report(scan.report)
+            return self.create(choose, documents, metadata_columns(documents, self.metadata))
+
+        return make(scan, create, progress=True)
 
     def sync(self, yes: bool) -> tuple[Index, Synced]:
         """Bring an index in step with the corpus, or make it."""
-        from revela.index.manifest import INFO, read_info
+        from revela.index.manifest import is_finished
         from revela.index.sync import sync
 
-        if not (self.out / INFO).is_file() or not read_info(self.out).finished:
+        if not is_finished(self.out):
             return self.make(self.chooser())
         opened, reading = self.existing(), None if self.reading == READING else self.reading
         synced, report = sync(opened, self.corpus, reading, yes=yes, progress=True)

@@ -27,6 +27,7 @@ from revela.corpus.parts import DocumentReader, Part, parts_of
 from revela.corpus.readers.common import ReadReport
 from revela.errors import RevelaError
 from revela.files import writing
+from revela.index.calibration import calibrate
 from revela.index.contexts import conditioned
 from revela.index.index import Index
 from revela.index.ingest import (
@@ -252,7 +253,7 @@ def add(
     is chunks per commit.
     """
     with writing(index.folder):
-        index.find_language(corpus.first_texts())
+        index.writer.find_language(corpus.first_texts())
     info, total, new = index.info, Added(), not index.info.finished
     by_all = on_ray.machines() > 1 and new
     if by_all and info.settings.vectors != "binary":
@@ -263,7 +264,7 @@ def add(
     size = max(1, wave // FRAGMENTS) * CHARACTERS * info.settings.chunk_words
     characters = min(corpus.batch_characters, size)
     with writing(index.folder):
-        before = index.begin_adding().version if len(index) else None
+        before = index.writer.begin_adding().version if len(index) else None
         reading, folder = corpus.reading, index.folder.resolve()
         job = Job(folder, info, index.context, reading, precision, characters, before)
         written = on_ray.stream(
@@ -275,11 +276,11 @@ def add(
                 added = sum((row["added"] for row in rows), Added())
                 version = _commit(index, version, rows)
                 total += added
-                bar.update(added.new + added.replaced + added.unchanged)
-        index.finish(
+                bar.update(added.documents)
+        index.writer.finish(
             count=functools.partial(_count_terms, index),
             pack=functools.partial(_pack_by_all if by_all else _pack_in_a_task, index),
-            calibrate=functools.partial(_calibrate_in_a_task, job),
+            measure=functools.partial(_calibrate_in_a_task, job),
         )
     return total
 
@@ -301,7 +302,7 @@ def _commit(index: Index, version: int, rows: Sequence[on_ray.Row]) -> int:
         filters = index.table.id_filters(replaced)
         return on_ray.commit(table_uri(index.folder), version, fragments, filters)
 
-    return index.commit_written(write, terms, replaced)
+    return index.writer.commit_written(write, terms, replaced)
 
 
 def _count_terms(index: Index) -> Iterator[TermCounts]:
@@ -328,13 +329,13 @@ def _pack_table(folder: Path, info: Info) -> None:
 
 
 def _calibrate_in_a_task(job: Job) -> Calibration:
-    """``Table.calibrate`` in a process that may load the model."""
+    """``calibrate`` in a process that may load the model."""
     found: Calibration = next(on_ray.in_tasks(_calibrated, [job]))
     return found
 
 
 def _calibrated(job: Job) -> Calibration:
-    return Table.open(job.folder, job.info).calibrate(job.encoder())
+    return calibrate(Table.open(job.folder, job.info), job.encoder())
 
 
 def _pack_by_all(index: Index) -> None:

@@ -23,8 +23,9 @@ from revela.index.exact import rankings_of, top_k
 from revela.index.fusion import DEPTH
 from revela.index.manifest import Calibration
 from revela.index.rerankers.tokens import encode_packed
+from revela.index.rows import shortened
 from revela.index.search import MemorySnapshot, Scores, fuse, rerank
-from revela.index.table import shortened
+from revela.index.table import Table
 from revela.types import Encoder, QueryTokens, TokenEncoder, Vectors, hash64
 
 QUERIES = 200
@@ -112,6 +113,15 @@ class SentenceTest:
         firsts = [next(iter(scores.items())) for scores in found]
         pairs = zip(firsts, self._places, strict=True)
         return np.array([score for (row, score), place in pairs if row != place])
+
+
+def calibrate(table: Table, encoder: Encoder) -> Calibration:
+    """Measure words and vectors on a sample of an index's rows."""
+    tokens = ["tokens"] if table.info.settings.keep_tokens else []
+    rows = table.sample("passage", "vector", *tokens)
+    test = SentenceTest(rows["passage"].to_pylist(), table.info.language or "en")
+    packed = rows["tokens"].to_pylist() if tokens else []
+    return test(encoder, table.vectors_in(rows), scored=True, packed=packed)
 
 
 def confidence_from(wrong: NDArray[np.float64]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -21,9 +22,9 @@ from revela.errors import RevelaError
 from revela.files import remove_whole, writing
 from revela.index.fusion import check_weight
 from revela.index.index import Index
-from revela.index.manifest import FORMAT, INFO, read_info
+from revela.index.manifest import FORMAT, INFO, is_finished, read_info
 from revela.index.sources import FILE, Sources
-from revela.index.sync import Scan, Synced, absolute, apply, sync
+from revela.index.sync import Scan, Synced, absolute, make, sync
 from revela.model_files import cache_folder, fingerprint, name_of, resolve
 from revela.retriever.static_encoder import is_static
 from revela.settings import OFFLINE_EMBEDDER, Indexing
@@ -65,6 +66,7 @@ def open_any(
         )
     folder = resolve(str(model or OFFLINE_EMBEDDER))
     settings = Indexing(keep_tokens=not is_static(folder))
+    options |= dict(default_rerank="tokens" if settings.keep_tokens else None)
     if cached:
         place = _place(path.resolve(), folder, settings)
         with writing(place.parent, wait=True):
@@ -72,12 +74,10 @@ def open_any(
             index.keep_copy()
         os.utime(place / FILE)  # when it was used last
     else:
-        kept = tempfile.TemporaryDirectory(prefix="revela-")
-        place = Path(kept.name) / "index"
+        temporary = tempfile.TemporaryDirectory(prefix="revela-")
+        place = Path(temporary.name) / "index"
         index = _synced(path, folder, settings, place, progress, options)
-        index.kept_by = kept
-    if settings.keep_tokens:
-        index.default_rerank = "tokens"
+        weakref.finalize(index, temporary.cleanup)
     return index
 
 
@@ -104,31 +104,28 @@ def _synced(
     path: Path, model: Path, settings: Indexing, place: Path, progress: bool, options: Any
 ) -> Index:
     """The index of a text in its place, up to date."""
-    begun, loading = time.perf_counter(), 0.0
-    if (place / INFO).is_file() and read_info(place).finished:
+    start = time.perf_counter()
+    how: Any = dict(yes=True, progress=progress)
+    if is_finished(place):
         index = Index.open(place, model, **options)
-        synced, report = sync(index, [path], READING, yes=True, progress=progress, wait=True)
+        synced, report = sync(index, [path], READING, wait=True, **how)
     else:
         scan = Scan([path], READING)
-        scan.check_report()
-        loaded = time.perf_counter()
-        made = Index.create(place, model, settings=settings)
-        loading = time.perf_counter() - loaded
-        synced, report = apply(made, scan, yes=True, progress=progress), scan.report
-        index = Index.open(place, model, encoder=made.encoder, **options)
+        made, synced = make(scan, lambda _: Index.create(place, model, settings=settings), **how)
+        report, index = scan.report, Index.open(place, model, encoder=made.encoder, **options)
     for line in report.lines()[1:] if synced.any else []:
         log.info(line)
-    log.info(_line(path, place, synced, loading, time.perf_counter() - begun))
+    log.info(_summary(path, place, synced, time.perf_counter() - start))
     return index
 
 
-def _line(path: Path, place: Path, synced: Synced, loading: float, seconds: float) -> str:
+def _summary(path: Path, place: Path, synced: Synced, seconds: float) -> str:
     kept = f"its index is {place} ({megabytes(bytes_of(place))})"
     if not synced.any:
         return f"{path} is unchanged, {synced.unchanged:,} documents; {kept}"
-    parts = {"loading the model": loading, **synced.seconds}
-    shares = ", ".join(f"{name} {spent:.1f}" for name, spent in parts.items() if spent >= 0.05)
-    return f"{path}: {synced.describe()}; {duration(seconds / 60)} ({shares}); {kept}"
+    spent = ((step, seconds) for step, seconds in synced.seconds.items() if seconds >= 0.05)
+    steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in spent)
+    return f"{path}: {synced.describe()}; {duration(seconds / 60)} ({steps}); {kept}"
 
 
 def bytes_of(folder: Path) -> int:
@@ -169,9 +166,9 @@ def clear_cache(path: str | Path | None = None) -> int:
     Raises:
         RevelaError: another process is writing to one, or the text has none.
     """
-    wanted = None if path is None else absolute(path)
-    found = [cached for cached in cached_indices() if wanted in (None, cached.path)]
-    if wanted and not found:
+    source = None if path is None else absolute(path)
+    found = [cached for cached in cached_indices() if source in (None, cached.path)]
+    if source and not found:
         raise RevelaError(f"the cache holds no index of {path}: revela cache lists what it holds")
     for cached in found:
         with writing(cached.folder.parent):

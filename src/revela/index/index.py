@@ -1,15 +1,16 @@
 """An index: documents in one folder that are searched by their vectors, by their words, or by both.
 
 Documents are cut into chunks, each a row of a LanceDB table (table.py). A search ranks chunks and
-returns documents, each once, with its best chunk (search.py). Beside the table lie ``index.json``
-(manifest.py) and the counts of terms that the fusion reads (term_stats.py).
+returns documents, each once, with its best chunk (search.py). writer.py changes an index. Beside
+the table lie ``index.json`` (manifest.py) and the counts of terms that the fusion reads
+(term_stats.py).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +20,14 @@ from revela.errors import RevelaError
 from revela.files import writing
 from revela.index.filters import where_sql
 from revela.index.fusion import Fusion, check_weight
-from revela.index.language import check_language, detect
+from revela.index.language import check_language
 from revela.index.manifest import Calibration, Info, read_info, unfinished_in
 from revela.index.rerankers import Rerank, load_reranker
 from revela.index.rerankers.tokens import Weight, term_weights
+from revela.index.rows import as_stored
 from revela.index.search import IndexSnapshot, Mode, SearchOptions, check_query
-from revela.index.table import COMMIT, REPLACING, Table, as_stored
-from revela.index.term_stats import Statistics, TermCounts
+from revela.index.table import REPLACING, Table
+from revela.index.term_stats import Statistics
 from revela.model_files import fingerprint, resolve
 from revela.retriever.saved_config import check_dimensions
 from revela.settings import OFFLINE_MODEL, Indexing, Precision
@@ -44,13 +46,13 @@ from revela.types import (
 if TYPE_CHECKING:
     from revela.corpus.load import Reading
     from revela.index.contexts import Choice, Context
-    from revela.index.ingest import Added, Changes
+    from revela.index.ingest import Added
     from revela.index.sync import Synced
+    from revela.index.writer import IndexWriter
     from revela.retriever.onnx_encoder import OnnxEncoder
 
 log = logging.getLogger(__name__)
-QUERIES = 256  # that are encoded together
-FEW = 100  # chunks of a commit that are encoded sooner than torch is loaded
+QUERY_BATCH = 256  # queries that are encoded together
 
 
 class Index:
@@ -79,14 +81,14 @@ class Index:
         precision: Precision = "auto",
         lm: str | Path = OFFLINE_MODEL,
         weight: float | None = None,
+        default_rerank: Rerank | None = None,
     ) -> None:
         self.folder, self.info, self.table, self.weight = table.folder, table.info, table, weight
+        self.statistics = Statistics(self.folder)
         self._encoder, self._model, self._precision, self._lm = encoder, model, precision, lm
-        self._statistics = Statistics(self.folder)
-        self._calibrated = self._statistics.version  # of the table when the manifest was read
-        self._miscounted = False  # whether the terms of all chunks have to be counted again
-        self.default_rerank: Rerank | None = None  # of a search that names none
-        self.kept_by: object = None  # what removes its folder, if that is temporary
+        self._default_rerank = default_rerank
+        self._rerankers = dict[str, Reranker]()
+        self._calibrated = self.statistics.version  # of the table when the manifest was read
 
     @classmethod
     def create(
@@ -124,9 +126,9 @@ class Index:
 
             encoder = load_encoder(path, "auto")
         info = describe(path, encoder, settings, metadata or {})
-        known = Context.of("saved" if context is None else context)
-        has_none = known.kind == "saved" and not slots_of(encoder)
-        return cls.begin(Path(folder), info, encoder, lm, None if has_none else known)
+        chosen = Context.of("saved" if context is None else context)
+        has_none = chosen.kind == "saved" and not slots_of(encoder)
+        return cls.begin(Path(folder), info, encoder, lm, None if has_none else chosen)
 
     @classmethod
     def begin(
@@ -143,14 +145,14 @@ class Index:
         if context is not None:
             info = replace(info, context=context.about(with_slots(encoder).slots))
         with writing(folder):
-            begun = unfinished_in(folder)
-            if begun and begun.choices() != info.choices():
+            unfinished = unfinished_in(folder)
+            if unfinished and unfinished.choices() != info.choices():
                 raise RevelaError(
                     f"{folder} was begun with another model or other settings: "
                     "give those again, or remove it"
                 )
-            if begun:
-                info = begun
+            if unfinished:
+                info = unfinished
             elif context is not None:
                 digest = write_rows(folder, context.rows(encoder))
                 info = replace(info, context={"digest": digest, **(info.context or {})})
@@ -167,6 +169,7 @@ class Index:
         precision: Precision = "auto",
         lm: str | Path = OFFLINE_MODEL,
         weight: float | None = None,
+        default_rerank: Rerank | None = None,
     ) -> Index:
         """Open an index. Its retriever is loaded when it is first needed.
 
@@ -179,6 +182,8 @@ class Index:
                 embedded:smollm2-135m; loaded when it is first needed.
             weight: of the vectors in hybrid search by score, from 0 (words alone) to 1; None: set
                 for each query by what the index has measured.
+            default_rerank: re-ranker of searches that name none, where scores are cosines or fused
+                by score.
         """
         check_weight(weight)
         folder = Path(folder)
@@ -193,11 +198,12 @@ class Index:
                 "language for English, and its fusion does not know how well the model knows the "
                 "text; make it again with revela index to mend both"
             )
-        index = cls(Table.open(folder, info), encoder, model, precision, lm, weight)
+        table = Table.open(folder, info)
+        index = cls(table, encoder, model, precision, lm, weight, default_rerank)
         if (folder / REPLACING).is_file():
             # If another process is writing, it will settle this.
             with suppress(RevelaError, OSError), writing(folder):
-                index.table.settle()
+                table.settle()
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
         return index
@@ -260,9 +266,9 @@ class Index:
     @property
     def calibration(self) -> Calibration:
         """How well words and vectors find its passages, as measured last by any process."""
-        self._statistics.refresh()
-        if self._calibrated != self._statistics.version:
-            self._calibrated = self._statistics.version
+        self.statistics.refresh()
+        if self._calibrated != self.statistics.version:
+            self._calibrated = self.statistics.version
             self.info = replace(self.info, calibration=read_info(self.folder).calibration)
         return self.info.calibration
 
@@ -313,68 +319,80 @@ class Index:
             RevelaError: the query is empty, the filter is wrong, two options exclude each other,
                 the retriever or the language model cannot be loaded, or the folder is damaged.
         """
-        where = where_sql(where, self.info.columns) if where else ""
-        rerank = self.reranking(mode, fusion) if rerank is None else rerank
-        rerank = None if rerank == "none" else rerank
-        options = SearchOptions(k, mode, where, fusion, self.weight, min_score=min_score)
+        if rerank is None:
+            rerank = self.reranking(mode, fusion)
+        sql = where_sql(where, self.info.columns) if where else ""
+        options = SearchOptions(k, mode, sql, fusion, self.weight, min_score=min_score)
         check_query(query, options, rerank == "tokens")
         if rerank == "tokens":
             if not isinstance(encoded, QueryTokens):
-                encoded = self.encoder_or_copy.query_tokens([query])[0]
+                (encoded,) = self.encoder_or_copy.query_tokens([query])
             options = replace(options, reranker=encoded)
         else:
-            options = replace(options, reranker=self._heads if rerank == "heads" else rerank)
+            options = replace(options, reranker=self._reranker(rerank))
         vector = None if mode == "lexical" else self._vector(query, encoded)
-        makes_tokens = rerank == "tokens" and not self.info.settings.keep_tokens
-        encoder = self.encoder_or_copy if makes_tokens else None
-        by_score = mode == "hybrid" and fusion == "score" and self.weight is None
-        search = ("tokens" if rerank == "tokens" else "hybrid") if by_score else ""
         while True:
-            version, calibration = self.table.version, self.calibration
-            snapshot = IndexSnapshot(self.table, self._statistics, calibration.odds, encoder)
+            version = self.table.version
             try:
-                found = snapshot.search(query, vector, options)
-                rows = self.table.rows(list(found))
-                why = snapshot.explain(query, vector, options, list(found)) if explain else {}
-                hits = Hits(
-                    self._hit(rows[n], score, calibration.confidence(score, search), why.get(n))
-                    for n, (_, score) in found.items()
-                )
-                if [hit.id for hit in hits] == [document for document, _ in found.values()]:
-                    return hits
-            except KeyError:  # a row is gone
-                pass
-            except RevelaError:
-                if self.table.version == version:
+                return self._search(query, vector, options, explain)
+            except (KeyError, RevelaError) as error:
+                # Another process may have packed the table, which renumbers its rows.
+                if self.table.version != version:
+                    continue
+                if isinstance(error, RevelaError):
                     raise
-            # Another process may have packed the table, which renumbers its rows: search again.
-            if self.table.version == version:
                 raise RevelaError(
                     f"{self.folder} is damaged (rows that it names are not there): "
                     "make it again with revela index"
-                )
+                ) from error
+
+    def _search(
+        self, query: str, vector: Vectors | None, options: SearchOptions, explain: bool
+    ) -> Hits:
+        """Search the table as it is; KeyError if its rows have been renumbered meanwhile."""
+        calibration = self.calibration
+        reads_tokens = isinstance(options.reranker, QueryTokens)
+        makes_tokens = reads_tokens and not self.info.settings.keep_tokens
+        encoder = self.encoder_or_copy if makes_tokens else None
+        snapshot = IndexSnapshot(self.table, self.statistics, calibration.odds, encoder)
+        ranking = snapshot.search(query, vector, options)
+        rows = self.table.rows(list(ranking))
+        reasons = snapshot.explain(query, vector, options, list(ranking)) if explain else {}
+        hits = Hits()
+        for row, (document, score) in ranking.items():
+            confidence = calibration.confidence(score, options.calibrated_as)
+            hits.append(self._hit(rows[row], score, confidence, reasons.get(row)))
+            if hits[-1].id != document:
+                raise KeyError(document)
+        return hits
 
     def reranking(self, mode: Mode, fusion: Fusion) -> Rerank | None:
         """How a search that names no re-ranker is re-ranked."""
         by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
-        return self.default_rerank if by_score else None
+        return self._default_rerank if by_score else None
+
+    def _reranker(self, rerank: Rerank | Literal["none"] | Reranker | None) -> Reranker | None:
+        if not isinstance(rerank, str):
+            return rerank
+        if rerank == "none":
+            return None
+        if rerank not in self._rerankers:
+            self._rerankers[rerank] = load_reranker(rerank, str(self._lm), self.sample)
+        return self._rerankers[rerank]
 
     def search_many(self, queries: Sequence[str], **options: Any) -> Iterator[list[Hit]]:
         """``search`` for each query, with the same options; queries are encoded in batches."""
         mode, fusion = options.get("mode", "hybrid"), options.get("fusion", "score")
         by_tokens = (options.get("rerank") or self.reranking(mode, fusion)) == "tokens"
-        for some in (queries[i : i + QUERIES] for i in range(0, len(queries), QUERIES)):
-            encoded: Any = [None] * len(some)
+        for start in range(0, len(queries), QUERY_BATCH):
+            batch = queries[start : start + QUERY_BATCH]
+            encoded: Any = [None] * len(batch)
             if by_tokens:
-                encoded = self.encoder_or_copy.query_tokens(some)
+                encoded = self.encoder_or_copy.query_tokens(batch)
             elif mode != "lexical":
-                encoded = self.encoder_or_copy.encode_queries(some)
-            for query, known in zip(some, encoded, strict=True):
-                yield self.search(query, encoded=known, **options)
-
-    def term_weights(self, query: str) -> list[Weight]:
-        """Begin, end and BM25 idf of each term of a query."""
-        return term_weights(query, self.table.query_terms, self._statistics.current().idf)
+                encoded = self.encoder_or_copy.encode_queries(batch)
+            for query, read in zip(batch, encoded, strict=True):
+                yield self.search(query, encoded=read, **options)
 
     def _vector(self, query: str, encoded: Vectors | QueryTokens | None) -> Vectors:
         vector = encoded.vector if isinstance(encoded, QueryTokens) else encoded
@@ -382,29 +400,36 @@ class Index:
         stored: Vectors = as_stored(vectors, self.info, self.folder)[0]
         return stored
 
+    def term_weights(self, query: str) -> list[Weight]:
+        """Begin, end and BM25 idf of each term of a query."""
+        return term_weights(query, self.table.query_terms, self.statistics.current().idf)
+
     def chunks(self, document: str) -> list[Hit]:
         """The chunks of a document by its id, in order, with a score of 0; none if it has none.
         Their texts, joined, are the document's.
         """
         return [self._hit(row, 0.0) for row in self.table.document(document)]
 
-    @cached_property
-    def _heads(self) -> Reranker:
-        return load_reranker("heads", str(self._lm), self.sample)
-
     def _hit(
         self,
         row: Mapping[str, Any],
         score: float,
         confidence: float | None = None,
-        why: Explanation | None = None,
+        explanation: Explanation | None = None,
     ) -> Hit:
         title, passage = row["title"], row["passage"]
-        metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
         text = passage[len(title) + 1 :] if title else passage
-        return Hit(row["id"], score, title, text, row["chunk"], metadata, confidence, why)
+        metadata = {name: row[name] for name in self.info.columns if not is_missing(row[name])}
+        return Hit(row["id"], score, title, text, row["chunk"], metadata, confidence, explanation)
 
     # Change
+
+    @cached_property
+    def writer(self) -> IndexWriter:
+        """What changes the index, step by step."""
+        from revela.index.writer import IndexWriter
+
+        return IndexWriter(self)
 
     def add(self, documents: Iterable[Document], progress: bool = False) -> Added:
         """Add documents; one whose id is in the index is replaced, unless it is the same.
@@ -417,90 +442,11 @@ class Index:
             RevelaError: two documents share an id, a metadata field does not fit its column, the
                 model's vectors are not finite, or another process is writing to the index.
         """
-        from tqdm import tqdm
-
-        from revela.corpus.spool import ArrowList, LazyTexts, arrow_list
-        from revela.index.ingest import Added, check_repeated
-
-        if not isinstance(documents, ArrowList):
-            texts = (document for document in documents if document.full_text.strip())
-            documents = arrow_list(Document, texts)
-        total = Added()
-        with writing(self.folder):
-            check_repeated(name for names in documents.arrays("id") for name in names.to_pylist())
-            self.find_language(LazyTexts(documents, lambda document: document.full_text))
-            with tqdm(total=len(documents), unit="document", disable=not progress) as bar:
-                for added in self.add_batches(documents):
-                    total += added
-                    bar.update(added.new + added.replaced + added.unchanged)
-            self.finish()
-        return total
-
-    def find_language(self, texts: Sequence[str]) -> None:
-        """Find the language of a new index's documents in some of them, and keep it."""
-        if self.info.language != "" or not texts:
-            return
-        chosen, found = self.info.settings.language, detect(texts)
-        if chosen == "auto":
-            chosen = found
-        elif chosen != "none" and not {*chosen.split("+")} & {*found.split("+")}:
-            log.warning(
-                f"--language {chosen}, but the text looks like {found}: its words are stemmed as "
-                f"{chosen} all the same"
-            )
-        self.info = replace(self.info, language=chosen)
-        self.info.save(self.folder)
-        self.table = Table(self.folder, self.info, self.table.lance)
-
-    def add_batches(self, documents: Iterable[Document]) -> Iterator[Added]:
-        """``add`` without its lock and without ``finish``: each batch is yielded once it is safe on
-        disk.
-        """
-        from revela.index.ingest import Added, Changes, commits
-
-        before = self.begin_adding()
-        for batch in commits(documents):
-            changes = Changes.of(batch, before, self.info)
-            new = len(changes.documents) - len(changes.replaced)
-            unchanged = len(batch) - len(changes.documents)
-            chunks, cut = self._write(changes, before) if changes.documents else (0, 0)
-            yield Added(new, len(changes.replaced), unchanged, chunks, cut)
-
-    def _write(self, changes: Changes, before: Table) -> tuple[int, int]:
-        """Commit documents; how many chunks they have, and how many of those were cut."""
-        from revela.index.ingest import encode_rows, table_rows
-
-        rows = table_rows(changes.documents, changes.digests, self.info, self.folder)
-        find = self.table.passage_terms
-        encoder = self.encoder_or_copy if len(rows["id"]) <= FEW else self.encoder
-        encoded = encode_rows(rows, self.info, encoder, self.folder, find)
-        former, gone = before.find(changes.replaced)
-        with self._counting([TermCounts.of(encoded.terms)], gone):
-            self.table.write(encoded.rows, former)
-        return len(encoded.terms), encoded.cut
+        return self.writer.add(documents, progress)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete documents, all or none, in one commit; returns how many chunks they had."""
-        if not (wanted := list(dict.fromkeys(ids))):
-            return 0
-        with writing(self.folder):
-            self.table.settle()
-            known = self.table.digests(wanted)
-            if missing := [name for name in wanted if name not in known]:
-                raise RevelaError(
-                    f"{self.folder} has no document {', '.join(missing[:3])}: "
-                    "nothing was deleted; give ids as revela search --json shows them"
-                )
-            chunks = self.drop(wanted)
-            self.finish()
-        return chunks
-
-    def drop(self, ids: Sequence[str]) -> int:
-        """``delete`` without its lock and without ``finish``; unknown ids are left out."""
-        numbers, gone = self.table.find(ids)
-        with self._counting([], gone):
-            self.table.delete(numbers)
-        return len(numbers)
+        return self.writer.delete(ids)
 
     def sync(
         self,
@@ -530,73 +476,7 @@ class Index:
         given = [sources] if isinstance(sources, str | Path) else sources
         return sync(self, given, reading, yes=yes, progress=progress)[0]
 
-    def begin_adding(self) -> Table:
-        """Settle what a killed process has left half changed; the table as it is now."""
-        self.table.settle()
-        self._check_count()
-        before = self.table.frozen()
-        self._statistics.describe(before.version)
-        return before
-
-    def commit_written(
-        self, commit: Callable[[], int], terms: Iterable[TermCounts], replaced: Sequence[str]
-    ) -> int:
-        """Add rows that other processes have written beside the table. ``commit`` does it, deletes
-        the former rows of the ``replaced`` documents, and returns the version of the table.
-        """
-        with self._counting(terms, self.table.find(replaced)[1]):
-            version = commit()
-        if not self._miscounted:  # a file of an earlier version of the table has to show that
-            self._statistics.save(version)
-        return version
-
-    def finish(
-        self,
-        count: Callable[[], Iterable[TermCounts]] | None = None,
-        pack: Callable[[], None] | None = None,
-        calibrate: Callable[[], Calibration] | None = None,
-    ) -> None:
-        """Pack the table unless little has changed, bring its indices and the counts of terms up to
-        date, and let it be searched. After ``add_batches`` call it once, under the lock.
-
-        Args:
-            count: counts the terms of all passages, which is needed after a kill; None: here.
-            pack: packs the table; None: ``Table.pack``.
-            calibrate: measures words and vectors, when the index is new or has doubled; None: here.
-        """
-        self._check_count()
-        new = not self.info.finished
-        whole = new or self._miscounted or self.table.is_worth_packing(self._statistics.changes)
-        if whole:
-            pack() if pack else self.table.pack(new)
-        if self._miscounted:
-            self._statistics.clear()
-            for some in count() if count else [TermCounts.of(self.table.terms())]:
-                self._statistics.add(some)
-            self._miscounted = False
-        info = replace(self.info, finished=True)
-        if 2 * info.calibration.passages <= len(self) and info.language is not None:
-            measured = calibrate() if calibrate else self.table.calibrate(self.encoder)
-            info = replace(info, calibration=replace(measured, passages=len(self)))
-        if info != self.info:
-            self.info = info
-            info.save(self.folder)
-        self._statistics.save(self.table.version, whole)
-
-    @contextmanager
-    def _counting(self, added: Iterable[TermCounts], gone: TermCounts) -> Iterator[None]:
-        """While open, a commit is made; after it, as it may fail, the terms are counted."""
-        self._check_count()
-        yield
-        chunks = gone.chunks
-        self._statistics.add(gone, times=-1)
-        for some in added:
-            chunks += some.chunks
-            self._statistics.add(some)
-        self._statistics.describe(self.table.version, max(chunks, COMMIT))
-
-    def _check_count(self) -> None:
-        """Note if the counts are not those of the table, as after a kill or a failed commit."""
-        counted = self._statistics
-        if counted.version != self.table.version and (len(self) or counted.chunks):
-            self._miscounted = True
+    def update(self, info: Info) -> None:
+        """Save a changed manifest."""
+        info.save(self.folder)
+        self.info, self.table = info, Table(self.folder, info, self.table.lance)

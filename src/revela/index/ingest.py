@@ -24,7 +24,8 @@ from revela.errors import RevelaError
 from revela.index.language import Terms
 from revela.index.manifest import Info
 from revela.index.rerankers.tokens import encode_packed
-from revela.index.table import RESERVED, Table, arrow_rows, as_stored
+from revela.index.rows import RESERVED, arrow_rows, as_stored
+from revela.index.table import Table
 from revela.model_files import fingerprint
 from revela.settings import Indexing
 from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value
@@ -48,6 +49,10 @@ class Added:
     unchanged: int = 0
     chunks: int = 0
     cut: int = 0
+
+    @property
+    def documents(self) -> int:
+        return self.new + self.replaced + self.unchanged
 
     def describe(self) -> str:
         """The numbers of documents, for people."""

@@ -130,6 +130,11 @@ def read_info(folder: Path) -> Info:
     )
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a finished index."""
+    return (folder / INFO).is_file() and read_info(folder).finished
+
+
 def unfinished_in(folder: Path) -> Info | None:
     """The manifest that a killed run has left in this folder; None if the folder is free. One that
     holds a finished index or something else is refused.

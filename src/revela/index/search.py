@@ -143,8 +143,15 @@ class SearchOptions:
     min_score: float | None = None
 
     @property
+    def calibrated_as(self) -> str:
+        """The key of such a search in ``Calibration.scores``; "" if its scores are not measured."""
+        if self.mode != "hybrid" or self.fusion != "score" or self.weight is not None:
+            return ""
+        return "tokens" if isinstance(self.reranker, QueryTokens) else "hybrid"
+
+    @property
     def depth(self) -> int:
-        """Number of chunks that each side is asked for."""
+        """Number of chunks to request from each side."""
         if self.mode == "hybrid":
             return max(self.k, DEPTH)
         return max(2 * self.k, TOKENS_DEPTH if self.reranker else 0)

@@ -1,8 +1,8 @@
 """Bring an index in step with its sources: read what is new or has changed, delete what is gone.
 
-A file is unchanged if its size and time of change are, or else its digest (sources.py). Documents
-are committed as ``Index.add`` does; after each commit the files whose documents are all in are
-noted, so a killed run goes on from there. What is gone is deleted at the end.
+A file is unchanged if its size and time of change are, or else its digest (sources.py). After each
+commit, the files whose documents are all in the table are recorded, so a killed run goes on from
+there. What is gone is deleted at the end.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -38,17 +38,15 @@ if TYPE_CHECKING:
     from revela.index.index import Index
 
 log = logging.getLogger(__name__)
-# A file that has just been written may change again within the same tick of the clock: it is
-# compared by its digest the next time.
+# A file that was written so recently may change again within one tick of the clock: the next run
+# compares its digest.
 FRESH_NS = 2 * 10**9
-DELETED = 10_000  # documents per commit
+DELETE_BATCH = 10_000  # documents per commit
 
 
 @dataclass(frozen=True)
 class Synced:
-    """Numbers of documents; ``added`` counts those that were read, ``seconds`` is where the time
-    went.
-    """
+    """Numbers of documents; ``added`` counts those that were read, ``seconds`` are by step."""
 
     new: int = 0
     changed: int = 0
@@ -71,10 +69,10 @@ class Synced:
 
 
 class Scan:
-    """The files of sources, and the documents of those that are not known as they are.
+    """The files of sources, and the documents of those that are new or have changed.
 
     Args:
-        known: files and their states, by path.
+        recorded: files and their states at the last run, by path.
     """
 
     def __init__(
@@ -82,14 +80,14 @@ class Scan:
         sources: Sequence[Path | str],
         reading: Reading = READING,
         metadata: Sequence[str] = (),
-        known: Mapping[str, State] | None = None,
+        recorded: Mapping[str, State] | None = None,
     ) -> None:
         if reading.join_titles:
             raise RevelaError(
                 "--join-titles joins rows of neighbouring files, and --sync reads each by itself: "
                 "join them before, or leave --sync out"
             )
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.sources = [absolute(source) for source in sources]
         self.reading, self.report = reading, ReadReport()
         self.read: list[ReadFile] = []  # new and changed files
@@ -98,14 +96,14 @@ class Scan:
         self.listed = dict(self._list())
         self.is_whole = not self.report.bad  # no folder was unreadable
         self.documents = arrow_list(
-            Document, progress_bar("reading", "document", self._documents(known or {}))
+            Document, progress_bar("reading", "document", self._documents(recorded or {}))
         )
         self.report.documents = len(self.documents)
-        self.seconds = time.perf_counter() - begun
+        self.seconds = time.perf_counter() - start
 
     def check_report(self, others: int = 0) -> None:
-        """Raise RevelaError if too much could not be read, or nothing was found, beside ``others``
-        that are known.
+        """Raise RevelaError if too much could not be read, or no document was found; ``others`` is
+        the number of documents in unchanged files.
         """
         total = len(self.documents) + others
         check_report(total, self.report, self.sources, self.reading.max_bad_share)
@@ -120,9 +118,9 @@ class Scan:
             for file in files_of(source, self.report):
                 yield f"{name}/{file.name}", (name, file)
 
-    def _documents(self, known: Mapping[str, State]) -> Iterator[Document]:
+    def _documents(self, recorded: Mapping[str, State]) -> Iterator[Document]:
         for path, (source, file) in self.listed.items():
-            before = known.get(path)
+            before = recorded.get(path)
             size, mtime_ns = size_and_time(file.path) if file else (-1, -1)
             if before and file and (size, mtime_ns) == before[:2]:
                 continue
@@ -139,14 +137,14 @@ class Scan:
             except FileChanged:
                 torn = True
             whole = not torn and self.report.bad == bad
-            if not whole:  # its turn comes again
+            if not whole:  # the next run reads it again
                 state = State(size, -1, "" if torn else digest)
             self.read.append(ReadFile(path, source, state, count, whole))
 
     def _documents_of(self, source: str, file: File | None) -> Iterator[Document]:
         fields, report = self._fields, self.report
-        found = read_file(file, fields, report) if file else read_hub(source, fields, report)
-        return filter_documents(found, False, 1, report)
+        documents = read_file(file, fields, report) if file else read_hub(source, fields, report)
+        return filter_documents(documents, False, 1, report)
 
 
 def sync(
@@ -163,18 +161,31 @@ def sync(
 
     Args:
         wait: for another process that is writing to the index, rather than raise RevelaError.
-        stop: once it is set, go on after the next commit as after a kill, by RevelaError.
+        stop: once it is set, raise RevelaError after the next commit.
     """
     with writing(index.folder, wait), Sources.opened(index.folder) as record:
-        paths, reading = sources or _known(index, record), reading or record.reading
+        paths, reading = sources or _recorded(index, record), reading or record.reading
         scan = Scan(paths, reading, list(index.info.columns), record.files(index, reading))
         return _apply(index, record, scan, yes, progress, stop), scan.report
 
 
-def apply(index: Index, scan: Scan, *, yes: bool = False, progress: bool = False) -> Synced:
-    """Fill an index that is not finished with what a scan has found."""
+def make(
+    scan: Scan,
+    create: Callable[[Sequence[Document]], Index],
+    *,
+    yes: bool = False,
+    progress: bool = False,
+) -> tuple[Index, Synced]:
+    """Make an index of what a scan has found, or finish one that a killed run has left; ``create``
+    makes or opens it, and loads its model.
+    """
+    scan.check_report()
+    start = time.perf_counter()
+    index = create(scan.documents)
+    loading = time.perf_counter() - start
     with writing(index.folder), Sources.opened(index.folder) as record:
-        return _apply(index, record, scan, yes, progress)
+        synced = _apply(index, record, scan, yes, progress)
+    return index, replace(synced, seconds={"loading the model": loading, **synced.seconds})
 
 
 def _apply(
@@ -185,45 +196,44 @@ def _apply(
     progress: bool,
     stop: Event | None = None,
 ) -> Synced:
-    begun = time.perf_counter()
-    documents, added, unread = scan.documents, Added(), deque(scan.read)
+    start = time.perf_counter()
+    documents, added, unfinished = scan.documents, Added(), deque(scan.read)
     _check(index, record, scan, yes)
     record.begin()
     record.keep(scan.touched)
-    index.find_language(LazyTexts(documents, lambda document: document.full_text))
+    index.writer.find_language(LazyTexts(documents, lambda document: document.full_text))
     with tqdm(total=len(documents), unit="document", disable=not (progress and documents)) as bar:
-        left = 0  # documents that are in the table, of files that are not
-        for batch in index.add_batches(documents) if documents else ():
+        pending = 0  # documents in the table whose files are not
+        for batch in index.writer.add_batches(documents) if documents else ():
             added += batch
-            size = batch.new + batch.replaced + batch.unchanged
-            left += size
-            bar.update(size)
-            done: list[ReadFile] = []
-            while unread and unread[0].documents <= left:
-                left -= unread[0].documents
-                done.append(unread.popleft())
-            record.keep(done)
+            pending += batch.documents
+            bar.update(batch.documents)
+            finished: list[ReadFile] = []
+            while unfinished and unfinished[0].documents <= pending:
+                pending -= unfinished[0].documents
+                finished.append(unfinished.popleft())
+            record.keep(finished)
             record.note(scan.sources, index, scan.reading)
             if stop and stop.is_set():
                 raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
-    record.keep(list(unread))  # without documents
+    record.keep(list(unfinished))  # without documents
     encoded = time.perf_counter()
     gone = _delete(index, record)
     if documents or gone or not index.info.finished:
-        index.finish()
+        index.writer.finish()
     record.note(scan.sources, index, scan.reading)
     unchanged = len(record) - added.new - added.replaced
-    seconds = dict(reading=scan.seconds, encoding=encoded - begun)
+    seconds = dict(reading=scan.seconds, encoding=encoded - start)
     seconds["finishing"] = time.perf_counter() - encoded
     return Synced(added.new, added.replaced, gone, unchanged, added, seconds)
 
 
 @contextmanager
 def kept_in_step(index: Index, seconds: float, precision: Precision = "auto") -> Iterator[None]:
-    """While open, a thread brings an index in step with its sources every so many seconds.
+    """While open, a thread syncs an index with its sources every so many seconds.
 
-    It changes the index by an ``Index`` and a retriever of its own, which is loaded when something
-    has changed: a search waits neither for its batches nor for its commits. What fails is logged.
+    The thread has an ``Index`` and a retriever of its own, so searches never wait for it. It loads
+    the retriever when something has changed. It logs what fails.
 
     Raises:
         RevelaError: the index does not know its sources.
@@ -231,7 +241,7 @@ def kept_in_step(index: Index, seconds: float, precision: Precision = "auto") ->
     from revela.index.index import Index as Opened
 
     with Sources.opened(index.folder) as record:
-        _known(index, record)
+        _recorded(index, record)
     own, stop = Opened.open(index.folder, index.model_folder, precision=precision), Event()
     thread = Thread(target=_keep_in_step, args=(own, seconds, stop), name="sync", daemon=True)
     thread.start()
@@ -252,7 +262,7 @@ def _keep_in_step(index: Index, seconds: float, stop: Event) -> None:
             log.warning(f"not in step with its sources: {first_line(error)}")
 
 
-def _known(index: Index, record: Sources) -> list[str]:
+def _recorded(index: Index, record: Sources) -> list[str]:
     if not record.paths:
         raise RevelaError(
             f"{index.folder} does not know what it was made of: run revela index CORPUS --out "
@@ -286,18 +296,18 @@ def _refusal(index: Index, loss: Loss) -> str:
 
 
 def _delete(index: Index, record: Sources) -> int:
-    """Delete what is gone from the table; how many documents."""
+    """Delete documents that are gone from the table; how many."""
     gone = record.gone()
     if gone:
-        index.begin_adding()
-    for start in range(0, len(gone), DELETED):
-        index.drop(gone[start : start + DELETED])
+        index.writer.begin_adding()
+    for start in range(0, len(gone), DELETE_BATCH):
+        index.writer.drop(gone[start : start + DELETE_BATCH])
     record.forget_gone()
     return len(gone)
 
 
 def absolute(source: Path | str) -> str:
-    """A source as it is noted; a link to a file keeps its name, which is its document's id."""
+    """A source as it is recorded; a link to a file keeps its name, which is its document's id."""
     path = Path(source)
     if str(source).startswith(PREFIX):
         return str(source)

@@ -1,0 +1,78 @@
+"""The rows of an index's table, one per chunk: their columns, and their vectors as they are stored.
+
+Shapes: N rows, D numbers of the encoder's vectors, W of the stored ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from revela.errors import RevelaError
+from revela.index.manifest import Info
+from revela.types import Value, Vectors
+
+HIT_COLUMNS = ("id", "chunk", "title", "passage")  # columns of a hit, before those of metadata
+RESERVED = (*HIT_COLUMNS, "terms", "digest", "vector", "tokens")
+
+
+def schema_of(info: Info) -> Any:
+    """The Arrow schema of an index's table."""
+    import pyarrow as pa
+
+    columns = {
+        "id": pa.string(),
+        "chunk": pa.int32(),
+        "title": pa.string(),
+        "passage": pa.string(),
+        "digest": pa.string(),
+        "vector": pa.list_(pa.float32(), info.width),
+    }
+    if info.language is not None:
+        columns["terms"] = pa.string()
+    if info.settings.keep_tokens:
+        columns["tokens"] = pa.binary()
+    metadata = {name: pa.type_for_alias(kind) for name, kind in info.columns.items()}
+    return pa.schema(columns | metadata)
+
+
+def arrow_rows(
+    info: Info,
+    columns: Mapping[str, Sequence[Value | None]],
+    vectors_NW: Vectors,
+    tokens: Sequence[bytes] | None,
+) -> Any:
+    """Rows in Arrow, from values by column, unit vectors and, if kept, ``packed_signs``."""
+    import pyarrow as pa
+
+    schema = schema_of(info)
+    names = [name for name in schema.names if name in columns]
+    arrays = {name: pa.array(columns[name], schema.field(name).type) for name in names}
+    if tokens is not None:
+        arrays["tokens"] = pa.array(tokens, pa.binary())
+    numbers = pa.array(vectors_NW.ravel())
+    arrays["vector"] = pa.FixedSizeListArray.from_arrays(numbers, info.width)
+    return pa.table(arrays, schema=schema)
+
+
+def as_stored(vectors_ND: Vectors, info: Info, folder: Path) -> Vectors:
+    """Vectors as an index stores them, (N, W): truncated if it is so made."""
+    vectors_NW = shortened(np.ascontiguousarray(vectors_ND, np.float32), info.settings.dimensions)
+    if vectors_NW.shape[1] != info.width:
+        raise RevelaError(
+            f"the model gives {vectors_NW.shape[1]} dimensions and {folder} holds "
+            f"{info.width}: index again"
+        )
+    return vectors_NW
+
+
+def shortened(vectors_ND: Vectors, width: int) -> Vectors:
+    """The first ``width`` dimensions, normalised again, (N, W); all of them for 0."""
+    if not 0 < width < vectors_ND.shape[1]:
+        return vectors_ND
+    cut_NW = vectors_ND[:, :width]
+    lengths_N1 = np.linalg.norm(cut_NW, axis=1, keepdims=True)
+    return np.asarray(cut_NW / np.maximum(lengths_N1, 1e-12), np.float32)
