@@ -79,8 +79,8 @@ def fit(
     precision:
         Arithmetic; auto is bf16 where the hardware has it.
     """
-    from revela.api import FitOptions
-    from revela.api import fit as run
+    from revela.fitting import FitOptions
+    from revela.fitting import fit as run
 
     recipe = Recipe.of(
         model=model,

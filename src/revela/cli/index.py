@@ -245,8 +245,8 @@ class Job:
 
     def chooser_of(self, names: Sequence[str]) -> Choose:
         """What chooses a model, and fits it where it is a language model."""
-        from revela.api import FitOptions, fit
         from revela.evaluation.choose_model import KINDS, candidates_of, choose_model
+        from revela.fitting import FitOptions, fit
 
         if self.engine.engine == "ray":
             raise RevelaError(

@@ -1,0 +1,245 @@
+"""Fit a raw language model to text: read a corpus, hold documents out, fit, check, save."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from revela.corpus.spool import LazyTexts
+from revela.errors import RevelaError
+from revela.model_files import named_by_auto, resolve
+from revela.settings import Recipe
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from revela.evaluation.choose_model import Kind
+    from revela.evaluation.label_free import HeldOutCheck
+    from revela.groups.dataset import TrainingSet
+    from revela.retriever.card import Card
+
+log = logging.getLogger(__name__)
+FITTED_BY = (
+    *("text_field", "title_field", "join_titles", "max_bad_share", "near_duplicates", "language"),
+    *("chunk_words", "held_out"),
+    *("layers", "pooling", "max_tokens", "lower_case", "query_prompt", "passage_prompt"),
+    *("token_weighting", "whitening", "lexical", "seed", "precision"),
+)
+"The settings that a fit reads, apart from the model."
+LAYER_SETTINGS = (
+    *("layers", "pooling", "max_tokens", "query_prompt", "passage_prompt"),
+    *("token_weighting", "whitening", "lexical", "precision"),
+)
+"Those of them that a table of words does not read."
+MAY_LOSE = 0.005  # nDCG@10 of the check, by training a table
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a fit makes of a language model."""
+
+    prune: bool = False
+    "Leave out the tokens that the corpus has no use for."
+    static: bool = False
+    "Make a table of the corpus's words, without any layer."
+    steps: int | None = None
+    "Steps of training its rows, or those of the lexical half. None: by the corpus's size."
+
+
+FIT_OPTIONS = FitOptions()
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a fit gave: ``scores`` is nDCG@10 of the label-free check by system, then by task, and
+    ``kept`` the system that is saved.
+    """
+
+    scores: dict[str, dict[str, float]]
+    minutes: float
+    kept: str
+
+
+def fit(
+    corpus: Sequence[Path],
+    out: Path,
+    recipe: Recipe,
+    options: FitOptions = FIT_OPTIONS,
+    command: str = "",
+) -> FitResult:
+    """Read a corpus, hold documents out, fit a raw language model to the others, and save it;
+    ``command`` is for the model card.
+    """
+    from revela.distributed import check_single_process
+    from revela.evaluation.choose_model import candidates_of, choose_model
+    from revela.evaluation.label_free import check_by
+    from revela.files import atomic_write
+    from revela.groups.dataset import TrainingSet
+    from revela.index.language import check_language
+    from revela.retriever.fit import WORDS_TO_VECTORS
+    from revela.retriever.save import save_retriever
+    from revela.silence import silence_libraries
+
+    _check_options(recipe, options)
+    static = options.static
+    names, kinds = named_by_auto(recipe.retriever.model), _kinds(recipe, options)
+    if out.exists():
+        raise RevelaError(f"{out} exists: choose another --out")
+    check_single_process()
+    check_language(recipe.corpus.language)
+    if names is None:
+        folder = _language_model(recipe.retriever.model)
+    else:
+        candidates_of(names, kinds)
+    silence_libraries()
+    data = TrainingSet.read(recipe, corpus)
+    if not static and len(data.chunks) < 2:  # a table reads longer windows
+        raise RevelaError("a fit takes two chunks of text or more: give more text")
+    if names is not None:
+        chosen = choose_model(data.documents, names, kinds=kinds, recipe=recipe).candidate
+        recipe, static = recipe.replace(model=chosen.model), chosen.kind == "table"
+        data, folder = data.replace(recipe), resolve(chosen.model)
+    check = check_by(data.held_out, recipe)
+    tasks = check.describe() or "too few for a task, so the fit is not checked"
+    log.info(f"held out {len(data.held_out):,} documents for the label-free check ({tasks})")
+    run = _fit_table if static else _fit_layers
+    model, result = run(folder, data, check, options)
+    origin: dict[str, Any] = dict(
+        name=out.name, corpus=", ".join(map(str, corpus)), command=command
+    )
+    card = _card(data, result, replace(options, static=static), origin)
+    with atomic_write(out) as temporary:
+        save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
+    return result
+
+
+def _card(
+    data: TrainingSet, result: FitResult, options: FitOptions, origin: Mapping[str, Any]
+) -> Card:
+    """The model card of a fit; ``origin`` are name, corpus and command."""
+    from revela.retriever.card import Card
+
+    unread = LAYER_SETTINGS if options.static else ()
+    settings = data.recipe.to_dict()
+    trained = ", trained to find the rest of a text by some of its words"
+    if options.static:
+        about = "a row for each word, begun as the mean of the input embeddings of its pieces"
+        about += trained * (result.kept == "trained")
+    else:
+        about = "the weights of tokens, whitening"
+        if data.recipe.fit.lexical:
+            about += f", and a half of the vector for words{trained * (options.steps != 0)}"
+    return Card(
+        learned_from=f"{{model}} was fitted to text: {about}.",
+        documents=data.n_documents,
+        settings={name: settings[name] for name in ("model", *FITTED_BY) if name not in unread},
+        scores=result.scores,
+        minutes=result.minutes,
+        **origin,
+    )
+
+
+def _fit_layers(
+    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
+) -> tuple[SentenceTransformer, FitResult]:
+    """The lower layers of a language model, fitted to the chunks, with a trained lexical half."""
+    from revela.device import compute_device, return_freed, uses_bf16
+    from revela.retriever.build import untrained_retriever
+    from revela.retriever.encode import RetrieverEncoder
+    from revela.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus
+    from revela.retriever.prune import prune as drop_unused_tokens
+    from revela.training.train_table import row_trainer
+
+    recipe, scores = data.recipe, dict[str, dict[str, float]]()
+    model = untrained_retriever(recipe, folder, data.documents).to(compute_device())
+    bf16 = uses_bf16(recipe.training.precision, model.device)
+    encoder = RetrieverEncoder(model, bf16)
+    if check.tasks:
+        scores = {"BM25": check.bm25(), "untrained": check(encoder)}
+    start = time.monotonic()
+    if options.prune:
+        held_out = (document.full_text for document in data.held_out)
+        drop_unused_tokens(model, chain((chunk.text for chunk in data.chunks), held_out))
+    texts, seed = LazyTexts(data.chunks, lambda chunk: chunk.text), recipe.training.seed
+    trainer = row_trainer(model, data.documents, steps=options.steps, seed=seed)
+    fit_to_corpus(model, texts, recipe.fit, seed=seed, bf16=bf16, train_rows=trainer)
+    return_freed(model.device)
+    encoder.words_to_vectors = WORDS_TO_VECTORS
+    minutes = (time.monotonic() - start) / 60
+    if check.tasks:
+        scores["fitted"] = check(encoder)
+    return model, FitResult(scores, minutes, "fitted")
+
+
+def _fit_table(
+    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
+) -> tuple[SentenceTransformer, FitResult]:
+    """A table of the words of all documents, trained on those that are not held out; or as it was
+    before training, if the check finds that better.
+    """
+    from revela.training import train_table as training
+
+    recipe, scores = data.recipe, dict[str, dict[str, float]]()
+    start = time.monotonic()
+    how: Any = dict(language=recipe.corpus.language, seed=recipe.training.seed)
+    fitted, trained = training.tables(
+        folder, data.documents, data.held_out, steps=options.steps, **how
+    )
+    minutes = (time.monotonic() - start) / 60
+    tables, kept = {"fitted": fitted}, "fitted"
+    if trained is not fitted:
+        tables["trained"], kept = trained, "trained"
+    if check.tasks:
+        scores = {"BM25": check.bm25()}
+        scores |= {name: check(table.encoder()) for name, table in tables.items()}
+        means = {name: fmean(scores[name].values()) for name in tables}
+        if means[kept] < means["fitted"] - MAY_LOSE:
+            kept = "fitted"
+    return tables[kept].model(), FitResult(scores, minutes, kept)
+
+
+def _check_options(recipe: Recipe, options: FitOptions) -> None:
+    """Refuse settings that the requested kind of retriever does not read."""
+    steps = options.steps
+    if steps and not options.static and not recipe.fit.lexical:
+        raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
+    if steps is not None and steps < 0:
+        raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
+    changed = _changed_layer_settings(recipe)
+    if options.static and (options.prune or changed):
+        flag = "--prune" if options.prune else f"--{changed[0].replace('_', '-')}"
+        raise RevelaError(
+            f"{flag} is about the layers of a model, of which --static keeps none: "
+            "leave one of them out"
+        )
+
+
+def _changed_layer_settings(recipe: Recipe) -> list[str]:
+    settings, default = recipe.to_dict(), Recipe().to_dict()
+    return [name for name in LAYER_SETTINGS if settings[name] != default[name]]
+
+
+def _kinds(recipe: Recipe, options: FitOptions) -> Sequence[Kind]:
+    """What --model auto may make of a language model, by the other settings."""
+    if options.static:
+        return ("table",)
+    if options.prune or set(_changed_layer_settings(recipe)) - {"precision"}:
+        return ("fit",)
+    return ("table", "fit")
+
+
+def _language_model(name: str) -> Path:
+    """The folder of the model to fit."""
+    folder = resolve(name)
+    if (folder / "modules.json").is_file():
+        raise RevelaError(
+            f"{name} is an embedder, which a fit would harm: give a raw language model as --model, "
+            "or search with this one as it is"
+        )
+    return folder
