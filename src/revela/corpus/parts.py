@@ -1,6 +1,6 @@
-"""A corpus in parts that several processes read: files, and row groups of large Parquet files.
+"""A corpus in parts for several processes: files, and row groups of large Parquet files.
 
-A document has the same id, and the same place in its part, whoever reads it.
+A document's id, and its place in its part, do not depend on the process that reads it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from revela.corpus.load import filter_documents
 from revela.corpus.readers import File, files_of, read_file
-from revela.corpus.readers.common import COMPRESSED, ReadReport, changed, size_and_time, suffix
+from revela.corpus.readers.common import COMPRESSED, FileChanged, ReadReport, size_and_time, suffix
 from revela.corpus.readers.hub import PREFIX
 from revela.corpus.readers.rows import Fields
 from revela.corpus.readers.tables import read_parquet
 from revela.errors import RevelaError
 from revela.types import Document
 
-PART = 2**26  # bytes of a file, or of many small ones, that one process reads at once
+PART = 2**26  # bytes per part
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ Part = tuple[Piece, ...]
 
 @dataclass(frozen=True)
 class DocumentReader:
-    """How documents are read: as for ``read.read_corpus``."""
+    """Reads the documents of a part; arguments as for ``load.read_corpus``."""
 
     fields: Fields
     min_words: int = 1
@@ -45,7 +45,7 @@ class DocumentReader:
         """The documents of a part; RevelaError if a file has changed since it was listed."""
         for piece in part:
             if size_and_time(piece.file.path) != piece.state:
-                raise changed(piece.file.path)
+                raise FileChanged(piece.file.path)
             reader = None
             if piece.row_groups is not None:
                 reader = functools.partial(read_parquet, row_groups=piece.row_groups)
@@ -54,8 +54,8 @@ class DocumentReader:
 
 
 def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART) -> list[Part]:
-    """The parts of a corpus, in its order: about ``size`` bytes each, unless a file is larger and
-    cannot be divided.
+    """Divide a corpus, in its order, into parts of about ``size`` bytes; a larger file that is not
+    Parquet is a part of its own.
     """
     pieces = list(_pieces(sources, report, size))
     runs = _runs([length for _, length in pieces], size)
@@ -65,41 +65,41 @@ def parts_of(sources: Sequence[Path | str], report: ReadReport, size: int = PART
 def _pieces(
     sources: Sequence[Path | str], report: ReadReport, size: int
 ) -> Iterator[tuple[Piece, int]]:
-    """Each piece, and about how many bytes it has."""
+    """Each piece, and its approximate bytes."""
     for source in sources:
         if str(source).startswith(PREFIX):
             raise RevelaError(
                 f"{source}: --engine ray reads files that all workers see; download the dataset, "
                 "or index it with --engine local"
             )
-        for found in files_of(source, report):
-            file = replace(found, path=found.path.resolve())
+        for relative in files_of(source, report):
+            file = replace(relative, path=relative.path.resolve())
             state = size_and_time(file.path)
-            groups = _row_groups(file.path) if state[0] > size else []
-            if len(groups) < 2:
+            lengths = _row_group_lengths(file.path) if state[0] > size else []
+            if len(lengths) < 2:
                 yield Piece(file, state), state[0]
             else:
-                for run in _runs(groups, size):
-                    yield Piece(file, state, run), sum(groups[run.start : run.stop])
+                for run in _runs(lengths, size):
+                    yield Piece(file, state, run), sum(lengths[run.start : run.stop])
 
 
-def _row_groups(path: Path) -> list[int]:
-    """The bytes of each row group; [] if the file is no Parquet, or damaged."""
+def _row_group_lengths(path: Path) -> list[int]:
+    """The bytes of each row group; [] if the file is damaged, or not Parquet."""
     if suffix(path) != ".parquet" or path.suffix in COMPRESSED:
         return []
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        known = pq.read_metadata(path)
+        metadata = pq.read_metadata(path)
     except (pa.ArrowException, OSError):  # its reader says what is wrong
         return []
-    groups = [known.row_group(i) for i in range(known.num_row_groups)]
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     return [sum(g.column(i).total_compressed_size for i in range(g.num_columns)) for g in groups]
 
 
 def _runs(lengths: Sequence[int], size: int) -> Iterator[range]:
-    """Neighbours whose lengths sum to at most ``size``, or one that is longer."""
+    """Ranges of neighbours whose lengths sum to at most ``size``, or of one that is longer."""
     start = total = 0
     for i, length in enumerate(lengths):
         if i > start and total + length > size:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from revela.corpus.readers.common import is_unicode, numbered_lines, shown
+from revela.corpus.readers.common import display_path, is_unicode, numbered_lines
 from revela.corpus.readers.hub import PREFIX, hub_rows
 from revela.corpus.readers.tables import parquet_batches, refuse_damage
 from revela.errors import RevelaError
@@ -44,7 +44,7 @@ def group_members(source: Path, size: int) -> Iterator[Member]:
     """The chunks of a source that ``holds_groups``: the first ``size`` texts of every row, as
     chunks of one document.
     """
-    name = shown(Path(source.name))
+    name = display_path(Path(source.name))
     for number, (place, row) in enumerate(_rows(source)):
         group = row if isinstance(row, dict) else {"text": row, "src": name}
         origin, texts = group.get("src"), group.get("text")

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from revela.corpus.load import READING, Reading, check_report, filter_documents
 from revela.corpus.readers import File, files_of, read_file
-from revela.corpus.readers.common import FileChanged, ReadReport, shown, size_and_time
+from revela.corpus.readers.common import FileChanged, ReadReport, display_path, size_and_time
 from revela.corpus.readers.hub import PREFIX, read_hub
 from revela.corpus.readers.rows import Fields
 from revela.corpus.spool import LazyTexts, arrow_list
@@ -111,7 +111,7 @@ class Scan:
     def _list(self) -> Iterator[tuple[str, tuple[str, File | None]]]:
         """Path -> source and file; None for a dataset of the hub."""
         for source in self.sources:
-            name = shown(Path(source))
+            name = display_path(Path(source))
             if source.startswith(PREFIX):
                 yield source, (source, None)
                 continue

@@ -119,9 +119,9 @@ def test_files_that_are_not_read_are_counted_by_their_ending(tmp_path):
 def test_reports_of_parts_add_up_and_name_ten_endings_at_most():
     both, other = ReadReport(), ReadReport()
     for number in range(14):
-        other.leave(Path(f"a.{number:02}"))
-    other.leave(Path("b.docx"), "pip install it")
-    both.leave(Path("a.13"))
+        other.leave_unread(Path(f"a.{number:02}"))
+    other.leave_unread(Path("b.docx"), "pip install it")
+    both.leave_unread(Path("a.13"))
     both.add(other)
     named = ", ".join(f"1 .{number:02}" for number in range(9))
     assert both.lines()[1:] == [

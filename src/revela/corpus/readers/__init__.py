@@ -1,7 +1,9 @@
 """Sources -> documents: one reader per format, chosen by the file's ending.
 
-A reader is a function ``(path, name, fields, report) -> documents``. ``name`` starts the documents'
-ids; what is skipped goes to the report.
+To add a format, write a reader ``(path, name, fields, report) -> documents`` in a file here, and
+name its ending in ``READERS`` and the format in ``FORMATS``. ``name`` is the document's id, or
+starts the ids of several. A reader raises DamagedFile or UnsupportedFile for a file, and reports a
+row that it skips; errors of its library need no handling.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from revela.corpus.readers.common import (
     ReadReport,
     UnsupportedFile,
     check_unchanged,
+    display_path,
     read_utf8,
-    shown,
     suffix,
     unreadable_because,
     walk_files,
@@ -68,7 +70,7 @@ FORMATS = (
 class File:
     """A file of a corpus; ``name`` starts the ids of its documents.
 
-    Given by name, rather than found in a folder, its format must be one that is read.
+    A file ``given_by_name``, rather than found in a folder, must have a supported format.
     """
 
     path: Path
@@ -89,7 +91,7 @@ def read_sources(
 
 
 def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
-    """The files of a source that is no dataset of the hub, in order of their paths."""
+    """The files of a file or folder, in order of their paths."""
     path = Path(source)
     expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
     if not path.exists():
@@ -97,14 +99,14 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
     if path.is_dir():
         for file in walk_files(path, report):
             ending = suffix(file)
-            # XML is settings for the most part: only posts of StackExchange are read.
+            # Most XML is settings: only StackExchange's posts are read.
             is_posts = ending != ".xml" or file.name.lower().startswith("posts.xml")
             if ending in READERS and is_posts and file.is_file():
-                yield File(file, shown(file.relative_to(path)))
+                yield File(file, display_path(file.relative_to(path)))
             else:
-                report.leave(file)
+                report.leave_unread(file)
     elif suffix(path) in READERS:
-        yield File(path, shown(Path(path.name)), given_by_name=True)
+        yield File(path, display_path(Path(path.name)), given_by_name=True)
     else:
         raise RevelaError(f"{path}: unknown ending; {expected}")
 
@@ -112,7 +114,7 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
 def read_file(
     file: File, fields: Fields, report: ReadReport, reader: Reader | None = None
 ) -> Iterator[Document]:
-    """The documents of a file, by ``reader`` where only a part of it is read."""
+    """The documents of a file; ``reader`` replaces the format's own, to read only a part."""
     path, name = file.path, file.name
     with check_unchanged(path):
         try:
@@ -121,16 +123,16 @@ def read_file(
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error
             if error.short:
-                report.leave(path, error.short)
+                report.leave_unread(path, error.short)
             else:
                 report.skip(error.reason, f"{name} ({error.detail})" if error.detail else name)
-        except DamagedFile as error:
-            report.skip(error.reason, name, bad=True)
         except RevelaError:
             raise
-        except Exception as error:  # of the libraries, whose errors for broken files are many
-            if isinstance(error, OSError) and error.errno:
+        except Exception as error:  # libraries raise many for broken files
+            if isinstance(error, DamagedFile):
+                report.skip(str(error), name, bad=True)
+            elif isinstance(error, OSError) and error.errno:
                 report.skip(unreadable_because(error), name, bad=True)
             else:
-                found = first_line(error)[:80]
-                report.skip(f"damaged or encrypted {suffix(path)}", f"{name}: {found}", bad=True)
+                where = f"{name}: {first_line(error)[:80]}"
+                report.skip(f"damaged or encrypted {suffix(path)}", where, bad=True)

@@ -1,4 +1,4 @@
-"""What all readers share: the report, the errors, and how files are found, opened and decoded."""
+"""Shared by all readers: the report, errors, and how files are found, opened and decoded."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ CODE = frozenset({
 })  # fmt: skip
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__"})
-COMPRESSED = (".gz", ".zst")  # one file each, of any format
-PLACES = 5  # that the report names per reason
-ENDINGS = 10  # that the report names per reason why such files were not read
+COMPRESSED = (".gz", ".zst")  # a file of any format
+MAX_EXAMPLES = 5  # per reason in the report
+MAX_ENDINGS = 10  # per reason in the report
 
 
 @dataclass
 class ReadReport:
     """What was read from a corpus, and what was skipped and why.
 
-    ``bad_reasons`` are faults of the corpus. ``unread`` counts the files of folders that probably
-    hold no documents, by reason and ending.
+    Attributes:
+        bad_reasons: reasons that are faults of the corpus.
+        unread: files in folders that probably hold no documents, by reason and ending.
     """
 
     documents: int = 0
@@ -54,16 +55,16 @@ class ReadReport:
         self.skipped[reason] += 1
         if bad:
             self.bad_reasons.add(reason)
-        if len(places := self.examples.setdefault(reason, [])) < PLACES:
+        if len(places := self.examples.setdefault(reason, [])) < MAX_EXAMPLES:
             places.append(where)
 
-    def leave(self, path: Path, reason: str = "no reader") -> None:
-        """Count a file of a folder that is not read, and is no fault of the corpus."""
+    def leave_unread(self, path: Path, reason: str = "no reader") -> None:
+        """Count a file in a folder that is not read, which is no fault of the corpus."""
         ending = suffix(path) or path.suffix.lower() or "with no ending"
-        self.unread[reason, shown(Path(ending))] += 1
+        self.unread[reason, display_path(Path(ending))] += 1
 
     def add(self, other: ReadReport) -> None:
-        """Add what was read of another part of the corpus."""
+        """Add the report of another part of the corpus."""
         self.documents += other.documents
         self.words += other.words
         self.passages += other.passages
@@ -72,11 +73,11 @@ class ReadReport:
         self.unread.update(other.unread)
         self.bad_reasons |= other.bad_reasons
         for reason, places in other.examples.items():
-            self.examples[reason] = [*self.examples.get(reason, []), *places][:PLACES]
+            self.examples[reason] = [*self.examples.get(reason, []), *places][:MAX_EXAMPLES]
 
-    def lines(self, of: str = "documents") -> list[str]:
+    def lines(self, unit: str = "documents") -> list[str]:
         """The report as text, one line per total and per reason."""
-        out = [f"read {self.documents:,} {of}, {self.words:,} words"]
+        out = [f"read {self.documents:,} {unit}, {self.words:,} words"]
         if self.passages:
             out.append(
                 f"joined {self.passages:,} passages into {self.articles:,} articles by title"
@@ -85,7 +86,7 @@ class ReadReport:
         for (reason, ending), count in self.unread.most_common():
             unread.setdefault(reason, []).append(f"{count:,} {ending}")
         if unread:
-            named = (f"{_some(endings)} ({reason})" for reason, endings in unread.items())
+            named = (f"{_shortened(endings)} ({reason})" for reason, endings in unread.items())
             out.append(f"not read: {'; '.join(named)}")
         for reason, count in self.skipped.most_common():
             places = self.examples[reason]
@@ -94,18 +95,23 @@ class ReadReport:
         return out
 
 
-def _some(endings: list[str]) -> str:
-    more = [f"{len(endings) - ENDINGS} other endings"] if len(endings) > ENDINGS else []
-    return ", ".join(endings[:ENDINGS] + more)
+def _shortened(endings: list[str]) -> str:
+    n_more = len(endings) - MAX_ENDINGS
+    more = [f"{n_more} other endings"] if n_more > 0 else []
+    return ", ".join(endings[:MAX_ENDINGS] + more)
 
 
-class FileSkipped(Exception):
-    """A file gives no (more) documents.
+class DamagedFile(Exception):
+    """The file, or the rest of it, cannot be read; the message is the reason in the report."""
+
+
+class UnsupportedFile(Exception):
+    """The file is intact but holds no documents: skipped in a folder, an error if given by name.
 
     Args:
         reason: what the report counts it under.
         detail: added to the file's name in the report.
-        short: a folder's report counts such files by their ending, for this reason.
+        short: if given, a folder's report counts such files by ending, for this reason.
     """
 
     def __init__(self, reason: str, detail: str = "", short: str = "") -> None:
@@ -113,20 +119,9 @@ class FileSkipped(Exception):
         self.reason, self.detail, self.short = reason, detail, short
 
 
-class DamagedFile(FileSkipped):
-    """The file, or the rest of it, cannot be read."""
-
-
-class UnsupportedFile(FileSkipped):
-    """The file is intact but holds no documents: skipped in a folder, an error if given by name."""
-
-
-READ_ERRORS = (DamagedFile, OSError, EOFError, zlib.error)
-
-
 @contextmanager
 def reader_extra(name: str, format: str) -> Iterator[None]:
-    """Import what reads a format; UnsupportedFile if a package of the extra is not installed."""
+    """Import a format's packages; UnsupportedFile if one of the extra is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -140,13 +135,13 @@ def suffix(path: Path) -> str:
     return Path(path.stem if path.suffix in COMPRESSED else path).suffix.lower()
 
 
-def shown(path: Path) -> str:
-    r"""A path as text; bytes of it that are not UTF-8 as \xe9."""
+def display_path(path: Path) -> str:
+    r"""A path as text; bytes that are not UTF-8 are escaped as \xe9."""
     return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """A file's bytes, unpacked."""
+    """Open a file, decompressed."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.suffix == ".zst":
@@ -157,17 +152,17 @@ def open_binary(path: Path) -> BinaryIO:
 
 
 def open_seekable(path: Path) -> BinaryIO:
-    """A file's bytes, unpacked, for a format that is read here and there."""
+    """Open a file, decompressed, for random access."""
     return io.BytesIO(read_bytes(path)) if path.suffix in COMPRESSED else path.open("rb")
 
 
 def open_text(path: Path, errors: str = "surrogateescape", newline: str = "\n") -> TextIO:
-    """A file's text; bytes that are not UTF-8 are surrogates (see ``is_unicode``)."""
+    """Open a text file, decompressed; bytes that are not UTF-8 become surrogates."""
     return io.TextIOWrapper(open_binary(path), "utf-8-sig", errors, newline)
 
 
 def lines_of(handle: TextIO) -> Iterator[str]:
-    """The lines of a file; of a longer one, its first ``MAX_BYTES + 1`` characters."""
+    """The lines of a file, truncated to ``MAX_BYTES + 1`` characters."""
     while line := handle.readline(MAX_BYTES + 1):
         rest = line
         while len(rest) > MAX_BYTES and not rest.endswith("\n"):
@@ -175,8 +170,8 @@ def lines_of(handle: TextIO) -> Iterator[str]:
         yield line
 
 
-def whole(line: str) -> str:
-    """The line; DamagedFile if ``lines_of`` has cut it."""
+def check_length(line: str) -> str:
+    """The line; DamagedFile if ``lines_of`` truncated it."""
     if len(line) > MAX_BYTES:
         raise DamagedFile(f"line over {MAX_BYTES >> 20} MB")
     return line
@@ -187,9 +182,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     with open_text(path, "strict") as handle:
         try:
-            for number, line in enumerate(map(whole, lines_of(handle)), 1):
+            for number, line in enumerate(map(check_length, lines_of(handle)), 1):
                 yield number, line
-        except (UnicodeDecodeError, *READ_ERRORS) as error:
+        except (UnicodeDecodeError, DamagedFile, OSError, EOFError, zlib.error) as error:
             raise RevelaError(
                 f"{path} cannot be read after line {number} ({error}): mend what follows, or get a "
                 "whole copy of it"
@@ -197,7 +192,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All bytes of a file that is one document; DamagedFile if there are over ``MAX_BYTES``."""
+    """The bytes of a file, decompressed; DamagedFile if there are more than ``MAX_BYTES``."""
     with open_binary(path) as handle:
         raw = handle.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
@@ -206,7 +201,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file that is one document; DamagedFile if it is too large, or no UTF-8."""
+    """The text of a file; DamagedFile if it is too large, or not UTF-8."""
     raw = read_bytes(path)
     if b"\0" in raw:
         raise DamagedFile("binary")
@@ -217,7 +212,7 @@ def read_utf8(path: Path) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has no surrogates: JSON may escape half of a pair."""
+    """Whether a text has no surrogates; JSON may escape half of a pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -230,23 +225,23 @@ def without_surrogates(text: str) -> str:
 
 
 def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
-    """Files below a folder, sorted by path, without hidden files, dependencies and caches; links
-    only to files below the folder.
+    """Files below a folder, sorted by path, without hidden files, dependencies, caches, and links
+    to files outside.
     """
 
-    def unreadable(error: OSError) -> None:
-        report.skip(unreadable_because(error), shown(Path(error.filename)), bad=True)
+    def skip_folder(error: OSError) -> None:
+        report.skip(unreadable_because(error), display_path(Path(error.filename)), bad=True)
 
-    found: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=unreadable):
+    paths: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=skip_folder):
         folders[:] = {name for name in folders if name[0] != "."} - SKIPPED_FOLDERS
-        found += (Path(parent, name) for name in names if name[0] != ".")
-    inside = folder.resolve()
-    if inside.parent.name == "snapshots":  # of the hub's cache, whose files are links beside it
-        inside = inside.parent.parent
-    for path in sorted(found):
-        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
-            report.skip("link to a file outside of the folder", shown(path))
+        paths += (Path(parent, name) for name in names if name[0] != ".")
+    root = folder.resolve()
+    if root.parent.name == "snapshots":  # the hub's cache, with links to ../../blobs
+        root = root.parent.parent
+    for path in sorted(paths):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+            report.skip("link to a file outside of the folder", display_path(path))
         else:
             yield path
 
@@ -257,28 +252,27 @@ def unreadable_because(error: OSError) -> str:
 
 @contextmanager
 def check_unchanged(path: Path) -> Iterator[None]:
-    """Raise RevelaError at the end if the file changed in the meantime."""
+    """Raise FileChanged at the end if the file changed in the meantime."""
     before = size_and_time(path)
     yield
     if size_and_time(path) != before:
-        raise changed(path)
+        raise FileChanged(path)
 
 
 class FileChanged(RevelaError):
     """A file changed while it was read."""
 
-
-def changed(path: Path) -> FileChanged:
-    return FileChanged(
-        f"{path} changed while it was read: wait until nothing writes to it, or give a copy, and "
-        "run again"
-    )
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} changed while it was read: wait until nothing writes to it, or give a copy, "
+            "and run again"
+        )
 
 
 def size_and_time(path: Path) -> tuple[int, int]:
-    """Size and time of the last change, in ns; (-1, 0) for a file that is not there."""
+    """Size, and time of the last change in ns; (-1, 0) for a missing file."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return -1, 0
-    return found.st_size, found.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns

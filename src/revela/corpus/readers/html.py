@@ -1,7 +1,7 @@
 """HTML pages without boilerplate, by resiliparse.
 
-Chosen over trafilatura for speed (1-3 ms per page against 13-37), and because trafilatura dropped
-nearly half of the words of reference pages.
+It takes 1-3 ms per page; trafilatura takes 13-37, and dropped nearly half of the words of reference
+pages.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def _decode_page(raw: bytes) -> str:
     """UTF-8, or the encoding that the page declares in its first kilobyte."""
     from resiliparse.parse.encoding import map_encoding_to_html5
 
-    declared = _CHARSET.search(raw[:1024])
-    name = declared[1].decode("ascii", "replace") if declared else ""
     encodings = ["utf-8-sig"]
-    if map_encoding_to_html5(name, False):  # not all that Python decodes is a page's encoding
-        encodings.append(name)
+    if declared := _CHARSET.search(raw[:1024]):
+        name = declared[1].decode("ascii", "replace")
+        if map_encoding_to_html5(name, False):  # an encoding of HTML, not only of Python
+            encodings.append(name)
     for encoding in encodings:
         try:
             return raw.decode(encoding)

@@ -19,9 +19,7 @@ BATCH = 256  # rows per request
 
 
 def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The rows of one split (train, if ``source`` names none) as documents; a local folder may
-    stand in place of owner/name.
-    """
+    """The rows of a split (default: train) as documents; owner/name may be a local folder."""
     with _as_revela_error(source):
         stream = _stream(source)
         if stream.column_names:
@@ -32,7 +30,7 @@ def read_hub(source: str, fields: Fields, report: ReadReport) -> Iterator[Docume
 
 
 def hub_rows(source: str) -> Iterator[dict[str, Any]]:
-    """The rows of one split, unchanged; ``source`` and errors as for ``read_hub``."""
+    """The rows of a split, as ``read_hub`` finds it."""
     with _as_revela_error(source):
         yield from _stream(source)
 
@@ -56,14 +54,14 @@ def _stream(source: str) -> Any:
 
 @contextmanager
 def _as_revela_error(source: str) -> Iterator[None]:
-    """Turn every error of the dataset libraries into one sentence."""
+    """Turn errors of the dataset libraries into one sentence."""
     try:
         yield
     except RevelaError:
         raise
     except UnsupportedFile as error:
         raise RevelaError(f"{source}: {error}") from error
-    except Exception as error:  # of datasets, the hub client or its HTTP library
+    except Exception as error:  # datasets, the hub client and its HTTP library raise many
         raise RevelaError(f"{source} cannot be read: {_reason(error)}") from error
 
 
@@ -72,8 +70,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ConnectionError) or "Couldn't reach" in message:
         return "the hub cannot be reached; connect, or give a local folder of Parquet files"
     if "Config" in message and (choices := re.search(r"\[.*?\]", message)):
-        named = choices.group()
-        return f"name one of its configurations {named}, as hub:owner/name:configuration"
+        return f"name one of its configurations {choices[0]}, as hub:owner/name:configuration"
     return (
         f"{message[:300]}; check hub:owner/name:configuration:split, and that you have access "
         "(hf auth login)"

@@ -31,16 +31,16 @@ def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
             try:
                 row = _parsed(line)
             except DamagedFile as error:
-                report.skip(error.reason, where, bad=True)
-                continue
-            yield from _documents(row, where, fields, report)
+                report.skip(str(error), where, bad=True)
+            else:
+                yield from _documents(row, where, fields, report)
 
 
 def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """An array of objects, or one object.
 
-    Most JSON is settings or data, which may have comments or be large: what does not name the
-    field of the text is UnsupportedFile.
+    Most JSON is settings or data, with comments or large: without the text field, it is
+    UnsupportedFile.
     """
     if path.stat().st_size > common.MAX_BYTES:
         over = f"over {common.MAX_BYTES >> 20} MB"
@@ -64,7 +64,7 @@ def _documents(row: Any, where: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def read_notebook(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The cells of a Jupyter notebook as one document of Markdown, without what they printed."""
+    """The cells of a Jupyter notebook as one Markdown document, without outputs."""
     notebook = _parsed(read_utf8(path))
     try:
         texts = [_cell(cell) for cell in notebook["cells"]]

@@ -1,8 +1,8 @@
-"""PDF (the pdf extra), Word, PowerPoint, Excel (the office extra) and e-books: a file is a document
-of text or Markdown.
+"""PDF (the pdf extra), Word, PowerPoint, Excel (the office extra) and e-books: one document of text
+or Markdown per file.
 
-mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speakers' notes and a chapter, and
-calamine reserves memory for every empty cell before the last.
+mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speaker notes and a chapter, and
+calamine allocates memory for every empty cell before the last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
     """The text of all pages."""
     with reader_extra("pdf", "PDF"):
         from pypdf import PdfReader
-    # It warns of every small fault that it repairs.
+    # pypdf warns of every fault that it repairs.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     with open_seekable(path) as handle:
         reader = PdfReader(handle)
@@ -62,7 +62,7 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def read_pptx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Slides, a heading each, with their tables and the speaker's notes."""
+    """Slides, a heading each, with tables and speaker notes."""
     with reader_extra("office", "PowerPoint"):
         from pptx import Presentation
     with _open_zipped(path) as handle:
@@ -90,7 +90,7 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
 
 
 def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Sheets, a heading each, with a line for each row and tabs between its cells."""
+    """Sheets, a heading each, with a line per row and tabs between cells."""
     with reader_extra("office", "Excel"):
         import openpyxl
     with _open_zipped(path) as handle:
@@ -127,12 +127,12 @@ def _chapters(book: zipfile.ZipFile) -> Iterator[str]:
 
 
 def _markdown(page: str) -> str:
-    """The text of HTML, with its headings as Markdown has them."""
+    """The text of HTML, with Markdown headings."""
     return extract_fragment(_HEADING.sub(lambda tag: tag[0] + "#" * int(tag[1]) + " ", page))
 
 
 def _open_zipped(path: Path) -> BinaryIO:
-    """A zipped file; DamagedFile if it unpacks to much more than it is."""
+    """Open a zipped file; DamagedFile if it is a zip bomb."""
     handle = open_seekable(path)
     with zipfile.ZipFile(handle) as members:
         unpacked = sum(member.file_size for member in members.infolist())
@@ -143,7 +143,7 @@ def _open_zipped(path: Path) -> BinaryIO:
 
 
 def _joined(parts: Iterable[str], format: str, advice: str = "") -> str:
-    """The parts of a file; UnsupportedFile if they have no text."""
+    """Join the parts of a file; UnsupportedFile if they have no text."""
     texts = [part.strip() for part in parts]
     if text := "\n\n".join(filter(None, texts)):
         return text

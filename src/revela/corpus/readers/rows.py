@@ -28,8 +28,8 @@ class Fields:
 def document_of(
     row: Mapping[str, object], where: str, fields: Fields, report: ReadReport
 ) -> Document | None:
-    """The row as a document; None, and counted, if it has no valid text. ``where`` is its place,
-    and its id if it has none.
+    """The row as a document; None, and reported, if it has no valid text. ``where`` is its default
+    id.
     """
     text, title = row.get(fields.text), row.get(fields.title)
     if not isinstance(text, str):
@@ -54,8 +54,8 @@ def columns_of(names: Collection[str], fields: Fields) -> list[str]:
     if fields.text not in names:
         message = f'no column "{fields.text}"; name one with --text-field'
         raise UnsupportedFile(message, f"has {_list_names(names)}")
-    wanted = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata))
-    return [name for name in wanted if name in names]
+    columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.metadata))
+    return [name for name in columns if name in names]
 
 
 def _plain(value: object) -> Value:
@@ -68,13 +68,13 @@ def _plain(value: object) -> Value:
 
 
 def _list_names(names: Collection[str]) -> str:
-    """Column names, shortened: those of a table without a header are its first row."""
+    """Column names, shortened: without a header, they are the first row."""
     shown = [name if len(name) <= 40 else f"{name[:40]}..." for name in islice(names, 12)]
     return ", ".join(shown + ["..."] * (len(names) > 12)) or "nothing"
 
 
-# What source code begins with and prose does not: decorators or annotations, and then a definition
-# or an import as a whole. "function words (of, the)" and "public schools (K-12)" are none.
+# Source code begins with a complete definition or import, after decorators or annotations.
+# "function words (of, the)" and "public schools (K-12)" do not match.
 _DEFINITION = re.compile(
     r"""
     (?: @[\w.]+ (?: \( (?: [^()] | \([^()]*\) )* \) )? \s+ )*
@@ -101,7 +101,6 @@ _DEFINITION = re.compile(
 
 def _kind_of(key: str, text: str) -> Kind:
     """Code if the id ends like a source file, or the text begins with a definition."""
-    if "." in key and Path(key).suffix.lower() in CODE:
+    if Path(key).suffix.lower() in CODE or _DEFINITION.match(text[:1000].lstrip()):
         return "code"
-    head = text[:1000].lstrip()
-    return "code" if _DEFINITION.match(head) else "prose"
+    return "prose"

@@ -1,7 +1,7 @@
 """StackExchange dumps: a question and its answers, best first, are one document.
 
-An answer may come years after its question in a long dump. So one pass writes every post to disk,
-and they are read back sorted by question and rank, two numbers per post in memory.
+In a dump, an answer may come years after its question. So posts are first written to disk, then
+read sorted by question and rank; memory holds two numbers per post.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from revela.corpus.spool import ArrowList, arrow_list
 from revela.types import Document
 
 QUESTION, ANSWER = "1", "2"  # PostTypeId
-FIRST = -(2**63)  # the rank of a question among its answers
+QUESTION_RANK = -(2**63)  # before all answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def _questions(posts: ArrowList[Post], name: str, report: ReadReport) -> Iterato
     for number, group in groupby(posts.select(order), key=lambda post: post.question):
         question, *answers = group
         where = f"{name}:{number}"
-        if question.rank != FIRST:
+        if question.rank != QUESTION_RANK:
             report.skip("answers without their question", where)
             continue
         text = "\n\n".join(post.text for post in (question, *answers) if post.text)
@@ -64,7 +64,7 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
             continue
         try:
             question = int(row["Id"] if kind == QUESTION else row["ParentId"])
-            rank = FIRST if kind == QUESTION else -int(row.get("Score", "0"))
+            rank = QUESTION_RANK if kind == QUESTION else -int(row.get("Score", "0"))
             body = row["Body"]
         except (KeyError, ValueError):
             report.skip("post without Id, ParentId or Body", where, bad=True)
@@ -73,7 +73,7 @@ def _posts(handle: BinaryIO, name: str, report: ReadReport) -> Iterator[Post]:
 
 
 def _rows(handle: BinaryIO) -> Iterator[Mapping[str, str]]:
-    """The attributes of each row; an element is freed once it is read."""
+    """The attributes of each row, one element in memory at a time."""
     events = ET.iterparse(handle, ("start", "end"))
     _, root = next(events)
     if root.tag != "posts":

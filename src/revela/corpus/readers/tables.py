@@ -1,7 +1,7 @@
 """Parquet, Arrow and CSV files: a row is a document.
 
-Python's csv reads CSV at half the speed of pyarrow, but in constant memory, with rows of any
-length, and naming each bad row.
+CSV is read by Python's csv: at half the speed of pyarrow, but in constant memory, with rows of any
+length, and with the place of each bad row.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from revela.corpus.readers import common
 from revela.corpus.readers.common import (
     ReadReport,
     UnsupportedFile,
+    check_length,
     lines_of,
     open_text,
     suffix,
-    whole,
 )
 from revela.corpus.readers.rows import Fields, columns_of, document_of
 from revela.errors import RevelaError, first_line
@@ -92,20 +92,19 @@ def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
             file = pa.ipc.open_file(source)
             schema = file.schema
             batches = (file.get_batch(i) for i in range(file.num_record_batches))
-        wanted = _text_columns(schema, fields)
-        checked = (_validated(batch.select(wanted)) for batch in batches)
-        yield from documents_of(checked, name, fields, report)
-
-
-def _validated(batch: Any) -> Any:
-    batch.validate(full=True)  # wrong offsets would read the memory of this process
-    return batch
+        columns = _text_columns(schema, fields)
+        number = 0
+        for batch in batches:
+            part = batch.select(columns)
+            part.validate(full=True)  # wrong offsets would read this process's memory
+            yield from documents_of([part], name, fields, report, number)
+            number += len(part)
 
 
 def documents_of(
     batches: Iterable[Any], name: str, fields: Fields, report: ReadReport, number: int = 0
 ) -> Iterator[Document]:
-    """The rows of Arrow record batches or tables as documents; ``number`` rows stand before."""
+    """The rows of record batches or tables as documents, numbered after ``number``."""
     parts = (b.slice(start, ROWS) for b in batches for start in range(0, b.num_rows, ROWS))
     for part in parts:
         for row in part.select(columns_of(part.schema.names, fields)).to_pylist():
@@ -115,27 +114,27 @@ def documents_of(
 
 
 def _text_columns(schema: Any, fields: Fields) -> list[str]:
-    """The columns to read; UnsupportedFile if there is no column of texts by that name."""
+    """The columns to read; UnsupportedFile if that of the text is missing, or not text."""
     import pyarrow as pa
 
-    wanted = columns_of(schema.names, fields)
+    columns = columns_of(schema.names, fields)
     kind = schema.field(fields.text).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if kind not in (pa.string(), pa.large_string(), pa.string_view()):
         message = f'column "{fields.text}" is not text; name another with --text-field'
         raise UnsupportedFile(message, f"holds {kind}")
-    return wanted
+    return columns
 
 
 def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Rows below a header of column names.
 
-    A .tsv file is separated by tabs, a .csv file by commas, semicolons or tabs, whichever the
-    header has most.
+    The delimiter is a tab in .tsv; in .csv, the most frequent of comma, semicolon and tab in the
+    header.
     """
     csv.field_size_limit(common.MAX_BYTES)
     with open_text(path, newline="") as text:
-        lines = map(whole, lines_of(text))
+        lines = map(check_length, lines_of(text))
         header = next(lines, "")
         delimiter = max(DELIMITERS[suffix(path)], key=header.count)
         reader = csv.reader(chain([header], lines), delimiter=delimiter)
@@ -155,7 +154,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 
 
 def _typed(row: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """The row with metadata as numbers where they look like numbers; an empty field is None."""
+    """Convert metadata that looks like a number; an empty field is None."""
     for name in fields.metadata:
         if (value := row.get(name)) is not None:
             numbers = (kind(value) for kind in _NUMBER if _NUMBER[kind].fullmatch(value))
