@@ -1,1 +1,14 @@
-"""The teacher: an LM run as two streams, with what is mixed in between and what it is asked."""
+"""The teacher: a language model that is run as two streams.
+
+Reading order, for Revela:
+
+1. language_model.py: stream e and stream h over packed chunks (../packing.py). streams.py is what
+   the attention of a layer keeps and changes in such a pass.
+2. in_batch_attention.py: the gate, h = (1 - g) s + g b. Sim comes from objectives/revela.py:
+   ``in_batch_weights``.
+3. document_attention.py: b, and its implementations.
+4. cross_entropy.py: the loss of stream h.
+
+heads.py ranks the LM's heads. prompts.py is what the LM reads in DREAM and attention distillation;
+generate.py writes queries. encoder_decoder.py is T5, for span corruption.
+"""

@@ -36,15 +36,15 @@ from revela.device import on_cpu, sent
 
 Kernel = Literal["torch", "triton"]
 V_NORM_EPS = 1e-6  # as in the authors' code
-EPSILON = 1e-4  # objectives skip pairs with no more weight
-NEARLY_ALL = 0.8  # of the runs: from this share on, all rows are computed and none are picked out
+EPSILON = 1e-4  # pairs with no more weight are skipped by the objectives
+DENSE = 0.8  # of the runs: a document that more of them attend to is computed for all rows
 
 
 @dataclass(frozen=True)
 class Readers:
-    """One document, and the rows that attend to it.
+    """A document's index and tokens, and the R rows that attend to it.
 
-    ``rows_R`` is None if all rows are computed, which saves picking them out; those that are not
+    ``rows_R`` is None if all T rows are computed, which saves selecting them. Rows that are not
     kept have a weight of 0.
     """
 
@@ -57,12 +57,10 @@ class Readers:
 
 
 class DocumentWeights:
-    """How much each run of rows takes of each document: made once for all layers of a step, as
-    finding who takes how much waits for a GPU.
+    """The weight of each document for each run of rows, made once for all layers of a step.
 
     Args:
-        weights_AB: weight of document j for every row of run i. Carries the gradient to the
-            retriever.
+        weights_AB: w_j for every row of run i. Carries the gradient to the retriever.
         lengths: tokens per document, B numbers that sum to S.
         rows: rows per run, A numbers that sum to T. None: the runs are the documents.
         epsilon: skip pairs with a weight <= epsilon; they get no gradient. 0 skips exact zeros.
@@ -85,7 +83,7 @@ class DocumentWeights:
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Where each document begins among the S tokens, and where the last one ends, (B + 1,)."""
+        """Where each document starts among the S tokens, and where the last one ends, (B + 1,)."""
         return sent(torch.tensor([0, *self.lengths]).cumsum(0), self.weights_AB.device)
 
     @cached_property
@@ -101,34 +99,30 @@ class DocumentWeights:
 
     @cached_property
     def slots(self) -> int:
-        """The most documents that a run keeps, or 1; it waits for a GPU."""
+        """The maximum number of documents that a run keeps, at least 1. It waits for a GPU."""
         return max(1, int(on_cpu(self.slot_AB.max())) + 1)
 
     @cached_property
     def readers(self) -> list[Readers]:
-        """The documents that some run gives a weight above ``epsilon``, and the rows that read
-        them.
-        """
-        kept_AB = self.kept_AB
-        is_kept_AB = kept_AB > 0
-        on_host_AB = on_cpu(is_kept_AB)  # the one wait
+        """The documents that some run keeps, and their rows. It waits for a GPU."""
+        is_kept_AB = self.kept_AB > 0
+        on_host_AB = on_cpu(is_kept_AB)
         runs_B = on_host_AB.sum(dim=0).tolist()
-        nearly_all = NEARLY_ALL * len(self.rows)
-        few = [j for j, n in enumerate(runs_B) if 0 < n < nearly_all]
-        of_few = [on_host_AB[on_cpu(self.run_T), j].nonzero().squeeze(1) for j in few]
-        rows_of = {}
-        if few:
-            flat = sent(torch.cat(of_few), kept_AB.device)
-            rows_of = dict(zip(few, torch.split(flat, list(map(len, of_few))), strict=True))
-        found, end = [], 0
+        sparse = [j for j, runs in enumerate(runs_B) if 0 < runs < DENSE * len(self.rows)]
+        selected_rows = dict[int, Tensor]()
+        if sparse:
+            rows = [on_host_AB[on_cpu(self.run_T), j].nonzero().squeeze(1) for j in sparse]
+            on_device = sent(torch.cat(rows), self.kept_AB.device).split([len(r) for r in rows])
+            selected_rows = dict(zip(sparse, on_device, strict=True))
+        readers, end = [], 0
         for j, length in enumerate(self.lengths):
             start, end = end, end + length
             if runs_B[j]:
-                rows_R = rows_of.get(j)
+                rows_R = selected_rows.get(j)
                 run_R = self.run_T if rows_R is None else self.run_T[rows_R]
-                kept_R, weight_R1 = is_kept_AB[:, j][run_R], kept_AB[:, j][run_R][:, None]
-                found.append(Readers(j, slice(start, end), rows_R, run_R, kept_R, weight_R1))
-        return found
+                kept_R, weight_R1 = is_kept_AB[:, j][run_R], self.kept_AB[:, j][run_R][:, None]
+                readers.append(Readers(j, slice(start, end), rows_R, run_R, kept_R, weight_R1))
+        return readers
 
 
 def select_heads(

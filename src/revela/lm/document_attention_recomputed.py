@@ -1,9 +1,13 @@
 """Document attention one document at a time, recomputed in the backward pass.
 
 The sum of document_attention.py as a Python loop over documents, forward and backward. Each
-document meets only the rows that give it a weight above ``epsilon``, nothing is padded, and scores
-and outputs of a (row, document) pair exist only while the loop is at its document: the backward
-pass computes them again. Memory grows with the tokens, not with the pairs.
+document meets only the rows that give it a weight above ``epsilon``, and nothing is padded. Scores
+and outputs of a (row, document) pair exist only while the loop is at its document, so memory grows
+with the tokens, not with the pairs.
+
+With a = softmax(s) V over one document, n = softmax(s) |V| + eps and o = a / n:
+
+    d a = d o / n        d n = -(d o . o) / n        d s = p (d p - sum p d p),  p = softmax(s)
 
 Shapes: A runs of rows, T rows in all; B documents packed into S tokens; H query heads, G key-value
 heads, D head width; per document, L tokens and R rows that attend to it.
@@ -69,7 +73,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query_HTD, key_GSD, value_GSD, _ = ctx.saved_tensors
         exact = torch.promote_types(query_HTD.dtype, torch.float32)
         grad_query, grad_key, grad_value, grad_weights = (
@@ -81,10 +85,9 @@ class _Recomputed(torch.autograd.Function):
             attention_GRL = document.attention_GRL
             output_GRD = attention_GRL @ value_GSD[:, tokens]
             normed_GRD = _v_normed(output_GRD, ctx.norm_eps)
-            grad_HRD = document.take(gradients[0])
+            grad_HRD = document.take(grad_outputs[0])
             grad_GRD = document.by_key(grad_HRD * document.weight_R1)
             if ctx.norm_eps is not None:
-                # o = a / n: d a = d o / n, d n = -(d o . o) / n.
                 grad_norm_GR1 = -(grad_GRD * normed_GRD).sum(-1, keepdim=True)
                 grad_GRD = torch.cat([grad_GRD, grad_norm_GR1], dim=-1)
                 grad_GRD = grad_GRD / (output_GRD[..., -1:] + ctx.norm_eps)
@@ -96,7 +99,7 @@ class _Recomputed(torch.autograd.Function):
                 grad_value[:, tokens] = (attention_GRL.transpose(1, 2) @ grad_GRD).to(exact)
             if grad_query is None and grad_key is None:
                 continue
-            # Softmax: d s = p (d p - sum p d p), and sum p d p is the output times its gradient.
+            # sum p d p is the output times its gradient.
             grad_scores_GRL = grad_GRD @ value_GSD[:, tokens].transpose(1, 2)
             grad_scores_GRL -= (grad_GRD * output_GRD).sum(-1, keepdim=True)
             grad_scores_GRL *= attention_GRL
@@ -107,11 +110,9 @@ class _Recomputed(torch.autograd.Function):
                 grad_key[:, tokens] = grad_key_GLD.to(exact)
         if grad_query is not None:
             grad_query *= ctx.scale
-        found = grad_query, grad_key, grad_value, grad_weights
-        cast = (
-            g if g is None else g.to(t.dtype) for g, t in zip(found, ctx.saved_tensors, strict=True)
-        )
-        return *cast, None, None, None
+        gradients = grad_query, grad_key, grad_value, grad_weights
+        pairs = zip(gradients, ctx.saved_tensors, strict=True)
+        return *(g if g is None else g.to(t.dtype) for g, t in pairs), None, None, None
 
 
 def _v_normed(output_GRD: Tensor, norm_eps: float | None) -> Tensor:
@@ -122,7 +123,7 @@ def _v_normed(output_GRD: Tensor, norm_eps: float | None) -> Tensor:
 
 @dataclass(frozen=True)
 class _AttendedDocument:
-    """One document, the rows that attend to it, and their attention over its tokens.
+    """One document, and the attention of its rows over its tokens.
 
     Rows of heads that share keys are consecutive: (G, H / G * R, ...).
     """
@@ -151,10 +152,10 @@ class _AttendedDocument:
 
 
 def _attended_documents(
-    query_HTD: Tensor, key_GSD: Tensor, of_documents: Sequence[Readers], scale: float
+    query_HTD: Tensor, key_GSD: Tensor, documents: Sequence[Readers], scale: float
 ) -> Iterator[_AttendedDocument]:
     query_HTD = query_HTD * scale
-    for readers in of_documents:
+    for readers in documents:
         rows_R = readers.rows_R
         query_HRD = query_HTD if rows_R is None else query_HTD.index_select(1, rows_R)
         query_GRD = query_HRD.reshape(len(key_GSD), -1, query_HTD.shape[-1])

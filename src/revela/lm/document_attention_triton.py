@@ -1,17 +1,18 @@
 """Document attention as Triton kernels: the sum of document_attention.py, without a host loop.
 
-Forward, one program per block of query rows and head goes over the documents that any of its rows
-attends to, and over each document's keys with a running softmax; each document's output is weighted
-and added. Backward, the same loop gives the gradients of queries and weights, and keeps four
-numbers per head, row and document; with these, one program per block of keys goes over the rows
-that attend to it and gives the gradients of keys and values. Each loop computes the scores again:
-memory grows with the rows and the documents that they read, not with the tokens of these.
+Forward: one program per block of query rows and head loops over the documents that any of its rows
+attends to, and over each document's keys with a running softmax. It weights each document's output
+and adds it.
+
+Backward: the same loop gives the gradients of queries and weights, and saves four numbers per head,
+row and document. With these, one program per block of keys loops over the rows that attend to it
+and gives the gradients of keys and values. Each loop computes the scores again, so memory grows
+with the rows and the documents that they attend to, not with the documents' tokens.
 
 The gradients of weights are summed in the order in which programs end, so two runs on a GPU differ
 in the last bits; so do those of document_attention_recomputed.py, by ``index_add_``.
 
-Chosen by ``document_attention(..., kernel="triton")``. The tests run the kernels on a CPU by
-TRITON_INTERPRET=1.
+The tests run the kernels on a CPU by TRITON_INTERPRET=1.
 
 Shapes: A runs of rows, T rows in all; B documents packed into S tokens; H query heads, G key-value
 heads (H a multiple of G), D head width.
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 
 
 def block_sizes(wide: int, bytes_each: int) -> tuple[int, int]:
-    """Rows and keys of a block, of so many numbers each: as many as fit into 8 and 16 KiB, with
-    which a program keeps within the 99 KiB of shared memory that an RTX 3090 or 4090 has; but in
-    fp32 with heads of 256 numbers it needs 115, as an A100 has.
+    """Rows and keys of a block, of ``wide`` numbers each: as many as fit into 8 and 16 KiB.
+
+    A program then keeps within the 99 KiB of shared memory of an RTX 3090 or 4090. In fp32 with
+    heads of 256 numbers it needs 115 KiB, which an A100 has.
     """
     rows, keys = (2**power // (wide * bytes_each) for power in (13, 14))
     return max(16, min(32, rows)), max(16, min(64, keys))
@@ -187,8 +189,10 @@ def _backward_rows(
     SHARED: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, V_NORM: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of queries and, added atomically over rows and heads, of weights; and,
-    saved for ``_backward_keys``, what it needs of each row and document.
+    """Gradients of a block of queries and, added atomically over rows and heads, of weights.
+
+    Saves log-sum-exp, mean, share and norm gradient of each row and document for
+    ``_backward_keys``.
     """
     head = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

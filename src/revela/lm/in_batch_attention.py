@@ -1,9 +1,10 @@
 """In-batch attention: an LM's chunk also attends to the other chunks of its group (Revela, eq. 7).
 
-The output s of a head's own attention is mixed with b, that of document attention over the other
-chunks, weighted by the retriever's similarity (Sim):
-- paper: h = s + b in every head of every layer, with V-normalised b;
-- gated (ours): h = (1 - g) s + g b, with a gate g per head; a gate of 0 costs nothing.
+    h = s + b                  paper: every head of every layer, b with V-norm (eq. 8)
+    h = (1 - g) s + g b        gated (ours): a gate g per head; a gate of 0 costs nothing
+
+s is the output of a head's own attention. b is document attention over the other chunks, weighted
+by the retriever's similarity Sim.
 
 Shapes: B chunks of a group, T tokens in all, L layers, H heads, G key-value heads, D head width.
 """
@@ -30,8 +31,8 @@ class InBatchAttention:
     Args:
         weights_BB: Sim.
         lengths: tokens per chunk.
-        gates_LH: a gate per layer and head. None: the paper's sum.
-        heads: the heads of each layer that are computed; the gates of the others are 0. None: all.
+        gates_LH: g. None: the paper's sum.
+        heads: the heads to compute in each layer, as the other gates are 0. None: all.
         v_norm: V-normalise b.
         epsilon: skip pairs with a weight of at most this.
         kernel: see document_attention.
@@ -51,9 +52,9 @@ class InBatchAttention:
         self.documents = DocumentWeights(weights_BB, lengths, epsilon=epsilon)
         self.gates_LH, self.v_norm, self.kernel = gates_LH, v_norm, kernel
         self.heads = {
-            layer: sent(torch.tensor(some), weights_BB.device)
-            for layer, some in (heads or {}).items()
-            if gates_LH is not None and len(some) < gates_LH.shape[1]
+            layer: sent(torch.tensor(gated), weights_BB.device)
+            for layer, gated in (heads or {}).items()
+            if gates_LH is not None and len(gated) < gates_LH.shape[1]
         }
 
     def __call__(

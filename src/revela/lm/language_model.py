@@ -1,20 +1,19 @@
-"""The teacher: any decoder-only causal LM of transformers, run as the two streams of Revela.
+"""Any decoder-only causal LM of transformers, run as the two streams of Revela (section 3.2).
 
-The LM runs over a group of chunks twice (Revela, section 3.2). Stream e is the plain LM over each
-chunk. Stream h is the same LM over the same chunks, whose attention also reads e's keys and values
-of the *other* chunks; the objective says how, by the ``Mix`` that it gives to ``logits``.
+The LM runs over a group of chunks twice. Stream e (``prefill``) is the plain LM over each chunk.
+Stream h (``logits``, ``loss``) is the same LM over the same chunks, whose attention also reads e's
+keys and values of the *other* chunks. The objective's ``Mix`` (streams.py) says how.
 
-This file and packing.py are all that knows transformers' internals: the attention is registered
-with ``AttentionInterface``, and no model code is copied or patched. What saves time at the same
-result:
+The attention is registered with transformers' ``AttentionInterface``, so no model code is copied.
+What saves time at the same result:
 - chunks are packed one after another into one row, without padding, each with its own positions;
 - below the first mixed layer both streams are equal: h starts there from e's output;
 - e stops at the keys and values of the last mixed layer and never runs the LM head;
 - the e stream of a frozen LM records no graph;
 - the loss holds the logits of one block of rows at a time (cross_entropy.py).
 
-Shapes: B chunks of up to L tokens, T tokens in all, R rows that are scored, H query heads, G
-key-value heads, D head width, V vocabulary.
+Shapes: B chunks of up to L tokens, T tokens in all, R rows that are scored, S tokens that can be
+scored, H query heads, G key-value heads, D head width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from revela.device import sent
+from revela.device import autocast, sent
 from revela.errors import RevelaError
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.streams import KVCache, Mix, StopForward, Stream
@@ -93,12 +91,12 @@ def _attention(
     return mixed_HTD.transpose(0, 1)[None].contiguous(), None
 
 
-# Without a mask function of this name transformers builds no mask.
+# transformers builds no mask, as no mask function is registered under this name.
 AttentionInterface.register(ATTENTION, _attention)
 
 
 class LanguageModel(nn.Module):
-    """A causal LM with two passes: ``prefill`` (stream e) and ``logits`` or ``loss`` (stream h).
+    """A causal LM with two passes: ``prefill`` (stream e), and ``logits`` or ``loss`` (stream h).
 
     Args:
         model: a decoder-only causal LM of transformers, or a PEFT model around one. It is switched
@@ -116,17 +114,15 @@ class LanguageModel(nn.Module):
 
     def __init__(self, model: Any, name: str = "the language model", bf16: bool = False) -> None:
         super().__init__()
-        self.model = model
-        self.name, self.bf16 = name, bf16
+        self.model, self.name, self.bf16 = model, name, bf16
         # PEFT puts LoRA into the model it wraps, so that model is the one to run.
-        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._inner = inner
-        config = inner.config.get_text_config()
+        self._inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config = self._inner.config.get_text_config()
         self.n_layers, self.n_heads = int(config.num_hidden_layers), int(config.num_attention_heads)
         self._check_unsupported(config)
-        inner.set_attn_implementation(ATTENTION)
+        self._inner.set_attn_implementation(ATTENTION)
         if bf16:
-            _keep_linear_in_bf16(inner)
+            _keep_linear_in_bf16(self._inner)
         self._layers = self._decoder_layers()
         self._scored_S: Tensor | None = None
         self._check_on_two_tokens()
@@ -164,7 +160,7 @@ class LanguageModel(nn.Module):
         # Some models scale or cap their logits after the head.
         self._head = self._inner.get_output_embeddings()
         hidden_TD = self._run(self._inner.base_model, packed, stream).last_hidden_state[0]
-        with self._autocast():
+        with autocast(self.device, self.bf16):
             head_TV = self._head(hidden_TD)
         self._logits_are_heads = torch.allclose(head_TV, logits_TV, rtol=1e-3, atol=1e-4)
 
@@ -189,28 +185,31 @@ class LanguageModel(nn.Module):
             fully_shard(layer, reshard_after_forward=True)
 
     def pack(self, ids_BL: Tensor, mask_BL: Tensor) -> Packed:
-        """Drop the padding of a batch, on either side. Each chunk's positions count from 0."""
+        """Drop a batch's padding, on either side. Each chunk's positions count from 0."""
         layout, places_T = layout_of(mask_BL, self.device)
         ids_T = ids_BL.flatten()[sent(places_T, ids_BL.device)]
         return Packed(sent(ids_T, self.device)[None], layout)
 
     def prefill(self, packed: Packed, layers: Sequence[int]) -> KVCache:
-        """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output
-        of the layer below the first of them. A frozen LM records no graph.
+        """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output of
+        the layer below the first of them.
         """
         self._check_checkpointing()
-        reading = Stream(packed.layout, keep=frozenset(layers), last=max(layers))
+        stream = Stream(packed.layout, keep=frozenset(layers), last=max(layers))
         first = min(layers)
+
+        def keep_output(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+            stream.kept.below = output
+
         with ExitStack() as stack:
             if not self.trainable:
                 stack.enter_context(torch.no_grad())
             if first > 0:
-                keep = partial(setattr, reading.kept, "below")
-                stack.enter_context(_on_output(self._layers[first - 1], keep))
+                stack.enter_context(self._layers[first - 1].register_forward_hook(keep_output))
             stack.enter_context(suppress(StopForward))
-            self._run(self._inner.base_model, packed, reading)
-        self._check_run(reading, layers)
-        return reading.kept
+            self._run(self._inner.base_model, packed, stream)
+        self._check_run(stream, layers)
+        return stream.kept
 
     def logits(
         self,
@@ -228,16 +227,16 @@ class LanguageModel(nn.Module):
             mix: changes the attention output.
             prefix: every layer's keys and values of a text that each chunk continues.
         """
-        logits_TV: Tensor = self._predict(self._inner, packed, memory, mix, prefix).logits[0]
+        logits_TV: Tensor = self._run_mixed(self._inner, packed, memory, mix, prefix).logits[0]
         return logits_TV
 
     def run_layers(self, packed: Packed, layers: Sequence[int], mix: Mix, prefix: KVCache) -> None:
         """Run the LM up to the attention of the last of ``layers``, for a ``mix`` that observes
-        attention; ``prefix`` as for ``logits``, of these layers.
+        attention; ``prefix`` has these layers.
         """
         stream = Stream(packed.layout, mix=mix, prefix=prefix, last=max(layers))
         with suppress(StopForward):
-            self._run(self._inner.base_model, packed, stream, prefix.length)
+            self._run(self._inner.base_model, packed, stream)
         self._check_run(stream, layers)
 
     def loss(self, packed: Packed, memory: KVCache | None = None, mix: Mix | None = None) -> Tensor:
@@ -264,7 +263,7 @@ class LanguageModel(nn.Module):
             logits_RV = self.logits(packed, *streams).index_select(0, rows_R)
             exact = torch.promote_types(logits_RV.dtype, torch.float32)
             return F.cross_entropy(logits_RV.to(exact), targets_R, reduction="none")
-        output = self._predict(self._inner.base_model, packed, *streams)
+        output = self._run_mixed(self._inner.base_model, packed, *streams)
         hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
         if self._scored_S is None:
             return linear_cross_entropy(hidden_RD, head.weight, targets_R, head.bias)
@@ -275,9 +274,10 @@ class LanguageModel(nn.Module):
         )
 
     def score_only(self, tokens: Tensor) -> None:
-        """Take the soft-max of the losses over these tokens, and any target that comes later, in
-        place of the whole vocabulary. The products of a head of 262,144 tokens cost more than the
-        layers. ``logits`` still gives all logits.
+        """Take the losses' softmax over these tokens and all later targets, not the vocabulary.
+
+        The products of a head of 262,144 tokens cost more than the layers. ``logits`` still gives
+        those of the whole vocabulary.
         """
         head = self._head
         self._scored_S = tokens_S = torch.unique(tokens).to(head.weight.device)
@@ -286,7 +286,7 @@ class LanguageModel(nn.Module):
         self._place_V = torch.full((len(head.weight),), -1, device=tokens_S.device)
         self._place_V[tokens_S] = torch.arange(len(tokens_S), device=tokens_S.device)
 
-    def _predict(
+    def _run_mixed(
         self,
         module: nn.Module,
         packed: Packed,
@@ -302,19 +302,17 @@ class LanguageModel(nn.Module):
             if memory is not None and (first := min(memory.keys)) > 0:
                 skip = _replaced_forward(self._layers[:first], lambda *_, **__: memory.below)
                 stack.enter_context(skip)
-            output = self._run(module, packed, stream, 0 if prefix is None else prefix.length)
+            output = self._run(module, packed, stream)
         self._check_run(stream, () if memory is None else memory.keys)
         return output
 
-    def _run(self, module: nn.Module, packed: Packed, stream: Stream, start: int = 0) -> Any:
+    def _run(self, module: nn.Module, packed: Packed, stream: Stream) -> Any:
+        start = 0 if stream.prefix is None else stream.prefix.length
         positions_1T = packed.layout.positions_T[None] + start
-        with self._autocast():
+        with autocast(self.device, self.bf16):
             return module(
                 input_ids=packed.ids_1T, position_ids=positions_1T, use_cache=False, stream=stream
             )
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
     def _check_checkpointing(self) -> None:
         # The backward pass runs a checkpointed layer again, without the streams: there the
@@ -343,18 +341,9 @@ def _keep_linear_in_bf16(model: nn.Module) -> None:
 
 
 @contextmanager
-def _on_output(layer: nn.Module, callback: Callable[[Any], None]) -> Iterator[None]:
-    handle = layer.register_forward_hook(lambda _module, _args, output: callback(output))
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
 def _replaced_forward(layers: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """While open, these layers only call ``forward``, without their hooks: those of a layer that
-    processes share would put it together.
+    """While open, these layers only call ``forward``, without their hooks: the hooks of a sharded
+    layer would gather its weights.
     """
     hooks = [(layer._forward_pre_hooks, layer._forward_hooks) for layer in layers]
     for layer in layers:

@@ -1,9 +1,8 @@
-"""What one forward pass of an LM over packed chunks keeps and changes.
+"""What the attention of each layer keeps and changes in one pass of an LM (Revela, section 3.2).
 
-Stream e keeps keys and values; stream h mixes something into the attention output (Revela, section
-3.2).
+Stream e keeps keys and values; stream h mixes something into the attention output.
 
-Shapes: T tokens in all, H query heads, G key-value heads, D head width.
+Shapes: T tokens in all, P tokens of a prefix, H query heads, G key-value heads, D head width.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from revela.packing import Layout
 Mix = Callable[[int, Tensor, Tensor, Tensor, Tensor, float | None], Tensor]
 """(layer, own_HTD, query_HTD, key_GTD, value_GTD, scale) -> stream h's attention output (H, T, D).
 
-With a memory of stream e it is called in the layers that were read, with e's keys and values;
-without one in every layer, with the chunks' own.
+``own_HTD`` is the plain LM's attention output. With a memory of stream e the mix is called in the
+memory's layers, with e's keys and values; without one in every layer, with the chunks' own.
 """
 
 
 @dataclass
 class KVCache:
-    """Keys and values (G, T, D) per layer that was read; ``below``: the output of the layer below
-    the first of them.
-    """
+    """Keys and values (G, T, D) by layer, and the output of the layer below the first one."""
 
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
@@ -36,7 +33,7 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Tokens that were read."""
+        """The number of tokens."""
         return int(next(iter(self.keys.values())).shape[1])
 
     def part(self, start: int, end: int) -> KVCache:
@@ -49,21 +46,21 @@ class KVCache:
 
 
 class StopForward(Exception):
-    """Raised in a layer's attention: the layers above it are not needed."""
+    """Raised in a layer's attention, as no layer above it is needed."""
 
 
 @dataclass
 class Stream:
-    """A forward pass, which the attention of every layer is given.
+    """A forward pass, as the attention of every layer sees it.
 
     Attributes:
         layout: the chunks.
-        keep: layers whose keys and values ``kept`` gets.
+        keep: layers whose keys and values go into ``kept``.
         mix: changes the attention output; None: the plain LM.
         memory: of stream e over the same chunks, for ``mix``.
         prefix: keys and values of a text that each chunk continues.
         last: the pass ends with the attention of this layer; without a ``mix``, before it.
-        layers_run: the layers that have called.
+        layers_run: the layers whose attention has run.
     """
 
     layout: Layout
@@ -76,8 +73,8 @@ class Stream:
     layers_run: set[int] = field(default_factory=set)
 
     def begin(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Take a layer's keys and values (G, T, D), before its attention; gives those of the text
-        that all chunks continue, (G, P, D).
+        """Take a layer's keys and values (G, T, D) before its attention, and return those of the
+        prefix (G, P, D), if there is one.
         """
         self.layers_run.add(layer)
         if layer in self.keep:
@@ -87,14 +84,14 @@ class Stream:
         return None if self.prefix is None else (self.prefix.keys[layer], self.prefix.values[layer])
 
     def end(self, layer: int, own: Tensor, *inputs: Any) -> Tensor:
-        """The layer's attention output, given that of the plain LM (``own``); as for ``Mix``."""
+        """Return the layer's attention output; arguments as for ``Mix``."""
         if self.mix is not None:
             if self.memory is None:
                 own = self.mix(layer, own, *inputs)
             elif layer in self.memory.keys:
                 query, _, _, scale = inputs
-                of_e = self.memory.keys[layer], self.memory.values[layer]
-                own = self.mix(layer, own, query, *of_e, scale)
+                keys, values = self.memory.keys[layer], self.memory.values[layer]
+                own = self.mix(layer, own, query, keys, values, scale)
         if layer == self.last:
             raise StopForward
         return own
