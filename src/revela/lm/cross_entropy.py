@@ -1,11 +1,10 @@
 """Cross-entropy of a frozen linear head, one block of rows at a time.
 
-The logits of 875 tokens over 49,152 words take 172 MB in fp32, and several times that with the
-backward pass. Here the logits of one block exist at a time, for its loss and for the gradient of
-its input, (softmax - onehot) W, which is computed in the forward pass. There is one product forward
-and one backward, as without blocks; nothing is recomputed.
+    loss = -log softmax(h W^T + b)[target]        d loss / d h = (softmax - onehot) W
 
-The head must be frozen, as in every preset.
+h is the head's input; W and b are its weights. Both lines are computed in the forward pass, while
+the logits of the block exist: nothing is recomputed. The logits of 875 tokens over 49,152 words at
+once would take 172 MB in fp32, and several times that with the backward pass.
 
 Shapes: R rows, D width, V vocabulary.
 """
@@ -29,12 +28,10 @@ def linear_cross_entropy(
     bias_V: Tensor | None = None,
     logits_per_block: int | None = None,
 ) -> Tensor:
-    """-log softmax(hidden W^T + b) at each row's target, in nats, (R,).
-
-    The same as ``F.cross_entropy(F.linear(hidden, W, b), targets, reduction="none")``.
+    """``F.cross_entropy(F.linear(hidden, W, b), targets, reduction="none")``, in nats, (R,).
 
     Args:
-        hidden_RD: input of the head; the only one to get a gradient.
+        hidden_RD: the only one to get a gradient.
         weight_VD: W, frozen. The products are computed in its dtype.
         targets_R: token ids.
         bias_V: b, frozen.
@@ -77,9 +74,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # In place: over 49,152 logits torch.logsumexp takes .75 to 1 ms per row on a CPU, amax,
             # exp and sum about .1 ms.
             scores_RV -= scores_RV.amax(dim=1, keepdim=True)
-            of_target_R1 = scores_RV.gather(1, target_R1)
+            target_score_R1 = scores_RV.gather(1, target_R1)
             sum_R1 = scores_RV.exp_().sum(dim=1, keepdim=True)
-            losses_R[rows] = (sum_R1.log() - of_target_R1).squeeze(1)
+            losses_R[rows] = (sum_R1.log() - target_score_R1).squeeze(1)
             if gradient_RD is not None:
                 scores_RV /= sum_R1
                 scores_RV.scatter_add_(1, target_R1, scores_RV.new_full(target_R1.shape, -1.0))

@@ -4,9 +4,8 @@ T5 with rotary positions, as "Dwell in the Beginning" trains it, is in no librar
 nearest stock model. It differs from T5 by GeGLU, norms before and after each block, embeddings
 times sqrt(D) and scaled attention. Cross-attention has no positions in either.
 
-This is the only file that knows transformers' sequence-to-sequence classes. Sentence Transformers
-takes the encoder out of such a folder by itself; ``EncoderDecoder.share`` then puts that encoder
-under the decoder, so that both are one module.
+Sentence Transformers opens the encoder of such a folder as a retriever; ``EncoderDecoder.share``
+puts that encoder under the decoder again.
 
 Shapes: B texts of L tokens, T tokens that the decoder reads, D width.
 """
@@ -36,12 +35,12 @@ from revela.silence import loading_bar
 log = logging.getLogger(__name__)
 
 FOLDER = "encoder-decoder"
-"Of a run's output: the whole model, beside the retriever, which is its encoder."
+"Of a run's output folder: holds the whole model, beside the retriever, which is its encoder."
 SENTINELS = 128
 SENTINEL = re.compile(r"<(?:extra_id_|unused)(\d+)>")  # of T5 and of Gemma
 START, END, PADDING = "<s>", "</s>", "<pad>"  # ids 0, 1 and 2
-THETA, LONGEST = 8000.0, 2048  # RoPE's base, tokens
-TOKENIZER_CHARACTERS = 20_000_000  # a tokenizer reads texts until it has so many
+ROPE_THETA, MAX_TOKENS = 8000.0, 2048
+TOKENIZER_CHARACTERS = 20_000_000  # that a tokenizer is trained on
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,11 @@ def size_of(name: str) -> Size:
 
 
 def new_encoder_decoder(name: str, texts: Iterable[str], folder: Path, seed: int) -> None:
-    """Write a model without training, and a tokenizer of the texts; the same for the same seed.
+    """Write an untrained model, its weights drawn by ``seed``, and a tokenizer of the first texts.
 
     Args:
         name: "new:SIZE".
-        texts: of the corpus, in random order; the tokenizer is trained on the first ones.
-        folder: which does not exist yet.
-        seed: of the weights.
+        texts: of the corpus, in random order.
     """
     from transformers import T5GemmaConfig, T5GemmaForConditionalGeneration
     from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
@@ -94,8 +91,8 @@ def new_encoder_decoder(name: str, texts: Iterable[str], folder: Path, seed: int
         num_key_value_heads=size.heads,
         head_dim=size.head_width,
         query_pre_attn_scalar=size.head_width,
-        max_position_embeddings=LONGEST,
-        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        max_position_embeddings=MAX_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         attn_logit_softcapping=None,
         final_logit_softcapping=None,
         bos_token_id=tokenizer.bos_token_id,
@@ -118,7 +115,7 @@ def new_encoder_decoder(name: str, texts: Iterable[str], folder: Path, seed: int
 
 
 def _write(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write both into ``folder``, in place of what is there."""
+    """Write both into ``folder``, and replace what is there."""
     with atomic_write(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
@@ -159,13 +156,12 @@ def _trained_tokenizer(name: str, texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def _until(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Texts until they have so many characters in all."""
-    read = 0
+    """The first texts, until they have this many characters in all."""
     for text in texts:
-        if read >= characters:
+        if characters <= 0:
             return
         yield text
-        read += len(text)
+        characters -= len(text)
 
 
 def is_encoder_decoder(folder: Path) -> bool:
@@ -180,9 +176,7 @@ def is_encoder_decoder(folder: Path) -> bool:
 
 
 def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
-    """Open an encoder-decoder in fp32, from its folder or from that of a run that saved one beside
-    its retriever.
-    """
+    """Open an encoder-decoder in fp32, from its folder or from a run's output folder."""
     from transformers import AutoModelForSeq2SeqLM
 
     whole = folder / FOLDER if (folder / FOLDER).is_dir() else folder
@@ -203,10 +197,10 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder-decoder, its tokenizer and what the decoder begins with.
+    """An encoder-decoder and its tokenizer.
 
     Attributes:
-        sentinels: ids of the tokens that stand for a span, the first span's first.
+        sentinels: ids of the tokens that stand for a span, in order.
         start: the id that the decoder reads first.
     """
 
@@ -223,8 +217,9 @@ class EncoderDecoder(nn.Module):
         self.start = int(model.prepare_decoder_input_ids_from_labels(one)[0, 0])
 
     def share(self, encoder: nn.Module, tokenizer: Any) -> None:
-        """Take an encoder of the same form in place of its own, and its tokenizer; only of T5Gemma,
-        in which nothing else belongs to both sides.
+        """Replace the encoder by one of the same form, and the tokenizer by its tokenizer.
+
+        Only T5Gemma's sides share nothing else.
         """
         if self.model.config.model_type != "t5gemma":
             raise RevelaError(
@@ -246,8 +241,8 @@ class EncoderDecoder(nn.Module):
         return special[:first], special[first + len(plain) :]
 
     def loss(self, hidden_BLD: Tensor, mask_BL: Tensor, target_BT: Tensor) -> Tensor:
-        """Mean cross-entropy (nats) of the target's tokens, -100 where there is none, from the
-        encoder's last states.
+        """Mean cross-entropy (nats) of the target's tokens, given the encoder's last states; -100
+        is padding.
         """
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -259,8 +254,8 @@ class EncoderDecoder(nn.Module):
 
     @torch.inference_mode()
     def predict(self, ids_BL: Tensor, begin: Sequence[int], count: int) -> Tensor:
-        """The next ``count`` tokens of the decoder's text, which starts with ``begin``, by greedy
-        choice; (B, count).
+        """The next ``count`` tokens, greedily, of the decoder's text, which starts with ``begin``;
+        (B, count).
         """
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -281,7 +276,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.inference_mode()
     def pooled(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """Vectors of texts, (B, D) of length one: the decoder's state at the id it reads first."""
+        """Unit vectors of texts, (B, D): the decoder's state at the id that it reads first."""
         device = self.model.device
         ids_BL, mask_BL = ids_BL.to(device), mask_BL.to(device)
         with autocast(device, self.bf16):
@@ -299,7 +294,7 @@ class EncoderDecoder(nn.Module):
         return hidden_BLD
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer into ``folder``, in place of what is there."""
+        """Write model and tokenizer into ``folder``, and replace what is there."""
         tokenizer = copy.deepcopy(self.tokenizer)
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()

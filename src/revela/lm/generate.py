@@ -1,7 +1,7 @@
 """Write a query for each passage with a causal LM, several passages per batch.
 
-The prompts are queries/generated.py's. Every prompt begins with the same text (instruction or
-examples), so its keys and values are computed once and copied for each batch; passages are padded
+queries/generated.py has the prompts. Every prompt begins with the same text (instruction or
+examples), so its keys and values are computed once and copied for each batch. Passages are padded
 on the left.
 """
 
@@ -19,11 +19,11 @@ from revela.lm.load import load_tokenizer, open_causal_lm
 from revela.lm.prompts import plain_ids, start_ids
 from revela.settings import Precision
 
-NEW_TOKENS = 40  # longest output
-CLOSING = "</question>"  # some models end a question so
+NEW_TOKENS = 40  # maximum length of the output
+CLOSING = "</question>"  # by which some models end a question
 
 Writer = Callable[[Sequence[str]], list[str]]
-"""Passages -> the output of a language model that is asked for a question to each."""
+"""Passages -> what a language model writes about each."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,9 @@ class Prompting:
 
 
 def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: Precision) -> Writer:
-    """A function from passages to what the LM in this folder writes about each, greedily.
+    """Open the LM in a folder as a function that writes about passages, greedily.
 
-    Args:
-        folder: a local folder of transformers.
-        prompting: the text before and after each passage; that before is read here, once.
-        passage_tokens: passages are truncated to this length.
-        precision: of the LM.
+    The text before the passages is read here, once. Passages are truncated to ``passage_tokens``.
     """
     from transformers import DynamicCache
 
@@ -51,9 +47,9 @@ def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: P
     tokenizer = load_tokenizer(folder)
     before, after, start = prompting.before, prompting.after, start_ids(tokenizer)
     head, foot = [*start, *plain_ids(tokenizer, before)], plain_ids(tokenizer, after)
-    read, head_1T = DynamicCache(), torch.tensor([head], device=device)
+    head_cache, head_1T = DynamicCache(), torch.tensor([head], device=device)
     with torch.inference_mode():
-        model(input_ids=head_1T, past_key_values=read, use_cache=True, logits_to_keep=1)
+        model(input_ids=head_1T, past_key_values=head_cache, use_cache=True, logits_to_keep=1)
 
     @torch.inference_mode()
     def write(passages: Sequence[str]) -> list[str]:
@@ -61,7 +57,7 @@ def writer(folder: Path, prompting: Prompting, passage_tokens: int, precision: P
         longest = max(map(len, tails))
         padded = [[tokenizer.pad_token_id] * (longest - len(t)) + t for t in tails]
         mask = [[1] * len(head) + [0] * (longest - len(t)) + [1] * len(t) for t in tails]
-        cache = copy.deepcopy(read)
+        cache = copy.deepcopy(head_cache)
         cache.batch_repeat_interleave(len(passages))
         ids = model.generate(
             input_ids=torch.tensor([[*head, *t] for t in padded], device=device),

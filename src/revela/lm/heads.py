@@ -1,22 +1,24 @@
 """Which heads of an LM look where: two label-free scores of every head, and rankings by them.
 
-**Related documents** (Revela's gates). In-batch attention with a gate g per head (0.1 everywhere)
-weights, for each chunk, either its siblings (the other chunks of its document) or the chunks of
-other documents equally. A head is good if more of it lowers the next-token loss on siblings and
-raises it on others:
+**Related documents** (Revela's gates):
 
     score = d loss(others) / d g - d loss(siblings) / d g                                  (ours)
 
-**Answers** (query-focused heads: QRHead, Zhang et al., 2025, as DREAM uses it). The LM reads B
-candidates and then Q questions, each of which continues the candidates' text. With A the attention
-of a head,
+g is the gate of a head in in-batch attention, 0.1 in every head. loss(siblings) weights the other
+chunks of a chunk's document equally, loss(others) the chunks of other documents. A high score means
+that more of the head lowers the next-token loss on siblings and raises it on others.
+
+**Answers** (query-focused heads: QRHead, Zhang et al., 2025, as DREAM uses it):
 
     score(q, d) = mean over q's rows of sum_{m in d} A_m  -  the same for the question "N/A"
 
-and a head is as good as the nDCG@10 of the candidate that answers q, mean over questions.
+A is the attention of a head. The LM reads B candidates d and then Q questions q, each of which
+continues the candidates' text. A head's score is the nDCG@10 of the candidate that answers q, mean
+over questions.
 
 Shapes: B chunks of a group, L layers, H heads per layer; Q questions, S tokens of the candidates
-among the P of their text, R question rows, N tokens in all that follow it, K heads, D head width.
+among the P of their text, R question rows, N tokens of all tails, K heads, G key-value heads, D
+head width.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ from revela.model_files import cache_folder, fingerprint
 log = logging.getLogger(__name__)
 
 BASE_GATE = 0.1
-# What heads are ranked by, which is in the name of a cached ranking: what the best of them do.
-SOUGHT = {
+DEPTH = 10  # of nDCG
+# Kinds of ranking, as in the name of a cached one, and what its best heads do.
+KINDS = {
     "siblings": "look to a related document",
     "questions": "look from a question to its answer",
 }
-DEPTH = 10  # of nDCG
 Head = tuple[int, int, float]
 """(layer, head, score)"""
 
@@ -81,24 +83,20 @@ def heads_from_file(path: Path, folder: Path) -> list[Head]:
 def cached_ranking(
     kind: str, lm: LanguageModel, folder: Path, probe: Callable[[], list[Head]]
 ) -> list[Head]:
-    """The cached ranking of an LM's heads, or that of ``probe``, which is cached unless empty; the
-    same in all processes.
+    """The cached ranking of an LM's heads, or else ``probe``'s, best first; the same in all ranks.
 
-    Args:
-        kind: one of ``SOUGHT``.
-        lm, folder: the language model and its weights.
-        probe: ranks the heads, best first.
+    An empty ranking is not cached. ``kind`` is one of ``KINDS``; ``folder`` holds the LM.
     """
     path = cache_folder() / "heads" / f"{fingerprint(folder)}-{kind}.json"
-    known = from_rank_zero(lambda: heads_from_file(path, folder) if path.is_file() else None)
-    if known is not None:
-        return known
+    cached = from_rank_zero(lambda: heads_from_file(path, folder) if path.is_file() else None)
+    if cached is not None:
+        return cached
     log.info(
         f"probing the {lm.n_layers * lm.n_heads} heads of {lm.name} for those that "
-        f"{SOUGHT[kind]}, once for this language model"
+        f"{KINDS[kind]}, once for this language model"
     )
-    found = probe()  # in all processes: they may share the LM
-    ranking = from_rank_zero(lambda: found)
+    own = probe()  # in all ranks: they may share the LM
+    ranking = from_rank_zero(lambda: own)
     if ranking and is_rank_zero():
         save_heads(path, lm.name, folder, ranking)
     return ranking
@@ -112,12 +110,10 @@ def ranked_heads(scores_LH: Tensor) -> list[Head]:
 
 
 def probe_heads(lm: LanguageModel, groups: Iterable[tuple[Any, Tensor]]) -> Tensor:
-    """Score of every head as a head of in-batch attention, (L, H); higher is better.
+    """Score every head as a head of in-batch attention, (L, H).
 
-    Args:
-        lm: its parameters get no gradient.
-        groups: (packed chunks, document of each chunk (B,)) pairs. A chunk attends to nothing
-            where it has no sibling, or where its group has no other document.
+    ``groups`` are (packed chunks, document of each chunk (B,)) pairs. A chunk attends to nothing
+    where it has no sibling, or where its group has no other document.
     """
     shape = lm.n_layers, lm.n_heads
     scores_LH, count = torch.zeros(shape), 0
@@ -140,17 +136,13 @@ def probe_heads(lm: LanguageModel, groups: Iterable[tuple[Any, Tensor]]) -> Tens
 class AttentionMass:
     """A ``Mix`` that changes nothing and records what questions attend to in the candidates' text.
 
-    ``by_head[layer, head]`` is (Q, P): the attention, mean over the rows of each question.
-
-    Args:
-        asked: the candidates' keys and values, and the questions.
-        heads: (layer, head) pairs to record.
+    ``by_head[layer, head]`` is the attention, mean over the rows of each question, (Q, P).
     """
 
-    def __init__(self, asked: Questions, heads: Iterable[tuple[int, int]]) -> None:
-        self.memory, self.rows_R, self.counts = asked.memory, asked.rows_R, asked.counts
-        text_N = torch.repeat_interleave(torch.tensor(asked.tails.lengths))
-        self.text_N = sent(text_N, asked.rows_R.device)
+    def __init__(self, questions: Questions, heads: Iterable[tuple[int, int]]) -> None:
+        self.questions = questions
+        tail_N = torch.repeat_interleave(torch.tensor(questions.tails.lengths))
+        self.tail_N = sent(tail_N, questions.rows_R.device)
         self.heads = by_layer(heads)
         self.by_head: dict[tuple[int, int], Tensor] = {}
 
@@ -166,23 +158,21 @@ class AttentionMass:
         heads = self.heads.get(layer, [])
         if not heads:
             return own_HND
+        rows_R, prefix_GPD = self.questions.rows_R, self.questions.memory.keys[layer]
         heads_K = sent(torch.tensor(heads), query_HND.device)
-        shared_K = heads_K // (len(query_HND) // len(key_GND))  # their key-value heads
-        query_KRD = query_HND.index_select(0, heads_K).index_select(1, self.rows_R).float()
+        group_K = heads_K // (len(query_HND) // len(key_GND))
+        query_KRD = query_HND.index_select(0, heads_K).index_select(1, rows_R).float()
         query_KRD = query_KRD * (query_HND.shape[-1] ** -0.5 if scale is None else scale)
-        earlier_KPD, key_KND = (
-            keys.index_select(0, shared_K).float() for keys in (self.memory.keys[layer], key_GND)
-        )
-        places_N = torch.arange(len(self.text_N), device=query_HND.device)
-        is_other_RN = self.text_N[self.rows_R][:, None] != self.text_N
-        masked_RN = is_other_RN | (places_N > self.rows_R[:, None])
-        earlier_KRP = query_KRD @ earlier_KPD.transpose(1, 2)
+        prefix_KPD, key_KND = (t.index_select(0, group_K).float() for t in (prefix_GPD, key_GND))
+        places_N = torch.arange(len(self.tail_N), device=query_HND.device)
+        is_other_RN = self.tail_N[rows_R][:, None] != self.tail_N
+        masked_RN = is_other_RN | (places_N > rows_R[:, None])
+        prefix_KRP = query_KRD @ prefix_KPD.transpose(1, 2)
         own_KRN = (query_KRD @ key_KND.transpose(1, 2)).masked_fill(masked_RN, -torch.inf)
-        sums = (scores.logsumexp(dim=2, keepdim=True) for scores in (earlier_KRP, own_KRN))
-        total_KR1 = torch.logaddexp(*sums)
-        mass_KRP = (earlier_KRP - total_KR1).exp()
+        sums = (scores.logsumexp(dim=2, keepdim=True) for scores in (prefix_KRP, own_KRN))
+        mass_KRP = (prefix_KRP - torch.logaddexp(*sums)).exp()
         for head, mass_RP in zip(heads, mass_KRP, strict=True):
-            means = [part.mean(dim=0) for part in mass_RP.split(self.counts)]
+            means = [part.mean(dim=0) for part in mass_RP.split(self.questions.counts)]
             self.by_head[layer, head] = torch.stack(means)
         return own_HND
 
@@ -194,23 +184,21 @@ def candidate_scores(
     tail: dict[str, Tensor],
     heads: Sequence[tuple[int, int]],
 ) -> Tensor:
-    """Score of each candidate for each question but the last by each head, (K, Q - 1, B).
+    """score(q, d) of each candidate for each question but the last by each head, (K, Q - 1, B).
 
     Layers above the last of the heads do not run.
 
     Args:
-        lm: the language model.
-        prompt, tail: one group of ``PromptMaker.with_null_question``: the last of the Q questions
-            is "N/A", whose attention is subtracted.
+        prompt, tail: one group of ``PromptMaker.with_null_question``, whose last question is "N/A".
         heads: (layer, head) pairs.
     """
     layers = range(max(layer for layer, _ in heads) + 1)
-    asked = read_candidates(lm, prompt, tail, layers)
-    mass = AttentionMass(asked, heads)
-    lm.run_layers(asked.tails, layers, mass, prefix=asked.memory)
+    questions = read_candidates(lm, prompt, tail, layers)
+    mass = AttentionMass(questions, heads)
+    lm.run_layers(questions.tails, layers, mass, prefix=questions.memory)
     mass_KQP = torch.stack([mass.by_head[head] for head in heads])
     mass_KQP = mass_KQP[:, :-1] - mass_KQP[:, -1:]
-    by_candidate = torch.split(mass_KQP[..., asked.places_S], asked.lengths, dim=-1)
+    by_candidate = torch.split(mass_KQP[..., questions.places_S], questions.lengths, dim=-1)
     return torch.stack([mass_KQM.sum(dim=-1) for mass_KQM in by_candidate], dim=-1)
 
 
@@ -218,13 +206,10 @@ def candidate_scores(
 def score_query_heads(
     lm: LanguageModel, examples: Iterable[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]
 ) -> Tensor:
-    """nDCG@10 of each head's ranking of the candidates, (L, H): the mean over all questions.
+    """nDCG@10 of each head's ranking of the candidates, mean over all questions, (L, H).
 
-    Args:
-        lm: the language model.
-        examples: (prompt, tail, answer) triples of ``PromptMaker.head_example``: as for
-            ``candidate_scores``, and the index of the candidate that answers each question but the
-            last, (Q - 1,).
+    ``examples`` are (prompt, tail, answer) triples of ``PromptMaker.head_example``: prompt and tail
+    as for ``candidate_scores``, and the candidate that answers each question but the last.
     """
     heads = [(layer, head) for layer in range(lm.n_layers) for head in range(lm.n_heads)]
     gains_K, count = torch.zeros(len(heads)), 0

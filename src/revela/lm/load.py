@@ -16,11 +16,10 @@ from revela.silence import loading_bar
 def load_language_model(
     folder: Path, *, bf16: bool, lora: Mapping[str, Any] | None = None, name: str = ""
 ) -> LanguageModel:
-    """Load a causal LM: frozen, or with LoRA to be trained and its own weights in fp32.
+    """Load a causal LM for the two streams, frozen or with LoRA.
 
     Args:
-        folder: a local folder of transformers.
-        bf16: bf16 weights (frozen) or bf16 autocast (LoRA); else fp32.
+        bf16: bf16 weights (frozen), or fp32 weights under bf16 autocast (LoRA); else fp32.
         lora: rank, alpha and dropout of LoRA on every linear layer of the blocks; None: frozen.
         name: its name in messages.
     """
@@ -47,7 +46,7 @@ def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """An LM's tokenizer; its padding token is EOS if it has none of its own."""
+    """An LM's tokenizer; EOS is its padding token if it has none of its own."""
     from transformers import AutoTokenizer
 
     tokenizer = _opened(AutoTokenizer, folder)

@@ -10,13 +10,11 @@ Used by DREAM, attention distillation and the query-focused heads. A prompt has 
 
 Each piece is tokenized on its own, so that each token belongs to one piece.
 
-As batches, padded on the right:
-- prompt: ``input_ids``, ``attention_mask``, and ``document``, the candidate that each token belongs
-  to (-1: none), all (groups, P);
+Batches are padded on the right:
+- prompt: ``input_ids``, ``attention_mask``, and ``document``, each token's candidate (-1: none),
+  all (groups, P);
 - tail: ``input_ids``, ``attention_mask``, and each token's ``role`` (QUESTION, ANSWER, 0: padding),
   all (Q, N); the ``group`` of each question, (Q,).
-
-``plain_ids`` and ``start_ids`` also make the prompts of generate.py.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ INTRODUCTION = "Here are some passages.\n\n"
 ASK = "Which passage answers this question? "
 LEAD = "\nThis one:\n"
 NULL_QUESTION = "N/A"  # QRHead subtracts the attention that this question gets
-QUESTION_TOKENS = 64  # longest question
+QUESTION_TOKENS = 64  # maximum length of a question
 QUESTION, ANSWER = 1, 2  # roles of a tail's tokens
 Marked = tuple[list[int], list[int]]
 """Token ids, and a mark for each of them."""
@@ -45,12 +43,9 @@ Batch = dict[str, Tensor]
 
 
 class PromptMaker:
-    """Batches of prompts and tails for groups of texts.
+    """Makes batches of prompts and tails for groups of ``group_size`` texts.
 
-    Args:
-        tokenizer: of the LM, with a padding token.
-        lm_tokens: candidates and answers are truncated to this length.
-        group_size: candidates per group.
+    Candidates and answers are truncated to ``lm_tokens``.
     """
 
     def __init__(self, tokenizer: Any, lm_tokens: int, group_size: int) -> None:
@@ -70,9 +65,9 @@ class PromptMaker:
     def tail(self, question: str, answer: str = "") -> Marked:
         """A question, up to where the answer begins, and the answer; marked with their roles."""
         question_ids = self._ids(question.strip())[:QUESTION_TOKENS]
-        asked = [*self._ids(ASK), *question_ids, *self._ids(LEAD)]
-        answered = self._ids(answer.strip())[: self.lm_tokens]
-        return asked + answered, [QUESTION] * len(asked) + [ANSWER] * len(answered)
+        ids = [*self._ids(ASK), *question_ids, *self._ids(LEAD)]
+        answer_ids = self._ids(answer.strip())[: self.lm_tokens]
+        return ids + answer_ids, [QUESTION] * len(ids) + [ANSWER] * len(answer_ids)
 
     def _ids(self, text: str) -> list[int]:
         return plain_ids(self.tokenizer, text)
@@ -95,16 +90,14 @@ class PromptMaker:
         """(prompt, tail) without answers, with "N/A" as the last question of each group; arguments
         as for ``with_answers``.
         """
-        asked = [(i // self.group_size, question) for question, i in questions]
-        asked += [(group, NULL_QUESTION) for group in sorted({group for group, _ in asked})]
-        asked.sort(key=lambda pair: pair[0])  # stable
-        tails = [self.tail(question) for _, question in asked]
-        return self._batches(texts, tails, [group for group, _ in asked])
+        by_group = [(i // self.group_size, question) for question, i in questions]
+        by_group += [(group, NULL_QUESTION) for group in sorted({group for group, _ in by_group})]
+        by_group.sort(key=lambda pair: pair[0])  # stable
+        tails = [self.tail(question) for _, question in by_group]
+        return self._batches(texts, tails, [group for group, _ in by_group])
 
     def head_example(self, members: Sequence[Chunk]) -> tuple[Batch, Batch, Tensor]:
-        """An example for ``score_query_heads`` from one group: (prompt, tail, the chunk that
-        answers each question).
-        """
+        """(prompt, tail, answer of each question) of one group, for ``score_query_heads``."""
         answers = [i for i, member in enumerate(members) if member.query]
         questions = [(members[i].query, i) for i in answers]
         prompt, tail = self.with_null_question([member.text for member in members], questions)
@@ -172,10 +165,10 @@ def of_group(prompt: Batch, tail: Batch, group: int) -> tuple[Batch, Batch]:
 
 def by_layer(heads: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     """The heads of each layer, from (layer, head) pairs."""
-    found: dict[int, list[int]] = {}
+    layers: dict[int, list[int]] = {}
     for layer, head in heads:
-        found.setdefault(layer, []).append(head)
-    return found
+        layers.setdefault(layer, []).append(head)
+    return layers
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
@@ -185,5 +178,5 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def start_ids(tokenizer: Any) -> list[int]:
-    """The BOS token, if this tokenizer puts one before a text."""
+    """The BOS token, if this tokenizer puts one before a text; else nothing."""
     return [i for i in tokenizer("a")["input_ids"][:1] if i == tokenizer.bos_token_id]
