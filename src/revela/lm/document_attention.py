@@ -112,8 +112,9 @@ class DocumentWeights:
         selected_rows = dict[int, Tensor]()
         if sparse:
             rows = [on_host_AB[on_cpu(self.run_T), j].nonzero().squeeze(1) for j in sparse]
-            on_device = sent(torch.cat(rows), self.kept_AB.device).split([len(r) for r in rows])
-            selected_rows = dict(zip(sparse, on_device, strict=True))
+            flat = sent(torch.cat(rows), self.kept_AB.device)
+            parts = torch.split(flat, [len(rows_R) for rows_R in rows])
+            selected_rows = dict(zip(sparse, parts, strict=True))
         readers, end = [], 0
         for j, length in enumerate(self.lengths):
             start, end = end, end + length
