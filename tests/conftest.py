@@ -18,6 +18,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from revela.index.index import Index
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not torch.cuda.is_available():
@@ -57,6 +59,7 @@ def quiet_again():
     log.handlers[:] = handlers
 
 
+KEEP_COPY = Index.keep_copy
 SHARED = Path(__file__).parents[2] / "shared"
 TOPICS = [
     "ocean",
@@ -345,9 +348,19 @@ def refused(doing):
     return run
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory):
+    """A cache of the session's own, and no ONNX copies of retrievers, which take seconds each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REVELA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setattr(Index, "keep_copy", lambda index: None)
+        yield
+
+
+@pytest.fixture
+def onnx_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this, an index keeps an ONNX copy of its retriever, as it does for users."""
+    monkeypatch.setattr(Index, "keep_copy", KEEP_COPY)
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,9 @@ def test_a_folder_is_searched_and_followed(doing, succeeds, docs, static_folder,
     assert search("--no-cache")[0] == ["a.md"] and not [*cache.glob("*/index")]
 
 
-def test_a_folder_is_searched_from_python_and_reranked_by_tokens(docs, saved_retriever, cache):
+def test_a_folder_is_searched_from_python_and_reranked_by_tokens(
+    docs, saved_retriever, cache, onnx_copies
+):
     name = str(saved_retriever)
     assert len(revela.search(docs, QUERY, k=3, model=name)) == 3  # by torch, and now by ONNX
     hits = revela.search(docs, QUERY, 3, name)
