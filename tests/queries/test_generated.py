@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from multiprocessing import get_context
 
 import pytest
 
@@ -134,17 +134,21 @@ def test_a_line_that_was_cut_short_costs_nothing_but_itself(tmp_path):
         assert [read.get(passage) for passage in ("one", "two", "three")] == [one, two, three]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
     path = tmp_path / "corpus.queries.jsonl"
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from revela.queries.generated import Answer, QueryFile\n"
-        "file = QueryFile(Path(sys.argv[1]), 'tiny')\n"
-        "for i in range(30): file.add([sys.argv[2] + str(i)], [Answer('why? ' * 3000)])\n"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    writers = [subprocess.Popen([*command, name]) for name in "ab"]
-    assert [writer.wait() for writer in writers] == [0, 0]
+
+    def write(name):
+        file = QueryFile(path, "tiny")
+        for i in range(30):
+            file.add([f"{name}{i}"], [Answer("why? " * 3000)])
+
+    writers = [get_context("fork").Process(target=write, args=(name,)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
     read = QueryFile(path, "tiny")
     assert len(read.answers) == 60 == path.read_bytes().count(b"\n")
 

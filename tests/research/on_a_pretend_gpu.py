@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,9 @@ from revela.objectives.gains import GainsLoss
 from revela.objectives.replug import ReplugLoss
 from revela.objectives.revela import gates_in_upper_layers
 from revela.packing import packed
-from revela.retriever.build import build_retriever
 from revela.retriever.fit import fit_to_corpus
 from revela.settings import Fit
-from tests.conftest import Embed, tiny_config
+from tests.conftest import Embed, tiny_config, tiny_retriever
 from tests.research.pretend_gpu import DEVICE, waits
 
 CPU = torch.device("cpu")
@@ -137,15 +137,7 @@ def probes(device: torch.device) -> list[Any]:
 
 def fit(folder: Path, device: torch.device) -> dict[str, Any]:
     """The retriever's devices after the fit, and cosines of its vectors (equal up to rotation)."""
-    settings = dict(
-        layers=2,
-        pooling="mean",
-        max_tokens=32,
-        lower_case=False,
-        query_prompt="query: ",
-        passage_prompt="passage: ",
-    )
-    model = build_retriever(folder, **settings).eval()
+    model = tiny_retriever(folder, max_tokens=32).eval()
     texts = [f"ocean{i % 3} engine{i % 5} garden{i % 7}" for i in range(40)]
     with torch.no_grad():
         model.to(device)
@@ -159,42 +151,18 @@ def fit(folder: Path, device: torch.device) -> dict[str, Any]:
     return {"devices": sorted({p.device.type for p in model.parameters()}), "cosines": cosines}
 
 
-def benchmark(device: torch.device) -> list[str]:
-    """Forms that the GPU's part of the benchmark gets through."""
-    found = []
-    steps.has_fast_bf16 = lambda _device: False
-    for preset in ("gated", "paper"):
-        models = steps.build(tiny_config("qwen2"), preset, CPU)
-        models.device, models.group_size = device, 3
-        models.retriever.to(device)
-        models.lm.to(device)
-        forms, features = [steps.OURS, steps.BOUND], steps.batch(models, 2, 6)
-        rows = [*steps.step_rows("tiny", models, features, 1, forms)]
-        rows += steps.loss_rows("tiny", tiny_config("qwen2"), 9, 1, device)
-        found += [row.get("note", row["form"]) for row in rows]
-    return found
-
-
 def main() -> None:
     packed_attention.EXPLICIT_SCORES = 0  # as on a GPU, the fused form
-    cases = [(preset, groups) for preset in ("gated", "paper") for groups in (1, 3)]
-    found = {
-        device.type: {
-            **{
-                f"{preset}, {groups} groups": step(preset, groups, device)
-                for preset, groups in cases
-            },
-            **{
-                f"{preset}, bf16": step(preset, 2, device, bf16=True)
-                for preset in ("gated", "paper")
-            },
-            **{name: objective(name, device) for name in OBJECTIVES},
-            "probes": probes(device),
-            "fit": fit(Path(sys.argv[1]), device),
-            "bench": benchmark(device),
-        }
-        for device in (CPU, DEVICE)
-    }
+    presets = "gated", "paper"
+    found = {}
+    for device in (CPU, DEVICE):
+        of = found[device.type] = {name: objective(name, device) for name in OBJECTIVES}
+        for preset, groups in product(presets, (1, 3)):
+            of[f"{preset}, {groups} groups"] = step(preset, groups, device)
+        for preset in presets:
+            of[f"{preset}, bf16"] = step(preset, 2, device, bf16=True)
+        of["probes"] = probes(device)
+        of["fit"] = fit(Path(sys.argv[1]), device)
     print(json.dumps(found))
 
 
