@@ -66,8 +66,8 @@ def ray_session():
         yield
 
 
-def rows_of_corpus() -> list[dict[str, object]]:
-    return [{**row, "year": 2000 + i % 20} for i, row in enumerate(make_rows(48, sentences=3))]
+def rows_of_corpus(count: int = 48) -> list[dict[str, object]]:
+    return [{**row, "year": 2000 + i % 20} for i, row in enumerate(make_rows(count, sentences=3))]
 
 
 def write_corpus(folder: Path, rows: list[dict[str, object]]) -> Path:
@@ -124,11 +124,12 @@ def assert_equal(ours: Path, theirs: Path) -> None:
 
 
 def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
-    index_by, monkeypatch, corpus, saved_retriever, tmp_path
+    index_by, monkeypatch, static_folder, tmp_path
 ):
+    corpus, model = write_corpus(tmp_path / "corpus", rows_of_corpus(400)), static_folder
     out, alone = tmp_path / "index", tmp_path / "alone"
-    assert index_by(corpus, alone, saved_retriever)[0] == 0
-    arguments = ["index", corpus, "--out", out, "--model", saved_retriever, *FLAGS, *RAY]
+    assert index_by(corpus, alone, model)[0] == 0
+    arguments = ["index", corpus, "--out", out, "--model", model, *FLAGS, *RAY]
     driver = subprocess.Popen(
         [sys.executable, "-m", "revela", *map(str, arguments)], stderr=subprocess.DEVNULL
     )
@@ -139,13 +140,13 @@ def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
     driver.wait()
     with pytest.raises(RevelaError, match="is not finished: run the same revela index again"):
         Index.open(out)
-    code, _, err = index_by(corpus, out, saved_retriever, "--keep-tokens")
+    code, _, err = index_by(corpus, out, model, "--vectors", "int8")
     assert code == 2 and "was begun with another model or other settings" in err
-    monkeypatch.setattr("revela.corpus.parts.PART", 1000)  # several parts of the Parquet file
-    code, said, err = index_by(corpus, out, saved_retriever, *RAY)
+    monkeypatch.setattr("revela.corpus.parts.PART", 9000)  # several parts of the Parquet file
+    code, said, err = index_by(corpus, out, model, *RAY)
     assert code == 0, err
     new, unchanged = map(int, re.findall(r"(\d+) documents are new.*?(\d+) unchanged", said)[0])
-    assert "read 48 documents" in said and new + unchanged == 48 and new and unchanged
+    assert "read 400 documents" in said and new + unchanged == 400 and new and unchanged
     assert_equal(out, alone)
     ours, theirs = read_info(out), read_info(alone)
     assert ours == theirs and ours.columns == {"year": "int64"}
@@ -224,25 +225,25 @@ def test_a_context_is_drawn_from_the_files_as_from_documents(ray_session, corpus
     ],
 )  # fmt: skip
 def test_a_bad_corpus_is_one_sentence_before_anything_is_written(
-    refused, saved_retriever, tmp_path, lines, flags, sentence
+    refused, static_folder, tmp_path, lines, flags, sentence
 ):
     path, out = tmp_path / "corpus.jsonl", tmp_path / "index"
     path.write_text(lines)
     corpus = lines if lines.startswith("hub:") else path
-    given = ("index", corpus, "--model", saved_retriever, *flags, "--out")
+    given = ("index", corpus, "--model", static_folder, *flags, "--out")
     err = refused(*given, out, "--engine", "ray")
     assert sentence in err and not out.exists()
     if corpus == path and "--join-titles" not in flags:
         assert refused(*given, tmp_path / "alone") == err
 
 
-def test_one_process_at_a_time_may_write(index_by, corpus, saved_retriever, tmp_path):
+def test_one_process_at_a_time_may_write(index_by, corpus, static_folder, tmp_path):
     out = tmp_path / "index"
     with writing(out):
-        code, _, err = index_by(corpus, out, saved_retriever, *RAY)
+        code, _, err = index_by(corpus, out, static_folder, *RAY)
     assert code == 2 and f"another process is writing to {out}" in err
     # Where the file system keeps no locks, the version of the table tells.
-    index = Index.create(tmp_path / "other", saved_retriever)
+    index = Index.create(tmp_path / "other", static_folder)
     version = index.table.version
     index.add([Document("a", "Some words.")])
     with pytest.raises(RevelaError, match=r"another process has written to .*other meanwhile"):
@@ -301,12 +302,12 @@ def test_indices_that_several_machines_make_are_those_of_one(ray_session, monkey
     assert len(exact & {h.id for h in several.search("abba abab", 10, "dense")}) >= 8
 
 
-def test_vectors_by_ray_are_those_of_one_process(succeeds, corpus, saved_retriever, tmp_path):
+def test_vectors_by_ray_are_those_of_one_process(succeeds, corpus, static_folder, tmp_path):
     found = []
     for engine in ("local", "ray"):
         out = tmp_path / engine / "vectors.parquet"
         said = succeeds(
-            "encode", corpus, "--out", out, "--model", saved_retriever,
+            "encode", corpus, "--out", out, "--model", static_folder,
             *FLAGS[:2], *FLAGS[4:], "--engine", engine,
         )  # fmt: skip
         assert [path.name for path in out.parent.iterdir()] == [out.name]
