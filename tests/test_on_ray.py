@@ -126,7 +126,7 @@ def assert_equal(ours: Path, theirs: Path) -> None:
 def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
     index_by, monkeypatch, static_folder, tmp_path
 ):
-    corpus, model = write_corpus(tmp_path / "corpus", rows_of_corpus(400)), static_folder
+    corpus, model = write_corpus(tmp_path / "corpus", rows_of_corpus(200)), static_folder
     out, alone = tmp_path / "index", tmp_path / "alone"
     assert index_by(corpus, alone, model)[0] == 0
     arguments = ["index", corpus, "--out", out, "--model", model, *FLAGS, *RAY]
@@ -142,11 +142,11 @@ def test_killed_workers_and_drivers_leave_the_rows_that_one_process_makes(
         Index.open(out)
     code, _, err = index_by(corpus, out, model, "--vectors", "int8")
     assert code == 2 and "was begun with another model or other settings" in err
-    monkeypatch.setattr("revela.corpus.parts.PART", 9000)  # several parts of the Parquet file
+    monkeypatch.setattr("revela.corpus.parts.PART", 5000)  # several parts of the Parquet file
     code, said, err = index_by(corpus, out, model, *RAY)
     assert code == 0, err
     new, unchanged = map(int, re.findall(r"(\d+) documents are new.*?(\d+) unchanged", said)[0])
-    assert "read 400 documents" in said and new + unchanged == 400 and new and unchanged
+    assert "read 200 documents" in said and new + unchanged == 200 and new and unchanged
     assert_equal(out, alone)
     ours, theirs = read_info(out), read_info(alone)
     assert ours == theirs and ours.columns == {"year": "int64"}

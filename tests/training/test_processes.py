@@ -53,7 +53,7 @@ CASES = {
 }
 STOPS = CASES["all that can be trained"] | dict(save_every=2)
 ENDLESS = {**STOPS, "max_steps": 0}
-TOKENS = {**ENDLESS, "max_tokens_read": 0.02}
+TOKENS = {**ENDLESS, "max_tokens_read": 0.008}
 EXPLODING = {**STOPS, "learning_rate": 1e30, "save_every": 1}
 FAILURES = {  # what both say, then what only one does
     "other groups": "the processes read different groups: give a folder that all machines see",
@@ -182,7 +182,7 @@ def both(groups, case, cache, tmp_path_factory):
     two |= {
         "sigint": case(folder / "sigint", STOPS, signal=["SIGINT", 1, 3]),
         "sigterm": case(folder / "sigterm", STOPS, signal=["SIGTERM", 0, 3]),
-        "minutes": case(folder / "minutes", {**ENDLESS, "max_minutes": 0.02}),
+        "minutes": case(folder / "minutes", {**ENDLESS, "max_minutes": 0.01}),
         "tokens": case(folder / "tokens", TOKENS),
         "checked": case(folder / "checked", checked, scores=[0, 9, 1, 1]),
         "nan": case(folder / "nan", EXPLODING),
