@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 STOPS = [2, 3]  # steps, of eight
 HALF = "gated in bf16"
 RUNS = {**test_records.RUNS, HALF: test_records.RUNS["gated"] | dict(precision="bf16")}
-CHECK = HeldOutCheck(tasks(MORE[24:32], 12, 5, 12, 0))
+CHECK = HeldOutCheck(tasks(MORE[24:32], 12, 8, 24, 0))
 
 
 @contextmanager
