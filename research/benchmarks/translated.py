@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from revela.corpus.readers.common import READ_ERRORS, FileSkipped, read_utf8, suffix
+from revela.corpus.readers.common import DamagedFile, UnsupportedFile, read_utf8, suffix
 from revela.corpus.readers.html import extract_page
 from revela.index.language import detect
 from revela.types import Document
 
 SHARE = Path("/usr/share")
+UNREADABLE = (DamagedFile, UnsupportedFile, OSError, EOFError, zlib.error)
 MANUALS = ("man/{}/man*/*", "man/{}[_.@]*/man*/*")
 DOCUMENTS = (
     "doc/*/*.{}", "doc/*/*.{}.*", "doc/*/{}/*", "doc/*/html/{}/*", "doc/{}/**/*", "doc/{}_*/**/*",
@@ -62,7 +64,7 @@ def translated(language: str, share: Path = SHARE) -> list[Document]:
 def _manual(file: Path, _: str) -> Iterator[Document]:
     try:
         title, text = manual_page(read_utf8(file))
-    except (FileSkipped, *READ_ERRORS):
+    except UNREADABLE:
         return
     yield Document(str(file), text, title)
 
@@ -74,7 +76,7 @@ def _document(file: Path, language: str) -> Iterator[Document]:
         return
     try:
         source = read_utf8(file)
-    except (FileSkipped, *READ_ERRORS):
+    except UNREADABLE:
         return
     title, text = extract_page(source) if kind in PAGES else ("", source)
     yield Document(str(file), text, title)
