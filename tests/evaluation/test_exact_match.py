@@ -7,8 +7,9 @@ import pytest
 
 from revela.corpus.words import split_evenly
 from revela.errors import RevelaError
-from revela.evaluation.probes.exact_match import UnitEncoder, both_orders, exact_match
-from revela.evaluation.probes.texts import SPARE, between_words, long_texts
+from revela.evaluation.probes.exact_match import both_orders, exact_match
+from revela.evaluation.probes.places import SPARE, between_words, long_texts
+from revela.evaluation.probes.run import UnitEncoder
 from revela.retriever.tokens import TokenWindow
 from revela.types import Document
 

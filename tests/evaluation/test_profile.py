@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from revela.evaluation.probes.profile import RESAMPLES, SEED, intervals, profile
+from revela.evaluation.probes.places import RESAMPLES, SEED, intervals, profile
 
 TENTHS = [place + 0.5 for place in range(10)]
 

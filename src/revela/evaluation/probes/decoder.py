@@ -1,5 +1,5 @@
-"""Probes of an encoder-decoder, as in "Dwell in the Beginning" (Coelho et al., ACL 2024): how often
-it writes a hidden span, by the span's place (figure 4), and the decoder's vector of a text.
+"""Probes of an encoder-decoder, as in "Dwell in the Beginning" (Coelho et al., ACL 2024): accuracy
+of hidden spans by their place (figure 4), and the decoder's vector of a text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from revela.errors import RevelaError
-from revela.evaluation.probes.profile import PLACES, SEGMENT_TENTHS, profile
+from revela.evaluation.probes.places import PLACES, SEGMENT_TENTHS, profile
 from revela.evaluation.results import Profile
 from revela.types import Vectors
 
@@ -25,11 +25,8 @@ SPAN = 3  # tokens of a hidden span
 
 
 def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> dict[str, Profile]:
-    """Accuracy of greedily written spans of three tokens, one hidden at a random place of each of
-    ten equal stretches in turn.
-
-    Raises:
-        RevelaError: the texts are too short for ten spans, or the tokenizer has no sentinel.
+    """Accuracy of spans of three tokens decoded greedily; one is hidden at a random place of each
+    of ten equal stretches in turn.
     """
     import torch
 
@@ -39,23 +36,23 @@ def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> d
         raise RevelaError(f"{length} tokens are too few for {PLACES} spans: raise --max-tokens")
     if not lm.sentinels:
         raise RevelaError(
-            f"the tokenizer of {lm.name} has no sentinel (<extra_id_0>), by which a span is asked "
-            "for: probe another model"
+            f"the tokenizer of {lm.name} has no sentinel (<extra_id_0>) to stand for a span: probe "
+            "another model"
         )
     bounds = [round(place * length / PLACES) for place in range(PLACES + 1)]
     rng = random.Random(seed)
-    read, hidden = [], []
-    for some in ids:
-        for first, past in pairwise(bounds):
-            start = rng.randint(first, past - SPAN)
+    inputs, targets = [], []
+    for text in ids:
+        for first, last in pairwise(bounds):
+            start = rng.randint(first, last - SPAN)
             end = start + SPAN
-            read.append(lm.around([*some[:start], lm.sentinels[0], *some[end:length]]))
-            hidden.append(some[start:end])
-    written = []
-    for start in tqdm(range(0, len(read), BATCH), unit="batch"):
-        batch = torch.tensor(read[start : start + BATCH])
-        written += lm.predict(batch, lm.sentinels[:1], SPAN).tolist()
-    right_NP = (np.array(written) == np.array(hidden)).all(axis=1).reshape(len(texts), PLACES)
+            inputs.append(lm.around([*text[:start], lm.sentinels[0], *text[end:length]]))
+            targets.append(text[start:end])
+    predicted = []
+    for start in tqdm(range(0, len(inputs), BATCH), unit="batch"):
+        batch = torch.tensor(inputs[start : start + BATCH])
+        predicted += lm.predict(batch, lm.sentinels[:1], SPAN).tolist()
+    right_NP = (np.array(predicted) == np.array(targets)).all(axis=1).reshape(len(texts), PLACES)
     return {"spans by place": profile(right_NP.astype(np.float64), SEGMENT_TENTHS)}
 
 
@@ -69,9 +66,9 @@ class DecoderPooling:
         return self.encode_passages(texts, progress)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        by_length, found = sorted(range(len(texts)), key=lambda i: len(texts[i])), []
+        by_length, vectors = sorted(range(len(texts)), key=lambda i: len(texts[i])), []
         for start in range(0, len(texts), BATCH):
-            read = self.lm.tokenizer(
+            batch = self.lm.tokenizer(
                 [texts[i] for i in by_length[start : start + BATCH]],
                 truncation=True,
                 max_length=self.max_tokens,
@@ -79,6 +76,6 @@ class DecoderPooling:
                 padding_side="right",
                 return_tensors="pt",
             )
-            found.append(self.lm.pooled(read["input_ids"], read["attention_mask"]).numpy())
-        vectors: Vectors = np.concatenate(found)[np.argsort(by_length)]
-        return vectors
+            vectors.append(self.lm.pooled(batch["input_ids"], batch["attention_mask"]).numpy())
+        vectors_ND: Vectors = np.concatenate(vectors)[np.argsort(by_length)]
+        return vectors_ND

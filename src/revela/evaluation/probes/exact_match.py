@@ -11,61 +11,43 @@ Shapes: N documents, P places, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
-from revela.corpus.words import split_evenly
-from revela.evaluation.probes.profile import PLACES, SEGMENT_TENTHS, Scores, profile
+from revela.corpus.words import in_parts
+from revela.evaluation.probes.places import PLACES, SEGMENT_TENTHS, Scores, profile
 from revela.evaluation.results import Profile
-from revela.types import Encoder, Vectors
+from revela.types import Encoder
 
 
 def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
     """Cosine of each text with its ten parts: in the order of the text, and averaged over both
     orders. The encoder gives unit vectors and truncates nothing.
     """
-    parts = [split_evenly(text, PLACES) for text in texts]
-    turned = [
-        (" " if some[0][-1].isspace() else "").join(part.strip() for part in reversed(some))
-        for some in parts
+    parts = [in_parts(text, PLACES) for text in texts]
+    reverse = [
+        (" " if of_text[0][-1].isspace() else "").join(map(str.strip, reversed(of_text)))
+        for of_text in parts
     ]
-    passages = encoder.encode_passages([*texts, *turned], progress=True)
-    queries = encoder.encode_queries([part for some in parts for part in some], progress=True)
+    passages = encoder.encode_passages([*texts, *reverse], progress=True)
+    queries = encoder.encode_queries(list(chain.from_iterable(parts)), progress=True)
     queries_NPD = queries.reshape(len(texts), PLACES, -1)
-    forward_NP, turned_NP = (
+    forward_NP, reverse_NP = (
         np.einsum("nd,npd->np", passages_ND, queries_NPD).astype(np.float64)
         for passages_ND in passages.reshape(2, len(texts), -1)
     )
     return {
         "exact match": profile(forward_NP, SEGMENT_TENTHS),
-        "exact match, both orders": profile(both_orders(forward_NP, turned_NP), SEGMENT_TENTHS),
+        "exact match, both orders": profile(both_orders(forward_NP, reverse_NP), SEGMENT_TENTHS),
     }
 
 
-def both_orders(forward_NP: Scores, turned_NP: Scores) -> Scores:
+def both_orders(forward_NP: Scores, reverse_NP: Scores) -> Scores:
     """Mean score by place over both orders, (N, P); part p of the reversed text is at place P-1-p.
 
     What a part scores by its content is added at two mirrored places: slope and drop are free of
     it.
     """
-    mean_NP: Scores = (forward_NP + turned_NP[:, ::-1]) / 2
+    mean_NP: Scores = (forward_NP + reverse_NP[:, ::-1]) / 2
     return mean_NP
-
-
-class UnitEncoder:
-    """An encoder whose vectors are scaled to length one."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder
-
-    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return _scaled(self.encoder.encode_queries(texts, progress=progress))
-
-    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return _scaled(self.encoder.encode_passages(texts, progress=progress))
-
-
-def _scaled(vectors_ND: Vectors) -> Vectors:
-    norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-    unit_ND: Vectors = vectors_ND / np.maximum(norms_N1, 1e-12)
-    return unit_ND

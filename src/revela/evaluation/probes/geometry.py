@@ -23,21 +23,21 @@ from revela.evaluation.collection import Collection
 from revela.evaluation.results import Geometry
 from revela.types import Document, Encoder, Vectors
 
-CHUNK_WORDS, LEAST_WORDS = 120, 40  # of a chunk whose halves are a pair
+MIN_WORDS, MAX_WORDS = 40, 120  # of a chunk whose halves are a pair
 
 Pair = tuple[str, str]
 
 
 def pairs_of_collection(collection: Collection, count: int, seed: int) -> list[Pair]:
-    """A sample of judged queries, each with its best judged passage; one query per passage, as
+    """A sample of judged queries with their best judged passages. Each passage is taken once, as
     equal passages would distort uniformity and anisotropy.
     """
     texts = dict(zip(collection.document_ids, collection.documents, strict=True))
-    owners = {}
+    query_of = {}
     for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
         judged = collection.qrels[query_id]
-        owners[max(judged, key=lambda d: judged[d])] = query
-    pairs = [(query, texts[d]) for d, query in owners.items()]
+        query_of[max(judged, key=lambda d: judged[d])] = query
+    pairs = [(query, texts[d]) for d, query in query_of.items()]
     return _sampled(pairs, count, seed, f"{collection.name} has {len(pairs)} judged passages")
 
 
@@ -45,20 +45,20 @@ def pairs_of_text(documents: Sequence[Document], count: int, seed: int) -> list[
     """Pairs without labels: both halves of a chunk's words, a chunk per document."""
     rng, pairs = random.Random(seed), list[Pair]()
     for index in rng.sample(range(len(documents)), len(documents)):
-        cut = [words(piece.text) for piece in chunk(documents[index], index, CHUNK_WORDS)]
-        if chunks := [some for some in cut if len(some) >= LEAST_WORDS]:
-            some = rng.choice(chunks)
-            middle = len(some) // 2
-            pairs.append((joined(some[:middle]), joined(some[middle:])))
+        chunks = [words(piece.text) for piece in chunk(documents[index], index, MAX_WORDS)]
+        if long := [chunk_words for chunk_words in chunks if len(chunk_words) >= MIN_WORDS]:
+            drawn = rng.choice(long)
+            middle = len(drawn) // 2
+            pairs.append((joined(drawn[:middle]), joined(drawn[middle:])))
         if len(pairs) == count:
             break
-    found = f"{len(pairs)} of {len(documents):,} documents have {LEAST_WORDS} words"
-    return _sampled(pairs, count, seed, found)
+    size = f"{len(pairs)} of {len(documents):,} documents have {MIN_WORDS} words"
+    return _sampled(pairs, count, seed, size)
 
 
-def _sampled(pairs: Sequence[Pair], count: int, seed: int, found: str) -> list[Pair]:
+def _sampled(pairs: Sequence[Pair], count: int, seed: int, size: str) -> list[Pair]:
     if len(pairs) < 2:
-        raise RevelaError(f"{found}: geometry needs two pairs at least, so give more text")
+        raise RevelaError(f"{size}: geometry needs two pairs at least, so give more text")
     return random.Random(seed).sample(pairs, min(count, len(pairs)))
 
 
@@ -76,7 +76,7 @@ def geometry(pairs: Sequence[Pair], encoder: Encoder) -> Geometry:
 
 
 def alignment(queries_ND: Vectors, passages_ND: Vectors) -> float:
-    """Mean squared distance of a query from its passage: 0 to 4 for unit vectors."""
+    """Mean squared distance of queries from their passages: 0 to 4 for unit vectors."""
     return float(((queries_ND.astype(np.float64) - passages_ND) ** 2).sum(axis=1).mean())
 
 
@@ -90,7 +90,7 @@ def uniformity(vectors_ND: Vectors) -> float:
 
 
 def anisotropy(vectors_ND: Vectors) -> float:
-    """Mean cosine of all pairs of different unit vectors, from the squared length of their sum."""
+    """Mean cosine of all pairs of unit vectors, from the squared length of their sum."""
     count = len(vectors_ND)
     squared = (vectors_ND.sum(axis=0, dtype=np.float64) ** 2).sum()
     return float((squared - count) / (count * (count - 1)))

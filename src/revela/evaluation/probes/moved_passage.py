@@ -6,9 +6,8 @@ the answer is put back at ten places, in ninths of the tokens. In each of ten ra
 documents have their answer at the same place. Scores are the reciprocal rank (among the first 100,
 as in the paper) and the cosine.
 
-Documents are articles of a folder in BEIR layout: its neighbouring passages of one title, joined.
-The judged passages are the answers; of an article with several, all are taken out, so that an
-answer is only found where it was put.
+Documents are articles: neighbouring passages of one title in a BEIR-layout folder, joined. Answers
+are the judged passages; all are taken out of an article, so that it has only the moved one.
 
 Shapes: A moved answers, O other documents, Q queries, P places, D width.
 """
@@ -16,6 +15,7 @@ Shapes: A moved answers, O other documents, Q queries, P places, D width.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from revela.corpus.load import read_corpus
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
-from revela.evaluation.probes.profile import PLACES, Scores, profile
-from revela.evaluation.probes.texts import SPARE, between_words
+from revela.evaluation.probes.places import PLACES, SPARE, Scores, between_words, profile
 from revela.evaluation.results import Profile
 from revela.types import Encoder, Vectors
 
@@ -67,18 +66,15 @@ class Moved:
 
 
 def load_answers(folder: Path) -> Answered:
-    """The articles of a folder in BEIR layout, and the judged passages of those that have more
-    than one passage.
-
-    Raises:
-        RevelaError: the folder cannot be read, or no judged passage has a neighbour.
+    """The articles of a folder in BEIR layout, and the judged passages of those that have several
+    passages.
     """
     collection = load_collection(folder)
-    queries: dict[str, list[str]] = {}
+    queries = defaultdict[str, list[str]](list)
     for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
         for passage, score in collection.qrels[query_id].items():
             if score > 0:
-                queries.setdefault(passage, []).append(query)
+                queries[passage].append(query)
     files = (folder / "corpus.jsonl", folder / "corpus.jsonl.gz")
     corpus = next(path for path in files if path.is_file())
     passages, _ = read_corpus([corpus], distinct=False, min_words=1)
@@ -99,19 +95,19 @@ def load_answers(folder: Path) -> Answered:
 
 def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> list[Moved]:
     """At most ``count`` answers, each put at ten places of its document. An answer qualifies if it
-    fills at most half of the window and the rest of its document is at least as long as it.
+    fills at most half of the window and the rest of its document is at least as long.
 
     Raises:
         RevelaError: fewer than two answers qualify.
     """
     size = window.size - SPARE
-    lengths = [len(spans) for spans in window.spans([answer.text for answer in answered.answers])]
+    lengths = map(len, window.spans([answer.text for answer in answered.answers]))
     measured = zip(answered.answers, lengths, strict=True)
     short = [(answer, length) for answer, length in measured if length <= size // 2]
-    chosen = random.Random(seed).sample(short, min(count, len(short)))
-    rests = _rests(answered, [answer for answer, _ in chosen])
+    drawn = random.Random(seed).sample(short, min(count, len(short)))
+    rests = _rests(answered, [answer for answer, _ in drawn])
     moved = []
-    for answer, length in chosen:
+    for answer, length in drawn:
         rest = rests[answer.document]
         spans = window.spans([rest])[0][: size - length]
         if len(spans) >= max(length, PLACES):
@@ -127,7 +123,7 @@ def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> 
 
 
 def _rests(answered: Answered, answers: Sequence[Answer]) -> dict[int, str]:
-    """By index, the documents of these answers without them."""
+    """The documents of these answers without them, by index."""
     rests: dict[int, str] = {}
     for answer in answers:
         text = rests.get(answer.document, answered.documents[answer.document])
@@ -152,8 +148,8 @@ def inserted(rest: str, passage: str, offsets: Sequence[int]) -> list[str]:
 
 def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -> list[str]:
     """The documents without a moved answer, cut to the window."""
-    theirs = {m.answer.document for m in moved}
-    texts = [text for index, text in enumerate(answered.documents) if index not in theirs]
+    owners = {m.answer.document for m in moved}
+    texts = [text for index, text in enumerate(answered.documents) if index not in owners]
     size = window.size - SPARE
     return [
         between_words(text, spans[size - 1][1]) if len(spans) > size else text
@@ -164,8 +160,8 @@ def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -
 def moved_passage(
     moved: Sequence[Moved], others: Sequence[str], encoder: Encoder
 ) -> dict[str, Profile]:
-    """Reciprocal rank and cosine of each query's document, by the place of the answer, among the
-    moved documents and the others; the encoder gives unit vectors.
+    """Reciprocal rank and cosine of each query's document by the place of its answer; the encoder
+    gives unit vectors.
     """
     texts = [m.texts[place] for place in range(PLACES) for m in moved]
     passages_PAD = encoder.encode_passages(texts, progress=True).reshape(PLACES, len(moved), -1)
@@ -187,8 +183,8 @@ def moved_passage(
 def scores_by_place(
     queries_QD: Vectors, passages_PAD: Vectors, others_OD: Vectors, own_Q: NDArray[np.int64]
 ) -> tuple[Scores, NDArray[np.int64]]:
-    """Cosine (Q, P) of each query with its document, and the rank (Q, P), from 1, of that document
-    among all of the same place and the others.
+    """Cosine (Q, P) of each query with its document, and the document's rank (Q, P), from 1, among
+    those with the same place and the others.
     """
     cosines, ranks = [], []
     others_QO = queries_QD @ others_OD.T

@@ -1,5 +1,5 @@
-"""All probes of one model. Everything is read and cut before anything is encoded, so that bad input
-costs nothing.
+"""All probes of one model. All texts are read and cut before any is encoded, so that bad input
+fails early.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from revela.device import compute_device, uses_bf16
 from revela.evaluation.collection import load_collection
 from revela.evaluation.probes.decoder import DecoderPooling, spans_by_place
-from revela.evaluation.probes.exact_match import UnitEncoder, exact_match
+from revela.evaluation.probes.exact_match import exact_match
 from revela.evaluation.probes.geometry import geometry, pairs_of_collection, pairs_of_text
 from revela.evaluation.probes.moved_passage import load_answers, move_all, moved_passage, untouched
-from revela.evaluation.probes.texts import SPARE, long_texts
+from revela.evaluation.probes.places import SPARE, long_texts
 from revela.evaluation.results import ProbeResult, Profile
-from revela.lm.encoder_decoder import FOLDER as DECODER_BESIDE
+from revela.lm.encoder_decoder import FOLDER as DECODER_FOLDER
 from revela.lm.encoder_decoder import EncoderDecoder, load_encoder_decoder
 from revela.retriever.build import load_retriever
 from revela.retriever.encode import RetrieverEncoder
 from revela.retriever.tokens import TokenWindow, token_window
 from revela.settings import Precision
 from revela.silence import silence_libraries
-from revela.types import Document
+from revela.types import Document, Encoder, Vectors
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +50,30 @@ class ProbeOptions:
     pairs: Path | None = None
 
 
+class UnitEncoder:
+    """An encoder whose vectors are scaled to length one."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+
+    def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        return _normalized(self.encoder.encode_queries(texts, progress=progress))
+
+    def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
+        return _normalized(self.encoder.encode_passages(texts, progress=progress))
+
+
+def _normalized(vectors_ND: Vectors) -> Vectors:
+    norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    unit_ND: Vectors = vectors_ND / np.maximum(norms_N1, 1e-12)
+    return unit_ND
+
+
 def probe_retriever(
     folder: Path, name: str, documents: Sequence[Document], options: ProbeOptions
 ) -> ProbeResult:
-    """Exact match, moved passages (with ``options.move``) and geometry of a retriever; of one that
-    has a decoder beside it, the decoder's probes too.
+    """Exact match, moved passages (with ``options.move``) and geometry of a retriever, and the
+    probes of a decoder that is saved with it.
     """
     silence_libraries()
     count, seed = options.count, options.seed
@@ -69,20 +90,20 @@ def probe_retriever(
     encoder, tokens = UnitEncoder(reader), window.size - SPARE
     log.info(f"exact match: {len(texts):,} documents of {tokens} tokens")
     profiles = exact_match(texts, encoder)
-    if (folder / DECODER_BESIDE).is_dir():
+    if (folder / DECODER_FOLDER).is_dir():
         lm = load_encoder_decoder(folder, reader.bf16).to(model.device)
-        profiles |= _of_decoder(texts, lm, options)
+        profiles |= _decoder_profiles(texts, lm, options)
     if answered:
         others = untouched(answered, moved, window)
-        asked = sum(len(m.answer.queries) for m in moved)
+        queries = sum(len(m.answer.queries) for m in moved)
         log.info(
-            f"moved passage: {asked:,} queries, {len(moved):,} answers at ten places each, "
+            f"moved passage: {queries:,} queries, {len(moved):,} answers at ten places each, "
             f"{len(others):,} other documents"
         )
         profiles |= moved_passage(moved, others, encoder)
     log.info(f"geometry: {len(pairs):,} pairs")
-    found = geometry(pairs, encoder)
-    return ProbeResult(profiles, name, tokens=tokens, geometry=found, context=reader.slots)
+    measured = geometry(pairs, encoder)
+    return ProbeResult(profiles, name, tokens=tokens, geometry=measured, context=reader.slots)
 
 
 def probe_encoder_decoder(
@@ -94,10 +115,10 @@ def probe_encoder_decoder(
     lm = load_encoder_decoder(folder, uses_bf16(options.precision, device)).to(device)
     window = TokenWindow(lm.tokenizer, options.max_tokens - len(lm.around([])))
     texts = long_texts(documents, window, options.count, options.seed)
-    return ProbeResult(_of_decoder(texts, lm, options), name, tokens=window.size - SPARE)
+    return ProbeResult(_decoder_profiles(texts, lm, options), name, tokens=window.size - SPARE)
 
 
-def _of_decoder(
+def _decoder_profiles(
     texts: Sequence[str], lm: EncoderDecoder, options: ProbeOptions
 ) -> dict[str, Profile]:
     log.info(f"spans by place: {len(texts):,} documents")
