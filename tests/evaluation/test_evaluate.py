@@ -15,7 +15,7 @@ from revela.evaluation.evaluate import (
     load_collection,
     mean_outcomes,
     outcomes,
-    reranked,
+    rerank_all,
     short_names,
     snapshot_of,
 )
@@ -115,7 +115,7 @@ def test_what_the_fusion_found_is_read_and_ordered_again(tmp_path):
     snapshot = snapshot_of(collection, Oracle())
     rankings = [{3: 0.4, 1: 0.39, 0: 0.38, 2: 0.1}]
     one = dataclasses.replace(collection, queries=["q"])
-    (again,) = reranked(one, snapshot, rankings, [Reader()])
+    (again,) = rerank_all(one, snapshot, rankings, [Reader()])
     assert list(again.items()) == [(1, 0.4), (3, 0.39), (0, 0.38), (2, 0.1)]
 
 

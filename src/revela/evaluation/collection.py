@@ -17,13 +17,16 @@ from revela.index.manifest import Calibration
 from revela.index.search import Scores
 from revela.types import Encoder, Vectors, evenly_spaced
 
-DEPTH = 1000  # of the dense and lexical rankings, as MAP is usually computed at 1000
+DEPTH = 1000  # of dense and lexical rankings, as MAP is usually computed at 1000
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A test collection; ``qrels`` are judgements by query id and document id, ``sources`` the ids
-    of the documents that passages are of (``revela queries --out``), if these are known.
+    """A test collection.
+
+    Attributes:
+        qrels: grades by query id and document id.
+        sources: the document id of each passage, if known (``revela queries --out``).
     """
 
     name: str
@@ -38,29 +41,29 @@ class Collection:
     @property
     def relevant(self) -> list[str]:
         """The ids of all relevant documents."""
-        judged = chain.from_iterable(row.items() for row in self.qrels.values())
+        judged = chain.from_iterable(grades.items() for grades in self.qrels.values())
         return list(dict.fromkeys(document for document, grade in judged if grade > 0))
 
     def by_document(self) -> Collection:
-        """The same passages, each by the id of its document, which is as good as the best one."""
+        """The same passages with the ids of their documents, whose grade is that of the best."""
         source = dict(zip(self.document_ids, self.sources, strict=True))
         qrels: dict[str, dict[str, int]] = {query: {} for query in self.qrels}
-        for query, row in self.qrels.items():
-            for passage, grade in row.items():
+        for query, grades in self.qrels.items():
+            for passage, grade in grades.items():
                 document = source[passage]
                 qrels[query][document] = max(grade, qrels[query].get(document, grade))
         return replace(self, document_ids=list(self.sources), qrels=qrels, sources=())
 
     @cached_property
     def lexical(self) -> list[Scores]:
-        """BM25's ranking for each query: at most 1000 documents, which all hold a word of it."""
-        found = rankings_of(*self.bm25.top_k(self.queries, DEPTH))
-        return [{d: score for d, score in ranking.items() if score > 0} for ranking in found]
+        """BM25's ranking for each query: at most 1000 documents, all with a word of the query."""
+        rankings = rankings_of(*self.bm25.top_k(self.queries, DEPTH))
+        return [{d: score for d, score in ranking.items() if score > 0} for ranking in rankings]
 
     @cached_property
     def among_documents(self) -> frozenset[str]:
-        """Queries that are documents too, under the same id, as in ArguAna and Quora. As in BEIR,
-        they do not find themselves. The texts are compared, since ids may coincide.
+        """Ids of queries that are documents too, as in ArguAna and Quora. As in BEIR, they do not
+        find themselves. Texts are compared, since ids may coincide.
         """
         texts = dict(zip(self.document_ids, self.documents, strict=True))
         return frozenset(
@@ -71,7 +74,7 @@ class Collection:
         )
 
     def calibrate(self, encoder: Encoder, vectors_ND: Vectors) -> Calibration:
-        """How well words and an encoder's vectors, (N, D), find the documents."""
+        """How well words and an encoder's vectors (N, D) find the documents."""
         return self._test(encoder, vectors_ND[evenly_spaced(len(vectors_ND))])
 
     @cached_property
@@ -91,13 +94,18 @@ def load_collection(folder: Path, split: str = "test", language: str = "auto") -
         raise RevelaError(f"{folder}: corpus.jsonl is empty")
     queries, qrels = read_judgements(folder, split)
     path = folder / "qrels" / f"{split}.tsv"
-    check_unknown(path, "corpus-id", {d for row in qrels.values() for d in row}, corpus)
-    kept = {q: qrels[q] for q in queries}
-    texts = list(queries.values())
-    documents = list(corpus), list(corpus.values())
+    check_unknown(path, "corpus-id", set(chain.from_iterable(qrels.values())), corpus)
     sources = [str(row["document_id"]) for row in rows.values() if "document_id" in row]
-    known = sources if len(sources) == len(rows) else ()
-    return Collection(folder.name, *documents, list(queries), texts, kept, language, known)
+    return Collection(
+        folder.name,
+        document_ids=list(corpus),
+        documents=list(corpus.values()),
+        query_ids=list(queries),
+        queries=list(queries.values()),
+        qrels={query: qrels[query] for query in queries},
+        language=language,
+        sources=sources if len(sources) == len(rows) else (),
+    )
 
 
 def sample(collection: Collection) -> list[str]:

@@ -1,7 +1,6 @@
 """Score retrievers on local folders in BEIR layout, alone and fused with BM25, beside BM25.
 
-Fusion and re-ranking are those of ``Index.search`` (index/search.py), by document instead of by
-chunk.
+Fusion and re-ranking are those of ``Index.search`` (index/search.py), of documents and not chunks.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from revela.evaluation.collection import DEPTH, Collection, load_collection, sam
 from revela.evaluation.metrics import Run, means, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.runs import (
-    by_known_ids,
     check_ids,
     check_run,
     file_name,
     is_index,
     read_run,
-    searched,
+    search_runs,
+    with_ids_of,
     write_run,
 )
 from revela.evaluation.significance import standings
@@ -48,7 +47,7 @@ Reranking = Literal["tokens"] | Reranker
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one system, by judged query: metrics, and the id of the first document, if any."""
+    """Results of one system by judged query: metrics, and the id of the first document, if any."""
 
     scores: dict[str, dict[str, float]]
     first: dict[str, str]
@@ -65,11 +64,11 @@ class Evaluation:
     collection: Collection
     models: list[str]
     outcomes: dict[str, Outcome]
-    contexts: dict[str, str] = field(default_factory=dict)  # of models with slots, in words
+    contexts: dict[str, str] = field(default_factory=dict)  # what models with slots read, in words
 
     @property
     def references(self) -> list[str]:
-        """Systems that others are tested against: BM25 and, of several models, the first."""
+        """The systems that others are tested against: BM25 and, of several models, the first."""
         return ["BM25", *(self.models[:1] if len(self.models) > 1 else ())]
 
     @cached_property
@@ -83,18 +82,19 @@ class EvalOptions:
     """How ``evaluate`` scores.
 
     Args:
-        rerank: re-rank the fusion with BM25 as one more system, by token vectors ("tokens") or by
-            the attention heads of a language model ("heads").
+        rerank: add the fusion with BM25 re-ranked by token vectors ("tokens") or by the attention
+            heads of a language model ("heads").
         lm: language model of ``rerank="heads"``.
         max_tokens: truncate texts to this length.
         precision: arithmetic; "auto" is bf16 where the hardware has it.
         progress: show progress bars.
-        context: of models that read one, as ``Context.of`` takes it; drawn from each collection by
-            default.
+        context: for models that read one, as ``Context.of`` takes it; drawn from each collection
+            by default.
         context_seed: seed of the draw.
-        language: of the words, as ``Analyzer`` takes it; "auto" finds it in each collection.
-        weight: of the vectors in the fusion by score, 0 to 1; None: by the rule of fusion.py.
-        runs: folder for every system's ranking of every collection, as run files of TREC.
+        language: as ``Analyzer`` takes it; "auto" detects it in each collection.
+        weight: weight of the vectors in the fusion by score, 0 to 1; None: by the rule of
+            fusion.py.
+        runs: folder for every system's ranking of every collection, as TREC run files.
     """
 
     rerank: Rerank | None = None
@@ -116,7 +116,7 @@ def evaluate(
 
     Args:
         models: Sentence-Transformers folders, hub ids or embedded:minilm-l6; indexes, which are
-            searched as they are; TREC run files. None scores BM25 only.
+            searched as they are; TREC run files. BM25 is scored without any, too.
         on: folders in BEIR layout: corpus.jsonl, queries.jsonl (each may be .gz), qrels/test.tsv.
         options: fields of ``EvalOptions``, such as ``rerank="tokens"``.
 
@@ -150,22 +150,22 @@ def evaluations(
 
     check_language(options.language)
     check_weight(options.weight)
-    named, how = short_names(models), dict[str, Any](precision=options.precision, lm=options.lm)
-    runs = {label: read_run(Path(name)) for label, name in named.items() if Path(name).is_file()}
-    how["weight"] = options.weight
-    indexes = {label: Index.open(name, **how) for label, name in named.items() if is_index(name)}
+    how: Any = dict(precision=options.precision, weight=options.weight, lm=options.lm)
+    labelled = short_names(models)
+    runs = {label: read_run(Path(name)) for label, name in labelled.items() if Path(name).is_file()}
+    indexes = {label: Index.open(name, **how) for label, name in labelled.items() if is_index(name)}
     encoders = {
         label: load_encoder(resolve(name), options.precision, options.max_tokens)
-        for label, name in named.items()
+        for label, name in labelled.items()
         if label not in {*runs, *indexes}
     }
     choice = "corpus" if options.context is None else options.context
-    known = Context.of(choice, options.context_seed)
+    context = Context.of(choice, options.context_seed)
     if options.context is not None:
         check_without_slots(list(encoders.values()))
     # All folders are read before the first is scored, so that a bad one is refused at once.
     collections = {
-        name: by_known_ids(load_collection(Path(folder), language=options.language), indexes, runs)
+        name: with_ids_of(load_collection(Path(folder), language=options.language), indexes, runs)
         for name, folder in short_names(on).items()
     }
     for collection in collections.values():
@@ -176,34 +176,35 @@ def evaluations(
     reranker: Reranking | None = "tokens" if options.rerank == "tokens" else None
     if options.rerank and options.rerank != "tokens" and collections and encoders:
         first = next(iter(collections.values()))
-        reranker = load_reranker(options.rerank, options.lm, lambda: sample(first))
+        reranker = load_query_heads(options.lm, lambda: sample(first))
+    contexts = {
+        label: f"a context of {slots_of(encoder)} slots, {context.describe()}"
+        for label, encoder in encoders.items()
+        if slots_of(encoder)
+    }
     for name, collection in collections.items():
         readers = {
-            label: known.into(encoder, collection.documents) for label, encoder in encoders.items()
-        }
-        contexts = {
-            label: f"a context of {slots_of(encoder)} slots, {known.describe()}"
+            label: context.into(encoder, collection.documents)
             for label, encoder in encoders.items()
-            if slots_of(encoder)
         }
-        made = rankings(collection, readers, reranker, options.progress, options.weight)
-        found = {}
-        for system, run in chain(made, searched(collection, indexes, options.rerank), runs.items()):
-            kept = without_themselves(collection, run)
-            found[system] = _outcome(collection, kept)
+        own = rankings(collection, readers, reranker, options.progress, options.weight)
+        searches = search_runs(collection, indexes, options.rerank)
+        outcome_of = {}
+        for system, run in chain(own, searches, runs.items()):
+            filtered = without_themselves(collection, run)
+            outcome_of[system] = _outcome(collection, filtered)
             if options.runs is not None:
-                write_run(
-                    options.runs / file_name(name) / f"{file_name(system)}.trec", kept, system
-                )
-        yield Evaluation(name, collection, list(named), found, contexts)
+                path = options.runs / file_name(name) / f"{file_name(system)}.trec"
+                write_run(path, filtered, system)
+        yield Evaluation(name, collection, list(labelled), outcome_of, contexts)
 
 
 def short_names(names: Sequence[str | Path]) -> dict[str, str]:
     """Paths or hub ids by their last part, or in full where several have the same last part."""
-    short = [Path(name).name for name in names]
+    last = [Path(name).name for name in names]
     return {
-        brief if short.count(brief) == 1 else str(name): str(name)
-        for brief, name in zip(short, names, strict=True)
+        part if last.count(part) == 1 else str(name): str(name)
+        for part, name in zip(last, names, strict=True)
     }
 
 
@@ -236,10 +237,9 @@ def rankings(
     progress: bool = False,
     weight: float | None = None,
 ) -> Iterator[tuple[str, Run]]:
-    """Rankings of BM25, and of each encoder alone, fused with BM25 by score, and by rank (RRF).
-
-    ``rerank`` adds the fusion by score re-ranked: by token vectors, of encoders that give them, or
-    by a listwise re-ranker.
+    """Rankings of BM25, and of each encoder alone, fused with BM25 by score, and by rank (RRF);
+    with ``rerank`` also the fusion by score re-ranked by token vectors, of encoders that have them,
+    or by a listwise re-ranker.
     """
     yield "BM25", by_id(collection, collection.lexical)
     for name, encoder in encoders.items():
@@ -251,24 +251,24 @@ def rankings(
         yield name, by_id(collection, dense)
         yield f"{name} + BM25", by_id(collection, fused)
         by_rank = [
-            reciprocal_rank_fusion([list(_first(ranking)) for ranking in pair])
-            for pair in zip(dense, collection.lexical, strict=True)
+            reciprocal_rank_fusion([list(_first(near)), list(_first(lexical))])
+            for near, lexical in zip(dense, collection.lexical, strict=True)
         ]
         yield f"{name} + BM25 (RRF)", by_id(collection, by_rank)
         if isinstance(encoder, TokenEncoder) and by_tokens:
             tokens = (encoder.query_tokens([query])[0] for query in collection.queries)
-            again = reranked(collection, snapshot, fused, tokens)
-            yield f"{name} + BM25 + tokens", by_id(collection, again)
+            reranked = rerank_all(collection, snapshot, fused, tokens)
+            yield f"{name} + BM25 + tokens", by_id(collection, reranked)
         elif rerank is not None and rerank != "tokens":
             bar = tqdm(collection.queries, unit="query", disable=not progress)
-            again = reranked(collection, snapshot, fused, (rerank for _ in bar))
-            yield f"{name} + BM25 + heads", by_id(collection, again)
+            reranked = rerank_all(collection, snapshot, fused, (rerank for _ in bar))
+            yield f"{name} + BM25 + heads", by_id(collection, reranked)
 
 
 def snapshot_of(
     collection: Collection, encoder: Encoder, by_tokens: bool = False, progress: bool = False
 ) -> MemorySnapshot:
-    """A collection as an encoder and BM25 see it; ``by_tokens``: to be re-ranked by tokens."""
+    """A collection encoded, beside BM25; with token vectors if ``by_tokens``."""
     packed: list[bytes] = []
     if by_tokens and isinstance(encoder, TokenEncoder):
         vectors_ND, packed = encode_packed(encoder, collection.documents)
@@ -285,7 +285,7 @@ def hybrid(
     dense: Sequence[Scores],
     weight: float | None = None,
 ) -> list[Scores]:
-    """Fuse by score each query's rankings by vectors and by words, ``FUSED`` of each."""
+    """Fuse the first ``FUSED`` results by vectors and by words by score, for each query."""
     return [
         fuse(snapshot, query, vector, _first(near), _first(lexical), weight)
         for query, vector, near, lexical in zip(
@@ -294,17 +294,15 @@ def hybrid(
     ]
 
 
-def reranked(
+def rerank_all(
     collection: Collection,
     snapshot: MemorySnapshot,
     rankings: Sequence[Scores],
     rerankers: Iterable[QueryTokens | Reranker],
 ) -> list[Scores]:
-    """Each query's ranking, re-ranked by its tokens or by a listwise re-ranker."""
-    return [
-        rerank_scores(snapshot, query, ranking, reranker)
-        for query, ranking, reranker in zip(collection.queries, rankings, rerankers, strict=True)
-    ]
+    """Re-rank each query's ranking by its tokens or by a listwise re-ranker."""
+    triples = zip(collection.queries, rankings, rerankers, strict=True)
+    return [rerank_scores(snapshot, *triple) for triple in triples]
 
 
 def _first(ranking: Scores) -> Scores:
@@ -312,20 +310,20 @@ def _first(ranking: Scores) -> Scores:
 
 
 def by_id(collection: Collection, rankings: Sequence[Scores]) -> Run:
-    """A ranking per query, by ids; of several passages with one id the first counts."""
+    """Rankings of rows as a run of ids; of several passages with one id the first counts."""
     ids = collection.document_ids
     run: dict[str, dict[str, float]] = {query: {} for query in collection.query_ids}
-    for found, ranking in zip(run.values(), rankings, strict=True):
-        for document, score in ranking.items():
-            found.setdefault(ids[document], score)
+    for scores, ranking in zip(run.values(), rankings, strict=True):
+        for row, score in ranking.items():
+            scores.setdefault(ids[row], score)
     return run
 
 
 def without_themselves(collection: Collection, run: Run) -> Run:
-    """The ranking of each judged query; one that is a document too does not find itself."""
-    itself = collection.among_documents
+    """The run on judged queries; those that are documents too do not find themselves."""
+    documents = collection.among_documents
     return {
-        query: {d: s for d, s in run.get(query, {}).items() if d != query or query not in itself}
+        query: {d: s for d, s in run.get(query, {}).items() if d != query or query not in documents}
         for query in collection.query_ids
     }
 

@@ -1,4 +1,4 @@
-"""The label-free check as an evaluator of sentence-transformers, for trainers of other people."""
+"""The label-free check as an evaluator of sentence-transformers, for any trainer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class LabelFreeEvaluator(BaseEvaluator):
     """nDCG@10 of a model on tasks made of raw documents, alone and fused with BM25: does the first
     half of a chunk find the rest of its document, a title its document, a docstring its function?
 
-    The tasks are drawn by ``seed``. Queries and passages get the model's own prompts.
+    Queries and passages get the model's own prompts.
 
     Args:
-        texts: documents that are not trained on: texts, or ``revela.Document`` with titles and, for
-            Python source, kind="code".
-        name: stands before the metrics.
-        chunk_words: most words of a chunk.
-        queries: most queries per task.
-        passages: most passages per task.
+        texts: held-out documents: texts, or ``revela.Document`` with titles and, for Python
+            source, kind="code".
+        name: prefix of the metrics.
+        chunk_words: maximum number of words in a chunk.
+        queries: maximum number of queries per task.
+        passages: maximum number of passages per task.
 
     Attributes:
         primary_metric: the mean of all scores, by which ``revela train`` keeps the best state.
-        bm25: nDCG@10 of BM25 by task, for comparison.
+        bm25: nDCG@10 of BM25 by task.
 
     Examples:
         >>> from sentence_transformers import SentenceTransformer
@@ -77,17 +77,17 @@ class LabelFreeEvaluator(BaseEvaluator):
         epoch: int = -1,
         steps: int = -1,
     ) -> dict[str, float]:
-        """Score a model: {metric: nDCG@10}, and the metrics to its model card."""
-        found = self.check(RetrieverEncoder(model, bf16=False))
+        """Score a model: {metric: nDCG@10}; the metrics are added to its model card."""
+        scores = self.check(RetrieverEncoder(model, bf16=False))
         metrics = {
             f"{task.replace(' + BM25', '_with_bm25')}_ndcg@10": score
-            for task, score in found.items()
+            for task, score in scores.items()
         }
-        metrics["mean_ndcg@10"] = fmean(found.values())
+        metrics["mean_ndcg@10"] = fmean(scores.values())
         named: dict[str, float] = self.prefix_name_to_metrics(metrics, self.name)
         self.store_metrics_in_model_card_data(model, named, epoch, steps)
         return named
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says of this evaluator."""
+        """This evaluator's settings, for the model card."""
         return {**self.about, "bm25": {task: round(s, 4) for task, s in self.bm25.items()}}

@@ -1,10 +1,9 @@
-"""Score retrievers on public benchmarks through mteb: BEIR, NanoBEIR, CoIR, BRIGHT, RTEB, or
-single tasks. No other file imports mteb.
+"""Score retrievers on public benchmarks through mteb: BEIR, NanoBEIR, CoIR, BRIGHT, RTEB, or single
+tasks. No other file imports mteb.
 
 mteb loads the data, ranks and scores; the encoder is ours, with the model's own prompts. Results
-have the layout of mteb's leaderboard, OUT/results/MODEL/REVISION/TASK.json. Runs with truncated
-texts or in bf16 have folders of their own (experiments/...), so that a score is only reused for the
-same vectors.
+have the layout of mteb's leaderboard, OUT/results/MODEL/REVISION/TASK.json; runs with truncated
+texts or in bf16 are in experiments/..., so that scores are only reused for the same vectors.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class MtebEncoder:
     encoded as queries.
 
     Attributes:
-        settings: what a score depends on beside the weights.
-        task: the loaded task that is run; a context is drawn from its corpus.
+        settings: prompts, truncation, precision and context.
     """
 
     def __init__(
@@ -71,8 +69,8 @@ class MtebEncoder:
     ) -> None:
         self.encoder, self.context = encoder, context
         self.settings = _settings(encoder, context)
-        self.task: Any = None
-        self._reader: tuple[tuple[str, ...], Encoder] = ((), encoder)
+        self._task: Any = None
+        self._in_context: tuple[tuple[str, ...], Encoder] = ((), encoder)
         name, revision = filed_as
         prompts = self.settings["query_prompt"], self.settings["passage_prompt"]
         self.mteb_model_meta = ModelMeta.create_empty(
@@ -90,7 +88,7 @@ class MtebEncoder:
         )
 
     def _variant(self) -> dict[str, Any]:
-        """What makes other vectors than the model's own."""
+        """Settings that make other vectors than the model's own."""
         variant: dict[str, Any] = {}
         if self.settings["max_tokens"] != token_limit(self.encoder.model):
             variant["max_tokens"] = self.settings["max_tokens"]
@@ -112,22 +110,26 @@ class MtebEncoder:
         **_: Any,
     ) -> Vectors:
         texts = [text for batch in inputs for text in batch["text"]]
-        encoder = self.reader(task_metadata.name, hf_subset, hf_split)
+        encoder = self._encoder_for(task_metadata.name, hf_subset, hf_split)
         if prompt_type == PromptType.document:
             return encoder.encode_passages(texts, progress=True)
         return encoder.encode_queries(texts)
 
-    def reader(self, name: str, subset: str, split: str) -> Encoder:
-        """The encoder, with the context of a task's corpus if it reads one."""
+    def begin(self, task: Any) -> None:
+        """Draw contexts from the corpus of this loaded task from now on."""
+        self._task = task
+
+    def _encoder_for(self, *part: str) -> Encoder:
+        """The encoder for a task, subset and split, with a context if it reads one."""
         if not self.encoder.slots or self.context.kind == "saved":
             return self.encoder
-        if self._reader[0] != (name, subset, split):
-            corpus = _corpus(self.task, subset, split)
-            reader: Encoder = self.encoder
+        if self._in_context[0] != part:
+            encoder: Encoder = self.encoder
+            corpus = _corpus(self._task, *part[1:])
             if corpus or self.context.kind != "corpus":
-                reader = self.context.into(self.encoder, corpus)
-            self._reader = (name, subset, split), reader
-        return self._reader[1]
+                encoder = self.context.into(self.encoder, corpus)
+            self._in_context = part, encoder
+        return self._in_context[1]
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         return np.atleast_2d(embeddings1) @ np.atleast_2d(embeddings2).T
@@ -148,7 +150,7 @@ def _settings(encoder: RetrieverEncoder, context: Context) -> dict[str, Any]:
 
 
 def _corpus(task: Any, subset: str, split: str) -> list[str]:
-    """The documents of a loaded task of retrieval, titles first; of another task, none."""
+    """The documents of a loaded retrieval task, titles first; none of other tasks."""
     data = getattr(task, "dataset", None) or {}
     try:
         rows = data[subset][split]["corpus"]
@@ -173,20 +175,20 @@ def evaluate_benchmarks(
         The tasks of each name, and {task: {model: scores}}.
     """
     tasks = find_tasks(names)
-    known = CONTEXT if context is None else Context.of(context, CONTEXT.seed)
+    drawn = CONTEXT if context is None else Context.of(context, CONTEXT.seed)
     encoders = {}
     for label, name in short_names(models).items():
         folder = resolve(name)
         encoder = RetrieverEncoder.load(folder, precision, max_tokens)
-        encoders[label] = MtebEncoder(encoder, filed_as(name, folder), known)
+        encoders[label] = MtebEncoder(encoder, filed_as(name, folder), drawn)
     if context is not None:
         check_without_slots([each.encoder for each in encoders.values()])
-    scores = run_tasks([task for found in tasks.values() for task in found], encoders, out)
-    return {name: [task.metadata.name for task in found] for name, found in tasks.items()}, scores
+    scores = run_tasks([task for own in tasks.values() for task in own], encoders, out)
+    return {name: [task.metadata.name for task in own] for name, own in tasks.items()}, scores
 
 
 def filed_as(given: str, folder: Path) -> tuple[str, str]:
-    """Owner/model and revision of the model in ``folder``, which a user called ``given``: the hub's
+    """Name (owner/model) and revision of a model for mteb's files. The revision is the hub's
     commit, or a fingerprint of a local folder.
     """
     if given in EMBEDDED:
@@ -197,12 +199,10 @@ def filed_as(given: str, folder: Path) -> tuple[str, str]:
 
 
 def find_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
-    """The tasks of each name: a benchmark, a task or a folder in BEIR layout. Private tasks are
-    logged and skipped.
-    """
+    """The public tasks of each name: a benchmark, a task or a folder in BEIR layout."""
     benchmarks = {alias: b for b in mteb.get_benchmarks() for alias in (b.name, *(b.aliases or ()))}
-    found: dict[str, list[Any]] = {name: [] for name in names}
-    for name in found:
+    public: dict[str, list[Any]] = {name: [] for name in names}
+    for name in public:
         if name in benchmarks:
             tasks = list(benchmarks[name].tasks)
         elif (Path(name) / "qrels").is_dir():
@@ -211,33 +211,32 @@ def find_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
             tasks = [_task(name, benchmarks)]
         for task in tasks:
             if task.metadata.is_public:
-                found[name].append(task)
+                public[name].append(task)
             else:
                 log.info(f"{task.metadata.name}: private, only mteb has its data; skipped")
-    if not any(found.values()):
+    if not any(public.values()):
         raise RevelaError(f"{', '.join(names)}: every task is private; name a public one")
-    return found
+    return public
 
 
 def _task(name: str, benchmarks: Iterable[str]) -> Any:
-    names = [*(task.metadata.name for task in TASK_LIST), *benchmarks]
-    if name in names:
+    names = {n.lower(): n for n in (*(task.metadata.name for task in TASK_LIST), *benchmarks)}
+    if name in names.values():
         return mteb.get_task(name)
-    known = {each.lower(): each for each in names}
-    near = [known[each] for each in difflib.get_close_matches(name.lower(), known)]
-    nearest = f"did you mean {' or '.join(near)}?" if near else "mteb.get_tasks() lists all tasks"
+    near = [names[key] for key in difflib.get_close_matches(name.lower(), names)]
+    hint = f"did you mean {' or '.join(near)}?" if near else "mteb.get_tasks() lists all tasks"
     raise RevelaError(
         f"{name} is neither a benchmark nor a task of mteb {mteb.__version__}, nor a folder with "
-        f"qrels/: {nearest}"
+        f"qrels/: {hint}"
     )
 
 
 def folder_task(folder: Path) -> Any:
-    """A folder in BEIR layout as a task of mteb; the revision is a digest of its contents."""
+    """A folder in BEIR layout as a task of mteb, with a digest of its contents as revision."""
     collection = load_collection(folder)
     documents = {"id": collection.document_ids, "text": collection.documents}  # titles are in texts
     queries = {"id": collection.query_ids, "text": collection.queries}
-    qrels = dict(collection.qrels)
+    qrels = collection.qrels
     digest = hashlib.blake2b(repr((documents, queries, qrels)).encode(), digest_size=16)
 
     class FolderTask(AbsTaskRetrieval):
@@ -271,16 +270,16 @@ def run_tasks(
     for name in ("mteb", "huggingface_hub"):  # their warnings repeat errors that are raised
         logging.getLogger(name).setLevel(logging.ERROR)
     cache = mteb.ResultCache(out)
-    once = {task.metadata.name: task for task in tasks}
-    scores: dict[str, dict[str, SystemScores]] = {name: {} for name in once}
+    by_name = {task.metadata.name: task for task in tasks}
+    scores: dict[str, dict[str, SystemScores]] = {name: {} for name in by_name}
     for label, model in models.items():
-        for name, task in once.items():
+        for name, task in by_name.items():
             scores[name][label] = _scores(_run(task, label, model, cache), model.settings)
     return scores
 
 
 def _scores(result: Any, settings: dict[str, Any]) -> SystemScores:
-    """mteb's main score, and those of ``METRICS`` that it has, over splits and subsets."""
+    """mteb's main score, and its scores of our metrics, averaged over splits and subsets."""
     rows = [scores for split in result.scores.values() for scores in split]
     means = {
         ours: float(np.mean([row[theirs] for row in rows]))
@@ -295,21 +294,21 @@ def _run(task: Any, label: str, model: MtebEncoder, cache: Any) -> Any:
     name, meta = task.metadata.name, model.mteb_model_meta
     path = cache.get_task_result_path(name, meta)
     try:
-        kept = cache.load_task_result(name, meta)
+        cached = cache.load_task_result(name, meta)
     except ValueError as error:
         raise RevelaError(f"{path} is damaged: delete it, and the task runs again") from error
     revision = task.metadata.revision
-    current = kept is not None and (task.is_aggregate or kept.dataset_revision == revision)
-    if current and not kept.get_missing_evaluations(task):
+    current = cached is not None and (task.is_aggregate or cached.dataset_revision == revision)
+    if current and not cached.get_missing_evaluations(task):
         log.info(f"{name}, {label}: finished before ({path})")
-        return kept
+        return cached
     if isinstance(task, AbsTaskAggregate):
         for part in task.tasks:
             _run(part, label, model, cache)
     else:
         log.info(f"{name}, {label}")
         _load(task, cache)
-        model.task = task
+        model.begin(task)
     result = mteb.evaluate(
         model,
         task,

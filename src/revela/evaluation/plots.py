@@ -1,5 +1,5 @@
-"""Plots of results, as SVG elements of a report's page. Titles and legends are the page's, so that
-a drawing holds no text of a user.
+"""Plots of results as SVG elements. Titles and legends are the page's, so that a drawing holds no
+text of a user.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from revela.evaluation.results import Comparison, ProbeResult, Run
 
 Point = tuple[float, float]
 
-# All can be read on a white page and on a dark one.
+# Legible on white and on dark pages.
 COLOURS = ("#2b83d6", "#d9660f", "#1f9d6b", "#c04fa3", "#a88412", "#1a9ba8", "#d8475c", "#7d70dd")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # once the colours are used up
 INK, LEVEL = "#7f8790", "#858d96"
@@ -23,7 +23,7 @@ STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
-    "svg.hashsalt": "revela",  # the same plot is the same file
+    "svg.hashsalt": "revela",  # for the same file each time
     "font.size": 9,
 }
 SVG_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -34,7 +34,7 @@ UNITS = {"moved passage, MRR@100": "MRR@100", "spans by place": "accuracy"}  # e
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: ``series`` numbers its colour and dashes, ``band`` is the interval at each point."""
+    """A curve; ``series`` selects its colour and dashes, ``band`` is the interval at each point."""
 
     points: Sequence[Point]
     series: int = 0
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves from back to front, and the score of BM25 as a dashed level."""
+    """Curves from back to front, and BM25's score as a dashed level."""
 
     title: str
     x_label: str
@@ -90,7 +90,7 @@ def colour(series: int) -> str:
 
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
-    """A plot per collection: nDCG@10 of judged queries against time, a colour per kind of run."""
+    """A plot per collection: nDCG@10 of judged queries over time, a colour per kind of run."""
     kinds = list(dict.fromkeys(map(kind_of, comparison.curves)))
     plots = []
     for name, level in comparison.bm25.items():
@@ -108,10 +108,10 @@ def kind_of(label: str) -> str:
 
 
 def check_plots(runs: Mapping[str, Run]) -> list[Plot]:
-    """A plot per task of the label-free check, with BM25 if all runs have the same."""
+    """A plot per task of the label-free check, with BM25 if it is the same for all runs."""
     kinds = kinds_of(runs)
     plots = []
-    for task in dict.fromkeys(task for run in runs.values() for _, c in run.checks() for task in c):
+    for task in check_tasks(runs):
         lines = []
         for run in runs.values():
             points = [(row.minutes, check[task]) for row, check in run.checks() if task in check]
@@ -130,12 +130,24 @@ def loss_plots(runs: Mapping[str, Run]) -> list[Plot]:
         if losses := run.losses():
             line = Line(smooth(losses), kinds.index(run.kind))
             lines.setdefault(str(run.settings.get("objective", "")), []).append(line)
-    return [Plot(f"Loss, objective {name}", MINUTES, "loss", some) for name, some in lines.items()]
+    return [Plot(f"Loss, objective {name}", MINUTES, "loss", own) for name, own in lines.items()]
 
 
 def kinds_of(runs: Mapping[str, Run]) -> list[str]:
-    """The kinds of the runs; a kind's place is the number of its series."""
+    """The kinds of the runs in the order of their series."""
     return list(dict.fromkeys(run.kind for run in runs.values()))
+
+
+def check_tasks(runs: Mapping[str, Run]) -> list[str]:
+    """The tasks of the label-free check in any run."""
+    return list(
+        dict.fromkeys(t for run in runs.values() for _, check in run.checks() for t in check)
+    )
+
+
+def probe_tests(probes: Mapping[str, ProbeResult]) -> list[str]:
+    """The tests by place in any probe."""
+    return list(dict.fromkeys(test for probe in probes.values() for test in probe.profiles))
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
@@ -150,12 +162,12 @@ def smooth(points: Sequence[Point]) -> list[Point]:
 def profile_plots(probes: Mapping[str, ProbeResult]) -> list[Plot]:
     """A plot per test, with a line and 95 % intervals per model."""
     plots = []
-    for test in dict.fromkeys(test for probe in probes.values() for test in probe.profiles):
+    for test in probe_tests(probes):
         lines = []
         for series, probe in enumerate(probes.values()):
-            if found := probe.profiles.get(test):
-                values = [place.value for place in found.places]
-                band = [(place.low, place.high) for place in found.places]
-                lines.append(Line(list(zip(found.tenths, values, strict=True)), series, band))
+            if profile := probe.profiles.get(test):
+                values = [place.value for place in profile.places]
+                band = [(place.low, place.high) for place in profile.places]
+                lines.append(Line(list(zip(profile.tenths, values, strict=True)), series, band))
         plots.append(Plot(test, "place, tenths of the text", UNITS.get(test, "cosine"), lines))
     return plots

@@ -1,6 +1,6 @@
-"""One HTML page about runs: corpora, curves, scores, probes, settings, and how to repeat them.
+"""One HTML page about runs: corpora, curves, scores, probes, settings and commands.
 
-Styles and drawings are inline, nothing is fetched, no script runs. The template (report.html)
+Styles and drawings are inline; nothing is fetched, no script runs. The template (report.html)
 escapes all text of a corpus, a file name or a model.
 """
 
@@ -18,11 +18,13 @@ from revela.evaluation.metrics import MAIN, METRICS
 from revela.evaluation.plots import (
     Plot,
     check_plots,
+    check_tasks,
     colour,
     comparison_plots,
     kind_of,
     kinds_of,
     loss_plots,
+    probe_tests,
     profile_plots,
 )
 from revela.evaluation.results import (
@@ -53,7 +55,7 @@ Probes = Mapping[str, ProbeResult]
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, whether it is the best of those it is compared with, and a note in small type."""
+    """A text, whether it is the best of its row or column, and a note in small type."""
 
     text: str
     best: bool = False
@@ -66,7 +68,7 @@ Row = tuple[str, list[Cell]]
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, the names of the columns (that of the row names first), and rows."""
+    """A caption, the names of the columns (first that of the row names), and rows."""
 
     caption: str
     header: list[str]
@@ -82,13 +84,13 @@ def report(paths: Sequence[Path], out: Path) -> Results:
     results = read_results(paths)
     page = render(results, [path.resolve().name for path in paths])
     with atomic_write(out) as temporary:
-        # A file name that is no UTF-8 is shown with a ? in place of each such byte.
+        # Bytes of file names that are not UTF-8 are shown as "?".
         temporary.write_bytes(page.encode("utf-8", errors="replace"))
     return results
 
 
 def render(results: Results, names: Sequence[str]) -> str:
-    """The page; ``names`` are those of the paths that were given, for the title."""
+    """The page, with ``names`` in its title."""
     with extra("report", "the report page"):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -131,7 +133,7 @@ def _legend(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _figures(plots: Iterable[Plot]) -> list[tuple[str, str]]:
-    """A caption and an SVG element each."""
+    """Captions and SVG elements."""
     return [(plot.title, plot.svg()) for plot in plots]
 
 
@@ -144,7 +146,7 @@ def check_tables(runs: Runs) -> list[Table]:
         "saved": Run.saved,
     }
     tables = []
-    for task in dict.fromkeys(task for run in runs.values() for _, c in run.checks() for task in c):
+    for task in check_tasks(runs):
         columns = [
             _marked([scores(run).get(task) for scores in systems.values()]) for run in runs.values()
         ]
@@ -153,8 +155,8 @@ def check_tables(runs: Runs) -> list[Table]:
 
 
 def comparison_table(name: str, comparison: Comparison) -> Table:
-    """nDCG@10 at the end, a row per collection: BM25, and the mean over the seeds of each kind of
-    run, with where it began.
+    """nDCG@10 at the end by collection: BM25, and the mean over the seeds of each kind of run, with
+    its start.
     """
     kinds: dict[str, list[list[CurvePoint]]] = {}
     for label, curve in comparison.curves.items():
@@ -166,17 +168,15 @@ def comparison_table(name: str, comparison: Comparison) -> Table:
         def score(scores: Mapping[str, float], names: Sequence[str] = collections) -> float:
             return fmean(scores[name] for name in names)
 
-        first = [[score(curve[0].judged) for curve in curves] for curves in kinds.values()]
-        last = [[score(curve[-1].judged) for curve in curves] for curves in kinds.values()]
-        cells = _marked([score(comparison.bm25), *map(fmean, last)])
-        rows.append((row, _noted(cells, ["", *map(_from_to, first, last)])))
+        starts = [[score(curve[0].judged) for curve in curves] for curves in kinds.values()]
+        ends = [[score(curve[-1].judged) for curve in curves] for curves in kinds.values()]
+        cells = _marked([score(comparison.bm25), *map(fmean, ends)])
+        rows.append((row, _noted(cells, ["", *map(_from_to, starts, ends)])))
     return Table(name, ["nDCG@10", "BM25", *kinds], rows)
 
 
 def judged_tables(files: Mapping[str, Scores]) -> list[Table]:
-    """nDCG@10 of all collections, a column per system; then a table per collection with all its
-    metrics, a row per system.
-    """
+    """nDCG@10 by collection and system; then for each collection all metrics by system."""
     merged = merge(files)
     tables = [_collection_table(name, systems) for name, systems in merged.items()]
     if len(merged) > 1:
@@ -190,9 +190,9 @@ def judged_tables(files: Mapping[str, Scores]) -> list[Table]:
 
 
 def _mean_score(scores: Sequence[SystemScores | None]) -> float | None:
-    """Mean nDCG@10 of a system that has one on every collection."""
-    found = [each.means["ndcg@10"] for each in scores if each and "ndcg@10" in each.means]
-    return fmean(found) if len(found) == len(scores) else None
+    """Mean nDCG@10 of a system; None if it lacks a collection."""
+    values = [each.means["ndcg@10"] for each in scores if each and "ndcg@10" in each.means]
+    return fmean(values) if len(values) == len(scores) else None
 
 
 def _collection_table(name: str, systems: Mapping[str, SystemScores]) -> Table:
@@ -210,26 +210,26 @@ def _collection_table(name: str, systems: Mapping[str, SystemScores]) -> Table:
 
 
 def merge(files: Mapping[str, Scores]) -> Scores:
-    """Several files of scores as one; a system that has other scores in a later file is listed a
-    second time, with that file's name.
+    """Several files of scores as one. A system with other scores in a later file is listed again,
+    with that file's name.
     """
     merged: Scores = {}
     for source, collections in files.items():
         for collection, systems in collections.items():
-            known = merged.setdefault(collection, {})
-            for system, values in systems.items():
-                same = known.get(system, values).means == values.means
-                known[system if same else f"{system} ({source})"] = values
+            existing = merged.setdefault(collection, {})
+            for system, scores in systems.items():
+                same = existing.get(system, scores).means == scores.means
+                existing[system if same else f"{system} ({source})"] = scores
     return merged
 
 
 def profile_tables(probes: Probes) -> list[Table]:
-    """A table per test: slope, drop and share with their intervals; a column per probe."""
+    """A table per test: slope, drop and share with their intervals, by probe."""
     tables = []
-    for test in dict.fromkeys(test for probe in probes.values() for test in probe.profiles):
-        found = [probe.profiles.get(test) for probe in probes.values()]
+    for test in probe_tests(probes):
+        profiles = [probe.profiles.get(test) for probe in probes.values()]
         rows = [
-            (label, [_interval(getattr(p, name) if p else None) for p in found])
+            (label, [_interval(getattr(p, name) if p else None) for p in profiles])
             for name, label in SUMMARIES.items()
         ]
         tables.append(Table(test, ["with 95 % intervals", *probes], rows))
@@ -237,17 +237,17 @@ def profile_tables(probes: Probes) -> list[Table]:
 
 
 def geometry_table(probes: Probes) -> Table:
-    """Alignment, uniformity, anisotropy and effective rank; a column per retriever."""
-    found = {n: dataclasses.asdict(p.geometry) for n, p in probes.items() if p.geometry}
+    """Alignment, uniformity, anisotropy and effective rank by retriever."""
+    measures = {n: dataclasses.asdict(p.geometry) for n, p in probes.items() if p.geometry}
     rows = [
-        (measure.replace("_", " "), [Cell(_number(each[measure])) for each in found.values()])
-        for measure in next(iter(found.values()), {})
+        (name.replace("_", " "), [Cell(_number(each[name])) for each in measures.values()])
+        for name in next(iter(measures.values()), {})
     ]
-    return Table("Geometry of the vectors", ["", *found], rows)
+    return Table("Geometry of the vectors", ["", *measures], rows)
 
 
 def facts_table(runs: Runs) -> Table:
-    """What each run was made from, how far it went and on what machine, a column per run."""
+    """Data, progress and machine of each run."""
     facts: dict[str, Callable[[Run], str]] = {
         "corpus": lambda run: run.about.corpus,
         "documents": lambda run: _number(run.about.documents),
@@ -273,7 +273,7 @@ def facts_table(runs: Runs) -> Table:
 
 
 def settings_table(runs: Runs) -> Table:
-    """The settings that a run changed, beside the default."""
+    """Settings that differ from their defaults in a run."""
     defaults = Recipe.of().to_dict()
     given = [run.settings for run in runs.values()]
     rows = []
@@ -286,7 +286,7 @@ def settings_table(runs: Runs) -> Table:
 
 
 def _rows(names: Iterable[str], columns: Sequence[Sequence[Cell]]) -> list[Row]:
-    """Rows by name, of columns of cells."""
+    """Columns of cells as named rows."""
     return list(zip(names, map(list, zip(*columns, strict=True)), strict=True))
 
 
@@ -295,19 +295,19 @@ def _noted(cells: Iterable[Cell], notes: Iterable[str]) -> list[Cell]:
 
 
 def _with_mean(names: Iterable[str]) -> dict[str, list[str]]:
-    """Each name for itself and, of several, a row for their mean."""
+    """A row per name and, of several names, one for their mean."""
     rows = {name: [name] for name in names}
     return rows | ({"mean": list(rows)} if len(rows) > 1 else {})
 
 
-def _from_to(begun: Sequence[float], ended: Sequence[float]) -> str:
-    """The mean at the start, and of several seeds the lowest and the highest end."""
-    seeds = f", seeds {min(ended):.3f} to {max(ended):.3f}" if len(ended) > 1 else ""
-    return f"from {fmean(begun):.3f}{seeds}"
+def _from_to(starts: Sequence[float], ends: Sequence[float]) -> str:
+    """The mean start; with several seeds also the range of the ends."""
+    seeds = f", seeds {min(ends):.3f} to {max(ends):.3f}" if len(ends) > 1 else ""
+    return f"from {fmean(starts):.3f}{seeds}"
 
 
 def _marked(values: Iterable[float | None]) -> list[Cell]:
-    """Three digits each, the highest marked."""
+    """Values with three digits, the highest marked."""
     texts = ["" if value is None else f"{value:.3f}" for value in values]
     best = max((text for text in texts if text and text != "nan"), key=float, default=None)
     return [Cell(text, best=bool(text) and text == best and len(texts) > 1) for text in texts]
@@ -317,10 +317,10 @@ def _p(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
-def _interval(found: Interval | None) -> Cell:
-    if found is None:
-        return Cell("")
-    return Cell(f"{found.value:.4f}", note=f"{found.low:.4f} to {found.high:.4f}")
+def _interval(it: Interval | None) -> Cell:
+    return (
+        Cell("") if it is None else Cell(f"{it.value:.4f}", note=f"{it.low:.4f} to {it.high:.4f}")
+    )
 
 
 def _number(value: float | None) -> str:

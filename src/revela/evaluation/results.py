@@ -31,11 +31,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Profile:
-    """A score at ten places of a text: means over ``rows`` scores about ``documents`` documents.
+    """A score at ten places of a text: means over ``rows`` queries or ``documents``.
 
     Attributes:
         tenths: the places, in tenths of the text.
-        slope: least-squares change of the score per tenth; negative: the beginning is favoured.
+        slope: least-squares change of the score per tenth; negative favours the beginning.
         drop: score at the first place minus the score at the last.
         first_wins: share of rows whose first place beats their last (a tie counts half).
     """
@@ -51,9 +51,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How vectors lie on the sphere (probes/geometry.py), measured on ``pairs`` queries and
-    passages of ``width`` numbers.
-    """
+    """Measures of probes/geometry.py on ``pairs`` of vectors of ``width`` numbers."""
 
     alignment: float
     uniformity: float
@@ -65,8 +63,8 @@ class Geometry:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """probe.json: profiles by test over texts of ``tokens`` tokens and, of a retriever, its
-    geometry and the number of its context documents.
+    """probe.json: profiles by test over texts of ``tokens`` tokens; for a retriever also its
+    geometry and the number of context documents.
     """
 
     profiles: dict[str, Profile]
@@ -84,9 +82,9 @@ class SystemScores:
     Attributes:
         means: metrics averaged over the queries; ``main`` is mteb's main score of a task.
         margin: half the 95 % interval of nDCG@10; None for a single query.
-        p: p value of nDCG@10 against other systems, by their names.
-        queries: metrics of each query, by its id.
-        settings: what the scores of a benchmark depend on beside the weights.
+        p: p value of nDCG@10 by the system it is tested against.
+        queries: metrics by query id.
+        settings: of a benchmark: prompts, truncation and precision.
     """
 
     means: dict[str, float]
@@ -102,7 +100,7 @@ Scores = dict[str, dict[str, SystemScores]]
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """nDCG@10 of judged queries by collection, after so many minutes and tokens of training."""
+    """nDCG@10 of judged queries by collection at one point of training."""
 
     minutes: float
     tokens_read: int
@@ -111,7 +109,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Comparison:
-    """compare.json: nDCG@10 by collection of BM25, and along each run ("PRESET, seed N")."""
+    """compare.json: nDCG@10 of BM25 by collection, and a curve per run ("PRESET, seed N")."""
 
     bm25: dict[str, float]
     curves: dict[str, list[CurvePoint]]
@@ -124,7 +122,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class About:
-    """What run.json says of a run beside its settings."""
+    """The "about" of run.json."""
 
     corpus: str = ""
     command: str = ""
@@ -138,14 +136,14 @@ class About:
 
 
 class RunFile(BaseModel, extra="allow"):
-    """run.json: the settings, and what the run was made from."""
+    """run.json; its other fields are the settings."""
 
     about: About = About()
 
 
 @dataclass(frozen=True)
 class MetricsRow:
-    """A line of metrics.jsonl: the loss or a check at a step; at the end, the step that is kept."""
+    """A line of metrics.jsonl: the loss or a check at a step; at the end, the step kept."""
 
     step: int
     minutes: float
@@ -157,9 +155,7 @@ class MetricsRow:
 
 @dataclass(frozen=True)
 class Run:
-    """A training run: its recipe, what run.json says beside it, the rows of metrics.jsonl, whether
-    its model is saved, and its name without the seed (runs of one kind share a colour).
-    """
+    """A training run; runs of one ``kind`` (its name without the seed) share a colour."""
 
     settings: dict[str, Any]
     about: About
@@ -168,7 +164,7 @@ class Run:
     kind: str
 
     def checks(self) -> list[tuple[MetricsRow, dict[str, float]]]:
-        """The rows with a label-free check, and its scores by task."""
+        """The rows with a label-free check, with its scores by task."""
         return [(row, row.check) for row in self.metrics if row.check is not None]
 
     def losses(self) -> list[tuple[float, float]]:
@@ -176,21 +172,21 @@ class Run:
         return [(row.minutes, row.loss) for row in self.metrics if row.loss is not None]
 
     def saved(self) -> dict[str, float]:
-        """Label-free scores of the saved state, or of the last one in a running run."""
+        """Label-free scores of the saved state; while the run goes on, of its last check."""
         checks = self.checks()
         kept = [check for row, check in checks if row.step == self.metrics[-1].kept]
         return (kept or [check for _, check in checks] or [{}])[-1]
 
 
 def write_json(content: Any, path: Path) -> None:
-    """Write a dataclass, or a dict of them, as JSON; atomically."""
+    """Write a dataclass, or a dict of them, as JSON, atomically."""
     with atomic_write(path) as temporary:
         temporary.write_bytes(to_json(content, indent=1) + b"\n")
 
 
 @dataclass
 class Results:
-    """All results that a report is about, by name, in the order in which they were given."""
+    """All results of a report by name, in the order given."""
 
     runs: dict[str, Run] = field(default_factory=dict)
     comparisons: dict[str, Comparison] = field(default_factory=dict)
@@ -199,26 +195,25 @@ class Results:
 
     def add_run(self, folder: Path, name: str, kind: str) -> None:
         """Read a run, and its scores and probe."""
-        file, path = _read(RunFile, folder / RUN), folder / LINES
+        run, path = _read(RunFile, folder / RUN), folder / LINES
         lines = path.read_bytes().splitlines() if path.is_file() else []
         metrics = [
-            _read(MetricsRow, Path(f"{path}:{number}"), line)
-            for number, line in enumerate(lines, 1)
+            _parse(MetricsRow, line, f"{path}:{number}") for number, line in enumerate(lines, 1)
         ]
         finished = (folder / "modules.json").is_file()
-        self.runs[name] = Run(file.model_extra or {}, file.about, metrics, finished, kind)
+        self.runs[name] = Run(run.model_extra or {}, run.about, metrics, finished, kind)
         self.add_measures(folder, name)
 
     def add_comparison(self, folder: Path, prefix: str) -> None:
-        """Read a comparison and its runs, whose names begin with ``prefix``."""
+        """Read a comparison and its runs, whose names get the prefix."""
         comparison = _read(Comparison, folder / COMPARISON)
         self.comparisons[prefix or folder.resolve().name] = comparison
-        before = f"{prefix}: " if prefix else ""
+        prefix = f"{prefix}: " if prefix else ""
         for label in comparison.curves:
             kind, _, seed = label.rpartition(", seed ")
-            run = folder / Path(f"{kind}-{seed}").name  # a label may be a stranger's: not outside
+            run = folder / Path(f"{kind}-{seed}").name  # of an untrusted label: inside the folder
             if (run / RUN).is_file():
-                self.add_run(run, before + label, before + kind)
+                self.add_run(run, prefix + label, prefix + kind)
 
     def add_measures(self, folder: Path, name: str) -> None:
         """Read the scores and the probe in a folder, if there are any."""
@@ -235,7 +230,7 @@ class Results:
 
 
 def read_results(paths: Sequence[Path]) -> Results:
-    """Read folders of runs and of comparisons, and JSON files of scores and probes."""
+    """Read folders of runs and comparisons, and JSON files of scores and probes."""
     results = Results()
     for name, path in _named(paths).items():
         if (path / COMPARISON).is_file():
@@ -256,21 +251,24 @@ def read_results(paths: Sequence[Path]) -> Results:
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
     """Paths by their last part, or in full where several have the same."""
-    whole = [path.resolve() for path in paths]
-    if twice := next((path for path in whole if whole.count(path) > 1), None):
+    resolved = [path.resolve() for path in paths]
+    if twice := next((path for path in resolved if resolved.count(path) > 1), None):
         raise RevelaError(f"{twice} is named twice: name it once")
-    last = [path.name for path in whole]
+    last = [path.name for path in resolved]
     names = [name if last.count(name) == 1 else str(p) for name, p in zip(last, paths, strict=True)]
     return dict(zip(names, paths, strict=True))
 
 
-def _read(kind: type[T], path: Path, line: bytes | None = None) -> T:
-    """A file, or a line of one, as an object of this kind."""
+def _read(kind: type[T], path: Path) -> T:
+    return _parse(kind, path.read_bytes(), str(path))
+
+
+def _parse(kind: type[T], content: bytes, source: str) -> T:
     try:
-        return TypeAdapter(kind).validate_json(path.read_bytes() if line is None else line)
+        return TypeAdapter(kind).validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), first["msg"]])
+        reason = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise RevelaError(
-            f"{path} is damaged ({reason}): make it again, or leave it out"
+            f"{source} is damaged ({reason}): make it again, or leave it out"
         ) from error

@@ -1,6 +1,4 @@
-"""Rankings that no model makes here: of an index, as it is searched, and of run files in TREC's
-format.
-"""
+"""Runs of indexes, as they are searched, and of files in TREC's format."""
 
 from __future__ import annotations
 
@@ -25,60 +23,60 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOP = 100  # documents that an index is asked for
+TOP = 100  # documents per query of an index
 
 
 def is_index(name: str) -> bool:
-    """Whether this is the folder of an index, not of a model."""
+    """Whether this is the folder of an index."""
     return (Path(name) / INFO).is_file()
 
 
-def searched(
+def search_runs(
     collection: Collection, indexes: Mapping[str, Index], rerank: Rerank | None
 ) -> Iterator[tuple[str, Run]]:
-    """What each index finds, as it is searched, and re-ranked."""
+    """The run of each index, and with ``rerank`` a re-ranked one."""
     for name, index in indexes.items():
         for how in dict.fromkeys((None, rerank)):
-            hits = index.search_many(collection.queries, k=TOP, rerank=how)
-            found = zip(collection.query_ids, hits, strict=True)
-            run = {query: {hit.id: hit.score for hit in some} for query, some in found}
+            results = index.search_many(collection.queries, k=TOP, rerank=how)
+            pairs = zip(collection.query_ids, results, strict=True)
+            run = {query: {hit.id: hit.score for hit in hits} for query, hits in pairs}
             yield f"{name} + {how}" if how else name, run
 
 
-def by_known_ids(
+def with_ids_of(
     collection: Collection, indexes: Mapping[str, Index], runs: Mapping[str, Run]
 ) -> Collection:
-    """The collection, or the documents of its passages: whichever ids the indexes and runs have.
+    """The collection by passage or by document: whichever ids the indexes and runs have.
 
     Raises:
-        RevelaError: they have no relevant document of either, or no document at all.
+        RevelaError: one of them has no document under either id.
     """
-    both = [collection, *([collection.by_document()] if collection.sources else [])]
+    forms = [collection, *([collection.by_document()] if collection.sources else [])]
     for name in (*indexes, *runs):
         if name in indexes:
-            known = [some for some in both if indexes[name].table.digests(some.relevant)]
-            own = indexes[name].table.sample("id")["id"].to_pylist()[:1]
+            shared = [form for form in forms if indexes[name].table.digests(form.relevant)]
+            ids = indexes[name].table.sample("id")["id"].to_pylist()[:1]
         else:
-            own = list(chain.from_iterable(runs[name].values()))
-            known = [some for some in both if not {*own}.isdisjoint(some.document_ids)]
-        if not known:
+            ids = list(chain.from_iterable(runs[name].values()))
+            shared = [form for form in forms if not {*ids}.isdisjoint(form.document_ids)]
+        if not shared:
             raise RevelaError(
                 f"{name} does not have the documents of {collection.name}: its ids are such as "
-                f"{', '.join(own[:1])}, those of {collection.name} such as "
-                f"{both[0].relevant[0]}; index the corpus.jsonl of {collection.name}"
+                f"{', '.join(ids[:1])}, those of {collection.name} such as "
+                f"{forms[0].relevant[0]}; index the corpus.jsonl of {collection.name}"
             )
-        both = known
+        forms = shared
         if name in indexes:
-            held = indexes[name].table.digests(both[0].relevant)
-            if lacks := len(both[0].relevant) - len(held):
-                log.warning(f"{name} lacks {lacks:,} relevant documents of {collection.name}")
-    if both[0] is not collection:
+            held = indexes[name].table.digests(forms[0].relevant)
+            if missing := len(forms[0].relevant) - len(held):
+                log.warning(f"{name} lacks {missing:,} relevant documents of {collection.name}")
+    if forms[0] is not collection:
         log.info(f"{collection.name}: passages count as their documents, which are searched for")
-    return both[0]
+    return forms[0]
 
 
 def check_ids(names: Iterable[str]) -> None:
-    """Refuse ids that cannot stand in a run file."""
+    """Refuse ids with spaces, which separate the columns of a run file."""
     if bad := next((name for name in names if len(name.split()) != 1), None):
         raise RevelaError(
             f"the id {bad!r} has a space, which separates the columns of a TREC run: give other ids"
@@ -86,19 +84,19 @@ def check_ids(names: Iterable[str]) -> None:
 
 
 def check_run(run: Run, name: str, collection: Collection) -> None:
-    """Refuse a run of other queries; say how many judged queries it lacks."""
-    lacks = [query for query in collection.query_ids if query not in run]
-    if len(lacks) == len(collection.query_ids):
+    """Refuse a run without any judged query; log how many it lacks."""
+    missing = [query for query in collection.query_ids if query not in run]
+    if len(missing) == len(collection.query_ids):
         raise RevelaError(
             f"{name} ranks no judged query of {collection.name}: its queries are such as "
-            f"{next(iter(run))}, those of {collection.name} such as {lacks[0]}"
+            f"{next(iter(run))}, those of {collection.name} such as {missing[0]}"
         )
-    if lacks:
-        log.warning(f"{name} lacks {len(lacks):,} queries of {collection.name}, which count as 0")
+    if missing:
+        log.warning(f"{name} lacks {len(missing):,} queries of {collection.name}, which count as 0")
 
 
 def file_name(system: str) -> str:
-    """A system's name without what a shell reads.
+    """A system's name without characters that a shell reads.
 
     >>> file_name("minilm-l6 + BM25 (RRF)")
     'minilm-l6-BM25-RRF'
@@ -121,22 +119,6 @@ def write_run(path: Path, run: Run, system: str) -> None:
 def read_run(path: Path) -> Run:
     """Scores by query id and document id, best first."""
     run: dict[str, dict[str, float]] = {}
-    for number, (query, document, score) in _rows(path):
-        if document in run.setdefault(query, {}):
-            raise RevelaError(
-                f"{path}:{number} names {document} for {query} a second time: give each system a "
-                "file of its own"
-            )
-        run[query][document] = score
-    if not run:
-        raise RevelaError(f"{path} is empty: give a TREC run, a model or an index")
-    return {
-        query: dict(sorted(found.items(), key=lambda pair: -pair[1]))
-        for query, found in run.items()
-    }
-
-
-def _rows(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
     for number, line in numbered_lines(path):
         try:
             query, _, document, _, given, _ = line.split()
@@ -148,4 +130,15 @@ def _rows(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
                 f"{path}:{number} is no line of a TREC run, which has six columns: query-id, Q0, "
                 "document-id, rank, score, name"
             ) from None
-        yield number, (query, document, score)
+        if document in run.setdefault(query, {}):
+            raise RevelaError(
+                f"{path}:{number} names {document} for {query} a second time: give each system a "
+                "file of its own"
+            )
+        run[query][document] = score
+    if not run:
+        raise RevelaError(f"{path} is empty: give a TREC run, a model or an index")
+    return {
+        query: dict(sorted(scores.items(), key=lambda pair: -pair[1]))
+        for query, scores in run.items()
+    }

@@ -1,5 +1,4 @@
-"""How reliable a mean over queries is, and a difference of two: 95 % intervals of Student's t and
-paired randomisation tests.
+"""95 % intervals (Student's t) of a mean over queries, and paired randomisation tests of two means.
 
 The test is Fisher's, recommended for retrieval by Smucker, Allan & Carterette (CIKM 2007): if two
 systems were equally good, the difference on each query could as well have the other sign. p values
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from revela.evaluation.collection import Collection
     from revela.evaluation.evaluate import Outcome
 
-RESAMPLES, SEED = 9_999, 0  # sign patterns to draw
-BLOCK = 1_000  # patterns held at a time
+RESAMPLES, SEED = 9_999, 0  # random sign patterns
+BLOCK = 1_000  # patterns in memory at a time
 CONFIDENCE = 0.95
 MEASURE = "ndcg@10"  # of margins, tests and gains
 
@@ -31,10 +30,11 @@ MEASURE = "ndcg@10"  # of margins, tests and gains
 def p_values(
     differences_QP: NDArray[np.float64], resamples: int = RESAMPLES, seed: int = SEED
 ) -> NDArray[np.float64]:
-    """Two-sided p value (P,) of each column's mean being 0, by random signs of the rows: the share
-    of patterns whose mean is at least as far from 0 as the observed one, which counts as drawn.
+    """Two-sided p value (P,) of the mean of each column being 0, by random signs of the rows: the
+    share of sign patterns whose mean is at least as far from 0 as the observed one, which counts as
+    one of them.
 
-    Columns are pairs of systems, and rows queries. All patterns are taken if there are no more than
+    Columns are pairs of systems, rows are queries. All patterns are taken if there are no more than
     ``resamples``. scipy's permutation_test takes one pair at a time (30 times slower).
     """
     queries = len(differences_QP)
@@ -56,7 +56,7 @@ def p_values(
 
 
 def margin(values: NDArray[np.float64]) -> float | None:
-    """Half the width of the 95 % interval of the mean of (Q,) values; None for a single value."""
+    """Half the width of the 95 % interval of the mean of values (Q,); None for a single value."""
     from scipy import stats
 
     if len(values) < 2:
@@ -73,8 +73,8 @@ def standings(
     pairs = [(name, other) for name in outcomes for other in references if name != other]
     p: dict[tuple[str, str], float] = {}
     if pairs:
-        found = p_values(np.stack([values[a] - values[b] for a, b in pairs], axis=1))
-        p = dict(zip(pairs, found.tolist(), strict=True))
+        differences_QP = np.stack([values[a] - values[b] for a, b in pairs], axis=1)
+        p = dict(zip(pairs, p_values(differences_QP).tolist(), strict=True))
     return {
         name: SystemScores(
             means=outcome.means(),
@@ -88,8 +88,8 @@ def standings(
 
 @dataclass(frozen=True)
 class Gain:
-    """A query that one system answers better than another: nDCG@10 of both, and for each the text
-    it ranks first, empty if it finds none, and whether that is relevant.
+    """A query that one system answers better than another: nDCG@10 of both; for each, the text that
+    it ranks first ("" if none) and whether that is relevant.
     """
 
     query: str
@@ -105,13 +105,13 @@ def greatest_gains(
     queries = dict(zip(collection.query_ids, collection.queries, strict=True))
 
     def first(outcome: Outcome, query: str) -> tuple[str, bool]:
-        found = outcome.first.get(query, "")
-        return texts.get(found, ""), collection.qrels[query].get(found, 0) > 0
+        document = outcome.first.get(query, "")
+        return texts.get(document, ""), collection.qrels[query].get(document, 0) > 0
 
     scores = {q: (better.scores[q][MEASURE], worse.scores[q][MEASURE]) for q in queries}
     gains = {q: high - low for q, (high, low) in scores.items() if high > low}
-    most = sorted(gains, key=lambda q: -gains[q])[:count]
-    return [Gain(queries[q], scores[q], (first(better, q), first(worse, q))) for q in most]
+    greatest = sorted(gains, key=lambda q: -gains[q])[:count]
+    return [Gain(queries[q], scores[q], (first(better, q), first(worse, q))) for q in greatest]
 
 
 def _values(outcome: Outcome) -> NDArray[np.float64]:
