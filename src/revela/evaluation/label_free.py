@@ -1,10 +1,10 @@
 """The label-free check: score a retriever, alone and fused with BM25, and BM25 on retrieval tasks
-made from documents that are held out of training:
+made from held-out documents:
 - ``sibling``: the first half of a chunk should find the other chunks of its document;
 - ``title``: a title should find the chunks of its document;
-- ``question``: a question that a language model wrote about a chunk should find that chunk;
+- ``question``: a question that a language model wrote about a chunk should find the chunk;
 - ``docstring``: a docstring should find its function, from which it has been removed;
-- ``sentence`` (only of ``tasks_among``): words of a sentence should find the chunk from which it
+- ``sentence`` (only of ``tasks_among``): words of a sentence should find its chunk, from which it
   has been removed.
 """
 
@@ -32,11 +32,11 @@ from revela.queries.generated import Answer
 from revela.settings import Recipe
 from revela.types import Document, Encoder, Vectors, hash64
 
-DEPTH = 110  # enough for nDCG@10 and recall@100 after the excluded chunk is dropped
+DEPTH = 110  # enough for nDCG@10 and recall@100 without the excluded chunk
 MIN_QUERY_WORDS = 3
-MIN_SHARE = 4  # chunks per document among the passages
+MIN_CHUNKS = 4  # per document, among the passages
 MIN_QUERIES = 5  # per task
-SENTENCES = 100  # queries that the fusion's weight is measured by
+SENTENCES = 100  # queries for the fusion's weight
 
 Scores = NDArray[np.float64]
 Ask = Callable[[Sequence[str]], Sequence[Answer]]
@@ -71,15 +71,15 @@ class Task:
 class HeldOutCheck:
     """nDCG@10 of each task: of an encoder, alone and fused with BM25 by score, and of BM25.
 
-    A state is selected by both scores of an encoder: an index is searched by both, and BM25 may
+    Both scores of an encoder select a state: an index is searched by the fusion, in which BM25 may
     already find what the vectors learn.
     """
 
     def __init__(self, tasks: Sequence[Task], language: str = "auto") -> None:
         self.tasks = list(tasks)
         self._pools = [
-            _Pool(list(some), language)
-            for _, some in groupby(self.tasks, key=lambda task: id(task.passages))
+            _Pool(list(pool), language)
+            for _, pool in groupby(self.tasks, key=lambda task: id(task.passages))
         ]
 
     def __call__(self, encoder: Encoder) -> dict[str, float]:
@@ -87,7 +87,7 @@ class HeldOutCheck:
         return _means(self.queries(encoder))
 
     def queries(self, encoder: Encoder) -> dict[str, Scores]:
-        """The same of each query, (Q,)."""
+        """nDCG@10 of each query (Q,), by task, alone and with BM25."""
         return {name: scores_Q for pool in self._pools for name, scores_Q in pool.scores(encoder)}
 
     def bm25(self) -> dict[str, float]:
@@ -95,7 +95,7 @@ class HeldOutCheck:
         return _means(self.queries_of_bm25())
 
     def queries_of_bm25(self) -> dict[str, Scores]:
-        """The same of each query, (Q,)."""
+        """nDCG@10 of BM25 of each query (Q,), by task."""
         return {task.name: _score(task, run) for pool in self._pools for task, run in pool.tasks}
 
     def describe(self) -> str:
@@ -107,7 +107,7 @@ class HeldOutCheck:
 
 
 class _Pool:
-    """Tasks that share their passages, each with BM25's ranking of these."""
+    """Tasks that share their passages, with BM25's rankings."""
 
     def __init__(self, tasks: Sequence[Task], language: str) -> None:
         self.passages = tasks[0].passages
@@ -116,7 +116,7 @@ class _Pool:
         self.tasks = [(task, _lexical(task, self.bm25)) for task in tasks]
 
     def scores(self, encoder: Encoder) -> Iterator[tuple[str, Scores]]:
-        """nDCG@10 of each query, alone and with BM25; the passages are encoded once."""
+        """nDCG@10 of each query by task, alone and with BM25; passages are encoded once."""
         passages = encoder.encode_passages(self.passages, True)
         odds = self.test(encoder, passages).odds
         snapshot = MemorySnapshot(self.bm25, self.passages, passages, odds)
@@ -124,8 +124,8 @@ class _Pool:
             queries = encoder.encode_queries(task.queries)
             dense = _rankings(task, *top_k(queries, passages, DEPTH))
             yield task.name, _score(task, dense)
-            found = zip(task.queries, queries, dense, lexical, strict=True)
-            yield with_bm25(task.name), _score(task, [fuse(snapshot, *each) for each in found])
+            pairs = zip(task.queries, queries, dense, lexical, strict=True)
+            yield with_bm25(task.name), _score(task, [fuse(snapshot, *pair) for pair in pairs])
 
 
 def _means(scores: Mapping[str, Scores]) -> dict[str, float]:
@@ -133,11 +133,11 @@ def _means(scores: Mapping[str, Scores]) -> dict[str, float]:
 
 
 def check_by(held: Sequence[Document], recipe: Recipe, ask: Ask | None = None) -> HeldOutCheck:
-    """The check on these documents; ``ask`` writes its questions."""
-    settings, size = recipe.training, recipe.corpus.chunk_words
+    """The check of a recipe on these documents; ``ask`` writes its questions."""
+    settings, words = recipe.training, recipe.corpus.chunk_words
     limits = settings.check_queries, settings.check_passages, settings.seed
-    built = tasks(held, size, *limits, settings.check_questions, ask)
-    return HeldOutCheck(built, recipe.corpus.language)
+    made = tasks(held, words, *limits, settings.check_questions, ask)
+    return HeldOutCheck(made, recipe.corpus.language)
 
 
 def tasks(
@@ -149,16 +149,24 @@ def tasks(
     questions: int = 0,
     ask: Ask | None = None,
 ) -> list[Task]:
-    """The tasks with ``MIN_QUERIES`` or more that can be made from these documents, of at most so
-    many queries and passages each; ``ask`` writes ``questions`` questions.
+    """All tasks on these documents that have ``MIN_QUERIES`` queries.
+
+    Args:
+        documents: held-out documents.
+        max_words: maximum number of words in a chunk.
+        queries: maximum number of queries per task.
+        passages: maximum number of passages per task.
+        seed: of the sampled queries.
+        questions: number of questions that ``ask`` writes.
+        ask: writes questions about passages.
     """
     rng = random.Random(seed)
-    texts, owned = _chunks(documents, max_words, passages)
-    built = [_sibling(texts, owned, rng), _title(documents, texts, owned)]
+    texts, chunks_of = _chunks(documents, max_words, passages)
+    made = [_sibling(texts, chunks_of, rng), _title(documents, texts, chunks_of)]
     if questions and ask:
-        built.append(_question(texts, questions, ask))
-    built.append(docstring_task(documents, passages))
-    return [task.sampled(queries, rng) for task in built if len(task.queries) >= MIN_QUERIES]
+        made.append(_question(texts, questions, ask))
+    made.append(docstring_task(documents, passages))
+    return [task.sampled(queries, rng) for task in made if len(task.queries) >= MIN_QUERIES]
 
 
 def tasks_among(
@@ -169,80 +177,83 @@ def tasks_among(
     passages: int,
     terms: Terms,
 ) -> list[Task]:
-    """Tasks about held-out documents, whose passages lie among those of the rest: ``sentence`` of
-    prose, ``docstring`` of code.
+    """Tasks about held-out documents among the passages of all documents: ``sentence`` for prose,
+    ``docstring`` for code.
     """
     documents = [*held, *rest]
-    texts, owned = _chunks(documents, max_words, passages)
-    own = [i for i, d in enumerate(held) if d.kind == "prose" for i in owned.get(i, ())]
+    texts, chunks_of = _chunks(documents, max_words, passages)
+    prose = (i for i, document in enumerate(held) if document.kind == "prose")
+    own = [row for i in prose for row in chunks_of.get(i, ())]
     sentence = Task("sentence", texts)
     for place, query, left in list(taken_out([texts[i] for i in own], queries)):
         texts[own[place]] = left
         if query := half_of_shared(query, left, terms):
             sentence.add(query, {own[place]})
-    asked = docstring_task(held, passages)
-    docstring = replace(asked, passages=docstring_task(documents, passages).passages)
-    rng, built = random.Random(0), (sentence, docstring)
-    return [task.sampled(queries, rng) for task in built if len(task.queries) >= MIN_QUERIES]
+    docstring = docstring_task(held, passages)
+    docstring = replace(docstring, passages=docstring_task(documents, passages).passages)
+    rng, made = random.Random(0), (sentence, docstring)
+    return [task.sampled(queries, rng) for task in made if len(task.queries) >= MIN_QUERIES]
 
 
 def half_of_shared(query: str, passage: str, terms: Terms) -> str:
-    """A query without half of the words that the passage has too, drawn by the passage; "" if none
-    is left. A real query uses words that the passage does not have.
+    """The query without a random half of the words that the passage has too, as real queries use
+    words that the passage lacks; "" if no word is left. The passage seeds the draw.
     """
-    known, rng = set(terms(passage)), random.Random(hash64(passage))
-    kept = [word for word in words(query) if known.isdisjoint(terms(word)) or rng.random() < 0.5]
+    shared, rng = set(terms(passage)), random.Random(hash64(passage))
+    kept = [word for word in words(query) if shared.isdisjoint(terms(word)) or rng.random() < 0.5]
     return "".join(kept).strip() if any(map(terms, kept)) else ""
 
 
 def _chunks(
     documents: Sequence[Document], max_words: int, limit: int
 ) -> tuple[list[str], dict[int, list[int]]]:
-    """At most ``limit`` chunks, and those of each document; long documents are cut short."""
-    share = max(MIN_SHARE, limit // max(1, len(documents)))
+    """At most ``limit`` chunks, and their indices by document; long documents are cut short."""
+    share = max(MIN_CHUNKS, limit // max(1, len(documents)))
     texts: list[str] = []
-    owned = defaultdict[int, list[int]](list)
+    chunks_of = defaultdict[int, list[int]](list)
     for index, document in enumerate(documents):
         for piece in chunk(document, index, max_words)[:share]:
             if len(texts) < limit:
-                owned[index].append(len(texts))
+                chunks_of[index].append(len(texts))
                 texts.append(piece.text)
-    return texts, owned
+    return texts, chunks_of
 
 
-def _sibling(texts: list[str], owned: dict[int, list[int]], rng: random.Random) -> Task:
+def _sibling(texts: list[str], chunks_of: dict[int, list[int]], rng: random.Random) -> Task:
     task = Task("sibling", texts)
-    for members in owned.values():
-        i = rng.choice(members)
-        some = words(texts[i])
-        if len(members) > 1 and len(some) >= 2 * MIN_QUERY_WORDS:
-            half = joined(some[: len(some) // 2])
-            task.add(half, {*members} - {i}, {i})
+    for chunks in chunks_of.values():
+        i = rng.choice(chunks)
+        chunk_words = words(texts[i])
+        if len(chunks) > 1 and len(chunk_words) >= 2 * MIN_QUERY_WORDS:
+            half = joined(chunk_words[: len(chunk_words) // 2])
+            task.add(half, {*chunks} - {i}, {i})
     return task
 
 
-def _title(documents: Sequence[Document], texts: list[str], owned: dict[int, list[int]]) -> Task:
+def _title(
+    documents: Sequence[Document], texts: list[str], chunks_of: dict[int, list[int]]
+) -> Task:
     task = Task("title", texts)
-    for owner, members in owned.items():
-        if count_words(documents[owner].title) >= MIN_QUERY_WORDS:
-            task.add(documents[owner].title, members)
+    for document, chunks in chunks_of.items():
+        if count_words(documents[document].title) >= MIN_QUERY_WORDS:
+            task.add(documents[document].title, chunks)
     return task
 
 
 def _question(texts: list[str], questions: int, ask: Ask) -> Task:
     task = Task("question", texts)
-    # One order for all seeds, of which more questions take more: each is written only once.
+    # In one order for all seeds and numbers of questions, so that each is written only once.
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
-    chosen = order[:questions]
-    for i, answer in zip(chosen, ask([texts[i] for i in chosen]), strict=True):
+    drawn = order[:questions]
+    for i, answer in zip(drawn, ask([texts[i] for i in drawn]), strict=True):
         if answer.query:
             task.add(answer.query, {i})
     return task
 
 
 def docstring_task(documents: Sequence[Document], limit: int) -> Task:
-    """First sentence of a docstring -> its function without it, for at most ``limit`` functions."""
+    """First sentence of a docstring -> its function without it; at most ``limit`` functions."""
     task = Task("docstring", [])
     seen = set()
     for document in documents:
@@ -262,8 +273,8 @@ def with_bm25(task: str) -> str:
 
 
 def by_system(name: str, scores: Mapping[str, Scores]) -> dict[str, dict[str, Scores]]:
-    """What ``HeldOutCheck.queries`` gives for an encoder of this name, by system (alone, and fused
-    with BM25), then by task.
+    """The scores of ``HeldOutCheck.queries`` by system (the named encoder alone, and fused with
+    BM25), then by task.
     """
     systems: dict[str, dict[str, Scores]] = {}
     for task, scores_Q in scores.items():
@@ -273,13 +284,13 @@ def by_system(name: str, scores: Mapping[str, Scores]) -> dict[str, dict[str, Sc
 
 
 def _lexical(task: Task, bm25: BM25) -> list[dict[int, float]]:
-    """BM25's ranking per query of the passages that hold a word of it."""
+    """BM25's ranking per query, of passages that share a word with it."""
     rankings = _rankings(task, *bm25.top_k(task.queries, DEPTH))
     return [{d: score for d, score in ranking.items() if score > 0} for ranking in rankings]
 
 
 def _rankings(task: Task, indices: NDArray[np.int64], values: Vectors) -> list[dict[int, float]]:
-    """Passages and scores per query, best first, without excluded passages."""
+    """{passage: score} per query, best first, without excluded passages."""
     return [
         {int(d): float(s) for d, s in zip(row, scores, strict=True) if d not in excluded}
         for row, scores, excluded in zip(indices, values, task.excluded, strict=True)
@@ -289,5 +300,5 @@ def _rankings(task: Task, indices: NDArray[np.int64], values: Vectors) -> list[d
 def _score(task: Task, rankings: Sequence[dict[int, float]]) -> Scores:
     """nDCG@10 of each query, (Q,)."""
     qrels = {str(q): {str(d): 1 for d in relevant} for q, relevant in enumerate(task.relevant)}
-    run = {str(q): {str(d): s for d, s in found.items()} for q, found in enumerate(rankings)}
-    return np.array([found["ndcg@10"] for found in per_query(qrels, run).values()])
+    run = {str(q): {str(d): s for d, s in ranking.items()} for q, ranking in enumerate(rankings)}
+    return np.array([scores["ndcg@10"] for scores in per_query(qrels, run).values()])
