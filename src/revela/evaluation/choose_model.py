@@ -51,7 +51,7 @@ NOISE = 0.005  # nDCG@10
 
 @dataclass(frozen=True)
 class Candidate:
-    """An embedder as it is, or a language model fitted to the text or made into a table of words."""
+    """An embedder as it is, a language model fitted to the text, or a table of its words."""
 
     model: str
     kind: Kind
