@@ -1,7 +1,6 @@
 """HTTP server of one index: embeddings in OpenAI's format, search, and a web page.
 
-Only this package imports FastAPI, uvicorn and the Prometheus client; importing the package itself
-loads none of them.
+Only this package imports FastAPI, uvicorn and the Prometheus client, and not at its own import.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Access:
-    """Who is answered: clients that send ``token``, if there is one; with ``local_only`` only
-    requests for loopback names.
+    """Who is answered: clients that send the token, if any; with ``local_only`` only requests for
+    loopback names.
     """
 
     token: str | None = None
@@ -21,7 +20,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of ``revela serve``. A request over a limit is refused; nothing queues without end."""
+    """Limits of ``revela serve``. A request over a limit is refused."""
 
     max_body_bytes: int = 8 * 2**20
     "Maximum size of a request body, in bytes (413 above it)."

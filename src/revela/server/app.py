@@ -1,8 +1,7 @@
-"""The routes: OpenAI's embeddings and models, search, index, health, metrics, the web page and,
-by rerank.py, re-ranking.
+"""The routes: OpenAI's embeddings and models, search, index, health, metrics and the web page.
 
 Requests are validated by schemas.py, limited and measured by middleware.py, encoded by batching.py
-and run on uvicorn by lifecycle.py.
+and run on uvicorn by lifecycle.py; re-ranking is in rerank.py.
 """
 
 from __future__ import annotations
@@ -32,10 +31,11 @@ from revela.index.filters import OWN_COLUMNS, where_sql
 from revela.index.index import Index
 from revela.server import Access, Limits, schemas
 from revela.server.batching import ROLES, Batcher, QueueFull, Role
+from revela.server.errors import ERROR_HANDLERS, APIError, queue_full
 from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
 from revela.server.rerank import NO_LM, Reranking
-from revela.server.routing import BODY_ERRORS, answers, in_thread, queue_full, while_connected
-from revela.server.schemas import ERROR_HANDLERS, APIError, EmbeddingRequest, SearchRequest
+from revela.server.routing import BODY_ERRORS, answers, in_thread, while_connected
+from revela.server.schemas import EmbeddingRequest, SearchRequest
 from revela.types import Hit, Reranker, TokenEncoder, Vectors
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ServedModel:
     """The retriever of an index, as a service offers it.
 
     Args:
-        name: for clients; with "@" and 8 digits of the context's digest, if the index has one.
+        name: for clients; if the index has a context, "@" and 8 digits of its digest are added.
         encoder: used by the batcher's thread only.
         counter: its token counter.
         dimensions: shorter widths that it was trained for.
@@ -62,15 +62,7 @@ class ServedModel:
 
 
 class Service:
-    """An index and its retriever, and the routes that answer for them.
-
-    Args:
-        index: the index to search.
-        model: the index's retriever.
-        limits: see ``Limits``.
-        access: who is answered.
-        reranker: for searches with "rerank": "heads", which run one at a time.
-    """
+    """An index and its retriever, and their routes; ``reranker`` is for "rerank": "heads"."""
 
     def __init__(
         self,
@@ -97,8 +89,7 @@ class Service:
         self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens, observe)
         self.metrics.observe_queue(self.batcher)
         self.searching = 0
-        # What a client that leaves has begun keeps its thread until it is done, so that there are
-        # never more; what waits for a thread is dropped.
+        # Work of a client that has left keeps its thread to the end, which bounds the threads.
         self.text_threads = ThreadPoolExecutor(THREADS, "texts")
         self.search_threads = ThreadPoolExecutor(THREADS, "search")
         self.heads_thread = ThreadPoolExecutor(1, "heads")
@@ -153,45 +144,45 @@ class Service:
         yield
         await to_thread.run_sync(self.batcher.close)
 
-    async def embeddings(self, asked: EmbeddingRequest, request: Request) -> Response:
+    async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
         """Vectors of texts, in OpenAI's format."""
-        if asked.model not in self.names:
+        if body.model not in self.names:
             raise self.no_such_model()
-        if asked.dimensions not in (None, *self.dimensions):
+        if body.dimensions not in (None, *self.dimensions):
             trained = ", ".join(map(str, self.dimensions))
             message = f"this model was not trained for that: leave it out, or give one of {trained}"
             raise APIError(400, message, "dimensions")
-        if (count := len(asked.input)) > self.limits.max_texts:
+        if (count := len(body.input)) > self.limits.max_texts:
             most = self.limits.max_texts
             message = f"{count:,} texts in a request: send at most {most:,} at a time"
             raise APIError(400, message, "input")
-        role: Role = asked.input_type or ("query" if asked.model.endswith(":query") else "passage")
-        work = self.encode(asked.input, role, bool(asked.truncate), "input")
+        role: Role = body.input_type or ("query" if body.model.endswith(":query") else "passage")
+        work = self.encode(body.input, role, bool(body.truncate), "input")
         rows, tokens = await while_connected(request, work)
-        vectors = truncated(np.stack(rows), asked.dimensions or self.width)
-        form = asked.encoding_format or "float"
+        vectors = truncated(np.stack(rows), body.dimensions or self.width)
+        form = body.encoding_format or "float"
         write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
-        body = await in_thread(self.text_threads, write)
-        return Response(body, media_type="application/json")
+        content = await in_thread(self.text_threads, write)
+        return Response(content, media_type="application/json")
 
-    async def search(self, asked: SearchRequest, request: Request) -> schemas.SearchResults:
+    async def search(self, body: SearchRequest, request: Request) -> schemas.SearchResults:
         """The best documents, each with its best passage."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             with self.one_search():
-                hits = await while_connected(request, self._search(asked))
+                hits = await while_connected(request, self._search(body))
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error)) from error
         return schemas.SearchResults(
             model=self.name,
-            mode=asked.mode,
-            milliseconds=round(1000 * (time.perf_counter() - begun), 1),
+            mode=body.mode,
+            milliseconds=round(1000 * (time.perf_counter() - start), 1),
             data=[schemas.SearchResult(rank=i, **asdict(hit)) for i, hit in enumerate(hits, 1)],
         )
 
     @contextmanager
     def one_search(self) -> Iterator[None]:
-        """While open, one more search runs or waits; over the limit it is refused (429)."""
+        """Count a search that runs or waits; over the limit it is refused (429)."""
         if self.searching >= self.limits.max_searches:
             raise queue_full("searches", 1)
         self.searching += 1
@@ -200,36 +191,41 @@ class Service:
         finally:
             self.searching -= 1
 
-    async def _search(self, asked: SearchRequest) -> list[Hit]:
-        self.check_long([asked.query], "query")
-        if asked.rerank is None:
-            default = self.index.reranking(asked.mode, asked.fusion)
-            asked = asked.model_copy(update={"rerank": default})
+    async def _search(self, body: SearchRequest) -> list[Hit]:
+        self.check_length([body.query], "query")
+        rerank = body.rerank or self.index.reranking(body.mode, body.fusion)
         try:
-            where_sql(asked.where or {}, self.index.info.columns)
+            where_sql(body.where or {}, self.index.info.columns)
         except RevelaError as error:
             raise APIError(400, str(error), "where") from error
-        if asked.rerank == "tokens" and not self.index.info.settings.keep_tokens:
+        if rerank == "tokens" and not self.index.info.settings.keep_tokens:
             message = (
                 "this index keeps no token vectors: make it with revela index --keep-tokens, or "
                 "send no rerank"
             )
             raise APIError(400, message, "rerank")
-        if asked.rerank == "heads" and self.reranker is None:
+        if rerank == "heads" and self.reranker is None:
             raise APIError(400, f"{NO_LM}, or send no rerank", "rerank")
         encoded = None
-        if asked.mode != "lexical":
-            by_tokens = asked.rerank == "tokens"
-            (encoded,), _ = await self.encode([asked.query], "query", False, "query", by_tokens)
-        rerank = self.reranker if asked.rerank == "heads" else asked.rerank
-        search = self.index.search
-        where, fusion = asked.where, asked.fusion
-        how: Any = dict(min_score=asked.min_score, explain=asked.explain)
-        given = asked.query, asked.k, asked.mode, where, fusion, rerank, encoded
-        run = partial(search, *given, **how)
-        # By heads it takes seconds, and other searches do not wait for it.
-        threads = self.heads_thread if asked.rerank == "heads" else self.search_threads
-        return await in_thread(threads, run)
+        if body.mode != "lexical":
+            by_tokens = rerank == "tokens"
+            (encoded,), _ = await self.encode([body.query], "query", False, "query", by_tokens)
+        search = partial(
+            self.index.search,
+            body.query,
+            body.k,
+            body.mode,
+            where=body.where,
+            fusion=body.fusion,
+            rerank=self.reranker if rerank == "heads" else rerank,
+            encoded=encoded,
+            min_score=body.min_score,
+            explain=body.explain,
+        )
+        # Re-ranking by heads takes seconds, for which other searches do not wait.
+        return await in_thread(
+            self.heads_thread if rerank == "heads" else self.search_threads, search
+        )
 
     async def encode(
         self,
@@ -239,14 +235,13 @@ class Service:
         param: str,
         with_tokens: bool = False,
     ) -> tuple[list[Any], list[int]]:
-        """The vector of each text, with tokens what ``Batcher.encode`` says, and the number of
-        tokens that the model read of each.
+        """The result of ``Batcher.encode`` and the number of tokens for each text.
 
         Raises:
             APIError: too many tokens, or a text that is too long (400); the queue is full (429).
             QueryError: the model has no vectors of tokens.
         """
-        self.check_long(texts, param)
+        self.check_length(texts, param)
         tokens = await in_thread(self.text_threads, partial(self.count[role], texts))
         longest = self.max_text_tokens or max(tokens)
         for i, count in enumerate(tokens):
@@ -269,7 +264,7 @@ class Service:
         except RevelaError as error:  # the model's fault, and it names a path
             raise RuntimeError("the model gives no vectors") from error
 
-    def check_long(self, texts: Sequence[str], param: str) -> None:
+    def check_length(self, texts: Sequence[str], param: str) -> None:
         """Refuse texts of too many characters (400)."""
         most = self.limits.max_characters
         for i, text in enumerate(texts):
@@ -321,7 +316,7 @@ class Service:
 
 
 def page_headers(html: str) -> dict[str, str]:
-    """Headers of the page. Its Content-Security-Policy allows its own style and script only."""
+    """Headers of the page; the Content-Security-Policy allows its own style and script only."""
 
     def hashes(tag: str) -> str:
         blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.S)
@@ -346,7 +341,7 @@ def page_headers(html: str) -> dict[str, str]:
 
 
 def truncated(vectors: Vectors, dimensions: int) -> Vectors:
-    """The first dimensions of (N, D) unit vectors, scaled to length one."""
+    """The first dimensions of unit vectors (N, D), scaled to length one."""
     if vectors.shape[1] == dimensions:
         return vectors
     short = vectors[:, :dimensions]
@@ -355,7 +350,7 @@ def truncated(vectors: Vectors, dimensions: int) -> Vectors:
 
 
 def embeddings_json(vectors: Vectors, encoding_format: str, model: str, tokens: int) -> bytes:
-    """OpenAI's answer as JSON."""
+    """OpenAI's embeddings answer as JSON."""
     if encoding_format == "float":
         values = vectors.tolist()
     else:

@@ -1,9 +1,9 @@
 """Dynamic batching: one thread owns the model and encodes the texts of several requests at once.
 
-It does not wait for a batch to fill: when the model is free, the texts in the queue are next. From
-a long queue several batches are formed at once and sorted by length, which saves padding. Batches
-of queries and of passages alternate, so that a search waits for at most one batch of passages. A
-request that is too large for this lets other requests pass before each further part.
+A free model takes what is in the queue, without waiting for a batch to fill. From a long queue
+several batches are formed at once and sorted by length, which saves padding. Batches of queries and
+of passages alternate, so that a search waits for at most one batch of passages. A larger request
+lets others pass between its parts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCHES_AHEAD = 4  # batches formed at once
 
 
 class QueueFull(Exception):
-    """Too many tokens are waiting; in ``seconds`` there should be room."""
+    """Too many tokens are waiting; there should be room in ``seconds``."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"full for another {seconds} s")
@@ -37,7 +37,7 @@ class QueueFull(Exception):
 @dataclass(eq=False)
 class _Job:
     """The texts of one request: the first ``batched`` are in a batch or done, ``left`` of all are
-    not encoded yet. The vectors of their tokens may be wanted too.
+    not encoded yet.
     """
 
     texts: Sequence[str]
@@ -52,7 +52,7 @@ class _Job:
 
     def receive(self, i: int, encoded: Vectors | QueryTokens | tuple[Vectors, bytes]) -> None:
         if isinstance(encoded, tuple) and not self.with_tokens:
-            encoded = encoded[0]  # another request of the batch has asked for tokens
+            encoded = encoded[0]  # the tokens are for another request of the batch
         self.encoded[i] = encoded
         self.left -= 1
         if not self.left and self.future.set_running_or_notify_cancel():
@@ -63,7 +63,7 @@ class _Job:
             self.future.set_exception(error)
 
 
-_Batch = list[tuple[_Job, int]]  # texts, as requests and indices into them
+_Batch = list[tuple[_Job, int]]  # texts: requests, and indices into them
 
 
 class Batcher:
@@ -98,15 +98,14 @@ class Batcher:
     async def encode(
         self, texts: Sequence[str], tokens: Sequence[int], role: Role, with_tokens: bool = False
     ) -> list[Any]:
-        """The vector of each text, (D,) float32, as the encoder gives it. A cancelled call leaves
-        the queue.
+        """The vector (D,) of each text, as the encoder gives it. A cancelled call leaves the queue.
 
         Args:
             texts: at least one.
-            tokens: the number of tokens that the model reads of each.
+            tokens: the number of tokens of each text.
             role: selects the prompt.
-            with_tokens: give the ``QueryTokens`` of each query; of each passage, its vector and the
-                ``packed_signs`` of its tokens.
+            with_tokens: give the ``QueryTokens`` of each query, or the vector of each passage and
+                the ``packed_signs`` of its tokens.
 
         Raises:
             QueueFull: no text was queued.
@@ -135,22 +134,22 @@ class Batcher:
         self._thread.join()
 
     def _seconds_until(self, tokens: int) -> int:
-        """Seconds to encode this many tokens at the speed so far, rounded up; at least 1."""
+        """Seconds to encode this many tokens at the speed so far, rounded up, at least 1."""
         speed = self._tokens_done / self._seconds_busy if self._seconds_busy else math.inf
         return max(1, math.ceil(tokens / speed))
 
     def _work(self) -> None:
         try:
-            while found := self._next_batch():
+            while following := self._next_batch():
                 try:
-                    self._encode_batch(*found)
+                    self._encode_batch(*following)
                 except Exception as error:
-                    self._encode_singly(*found, error)
+                    self._encode_singly(*following, error)
         finally:
             self._fail_waiting()
 
     def _fail_waiting(self) -> None:
-        """Answer those who wait when the thread ends by a fault; after ``close`` nobody does."""
+        """Answer waiting requests when the thread ends by a fault; ``close`` leaves none."""
         with self._change:
             self._closing = True
             waiting = [job for role in ROLES for job in self._jobs[role]]
@@ -159,12 +158,7 @@ class Batcher:
                 job.fail(RuntimeError("the model's thread has ended"))
 
     def _encode_singly(self, role: Role, batch: _Batch, error: Exception) -> None:
-        """Encode a failed batch again, each request by itself: only those fail that are at fault.
-
-        Args:
-            role, batch: as for ``_encode_batch``.
-            error: of the batch.
-        """
+        """Encode a failed batch again request by request, so that only those at fault fail."""
         requests = dict.fromkeys(job for job, _ in batch)
         for request in requests:
             try:
@@ -177,9 +171,9 @@ class Batcher:
     def _encode_batch(self, role: Role, batch: _Batch) -> None:
         tokens = sum(job.tokens[i] for job, i in batch)
         encode = self._encode_with(role, any(job.with_tokens for job, _ in batch))
-        begun = time.perf_counter()
+        start = time.perf_counter()
         encoded = encode([job.texts[i] for job, i in batch])
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         if len(encoded) != len(batch):
             raise ValueError(f"{len(encoded)} vectors of {len(batch)} texts")
         for (job, i), vector in zip(batch, encoded, strict=True):
@@ -227,8 +221,7 @@ class Batcher:
                 texts.append((job, job.batched))
                 job.batched += 1
             if job.batched < len(job.texts):
-                alone = texts[0][0] is job
-                if alone:
+                if texts[0][0] is job:  # alone: others pass before its next part
                     jobs.append(job)
                 else:
                     jobs.appendleft(job)
@@ -253,6 +246,6 @@ class Batcher:
         kept: deque[_Batch] = deque()
         for batch in self._batches[role]:
             self.waiting_tokens[role] -= sum(job.tokens[i] for job, i in batch if job.future.done())
-            if still := [(job, i) for job, i in batch if not job.future.done()]:
-                kept.append(still)
+            if waiting := [(job, i) for job, i in batch if not job.future.done()]:
+                kept.append(waiting)
         self._batches[role] = kept

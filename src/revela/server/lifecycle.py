@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -11,17 +10,11 @@ from starlette.types import ASGIApp
 from revela.errors import RevelaError
 from revela.server import Limits
 
-CONNECTIONS = 512  # open at once; from there on 503. A process may often open 1024 files.
+CONNECTIONS = 512  # 503 above it; processes are often limited to 1024 open files
 
 
-def server_of(app: ASGIApp, limits: Limits, **settings: Any) -> uvicorn.Server:
-    """A uvicorn server for this application, not yet started.
-
-    Args:
-        app: the application.
-        limits: time for shutdown.
-        settings: further settings of uvicorn.
-    """
+def server_of(app: ASGIApp, limits: Limits) -> uvicorn.Server:
+    """A uvicorn server for this application."""
     config = uvicorn.Config(
         app,
         ws="none",
@@ -32,23 +25,18 @@ def server_of(app: ASGIApp, limits: Limits, **settings: Any) -> uvicorn.Server:
         proxy_headers=False,
         timeout_graceful_shutdown=limits.shutdown_seconds,
         limit_concurrency=CONNECTIONS,
-        **settings,
     )
     return uvicorn.Server(config)
 
 
 def url_of(host: str, listening: socket.socket) -> str:
-    """The address of a socket, with the host as it was given."""
+    """The address of a socket, with the host as given."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listening.getsockname()[1]}/"
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A socket bound to this address; port 0 means any free port. ``flag`` is what gave the port.
-
-    Raises:
-        RevelaError: the port is out of range, or the address is taken or unknown.
-    """
+    """A socket bound to this address; port 0 is any free port. ``flag`` is named in errors."""
     if not 0 <= port < 2**16:
         raise RevelaError(f"{flag} {port} is no port: give one from 0 (any free port) to 65535")
     try:

@@ -1,11 +1,11 @@
-"""Around the routes: access control, a limit of the body, and Prometheus metrics."""
+"""Access control, a limit of the body, and Prometheus metrics."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
 import time
-from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from revela.server import Access
 from revela.server.batching import ROLES, Batcher, Role
-from revela.server.schemas import APIError
+from revela.server.errors import APIError
 
 PUBLIC_PATHS = ("/", "/healthz", "/openapi.json")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -27,8 +27,7 @@ class Guard:
         app: the guarded application.
         access: with a token, every path but the page, ``/healthz`` and ``/openapi.json`` requires
             ``Authorization: Bearer TOKEN``. With ``local_only`` the Host header must be a loopback
-            name, so that no web page can reach a server without a token through a DNS name that
-            resolves to 127.0.0.1 (DNS rebinding).
+            name, which keeps web pages from reaching the server by DNS rebinding.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -43,11 +42,11 @@ class Guard:
                 MutableHeaders(scope=message)["x-content-type-options"] = "nosniff"
             await send(message)
 
-        refused = self._refusal(Headers(scope=scope), scope["path"])
-        app = refused.response() if refused else self.app
+        error = self._check(Headers(scope=scope), scope["path"])
+        app = error.response() if error else self.app
         await app(scope, receive, send_nosniff)
 
-    def _refusal(self, headers: Headers, path: str) -> APIError | None:
+    def _check(self, headers: Headers, path: str) -> APIError | None:
         if self.local_only and not is_loopback(_host_of(headers.get("host", ""))):
             message = (
                 "this server answers requests for localhost only: start it with --token-env or "
@@ -57,7 +56,7 @@ class Guard:
         if self.token is None or path in PUBLIC_PATHS:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        # Clients send headers as bytes; Starlette decodes them as latin-1.
+        # Starlette decodes headers as latin-1.
         equal = hmac.compare_digest(given.strip().encode("latin-1"), self.token.encode())
         if scheme.lower() == "bearer" and equal:
             return None
@@ -95,7 +94,7 @@ class BodyLimit:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self.limit:
-                # Many clients only listen after they have sent all: read on, within reason.
+                # Many clients only read the answer after they have sent all.
                 while message.get("more_body") and size <= 2 * self.limit:
                     message = await receive()
                     size += len(message.get("body", b""))
@@ -109,7 +108,7 @@ class BodyLimit:
 class Metrics:
     """Prometheus metrics of one server: requests and latency per route, batches per role, queues.
 
-    They live in a registry of their own, so several servers fit into one process.
+    Each has its own registry, so that a process can have several servers.
     """
 
     def __init__(self) -> None:
@@ -146,21 +145,17 @@ class Metrics:
     def observe_queue(self, batcher: Batcher) -> None:
         """Report the queue lengths of this batcher."""
         for role in ROLES:
-            self.queue.labels(role).set_function(_queue_length(batcher, role))
+            self.queue.labels(role).set_function(partial(batcher.waiting_tokens.__getitem__, role))
 
     def text(self) -> bytes:
         """The metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 
-def _queue_length(batcher: Batcher, role: Role) -> Callable[[], float]:
-    return lambda: batcher.waiting_tokens[role]
-
-
 class Measured:
-    """Count and time requests per route; unknown paths count as one route, "other".
+    """Count and time requests per route; unknown paths count as "other".
 
-    HEAD is routed as GET, as FastAPI's routes do not; uvicorn drops the body.
+    HEAD is routed as GET, which FastAPI does not do; uvicorn drops the body.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -171,7 +166,7 @@ class Measured:
             return await self.app(scope, receive, send)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        status, begun = 500, time.perf_counter()
+        status, start = 500, time.perf_counter()
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
@@ -186,4 +181,4 @@ class Measured:
             endpoint = scope.get("endpoint")
             route = endpoint.__name__ if endpoint else "other"
             self.metrics.requests.labels(route, str(status)).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - begun)
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - start)

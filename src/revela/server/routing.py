@@ -1,4 +1,4 @@
-"""What routes share: how the OpenAPI document describes them, and work that a client waits for."""
+"""What routes share: their answers in the OpenAPI document, and work that a client waits for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
-from revela.server.schemas import CLIENT_LEFT, APIError, Error
+from revela.server.errors import APIError
+from revela.server.schemas import Error
 
 T = TypeVar("T")
+CLIENT_LEFT = 499  # an answer that nobody reads; the metrics count it
 RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
 BODY_ERRORS = {
     400: "The body does not match the schema",
@@ -21,7 +23,7 @@ BODY_ERRORS = {
 
 
 def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dict[str, Any]:
-    """A route's answers for the OpenAPI document: errors, and a 200 that is text."""
+    """A route's errors, and a 200 that is text, for the OpenAPI document."""
     responses: dict[int, dict[str, Any]] = {
         status: {"description": description, "model": Error}
         for status, description in errors.items()
@@ -35,14 +37,8 @@ def answers(errors: dict[int, str], text: str = "", media_type: str = "") -> dic
     return {"responses": responses, "response_class": Response}
 
 
-def queue_full(what: str, seconds: int) -> APIError:
-    """The 429 of a full queue."""
-    message = f"too many {what} are waiting: try again in {seconds} s"
-    return APIError(429, message, code="queue_full", headers={"retry-after": str(seconds)})
-
-
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    """The result of ``work``, which is not begun if the call is cancelled before."""
+    """The result of ``work``, which does not start if the call is cancelled before."""
     return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 

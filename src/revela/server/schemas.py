@@ -1,17 +1,10 @@
-"""Requests and answers of the API as pydantic models, and errors in OpenAI's format.
-
-FastAPI validates with the request models and makes the OpenAPI document from all of them.
-"""
+"""Requests and answers of the API as pydantic models, which make the OpenAPI document too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -21,25 +14,13 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from starlette.exceptions import HTTPException
 
 from revela.index.filters import EXAMPLE
 from revela.server.batching import Role
+from revela.server.errors import APIError
 from revela.types import Explanation
 
-CLIENT_LEFT = 499  # an answer that nobody reads; the metrics count it
-ERROR_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "server_error",
-}
-FASTAPI_ERRORS = {
-    404: "there is nothing at this address: see /openapi.json",
-    405: "this address does not take that method: see /openapi.json",
-}
-# Names that other APIs use for our fields, where the spelling is not close.
+# Names of our fields in other APIs, where the spelling is not close.
 ALIASES = {
     "top_k": "k",
     "topk": "k",
@@ -56,71 +37,6 @@ ONE_OR_MORE = {
         {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
     ],
     "description": "A text, or a list of texts. Lists of token ids are refused.",
-}
-
-
-class APIError(HTTPException):
-    """An error answer in OpenAI's format.
-
-    Args:
-        status: 4xx or 503.
-        message: one sentence: what is wrong, and what to send instead. It may quote names that the
-            client may know, never a path of this machine.
-        param: the field that is wrong.
-        code: an error code for programs.
-        headers: extra headers of the answer.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(status, message, headers)
-        self.param, self.code = param, code
-
-    def response(self) -> JSONResponse:
-        """``{"error": {"message", "type", "param", "code"}}``."""
-        kind = ERROR_TYPES.get(self.status_code, "invalid_request_error")
-        error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": error}, self.status_code, self.headers)
-
-
-async def _http_error(_: Request, error: Exception) -> JSONResponse:
-    """Refusals of ours, and FastAPI's own: unknown paths and methods."""
-    assert isinstance(error, HTTPException)
-    if not isinstance(error, APIError):
-        message = FASTAPI_ERRORS.get(error.status_code, error.detail)
-        error = APIError(error.status_code, message, headers=error.headers)
-    return error.response()
-
-
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """The first error of a body that does not fit its model."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if "json" not in request.headers.get("content-type", ""):
-        message = "the body must be JSON: send it with content-type application/json"
-        return APIError(400, message).response()
-    in_json = first["type"] == "json_invalid"  # its place is an offset
-    place = [] if in_json else [str(part) for part in first["loc"][1:]]
-    message = f"{'.'.join(place) or 'the body'}: {first['msg'].lower()}"
-    return APIError(400, message[:300], place[0][:100] if place else None).response()
-
-
-async def _failed(_: Request, __: Exception) -> JSONResponse:
-    """An error of the server; Starlette raises it again, so that uvicorn logs it."""
-    message = "something went wrong here, the server's log says what: try again"
-    return APIError(500, message).response()
-
-
-ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {
-    HTTPException: _http_error,
-    RequestValidationError: _invalid,
-    Exception: _failed,
 }
 
 
@@ -144,7 +60,16 @@ def _no_sql(value: Any) -> Any:
     return value
 
 
+def _text_of(document: Any) -> Any:
+    return document["text"] if isinstance(document, dict) and "text" in document else document
+
+
 Integer = Annotated[int, BeforeValidator(_integral)]  # JSON Schema counts 3.0 as an integer
+Query = Annotated[str, Field(pattern=r"\S")]
+Text = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | dict[str, Any])]
+Truncate = Annotated[
+    bool | None, Field(description="Truncate texts that exceed the model's maximum length.")
+]
 
 
 class RequestModel(BaseModel):
@@ -153,7 +78,7 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_unknown(cls, body: Any) -> Any:
-        """Suggest the field that an unknown name stands for."""
+        """Suggest a field for an unknown name."""
         fields = list(cls.model_fields)
         for name in body if isinstance(body, dict) else ():
             if name not in fields:
@@ -189,15 +114,13 @@ class EmbeddingRequest(RequestModel):
     input_type: Role | None = Field(
         None, description="Selects the prompt and overrides the model's suffix; default: passage."
     )
-    truncate: bool | None = Field(
-        None, description="Truncate texts that exceed the model's maximum length."
-    )
+    truncate: Truncate = None
 
 
 class SearchRequest(RequestModel):
     """A search of the index."""
 
-    query: str = Field(pattern=r"\S")
+    query: Query
     mode: Literal["hybrid", "dense", "lexical"] = Field(
         "hybrid", description="Rank by vectors (dense), by words (lexical) or by both."
     )
@@ -218,6 +141,32 @@ class SearchRequest(RequestModel):
     k: Integer = Field(10, ge=1, le=100, description="Maximum number of results.")
     min_score: float | None = Field(None, description="Leave out documents of a lower score.")
     explain: bool = Field(False, description="Say what words and vectors gave each result.")
+
+
+class RerankRequest(RequestModel):
+    """A query and documents, as Jina and Cohere take them."""
+
+    query: Query
+    documents: list[Text] = Field(min_length=1, description='Strings, or objects with "text".')
+    model: str | None = Field(
+        None,
+        description="The name from /v1/models re-ranks by token vectors, as with the suffix "
+        ":tokens; with :heads by attention heads of the server's language model.",
+    )
+    top_n: Integer | None = Field(None, ge=1, description="Maximum number of results.")
+    return_documents: bool | None = Field(None, description="Repeat the texts; default: false.")
+    truncate: Truncate = True
+    max_tokens_per_doc: Integer | None = Field(None, description="Ignored.")
+
+
+class RerankTextsRequest(RequestModel):
+    """A query and texts, as TEI takes them."""
+
+    query: Query
+    texts: list[Text] = Field(min_length=1)
+    return_text: bool | None = Field(None, description="Repeat the texts; default: false.")
+    truncate: Truncate = True
+    raw_scores: bool | None = Field(None, description="Ignored.")
 
 
 class AnswerModel(BaseModel):
@@ -271,6 +220,33 @@ class SearchResults(AnswerModel):
     mode: str
     milliseconds: float
     data: list[SearchResult]
+
+
+class RerankedDocument(AnswerModel):
+    text: str
+
+
+class RerankResult(AnswerModel):
+    index: int = Field(description="Place of the document in the request, from 0.")
+    relevance_score: float = Field(description="Comparable within this request only.")
+    document: RerankedDocument | None = None
+
+
+class RerankResults(AnswerModel):
+    """Results, best first."""
+
+    object: Literal["list"] = "list"
+    model: str
+    usage: Usage
+    results: list[RerankResult]
+
+
+class RerankedText(AnswerModel):
+    """A result of TEI's form."""
+
+    index: int
+    score: float
+    text: str | None = None
 
 
 class IndexInfo(AnswerModel):
