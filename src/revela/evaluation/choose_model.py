@@ -278,7 +278,7 @@ def _candidates(names: Sequence[str], kinds: Sequence[Kind]) -> list[Candidate]:
 
 def encoder_of(candidate: Candidate, data: TrainingSet) -> Encoder:
     """Make a candidate of the documents that are not held out, as the CLI does."""
-    from revela.corpus.spool import Texts
+    from revela.corpus.spool import LazyTexts
     from revela.device import compute_device, uses_bf16
     from revela.retriever.build import untrained_retriever
     from revela.retriever.encode import RetrieverEncoder

@@ -176,7 +176,7 @@ def evaluations(
     reranker: Reranking | None = "tokens" if options.rerank == "tokens" else None
     if options.rerank and options.rerank != "tokens" and collections and encoders:
         first = next(iter(collections.values()))
-        reranker = load_query_heads(options.lm, lambda: sample(first))
+        reranker = load_reranker(options.rerank, options.lm, lambda: sample(first))
     contexts = {
         label: f"a context of {slots_of(encoder)} slots, {context.describe()}"
         for label, encoder in encoders.items()

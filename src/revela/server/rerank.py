@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 
 from revela.errors import QueryError
-from revela.index.rerank_texts import by_heads, by_tokens
-from revela.index.rerank_tokens import HEADS_DEPTH
+from revela.index.rerankers import HEADS_DEPTH
+from revela.index.rerankers.texts import by_heads, by_tokens
 from revela.server.errors import APIError
 from revela.server.routing import BODY_ERRORS, answers, in_thread, while_connected
 from revela.server.schemas import (

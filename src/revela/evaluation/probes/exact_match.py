@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from revela.corpus.words import in_parts
+from revela.corpus.words import split_evenly
 from revela.evaluation.probes.places import PLACES, SEGMENT_TENTHS, Scores, profile
 from revela.evaluation.results import Profile
 from revela.types import Encoder
@@ -25,7 +25,7 @@ def exact_match(texts: Sequence[str], encoder: Encoder) -> dict[str, Profile]:
     """Cosine of each text with its ten parts: in the order of the text, and averaged over both
     orders. The encoder gives unit vectors and truncates nothing.
     """
-    parts = [in_parts(text, PLACES) for text in texts]
+    parts = [split_evenly(text, PLACES) for text in texts]
     reverse = [
         (" " if of_text[0][-1].isspace() else "").join(map(str.strip, reversed(of_text)))
         for of_text in parts
