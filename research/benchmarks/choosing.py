@@ -13,29 +13,29 @@ choosing by it loses against the best (regret).
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from research.benchmarks.options import (
-    RESEARCH,
+    OUT,
+    collections_in,
     collections_parser,
     corpus_of,
-    folder_of,
-    names_in,
+    kept_json,
     part_of,
+    print_header,
 )
 from revela.corpus.load import read_corpus
 from revela.corpus.spool import arrow_list
 from revela.evaluation.choose_model import MIN_QUERIES, Candidate, encoder_of
 from revela.evaluation.evaluate import load_collection, outcomes
 from revela.evaluation.label_free import HeldOutCheck, by_system, tasks, tasks_among, with_bm25
-from revela.files import atomic_write
 from revela.groups.dataset import TrainingSet, split_held_out
 from revela.index.language import Analyzer, detect
 from revela.model_files import resolve
@@ -97,9 +97,7 @@ def row_of(folder: Path) -> Row:
 
 
 def pairs_in_order(label_free: Sequence[float], judged: Sequence[float]) -> tuple[int, int]:
-    """How many pairs, of those whose judged scores are ``APART``, are in the same order by both,
-    and how many there are.
-    """
+    """The number of pairs with judged scores ``APART`` in the same order by both, and of all."""
     apart = [
         (i, j) for i, j in combinations(range(len(judged)), 2) if abs(judged[i] - judged[j]) > APART
     ]
@@ -108,7 +106,7 @@ def pairs_in_order(label_free: Sequence[float], judged: Sequence[float]) -> tupl
 
 
 def mean_of(scores: Mapping[str, Sequence[float]], names: Sequence[str]) -> float:
-    """The mean over the queries of those of the tasks that a collection has."""
+    """The mean over the queries of all these tasks."""
     return fmean(score for name in names for score in scores.get(name, ()))
 
 
@@ -120,8 +118,8 @@ TESTS = {
 
 
 def agreement(rows: Mapping[str, Row], among: str) -> None:
-    """Print how well tests of ``MIN_QUERIES`` or more agree with judged scores, of dense or of
-    fused systems, or of all.
+    """Print how well tests with ``MIN_QUERIES`` agree with judged scores of dense or fused systems,
+    or all.
     """
     from scipy.stats import kendalltau
 
@@ -147,25 +145,17 @@ def agreement(rows: Mapping[str, Row], among: str) -> None:
 
 def main() -> None:
     parser = collections_parser(__doc__)
-    parser.add_argument("--out", type=Path, default=RESEARCH / "out" / "choosing")
+    parser.add_argument("--out", type=Path, default=OUT / "choosing")
     arguments = parser.parse_args()
     rows = dict[str, Row]()
-    for name in arguments.only or names_in(arguments.data, []):
-        kept = arguments.out / f"{name}.json"
-        if not kept.is_file():
-            row = row_of(folder_of(name, arguments.data))
-            with atomic_write(kept) as temporary:
-                temporary.write_text(json.dumps(row))
-        rows[name] = json.loads(kept.read_text())
-        row = rows[name]
+    for name, folder in collections_in(arguments.data, arguments.only).items():
+        row = rows[name] = kept_json(arguments.out / f"{name}.json", partial(row_of, folder))
         counts = {task: len(scores) for task, scores in row["free"][BM25].items()}
         print(name, counts, f"{sum(row['seconds'].values()):.0f} s", flush=True)
         for system, score in row["judged"].items():
             free = {task: round(fmean(s), 3) for task, s in row["free"][system].items()}
             print(f"    {score:.3f} {system} {free}", flush=True)
-    print(
-        "| | test | collections | tau | pairs in order | regret, mean | most |\n" + "|---" * 7 + "|"
-    )
+    print_header(["test", "collections", "tau", "pairs in order", "regret, mean", "most"])
     for among in ("dense", "fused", "all"):
         agreement(rows, among)
 

@@ -16,7 +16,13 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from research.benchmarks.options import collections_parser, folder_of, names_in, part_of
+from research.benchmarks.options import (
+    collections_in,
+    collections_parser,
+    part_of,
+    print_cells,
+    print_header,
+)
 from revela.evaluation.collection import Collection, load_collection
 from revela.index.calibration import SentenceTest
 from revela.index.exact import rankings_of, top_k
@@ -64,32 +70,26 @@ def main() -> None:
     parser = collections_parser(__doc__, model="embedded:minilm-l6")
     arguments = parser.parse_args()
     encoder = load_encoder(resolve(arguments.model), "auto")
-    print("| | nine of ten below | no answer, above | right, above | calibration error |")
-    print("|---|---|---|---|---|")
+    print_header(["nine of ten below", "no answer, above", "right, above", "calibration error"])
     rows = []
-    for name in names_in(arguments.data, arguments.only):
-        whole = load_collection(folder_of(name, arguments.data))
-        part = part_of(whole, DOCUMENTS, QUERIES, CHARACTERS)
+    for name, folder in collections_in(arguments.data, arguments.only).items():
+        part = part_of(load_collection(folder), DOCUMENTS, QUERIES, CHARACTERS)
         vectors = encoder.encode_passages(part.documents)
         test = SentenceTest(part.documents, part.bm25.terms.language)
         measured = test(encoder, vectors, scored=True)
         if "hybrid" not in measured.scores:
-            print(f"| {name} | too few wrong first hits | | | |", flush=True)
+            print_cells(name, ["too few wrong first hits", "", "", ""])
             continue
         snapshot = MemorySnapshot(part.bm25, part.documents, vectors, measured.odds)
         found, right, without = first_hits(part, snapshot, encoder)
         half = measured.scores["hybrid"][0]
-        both = np.r_[found, without]
-        sure = np.array([measured.confidence(score, "hybrid") for score in both])
-        error = calibration_error(sure, np.r_[right, np.zeros(len(without))])
+        scores = np.r_[found, without]
+        confidences = np.array([measured.confidence(score, "hybrid") for score in scores])
+        error = calibration_error(confidences, np.r_[right, np.zeros(len(without))])
         over = (without > half).mean(), (found[right > 0] > half).mean()
         rows.append((half, *map(float, over), error))
-        print(f"| {name} | {' | '.join(f'{value:.2f}' for value in rows[-1])} |", flush=True)
-    print(
-        "| mean | "
-        + " | ".join(f"{fmean(column):.2f}" for column in zip(*rows, strict=True))
-        + " |"
-    )
+        print_cells(name, rows[-1], 2)
+    print_cells("mean", map(fmean, zip(*rows, strict=True)), 2)
 
 
 if __name__ == "__main__":

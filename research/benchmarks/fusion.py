@@ -21,7 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from research.benchmarks.hybrid import Kept, kept_of
-from research.benchmarks.options import RESEARCH, collections_parser, folder_of, names_in
+from research.benchmarks.options import (
+    OUT,
+    collections_in,
+    collections_parser,
+    print_cells,
+    print_header,
+)
 from revela.evaluation.evaluate import DEPTH, Collection, load_collection
 from revela.index.exact import top_k
 from revela.index.fusion import DEPTH as FUSED
@@ -114,16 +120,16 @@ def print_scores(sides: dict[str, Side]) -> None:
         "a = .5": lambda side: side.mean(lambda q: q.cosines + q.shares),
         "by score": lambda side: side.form(WEIGHT, 2, 1, side.measured.least),
     }
-    titles = ["", *ways, "over the better side", "words find", "vectors find"]
-    print(f"| {' | '.join(titles)} |\n" + "|---" * len(titles) + "|")
+    titles = [*ways, "over the better side", "words find", "vectors find"]
+    print_header(titles)
     rows = []
     for name, side in sides.items():
         scores = [way(side) for way in ways.values()]
         rows.append([*scores, scores[-1] - max(scores[:2])])
         measured = side.measured
         found = [count / max(1, measured.queries) for count in (measured.words, measured.vectors)]
-        print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in [*rows[-1], *found]) + " |")
-    print("| mean | " + " | ".join(f"{value:.4f}" for value in np.mean(rows, axis=0)) + " | | |")
+        print_cells(name, [*rows[-1], *found])
+    print_cells("mean", [*np.mean(rows, axis=0), "", ""], 4)
 
 
 def print_left_out(
@@ -155,27 +161,26 @@ def main() -> None:
     add = parser.add_argument
     add("--models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
     add("--steps", type=int, help="of training the half for words of a fitted model, as revela fit")
-    add("--cache", type=Path, default=RESEARCH / "out" / "hybrid")
+    add("--cache", type=Path, default=OUT / "hybrid")
     arguments = parser.parse_args()
     arguments.no_tokens = True
     of_form: dict[str, list[Numbers]] = {}
     of_floor: dict[str, Numbers] = {}
-    languages = names_in(arguments.data[1:], [])
+    languages = list(collections_in(arguments.data[1:]))
     ways = (lambda name: name), (lambda name: language_of(name, languages))
     for label in arguments.models:
         arguments.model, sides = MODELS[label], dict[str, Side]()
-        for name in names_in(arguments.data, arguments.only):
-            collection = load_collection(folder_of(name, arguments.data))
-            sides[name] = side_of(collection, kept_of(name, collection, arguments))
+        for name, folder in collections_in(arguments.data, arguments.only).items():
+            collection = load_collection(folder)
+            sides[name] = side_of(collection, kept_of(folder, collection, arguments))
             of_form.setdefault(name, []).append(np.array([sides[name].form(*f) for f in FORMS]))
             of_floor[name] = np.array([sides[name].form(*f) for f in FLOORS])
         print(f"\n{label}\n")
         print_scores(sides)
         print(f"\nthe rule with W / V at least {', '.join(f'{f[3]:g}' for f in FLOORS)}")
         for name, scores in of_floor.items():
-            print(f"| {name} | " + " | ".join(f"{score:.3f}" for score in scores) + " |")
-        means = np.mean(list(of_floor.values()), axis=0)
-        print("| mean | " + " | ".join(f"{mean:.4f}" for mean in means) + " |")
+            print_cells(name, scores)
+        print_cells("mean", np.mean(list(of_floor.values()), axis=0), 4)
         least = max(side.measured.least for side in sides.values())
         for way in ways:
             print_left_out(of_floor, FLOORS, (WEIGHT, 2.0, 1.0, least), way)

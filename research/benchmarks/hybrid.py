@@ -24,11 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from research.benchmarks.options import (
-    RESEARCH,
+    OUT,
+    collections_in,
     collections_parser,
     corpus_of,
-    folder_of,
-    names_in,
+    print_cells,
+    print_header,
 )
 from research.benchmarks.quality import SMOL, UNTRAINED, save_untrained
 from revela.evaluation.evaluate import (
@@ -152,7 +153,7 @@ def by_heads(
 def options() -> argparse.Namespace:
     parser = collections_parser(__doc__, model="embedded:minilm-l6")
     add = parser.add_argument
-    add("--cache", type=Path, default=RESEARCH / "out" / "hybrid", help="where vectors are kept")
+    add("--cache", type=Path, default=OUT / "hybrid", help="where vectors are kept")
     add("--no-tokens", action="store_true", help="do not re-rank")
     add("--steps", type=int, help="of training the half for words of a fitted model, as revela fit")
     heads = "re-rank by the heads of an LM, this many queries of each collection"
@@ -161,16 +162,16 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def kept_of(name: str, collection: Collection, arguments: argparse.Namespace) -> Kept:
+def kept_of(data: Path, collection: Collection, arguments: argparse.Namespace) -> Kept:
     """The vectors of one collection, from the cache or computed now."""
-    folder = arguments.cache / name
+    folder = arguments.cache / data.name
     if arguments.model.startswith("fitted"):
         lm = arguments.model.partition(":")[2] or SMOL
         label = "-".join(["fitted", *([] if lm == SMOL else [Path(lm).name])])
         label += "" if arguments.steps is None else f"-{arguments.steps}-steps"
-        model, corpus = folder / label, corpus_of(folder_of(name, arguments.data))
+        model, fitted = folder / label, next(iter(UNTRAINED.values()))
         if not model.exists():
-            save_untrained(next(iter(UNTRAINED.values())), corpus, model, lm, arguments.steps)
+            save_untrained(fitted, corpus_of(data), model, lm, arguments.steps)
     else:
         model, label = resolve(arguments.model), arguments.model.split(":")[-1].replace("/", "-")
     encoder = load_encoder(model, "auto", MAX_TOKENS)
@@ -187,11 +188,11 @@ def main() -> None:
     titles = ["BM25", *columns, "by score over RRF", "over the better side"]
     if arguments.heads:
         titles = ["by score", *(f"+ heads, w {weight}" for weight in WEIGHTS), "p50, processor s"]
-    print(f"| collection | {' | '.join(titles)} |\n" + "|---" * (1 + len(titles)) + "|")
+    print_header(titles)
     rows, heads = [], None
-    for name in names_in(arguments.data, arguments.only):
-        collection = load_collection(folder_of(name, arguments.data))
-        kept = kept_of(name, collection, arguments)
+    for name, folder in collections_in(arguments.data, arguments.only).items():
+        collection = load_collection(folder)
+        kept = kept_of(folder, collection, arguments)
         if n := arguments.heads:
             ids, queries = collection.query_ids[:n], collection.queries[:n]
             some = replace(collection, query_ids=ids, queries=queries)
@@ -204,9 +205,9 @@ def main() -> None:
             scores = [found[system].means()["ndcg@10"] for system in columns.values()]
             dense, by_rank, by_score, *_ = scores
             rows.append([bm25, *scores, by_score - by_rank, by_score - max(bm25, dense)])
-        print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in rows[-1]) + " |", flush=True)
-    print("| mean | " + " | ".join(f"{value:.4f}" for value in np.mean(rows, axis=0)) + " |")
-    print("| least | " + " | ".join(f"{value:.3f}" for value in np.min(rows, axis=0)) + " |")
+        print_cells(name, rows[-1])
+    print_cells("mean", np.mean(rows, axis=0), 4)
+    print_cells("least", np.min(rows, axis=0))
 
 
 if __name__ == "__main__":

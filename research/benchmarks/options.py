@@ -1,18 +1,20 @@
-"""Flags that several benchmarks have: folders of test collections, and which of them; and parts of
-these.
-"""
+"""What benchmarks share: flags, test collections and parts of them, kept results, Markdown tables."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from revela.evaluation.collection import Collection
+from revela.files import atomic_write
 from revela.types import evenly_spaced
 
 RESEARCH = Path(__file__).parents[1]
+OUT = RESEARCH / "out"
 
 
 def parser_of(about: str | None) -> argparse.ArgumentParser:
@@ -32,17 +34,14 @@ def collections_parser(about: str | None, model: str = "") -> argparse.ArgumentP
     return parser
 
 
-def names_in(data: Sequence[Path], only: Sequence[str]) -> list[str]:
-    """The collections of these folders."""
-    found = sorted(
-        path.parent.parent.name for folder in data for path in folder.glob("*/qrels/test.tsv")
-    )
-    return [name for name in found if name in only] if only else found
-
-
-def folder_of(name: str, data: Sequence[Path]) -> Path:
-    """The folder of a collection."""
-    return next(folder / name for folder in data if (folder / name).is_dir())
+def collections_in(data: Sequence[Path], only: Sequence[str] = ()) -> dict[str, Path]:
+    """The folders of all collections below these folders, or of some, by name."""
+    folders = {
+        path.parent.parent.name: path.parent.parent
+        for folder in data
+        for path in folder.glob("*/qrels/test.tsv")
+    }
+    return {name: folders[name] for name in sorted(folders) if not only or name in only}
 
 
 def corpus_of(folder: Path) -> Path:
@@ -50,16 +49,42 @@ def corpus_of(folder: Path) -> Path:
     return next(p for p in (folder / "corpus.jsonl.gz", folder / "corpus.jsonl") if p.is_file())
 
 
+def kept_json(path: Path, make: Callable[[], Any]) -> Any:
+    """The content of a JSON file, which is made if it does not exist."""
+    if not path.is_file():
+        content = make()
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(content))
+    return json.loads(path.read_text())
+
+
+def write_out(name: str, content: Any) -> None:
+    """Write JSON to research/out."""
+    OUT.mkdir(exist_ok=True)
+    (OUT / name).write_text(json.dumps(content, indent=1))
+
+
+def print_header(titles: Sequence[str]) -> None:
+    """The head of a Markdown table; the column of row names has no title."""
+    print(f"| | {' | '.join(titles)} |\n" + "|---" * (1 + len(titles)) + "|")
+
+
+def print_cells(name: str, values: Iterable[object], digits: int = 3) -> None:
+    """A row of a Markdown table."""
+    cells = (f"{value:.{digits}f}" if isinstance(value, float) else f"{value}" for value in values)
+    print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
 def part_of(collection: Collection, documents: int, queries: int, characters: int) -> Collection:
-    """Some queries, evenly spaced, their documents, and others, evenly spaced, cut short."""
+    """Evenly spaced queries, their documents, and other evenly spaced documents, cut short."""
     kept = evenly_spaced(len(collection.query_ids), queries)
     ids = [collection.query_ids[i] for i in kept]
     qrels = {name: collection.qrels[name] for name in ids}
-    wanted = {d for grades in qrels.values() for d, grade in grades.items() if grade > 0}
-    others = [d for d in collection.document_ids if d not in wanted]
-    if room := max(0, min(len(others), documents - len(wanted))):
-        wanted |= {others[i] for i in evenly_spaced(len(others), room)}
-    rows = [i for i, d in enumerate(collection.document_ids) if d in wanted]
+    chosen = {d for grades in qrels.values() for d, grade in grades.items() if grade > 0}
+    others = [d for d in collection.document_ids if d not in chosen]
+    if room := max(0, min(len(others), documents - len(chosen))):
+        chosen |= {others[i] for i in evenly_spaced(len(others), room)}
+    rows = [i for i, d in enumerate(collection.document_ids) if d in chosen]
     return replace(
         collection,
         document_ids=[collection.document_ids[i] for i in rows],

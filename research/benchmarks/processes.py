@@ -24,7 +24,7 @@ from pathlib import Path
 
 from torch import distributed as dist
 
-from research.benchmarks.options import RESEARCH, parser_of
+from research.benchmarks.options import parser_of, write_out
 from research.benchmarks.speed import SMOL, corpus
 from research.benchmarks.steps import Row, print_row
 from revela import distributed as distributed
@@ -121,8 +121,7 @@ def main() -> None:
         form = f"{number} process{'es' * (number > 1)}"
         rows.append({"what": what, "form": form, **row, f"to_{first}": speed_up})
         print_row(rows[-1])
-    (RESEARCH / "out").mkdir(exist_ok=True)
-    (RESEARCH / "out" / "distributed.json").write_text(json.dumps(rows, indent=1))
+    write_out("distributed.json", rows)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from research.benchmarks.options import RESEARCH, corpus_of, folder_of, parser_of
+from research.benchmarks.options import (
+    RESEARCH,
+    corpus_of,
+    parser_of,
+    print_cells,
+    print_header,
+)
 from revela.evaluation.metrics import METRICS
 
 OUT = RESEARCH / "out" / "quality"  # models while they are scored, written queries, heads
@@ -241,21 +247,20 @@ def main() -> None:
         "objectives": plan_objectives(arguments.minutes, arguments.seeds),
         "groups": plan_groups(arguments.steps, arguments.seeds),
     }[arguments.what]
-    wanted = list[tuple[str, str]]()
+    selected = list[tuple[str, str]]()
     for name, label, how in planned:
         if (arguments.only and name not in arguments.only) or not re.search(arguments.rows, label):
             continue
         if (name, label) not in kept_rows() and not arguments.show:
-            make_row(label, folder_of(name, [arguments.data]), **how)
-        wanted.append((name, label))
+            make_row(label, arguments.data / name, **how)
+        selected.append((name, label))
     scores = [*(f"alone {metric}" for metric in METRICS), "fused ndcg@10", "BM25 ndcg@10"]
-    print(f"\n| collection | system | {' | '.join(scores)} | updates | peak GB |")
-    print("|---" * (len(scores) + 4) + "|")
-    rows, collections = kept_rows(), list(dict.fromkeys(name for name, _ in wanted))
-    for key in sorted(wanted, key=lambda key: collections.index(key[0])):
-        if row := rows.get(key):
-            numbers = (f"{float(row[column]):.3f}" for column in scores)
-            print("| " + " | ".join([*key, *numbers, row["steps"], row["peak_gb"]]) + " |")
+    print_header(["system", *scores, "updates", "peak GB"])
+    rows, collections = kept_rows(), list(dict.fromkeys(name for name, _ in selected))
+    for name, label in sorted(selected, key=lambda key: collections.index(key[0])):
+        if row := rows.get((name, label)):
+            numbers = (float(row[column]) for column in scores)
+            print_cells(name, [label, *numbers, row["steps"], row["peak_gb"]])
 
 
 if __name__ == "__main__":

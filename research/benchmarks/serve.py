@@ -34,14 +34,13 @@ from pathlib import Path
 
 import torch
 
-from research.benchmarks.options import RESEARCH, parser_of
+from research.benchmarks.options import parser_of, write_out
 from revela.corpus.load import Reading, read_corpus
 from revela.index.index import Index
 from revela.model_files import resolve
 from revela.retriever.load import load_encoder
 from revela.types import Document, Encoder
 
-OUT = RESEARCH / "out"
 NAME = "model"
 
 
@@ -217,8 +216,7 @@ def main() -> None:
         "p99 s": round(cuts[98], 3),
     }
     print(json.dumps(row, indent=1))
-    OUT.mkdir(exist_ok=True)
-    (OUT / "serve.json").write_text(json.dumps(row, indent=1))
+    write_out("serve.json", row)
 
 
 if __name__ == "__main__":

@@ -11,21 +11,28 @@ anew.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from tqdm import tqdm
 
-from research.benchmarks.options import RESEARCH, collections_parser, corpus_of
+from research.benchmarks.options import (
+    OUT,
+    collections_in,
+    collections_parser,
+    corpus_of,
+    kept_json,
+    print_cells,
+    print_header,
+)
 from revela.cli.index import index as make_index
 from revela.evaluation.evaluate import load_collection
 from revela.evaluation.metrics import mean_scores
-from revela.files import atomic_write
 from revela.index.index import Index
 from revela.index.manifest import INFO, read_info
 from revela.settings import Indexing
@@ -54,10 +61,7 @@ LEGEND = "* constants of the fusion were chosen on it; ** those of the re-rankin
 
 
 def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, float]:
-    """nDCG@10 of every way to search a collection, kept or measured now."""
-    kept = out / f"scores-{queries}.json"
-    if kept.is_file():
-        return json.loads(kept.read_text())
+    """nDCG@10 of every way to search a collection."""
     index, collection = index_of(folder, model, out / "index"), load_collection(folder)
     chosen = evenly_spaced(len(collection.queries), queries or len(collection.queries))
     vectors = index.encoder.encode_queries([collection.queries[i] for i in chosen])
@@ -70,10 +74,7 @@ def scores_of(folder: Path, model: str, out: Path, queries: int) -> dict[str, fl
             found = [hit.id for hit in hits if hit.id not in itself][:K]
             runs[way][name] = {document: -place for place, document in enumerate(found)}
     qrels = {name: collection.qrels[name] for name in runs["BM25"]}
-    scores = {way: mean_scores(qrels, run)["ndcg@10"] for way, run in runs.items()}
-    with atomic_write(kept) as temporary:
-        temporary.write_text(json.dumps(scores))
-    return scores
+    return {way: mean_scores(qrels, run)["ndcg@10"] for way, run in runs.items()}
 
 
 def index_of(folder: Path, model: str, out: Path) -> Index:
@@ -88,27 +89,24 @@ def index_of(folder: Path, model: str, out: Path) -> Index:
 
 def print_row(title: str, scores: Sequence[Mapping[str, float]]) -> None:
     """The mean of some collections' scores, or those of one."""
-    means = (fmean(each[way] for each in scores) for way in WAYS)
-    print(f"| {title} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |", flush=True)
+    print_cells(title, (fmean(each[way] for each in scores) for way in WAYS))
 
 
 def main() -> None:
     parser = collections_parser(__doc__, model="embedded:minilm-l6")
     add = parser.add_argument
-    out = RESEARCH / "out" / "served"
     add("--queries", type=int, default=0, help="of a collection, at most; 0: all")
-    add("--out", type=Path, default=out, help="where indices and scores are kept")
+    add("--out", type=Path, default=OUT / "served", help="where indices and scores are kept")
     arguments = parser.parse_args()
     kept = arguments.out / arguments.model.split(":")[-1].replace("/", "-")
-    print(f"| | {' | '.join(WAYS)} |\n" + "|---" * (1 + len(WAYS)) + "|")
+    print_header(list(WAYS))
     for data in arguments.data:
         rows = []
-        for path in sorted(data.glob("*/qrels/test.tsv")):
-            name = path.parent.parent.name
-            if not arguments.only or name in arguments.only:
-                scores = scores_of(data / name, arguments.model, kept / name, arguments.queries)
-                rows.append(scores)
-                print_row(name + r"\*" * ((name in FUSION) + (name in RERANKING)), rows[-1:])
+        for name, folder in collections_in([data], arguments.only).items():
+            file = kept / name / f"scores-{arguments.queries}.json"
+            make = partial(scores_of, folder, arguments.model, kept / name, arguments.queries)
+            rows.append(kept_json(file, make))
+            print_row(name + r"\*" * ((name in FUSION) + (name in RERANKING)), rows[-1:])
         if len(rows) > 1:
             print_row(f"mean of {len(rows)}", rows)
     print(f"\n{LEGEND}".replace("*", r"\*"))

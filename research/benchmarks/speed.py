@@ -11,7 +11,6 @@ steps.py.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 
 from research.benchmarks.demo import sources
-from research.benchmarks.options import RESEARCH, corpus_of, parser_of
+from research.benchmarks.options import corpus_of, parser_of, write_out
 from research.benchmarks.steps import Row, in_turn, print_row, ratio, timed
 from revela.corpus.chunk import chunk_all, sentences
 from revela.corpus.load import read_corpus
@@ -210,8 +209,7 @@ def main() -> None:
     rows = list[Row]()
     for what in arguments.what:
         rows += measures[what](arguments, documents if what == "chunking" else texts)
-    (RESEARCH / "out").mkdir(exist_ok=True)
-    (RESEARCH / "out" / "bench.json").write_text(json.dumps(rows, indent=1))
+    write_out("bench.json", rows)
 
 
 if __name__ == "__main__":

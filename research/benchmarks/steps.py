@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from research.benchmarks.options import RESEARCH, parser_of
+from research.benchmarks.options import parser_of, write_out
 from revela.device import autocast, has_fast_bf16
 from revela.lm.cross_entropy import linear_cross_entropy
 from revela.lm.language_model import LanguageModel
@@ -361,8 +360,7 @@ def main() -> None:
     for row in measured(arguments, device):
         print_row(row)
         rows.append(row)
-        (RESEARCH / "out").mkdir(exist_ok=True)
-        (RESEARCH / "out" / "steps.json").write_text(json.dumps(rows, indent=1))
+        write_out("steps.json", rows)
 
 
 if __name__ == "__main__":

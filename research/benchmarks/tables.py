@@ -8,14 +8,20 @@ score. Rows are kept in ``--out``, by collection and seed.
 
 from __future__ import annotations
 
-import json
 import time
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from research.benchmarks.options import RESEARCH, collections_parser, folder_of, names_in
-from revela.evaluation.evaluate import Collection, load_collection, outcomes
-from revela.files import atomic_write
+from research.benchmarks.options import (
+    OUT,
+    collections_in,
+    collections_parser,
+    kept_json,
+    print_cells,
+    print_header,
+)
+from revela.evaluation.evaluate import load_collection, outcomes
 from revela.index.language import Analyzer
 from revela.model_files import resolve
 from revela.retriever.static_from_words import build_word_table
@@ -25,8 +31,9 @@ from revela.types import Document
 COLUMNS = ["BM25", "begun", "+ BM25", "trained", "+ BM25"]
 
 
-def scores_of(collection: Collection, model: Path, seed: int) -> dict[str, float]:
-    """nDCG@10 of both tables, alone and fused, and what they take."""
+def scores_of(folder: Path, model: Path, seed: int) -> dict[str, float]:
+    """nDCG@10 of both tables on a collection, alone and fused, with their sizes and times."""
+    collection = load_collection(folder)
     documents = [
         Document(name, text)
         for name, text in zip(collection.document_ids, collection.documents, strict=True)
@@ -53,27 +60,20 @@ def main() -> None:
     parser = collections_parser(__doc__, model="embedded:smollm2-135m")
     add = parser.add_argument
     add("--seeds", type=int, nargs="+", default=[0])
-    add("--out", type=Path, default=RESEARCH / "out" / "tables")
+    add("--out", type=Path, default=OUT / "tables")
     arguments = parser.parse_args()
     model = resolve(arguments.model)
-    print(f"| | {' | '.join(COLUMNS)} | words | seconds |\n" + "|---" * 8 + "|")
+    print_header([*COLUMNS, "words", "seconds"])
     rows = []
-    for name in names_in(arguments.data, arguments.only):
+    for name, folder in collections_in(arguments.data, arguments.only).items():
         for seed in arguments.seeds:
             kept = arguments.out / model.name / f"{name}-{seed}.json"
-            if not kept.is_file():
-                collection = load_collection(folder_of(name, arguments.data))
-                scores = scores_of(collection, model, seed)
-                with atomic_write(kept) as temporary:
-                    temporary.write_text(json.dumps(scores))
-            scores = json.loads(kept.read_text())
+            scores = kept_json(kept, partial(scores_of, folder, model, seed))
             ways = ("BM25", "begun", "begun + BM25", "trained", "trained + BM25")
             rows.append([scores[way] for way in ways])
-            cells = " | ".join(f"{score:.3f}" for score in rows[-1])
-            size = f"{scores['words']:,.0f} | {scores['seconds']:.0f}"
-            print(f"| {name} | {cells} | {size} |", flush=True)
-    means = " | ".join(f"{fmean(column):.4f}" for column in zip(*rows, strict=True))
-    print(f"| mean | {means} | | |")
+            size = f"{scores['words']:,.0f}", f"{scores['seconds']:.0f}"
+            print_cells(name, [*rows[-1], *size])
+    print_cells("mean", [*map(fmean, zip(*rows, strict=True)), "", ""], 4)
 
 
 if __name__ == "__main__":
