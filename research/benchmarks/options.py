@@ -1,4 +1,4 @@
-"""What benchmarks share: flags, test collections and parts of them, kept results, Markdown tables."""
+"""What benchmarks share: flags, test collections, parts of them, kept results, Markdown tables."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from revela.evaluation.significance import Gain
 
 
-CHANCE = 0.05  # p from which on a difference is taken for chance
+CHANCE = 0.05  # p values from here on count as chance
 
 
 @app.command(name="eval")
@@ -117,14 +118,14 @@ def evaluate(
 def _print_evaluations(
     evaluations: Iterator[Evaluation], show: int
 ) -> dict[str, dict[str, SystemScores]]:
-    """Print each evaluation as it is finished; returns the scores by collection and system."""
+    """Print each evaluation as it is finished; the scores by collection and system."""
     from revela.evaluation.metrics import METRICS
     from revela.evaluation.significance import greatest_gains
 
     results = {}
     main, *others = METRICS
     for evaluation in evaluations:
-        collection, found = evaluation.collection, evaluation.outcomes
+        collection, outcomes = evaluation.collection, evaluation.outcomes
         sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
         print(f"{evaluation.name}: {sizes}, language {collection.bm25.terms.language}")
         for label, reads in evaluation.contexts.items():
@@ -133,14 +134,13 @@ def _print_evaluations(
         rows: list[list[object]] = []
         for system, s in evaluation.scores.items():
             p = [_p(s.p.get(reference)) for reference in evaluation.references]
-            margin = None if s.margin is None else f"{s.margin:.3f}"
-            rows.append([system, s.means[main], margin, *(s.means[m] for m in others), *p])
+            rows.append([system, s.means[main], s.margin, *(s.means[m] for m in others), *p])
         tested = [f"p, {name}" for name in evaluation.references]
         print_table(evaluation.name, ["system", main, "±", *others, *tested], rows)
         if show:
             first, second = [*evaluation.models, "BM25"][:2]
             for a, b in ((first, second), (second, first)):
-                gains = greatest_gains(collection, found[a], found[b], show)
+                gains = greatest_gains(collection, outcomes[a], outcomes[b], show)
                 _print_gains(f"{evaluation.name}: where {a} beats {b} most", a, b, gains)
     print(
         "±: half the 95 % interval of nDCG@10 (Student's t over queries); p: of nDCG@10, "
@@ -152,7 +152,7 @@ def _print_evaluations(
 def _rank_on_text(
     models: Sequence[str], text: Sequence[Path], language: str, precision: Precision
 ) -> dict[str, dict[str, SystemScores]]:
-    """Print the models' order on a text without labels; returns the scores by system."""
+    """Rank models on a text without labels and print them; the scores by system."""
     from revela.corpus.load import read_corpus
     from revela.evaluation.choose_model import BM25, rank_models
     from revela.evaluation.significance import MEASURE
@@ -166,15 +166,13 @@ def _rank_on_text(
     scores = rank_models(documents, models, recipe=recipe)
     best, *others = scores
     tasks = [name for name in scores[best].means if name != MEASURE]
+    tasks = tasks if len(tasks) > 1 else []
     rows: list[list[object]] = []
     for system, s in scores.items():
-        margin = None if s.margin is None else f"{s.margin:.3f}"
-        by_task = [s.means[task] for task in tasks] if len(tasks) > 1 else []
-        rows.append([system, s.means[MEASURE], margin, *by_task, _p(s.p.get(best))])
-    shown = tasks if len(tasks) > 1 else []
-    print_table("without labels", ["system", MEASURE, "±", *shown, "p, first"], rows)
-    near = [name for name in others if scores[name].p[best] >= CHANCE]
-    if near:
+        by_task = (s.means[task] for task in tasks)
+        rows.append([system, s.means[MEASURE], s.margin, *by_task, _p(s.p.get(best))])
+    print_table("without labels", ["system", MEASURE, "±", *tasks, "p, first"], rows)
+    if near := [name for name in others if scores[name].p[best] >= CHANCE]:
         print(f"by chance any of these could be first: {', '.join([best, *near])}")
     if any(system not in (BM25, *models) for system in scores if BM25 not in system):
         print("make a fitted one by revela fit TEXT --model LM --out RETRIEVER; a table: --static")
@@ -189,7 +187,7 @@ def _run_benchmarks(
     precision: Precision,
     context: str | None,
 ) -> dict[str, dict[str, SystemScores]]:
-    """Run benchmarks and print them; returns the scores by "TASK (mteb)" and system."""
+    """Run benchmarks and print them; the scores by "TASK (mteb)" and system."""
     from revela.evaluation.metrics import MAIN, METRICS
     from revela.evaluation.mteb import evaluate_benchmarks
 
@@ -201,19 +199,19 @@ def _run_benchmarks(
         for label, score in systems.items():
             rows.append([task, label, *(score.means.get(m) for m in (MAIN, *others))])
             settings[label] = score.settings
-    for name, found in tasks.items():
-        for label in settings if len(found) > 1 else ():
-            mean = sum(scores[task][label].means[MAIN] for task in found) / len(found)
-            rows.append([f"{name}, mean of {len(found)}", label, mean, *[None] * len(others)])
+    for name, own in tasks.items():
+        for label in settings if len(own) > 1 else ():
+            mean = fmean(scores[task][label].means[MAIN] for task in own)
+            rows.append([f"{name}, mean of {len(own)}", label, mean, *[None] * len(others)])
     print_table("", ["task", "system", "main score", *others], rows)
-    for label, given in settings.items():
-        print(f"{label}: " + ", ".join(f"{name} {value!r}" for name, value in given.items()))
+    for label, used in settings.items():
+        print(f"{label}: " + ", ".join(f"{name} {value!r}" for name, value in used.items()))
     print(f"mteb's own files: {out / 'results'}")
     return {f"{task} (mteb)": systems for task, systems in scores.items()}
 
 
 def _print_gains(title: str, better: str, worse: str, gains: Sequence[Gain]) -> None:
-    """Each query with both scores and the document that each system ranks first."""
+    """Queries with both scores and the documents ranked first."""
     print(f"\n{title}" + ("" if gains else ": nowhere"))
     for number, gain in enumerate(gains, 1):
         print(f"{number}. {snippet(gain.query)}")

@@ -30,16 +30,16 @@ def main() -> None:
     if "RANK" not in os.environ:  # torchrun ends its processes itself
         # As an exception, so that temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for stream in (sys.stdout, sys.stderr):  # a name of a file may be no text
+    for stream in (sys.stdout, sys.stderr):  # file names may be no text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     atexit.register(_leave_garbage)
     tokens = sys.argv[1:]
-    # What these print to stdout a program may read: JSON, or a protocol.
+    # The stdout of these may be JSON or a protocol.
     print_log("stderr" if tokens[:1] in (["search"], ["mcp"]) else "stdout")
     try:
         add_settings(tokens)
-        # Under torchrun all processes have the same command line; one says what is wrong with it.
+        # Under torchrun only rank 0 prints what is wrong with the command line.
         app(tokens, exit_on_error=False, print_error=os.environ.get("RANK", "0") == "0")
     except CycloptsError:  # it has printed what was wrong
         raise SystemExit(2) from None
@@ -56,16 +56,16 @@ def main() -> None:
 
 
 def _leave_garbage() -> None:
-    """Spare a short command the search for garbage in all that is left at its end, which is a tenth
-    of ``revela search``; with torch, which may be beside Triton, its end is what Triton expects.
+    """Skip the garbage collection at exit, a tenth of ``revela search``; not with torch, as Triton
+    needs it.
     """
     if "torch" not in sys.modules:
         gc.freeze()
 
 
 def add_settings(tokens: list[str]) -> None:
-    """Give the verb of this command line its settings as flags, if it has some: objectives import
-    torch, which other verbs and ``revela --help`` do not wait for.
+    """Give the verb of this command line its settings as flags, if it has any. They are made for
+    these verbs only, to keep the others fast.
     """
     if tokens[:1] and tokens[0] in TRAINING_VERBS:
         from revela.cli.flags import show_settings

@@ -43,7 +43,7 @@ def mcp(
     index_folder:
         Folder made by revela index; or a folder of text, whose index is kept in the cache.
     name:
-        What the documents are, in a few words: agents choose by it; default: the folder's name.
+        What the documents are, in a few words, for agents to choose by; default: the folder's name.
     base_url:
         Address that the documents' ids are relative to, for citations.
     http:
@@ -68,7 +68,7 @@ def mcp(
     server = mcp_server(_documents(index_folder, name, base_url, model))
     if http is None:
         _show_once()
-        for number in (signal.SIGINT, signal.SIGTERM):  # a thread waits for stdin and for no signal
+        for number in (signal.SIGINT, signal.SIGTERM):  # the thread that reads stdin sees no signal
             signal.signal(number, signal.SIG_DFL)
         server.run("stdio")
     else:
@@ -76,9 +76,7 @@ def mcp(
 
 
 def _show_once() -> None:
-    """Keep this package's log from the root's handler, by which the protocol's package shows it
-    too.
-    """
+    """Keep this package's log from the root's handler, where the SDK would show it again."""
     logging.getLogger("revela").propagate = False
 
 
@@ -88,19 +86,19 @@ def _documents(path: Path, name: str | None, base_url: str, model: str | None) -
     from revela.index.manifest import INFO
     from revela.server.mcp import Documents
 
-    named = name or path.resolve().name
+    name = name or path.resolve().name
     if (path / INFO).is_file() or not path.exists():
         index = Index.open(path, model)
         columns = {**OWN_COLUMNS, **index.info.columns}
-        return Documents(named, lambda: index, columns, base_url=base_url)
+        return Documents(name, lambda: index, columns, base_url=base_url)
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     opening = _opening(path, model)
-    return Documents(named, opening.result, OWN_COLUMNS, folder, base_url)
+    return Documents(name, opening.result, OWN_COLUMNS, folder, base_url)
 
 
 def _opening(path: Path, model: str | None) -> Future[Index]:
-    """The index of text, which is made meanwhile, as clients do not wait long for a server;
-    from then on it follows the text.
+    """The index of text, made in a thread, as clients do not wait long for a server; from then on
+    it follows the text.
     """
     from revela.index.folder_index import open_any
     from revela.index.sync import kept_in_step

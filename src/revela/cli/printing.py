@@ -1,4 +1,4 @@
-"""What a person reads in the terminal: tables of numbers, and hits of a search."""
+"""Output for people: log lines, tables of numbers, hits of a search, groups."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 SNIPPET = 240  # characters
 LINES = 6  # of code
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # a terminal obeys them, or cannot show
-FILE_WIDTH = 160  # columns of a table that goes to a file or a pipe
+FILE_WIDTH = 160  # columns of a table in a file or a pipe
 
 
 class LogLines(logging.Handler):
-    """Prints what revela's modules log, a line each, as ``print`` would."""
+    """Prints revela's log, a line per message."""
 
     stream: Literal["stdout", "stderr"] = "stdout"
 
@@ -34,7 +34,7 @@ LOG_LINES = LogLines()
 
 
 def print_log(stream: Literal["stdout", "stderr"]) -> None:
-    """From now on print the package's log to one of the two streams."""
+    """Print the package's log to one of the two streams from now on."""
     LOG_LINES.stream = stream
     log = logging.getLogger("revela")
     log.setLevel(logging.INFO)
@@ -43,23 +43,23 @@ def print_log(stream: Literal["stdout", "stderr"]) -> None:
 
 
 def command_line() -> str:
-    """The command that was given, to run it again."""
+    """The command of this process, to run it again."""
     return "revela " + shlex.join(sys.argv[1:])
 
 
 def printable(text: str) -> str:
-    """One line of text that may be a stranger's, without characters that control the terminal."""
+    """Untrusted text without characters that control the terminal."""
     return CONTROL.sub("\ufffd", text)
 
 
 def print_json(value: object, indent: int | None = 1) -> None:
-    """JSON for another program, in UTF-8; what controls a terminal is escaped."""
+    """JSON in UTF-8, with escapes for characters that control a terminal."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     print(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def print_report(report: ReadReport) -> None:
-    """What was read from a corpus, and what was skipped."""
+    """Counts of what was read from a corpus and what was skipped."""
     for line in report.lines():
         print(printable(line))
 
@@ -67,13 +67,10 @@ def print_report(report: ReadReport) -> None:
 def print_scores(
     title: str, tasks: Iterable[str], systems: Mapping[str, Mapping[str, float]]
 ) -> None:
-    """A row a system, a column a task; where there is no score there is nothing."""
+    """A row per system, a column per task."""
     tasks = list(tasks)
-    print_table(
-        title,
-        ["system", *tasks],
-        [[name, *(scores.get(task) for task in tasks)] for name, scores in systems.items()],
-    )
+    rows = [[name, *(scores.get(task) for task in tasks)] for name, scores in systems.items()]
+    print_table(title, ["system", *tasks], rows)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -101,9 +98,7 @@ def _cell(value: object) -> str:
 
 
 def print_hits(hits: Sequence[Hit], query: str) -> None:
-    """Best first, with the best passage of each from shortly before the query's words on; those are
-    bold on a terminal.
-    """
+    """Hits with the part of their passage around the query's words, which are bold on a terminal."""
     from revela.corpus.words import runs, terms
 
     spaced = (rf"(?<!\w){re.escape(word)}(?!\w)" for word in terms(query) if len(word) > 2)
@@ -122,7 +117,7 @@ def print_hits(hits: Sequence[Hit], query: str) -> None:
 
 
 def _explained(why: Explanation, confidence: float | None) -> str:
-    """What gave a hit its score."""
+    """The parts of a hit's score."""
     parts = [f"{name} {value:.2f}" for name, value in asdict(why).items() if value is not None]
     if confidence is not None:
         parts.append(f"confidence {confidence:.2f}")
@@ -132,16 +127,16 @@ def _explained(why: Explanation, confidence: float | None) -> str:
 def _sentence(text: str, words: re.Pattern[str]) -> str:
     """Prose in one line, from shortly before the first of these words on."""
     line = one_line(text)
-    found = words.search(line)
+    first = words.search(line)
     start = 0
-    if found and found.start() > SNIPPET // 2:
-        wanted = found.start() - SNIPPET // 3
-        start = max(line.rfind(" ", 0, wanted) + 1, wanted - SNIPPET // 3)
+    if first and first.start() > SNIPPET // 2:
+        latest = first.start() - SNIPPET // 3
+        start = max(line.rfind(" ", 0, latest) + 1, latest - SNIPPET // 3)
     return ("... " if start else "") + snippet(line[start:])
 
 
 def _lines(text: str, words: re.Pattern[str]) -> str:
-    """Some lines of code as they stand, from the first that holds most of these words on."""
+    """Some lines of code, from the one with the most of these words on."""
     lines = [line.rstrip() for line in text.expandtabs(4).splitlines() if line.strip()]
     held = [len({word.lower() for word in words.findall(line)}) for line in lines]
     first = max(0, min(held.index(max(held)), len(lines) - LINES))
@@ -153,7 +148,7 @@ def _lines(text: str, words: re.Pattern[str]) -> str:
 
 
 def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> None:
-    """A group: each document once, its chunks under it without the document's title."""
+    """A group: its documents, with their chunks under them without the title."""
     names_of = {member.document: name for member, name in zip(members, names, strict=True)}
     plural = "s" if len(names_of) > 1 else ""
     print(f"\n{title}: {len(members)} chunks of {len(names_of)} document{plural}")
@@ -161,8 +156,8 @@ def print_group(title: str, members: Sequence[Chunk], names: Sequence[str]) -> N
         print(f"  {snippet(name)}")
         for member in members:
             if member.document == owner:
-                said = snippet(member.text.removeprefix(f"{name}\n"))
-                print(f"    - {said or '(nothing but the title)'}")
+                body = snippet(member.text.removeprefix(f"{name}\n"))
+                print(f"    - {body or '(nothing but the title)'}")
                 if member.query:
                     print(f"      asked for by: {one_line(member.query)}")
 
@@ -178,5 +173,5 @@ def snippet(text: str) -> str:
 
 
 def cut(line: str, length: int) -> str:
-    """A line, or so many of its characters and dots."""
+    """A line, cut to this length with dots at its end."""
     return line if len(line) <= length else f"{line[:length]}..."

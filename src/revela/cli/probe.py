@@ -84,19 +84,19 @@ def probe(
     print_report(report)
     run = probe_retriever if is_retriever else probe_encoder_decoder
     options = ProbeOptions(max_tokens, documents, seed, precision, move, pairs)
-    found = replace(run(folder, model, read, options), corpus=[str(c) for c in corpus])
-    _print_profiles(found.profiles)
-    if found.geometry is not None:
-        _print_geometry(found.geometry)
+    result = replace(run(folder, model, read, options), corpus=[str(c) for c in corpus])
+    _print_profiles(result.profiles)
+    if result.geometry is not None:
+        _print_geometry(result.geometry)
     if json_file is not None:
         from revela.evaluation.results import write_json
 
-        write_json(found, json_file)
+        write_json(result, json_file)
         print(f"saved to {json_file}")
 
 
 def _print_profiles(profiles: Mapping[str, Profile]) -> None:
-    """A row per place and a column per test, then slope, drop and share."""
+    """A table of tests by place, slope, drop and share."""
     columns = list(profiles.values())
     rows = [
         [str(place + 1), *(_between(p.places[place], 3) for p in columns)]
@@ -112,10 +112,10 @@ def _between(interval: Interval, digits: int) -> str:
     return f"{interval.value:.{digits}f} ±{(interval.high - interval.low) / 2:.{digits}f}"
 
 
-def _print_geometry(found: Geometry) -> None:
-    rank = f"{found.effective_rank:.1f} of {min(found.pairs, found.width)}"
+def _print_geometry(it: Geometry) -> None:
+    rank = f"{it.effective_rank:.1f} of {min(it.pairs, it.width)}"
     print_table(
-        f"geometry, {found.pairs:,} pairs",
+        f"geometry, {it.pairs:,} pairs",
         ["alignment", "uniformity", "anisotropy", "effective rank"],
-        [[found.alignment, found.uniformity, found.anisotropy, rank]],
+        [[it.alignment, it.uniformity, it.anisotropy, rank]],
     )

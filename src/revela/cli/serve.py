@@ -116,33 +116,30 @@ def serve(
         url = url_of(host, listening)
         print(f"serving {index_folder} at {url} as {service.name}; stop with Ctrl-C", flush=True)
         if token is None and not local:
-            message = "anyone who reaches this address can use it: give --token-env or --token-file"
-            print(message, flush=True)
+            print(
+                "anyone who reaches this address can use it: give --token-env or --token-file",
+                flush=True,
+            )
         server.run(sockets=[listening])
 
 
 def token_of(variable: str | None, file: Path | None) -> str | None:
-    """The token that clients must send, from a variable or a file; None without either.
-
-    Raises:
-        RevelaError: both are given, or the token is missing or empty.
-    """
+    """The token that clients must send, from a variable or a file; None without either."""
     if variable is not None and file is not None:
         raise RevelaError("--token-env and --token-file are both given: give one")
     if variable is not None:
-        if not os.environ.get(variable, "").strip():
-            message = (
+        if not (token := os.environ.get(variable, "").strip()):
+            raise RevelaError(
                 f"the environment variable {variable} is empty or not set: set it to the token"
             )
-            raise RevelaError(message)
-        return os.environ[variable].strip()
+        return token
     if file is not None:
         try:
             token = file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            reason = type(error).__name__
-            message = f"{file} cannot be read ({reason}): give a text file as --token-file"
-            raise RevelaError(message) from error
+            raise RevelaError(
+                f"{file} cannot be read ({type(error).__name__}): give a text file as --token-file"
+            ) from error
         if not token:
             raise RevelaError(f"{file} is empty: write the token into it")
         return token

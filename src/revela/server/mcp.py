@@ -1,22 +1,23 @@
 """An index as the tools ``search`` and ``fetch`` of the Model Context Protocol, for agents.
 
-Names and forms are those that OpenAI's connectors expect; scores, passages and more come on top.
+Names and forms are those of OpenAI's connectors, with scores, passages and more on top.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError
 from starlette.types import ASGIApp
@@ -30,7 +31,7 @@ from revela.types import Hit
 
 log = logging.getLogger(__name__)
 QUERY_CHARACTERS = 10_000
-FETCHED_CHARACTERS = 40_000  # of a text that one call gives: some ten thousand tokens
+FETCHED_CHARACTERS = 40_000  # of text per call: some ten thousand tokens
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
@@ -74,10 +75,10 @@ class Documents:
 
     Args:
         name: of the documents, for agents.
-        index: gives the index; called by the tools, so that it may take its time.
+        index: gives the index; called by the tools, as it may take long.
         columns: for filters, and their Arrow types.
-        folder: where ids are paths of files, if it is known.
-        base_url: what an id makes a document's address with; "": that of its file.
+        folder: root of the files, if ids are paths.
+        base_url: base of the documents' addresses; "": those of their files.
     """
 
     name: str
@@ -97,7 +98,7 @@ class Documents:
         return url, str(path) if path else None
 
     def result(self, hit: Hit) -> SearchResult:
-        """A search result, as agents read it."""
+        """A hit for agents."""
         url, path = self.place(hit.id)
         return SearchResult(
             id=hit.id,
@@ -113,7 +114,7 @@ class Documents:
 
 
 class _Server(MCPServer[Any]):
-    """Its errors are one sentence."""
+    """A server whose errors are one sentence."""
 
     async def call_tool(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -133,18 +134,18 @@ def _sentence(error: BaseException) -> str:
 
 @contextmanager
 def _tool_errors() -> Iterator[None]:
-    """What a client may read of an error."""
+    """Show errors of queries to the client, and log others, which may name paths."""
     try:
         yield
     except QueryError as error:
         raise ToolError(str(error)) from error
-    except RevelaError as error:  # it may name paths
+    except RevelaError as error:
         log.error(str(error))
         raise ToolError("the index cannot be read: the server's log says why") from error
 
 
 class Tools:
-    """What agents call; its errors are those of ``_tool_errors``."""
+    """The tools' functions."""
 
     def __init__(self, documents: Documents) -> None:
         self.documents = documents
@@ -182,10 +183,10 @@ class Tools:
         if not (rest := chunks[chunk:]):
             has = f"has {len(chunks)} passages, from 0" if chunks else "is not in the index"
             raise ToolError(f"the document {id[:200]} {has}: take ids and chunks of search")
-        (url, path), text, read = self.documents.place(id), "", 0
-        while read < len(rest) and (not read or len(text + rest[read].text) <= FETCHED_CHARACTERS):
-            text += rest[read].text
-            read += 1
+        url, path = self.documents.place(id)
+        ends = list(accumulate(len(passage.text) for passage in rest))
+        read = max(1, bisect_right(ends, FETCHED_CHARACTERS))
+        text = "".join(passage.text for passage in rest[:read])
         return FetchedDocument(
             id=id,
             title=chunks[0].title or id,
@@ -200,14 +201,16 @@ class Tools:
 def mcp_server(documents: Documents) -> MCPServer[Any]:
     """The server of an index, for any transport."""
     name, tools = documents.name, Tools(documents)
-    about = f"search finds documents of {name}; fetch reads one by its id"
-    server = _Server(name, version=__version__, instructions=about, log_level="WARNING")
+    instructions = f"search finds documents of {name}; fetch reads one by its id"
+    server = _Server(name, version=__version__, instructions=instructions, log_level="WARNING")
     columns = ", ".join(f"{column} ({kind})" for column, kind in documents.columns.items())
-    about = f"Search {name} by meaning and by words. Gives documents, best first, each with its "
-    about += f"best passage. A filter may name the columns {columns}."
-    server.add_tool(tools.search, description=about, annotations=READS)
-    about = f"Read a document of {name}; a long one in parts, from the passage chunk on."
-    server.add_tool(tools.fetch, description=about, annotations=READS)
+    search = (
+        f"Search {name} by meaning and by words. Gives documents, best first, each with its best "
+        f"passage. A filter may name the columns {columns}."
+    )
+    server.add_tool(tools.search, description=search, annotations=READS)
+    fetch = f"Read a document of {name}; a long one in parts, from the passage chunk on."
+    server.add_tool(tools.fetch, description=fetch, annotations=READS)
     return server
 
 
@@ -215,17 +218,11 @@ def http_app(server: MCPServer[Any], access: Access, limits: Limits) -> ASGIApp:
     """The server as an ASGI application, by streamable HTTP at /mcp."""
     from revela.server.middleware import Guard
 
-    protected = access.local_only  # else a token keeps the pages of strangers away
-    hosts = ["127.0.0.1:*", "localhost:*", "[::1]:*"]
-    security = TransportSecuritySettings(
-        enable_dns_rebinding_protection=protected,
-        allowed_hosts=hosts,
-        allowed_origins=[f"http://{host}" for host in hosts],
-    )
     app = server.streamable_http_app(
         stateless_http=True,
         json_response=True,
         max_request_body_size=limits.max_body_bytes,
-        transport_security=security,
+        # Of a loopback host the SDK checks Host and Origin; else a token keeps web pages away.
+        host="127.0.0.1" if access.local_only else "",
     )
     return Guard(app, access)
