@@ -98,7 +98,7 @@ def _cell(value: object) -> str:
 
 
 def print_hits(hits: Sequence[Hit], query: str) -> None:
-    """Hits with the part of their passage around the query's words, which are bold on a terminal."""
+    """Hits with the part of their passage around the query's words, bold on a terminal."""
     from revela.corpus.words import runs, terms
 
     spaced = (rf"(?<!\w){re.escape(word)}(?!\w)" for word in terms(query) if len(word) > 2)
