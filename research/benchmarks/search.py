@@ -1,4 +1,4 @@
-"""The index beside an exact search, plain LanceDB, and bm25s with numpy; and killed at random.
+"""The index beside plain LanceDB, and bm25s with numpy; and killed at random.
 
     python -m research.benchmarks.search scale --text TEXT/*.jsonl.gz --cache CACHE --out FOLDER
     python -m research.benchmarks.search kill --out FOLDER
@@ -108,10 +108,8 @@ def rerank(arguments: argparse.Namespace) -> None:
             begun = time.perf_counter()
             index.search(query, 10, rerank="tokens" if "tokens" in name else None)
             row.append(1e3 * (time.perf_counter() - begun))
-    size = sum(
-        row["tokens"] is not None and len(row["tokens"])
-        for row in index.table.lance.search().limit(10**6).to_list()
-    ) / len(index)
+    stored = (row["tokens"] for row in index.table.lance.search().limit(10**6).to_list())
+    size = sum(len(tokens) for tokens in stored if tokens is not None) / len(index)
     print(f"{len(index):,} chunks, {size:,.0f} bytes of tokens per chunk\n")
     print("| | p50, ms | p99, ms |\n|---|---|---|")
     for name, row in rows.items():
@@ -185,29 +183,16 @@ def scale(arguments: argparse.Namespace) -> None:
     prepare(arguments)
     for part in arguments.parts:
         command = [sys.executable, "-m", "research.benchmarks.search", part, *sys.argv[2:]]
-        print(
-            json.dumps(
-                {"part": part}
-                | json.loads(
-                    subprocess.run(
-                        command, check=True, capture_output=True, text=True
-                    ).stdout.splitlines()[-1]
-                )
-            )
-        )
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        print(json.dumps({"part": part} | json.loads(done.stdout.splitlines()[-1])))
 
 
 def held_out(arguments: argparse.Namespace) -> tuple[Vectors, list[str], Vectors]:
     """(base vectors, queries' words, queries' vectors)."""
-    vectors, texts = (
-        np.load(arguments.cache / "chunks.npy"),
-        json.loads((arguments.cache / "chunks.json").read_text()),
-    )
-    return (
-        vectors[QUERIES:],
-        [" ".join(text.split()[:8]) for text in texts[:QUERIES]],
-        vectors[:QUERIES],
-    )
+    vectors = np.load(arguments.cache / "chunks.npy")
+    texts = json.loads((arguments.cache / "chunks.json").read_text())[:QUERIES]
+    words = [" ".join(text.split()[:8]) for text in texts]
+    return vectors[QUERIES:], words, vectors[:QUERIES]
 
 
 def clocked(work: Callable[[], object]) -> dict[str, float]:
@@ -219,20 +204,19 @@ def clocked(work: Callable[[], object]) -> dict[str, float]:
 def latencies(search: Callable[[int], object]) -> dict[str, float]:
     """Wall and CPU milliseconds of a query, after twenty that warm the caches."""
     rows = [clocked(lambda row=row: search(row)) for row in range(QUERIES)][20:]
-    times = {
-        name: np.array([row[key] for row in rows]) * 1e3
-        for name, key in (("wall", "s"), ("cpu", "cpu_s"))
-    }
     return {
-        f"{name}_{p}_ms": round(float(np.percentile(values, q)), 1)
-        for name, values in times.items()
-        for p, q in (("p50", 50), ("p99", 99))
+        f"{name}_p{q}_ms": round(float(np.percentile([row[key] * 1e3 for row in rows], q)), 1)
+        for name, key in (("wall", "s"), ("cpu", "cpu_s"))
+        for q in (50, 99)
     }
+
+
+def peak_gb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def print_facts(**facts: object) -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(json.dumps(facts | {"peak_gb": round(peak, 2)}))
+    print(json.dumps(facts | {"peak_gb": round(peak_gb(), 2)}))
 
 
 def size_of(folder: Path) -> float:
@@ -242,14 +226,8 @@ def size_of(folder: Path) -> float:
 def rows_of(folder: Path, columns: Sequence[str]) -> Iterator[object]:
     import lancedb
 
-    yield from (
-        lancedb.connect(folder)
-        .open_table("chunks")
-        .search()
-        .select(list(columns))
-        .limit(10**9)
-        .to_batches(16384)
-    )
+    query = lancedb.connect(folder).open_table("chunks").search().select(list(columns))
+    yield from query.limit(10**9).to_batches(16384)
 
 
 def exact_best(folder: Path, queries: Vectors, k: int) -> list[list[float]]:
@@ -269,15 +247,8 @@ def ours(arguments: argparse.Namespace) -> None:
         documents = arrow_list(Document, at_least(corpus, arguments.chunks))
         settings = Indexing(chunk_words=CHUNK_WORDS, vectors=arguments.vectors)
         facts = clocked(lambda: build(out, documents, made, settings, ["year"]))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        built = {
-            "build": facts
-            | {
-                "of_which_making_vectors": made.seconds,
-                "peak_gb": peak,
-                "documents": len(documents),
-            }
-        }
+        facts |= {"of_which_making_vectors": made.seconds, "peak_gb": peak_gb()}
+        built = {"build": facts | {"documents": len(documents)}}
     index = Index.open(out, encoder=Known(words, vectors))
     modes = {
         m: latencies(lambda row, m=m: index.search(words[row], 10, m))
@@ -288,28 +259,16 @@ def ours(arguments: argparse.Namespace) -> None:
         f: latencies(lambda row, w=w: index.search(words[row], 10, "hybrid", w))
         for f, w in filters.items()
     }
-    near = [list(index.table.nearest(vector, DEPTH).values()) for vector in vectors]
-    few = [list(index.table.nearest(vector, 20).values()) for vector in vectors]
     exact = exact_best(out, vectors, 10)
 
-    def recall(found: list[list[tuple[str, float]]]) -> float:
-        return float(
-            np.mean(
-                [
-                    sum(score >= wanted[-1] - 1e-6 for _, score in some[:10]) / 10
-                    for some, wanted in zip(found, exact, strict=True)
-                ]
-            )
-        )
+    def recall(depth: int) -> float:
+        nearest = ([*index.table.nearest(vector, depth).values()][:10] for vector in vectors)
+        pairs = zip(nearest, exact, strict=True)
+        hits = [[score >= best[-1] - 1e-6 for _, score in found] for found, best in pairs]
+        return sum(map(sum, hits)) / (10 * len(hits))
 
-    print_facts(
-        chunks=len(index),
-        folder_gb=size_of(out),
-        recall_hybrid=recall(near),
-        recall_dense=recall(few),
-        **modes,
-        **built,
-    )
+    facts = dict(recall_hybrid=recall(DEPTH), recall_dense=recall(20))
+    print_facts(chunks=len(index), folder_gb=size_of(out), **facts, **modes, **built)
 
 
 def plain(arguments: argparse.Namespace) -> None:
@@ -336,28 +295,17 @@ def plain(arguments: argparse.Namespace) -> None:
     built = clocked(build)
 
     def search(row: int) -> list[dict[str, object]]:
-        return (
-            table.search(query_type="hybrid")
-            .vector(vectors[row])
-            .text(words[row])
-            .limit(10)
-            .to_list()
-        )
+        query = table.search(query_type="hybrid").vector(vectors[row]).text(words[row])
+        return query.limit(10).to_list()
 
     exact = exact_best(out, vectors, 10)
-    found = [
-        np.array(
-            [row["vector"] for row in table.search(vector).limit(10).select(["vector"]).to_list()]
-        )
-        for vector in vectors
-    ]
-    hits = [
-        (rows @ vector >= best[-1] - 1e-6).sum() / 10
-        for rows, vector, best in zip(found, vectors, exact, strict=True)
-    ]
-    print_facts(
-        build=built, hybrid=latencies(search), recall=float(np.mean(hits)), folder_gb=size_of(out)
-    )
+    hits = []
+    for vector, best in zip(vectors, exact, strict=True):
+        rows = table.search(vector).limit(10).select(["vector"]).to_list()
+        scores = np.array([row["vector"] for row in rows]) @ vector
+        hits.append((scores >= best[-1] - 1e-6).sum() / 10)
+    facts = dict(recall=float(np.mean(hits)), folder_gb=size_of(out))
+    print_facts(build=built, hybrid=latencies(search), **facts)
 
 
 def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
@@ -369,9 +317,8 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
         nonlocal lexical, passages
         for batch in rows_of(arguments.out / "ours", ["passage", "vector"]):
             texts.extend(batch.column("passage").to_pylist())
-            parts.append(
-                batch.column("vector").flatten().to_numpy().reshape(-1, vectors.shape[1]).copy()
-            )
+            numbers = batch.column("vector").flatten().to_numpy()
+            parts.append(numbers.reshape(-1, vectors.shape[1]).copy())
         passages = np.concatenate(parts)
         parts.clear()
         lexical = BM25(texts)
@@ -393,11 +340,8 @@ def numpy_and_bm25s(arguments: argparse.Namespace) -> None:
 def kill(arguments: argparse.Namespace) -> None:
     from tests.index.killed_writer import kill_while_appending
 
-    print(
-        json.dumps(
-            kill_while_appending(arguments.out / "killed", arguments.kills, seed=arguments.seed)
-        )
-    )
+    out = arguments.out / "killed"
+    print(json.dumps(kill_while_appending(out, arguments.kills, seed=arguments.seed)))
 
 
 def main() -> None:

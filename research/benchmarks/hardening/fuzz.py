@@ -1,8 +1,8 @@
-"""Damaged and made-up inputs, each through the command line in a process of its own.
+"""Damaged and synthetic inputs, each through the command line in a forked process.
 
-The process is forked from one that has imported everything, so an input takes some tenths of a
-second. It may end with success, or with one sentence and exit code 2. Anything else is a failure,
-and is written down with the number that reproduces it:
+The parent has imported everything, so an input takes some tenths of a second. A command may succeed
+or end with one sentence and exit code 2. Anything else is a failure, which is recorded with its
+number:
 
     python -m research.benchmarks.hardening fuzz --only 1234
 """
@@ -40,9 +40,7 @@ MEMORY = 4 * 2**30  # bytes
 
 @dataclass(frozen=True)
 class Ended:
-    """How an input ended: code, seconds (fewer where others used the cores), bytes of memory at
-    most, what was said on stderr.
-    """
+    """How an input ended: code, seconds (scaled by the load), peak memory in bytes, stderr."""
 
     code: int
     seconds: float
@@ -61,7 +59,7 @@ class Ended:
 
 
 def sound_inputs(folder: Path) -> inputs.Sound:
-    """A corpus, models, an index, groups and a judged collection, whole."""
+    """Make a corpus, models, an index, groups and a judged collection."""
     corpus = write_corpus(folder / "corpus.jsonl")
     made = inputs.Sound(
         corpus,
@@ -87,7 +85,7 @@ def sound_inputs(folder: Path) -> inputs.Sound:
 
 
 def import_all() -> None:
-    """Import what any input needs, and use nothing of it: threads do not survive a fork."""
+    """Import what any input needs, without using it, as threads do not survive a fork."""
     import lancedb  # noqa: F401
     import torch
     from sentence_transformers import SentenceTransformer  # noqa: F401
@@ -103,7 +101,7 @@ def import_all() -> None:
 
 
 def run_one(command: list[str], folder: Path) -> Ended:
-    """Run a command line in a fork, and wait for its end; longer where others use the cores."""
+    """Run a command line in a fork, and wait for its end; longer on a loaded machine."""
     seconds = SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     begun = time.monotonic()
     if not (child := os.fork()):
@@ -125,8 +123,8 @@ def run_one(command: list[str], folder: Path) -> Ended:
 
 
 def _become(command: list[str], folder: Path) -> None:
-    """In the fork: be this command line, with twice as many addresses as it may use memory, since
-    libraries reserve more than they use.
+    """In the fork: run this command line. It gets twice its memory limit in addresses, as libraries
+    reserve more than they use.
     """
     os.setsid()
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -157,7 +155,7 @@ def _become(command: list[str], folder: Path) -> None:
 
 
 def leftovers(folder: Path, ended: Ended) -> str:
-    """What a refused command has left half done."""
+    """What a failed command has left behind."""
     if ended.code == 2 and (folder / "out" / "groups.json").exists():
         return "a refused command left groups"
     hidden = [path.name for path in folder.glob(".out-*")]
@@ -173,7 +171,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Run the inputs; how many failed."""
+    """Run the inputs; the number of failures."""
     with tempfile.TemporaryDirectory(prefix="hardening-") as home:
         place = Path(home)
         os.environ.update(environment(place / "cache"))

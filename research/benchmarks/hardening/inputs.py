@@ -1,7 +1,4 @@
-"""Fuzzed inputs: each maker writes one into a folder, and returns the command line that reads it.
-
-Everything follows from the generator it is given.
-"""
+"""Fuzzed inputs: each maker writes one into a folder, and returns the command that reads it."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from research.benchmarks.hardening.made import sentences
 
 @dataclass(frozen=True)
 class Sound:
-    """What is not damaged, to read with or to damage a copy of."""
+    """Undamaged files, to read with or to copy and damage."""
 
     corpus: Path
     retriever: Path
@@ -43,7 +40,7 @@ SETTINGS = ["--group-size", "4", "--chunk-words", "12"]
 
 
 def damaged(rng: random.Random, data: bytes) -> bytes:
-    """The bytes with up to four faults: flipped, cut, put in, doubled, overwritten."""
+    """The bytes with up to four faults."""
     for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):
         at = rng.randrange(len(data) + 1)
         end = min(len(data), at + rng.choice([1, 4, 16, 300]))
@@ -213,7 +210,7 @@ def text(rng: random.Random) -> bytes:
 
 
 def bomb(rng: random.Random) -> tuple[str, bytes]:
-    """Little, that becomes 100 MB."""
+    """A small file that unpacks to 100 MB."""
     many = 100_000_000
     heads = {".jsonl.gz": b'{"text": "', ".csv.gz": b"text\n", ".txt.gz": b"", ".html.gz": b"<p>"}
     name = rng.choice([*heads, "posts.xml.gz"])
@@ -228,7 +225,7 @@ FILES: dict[str, Callable[[random.Random], bytes]] = {
 
 
 def file(rng: random.Random, folder: Path) -> None:
-    """One file of a corpus, damaged or not, compressed or not, of any name."""
+    """A file of a corpus, maybe damaged or compressed, of any name."""
     if rng.random() < 0.004:
         name, data = bomb(rng)
     else:
@@ -243,7 +240,7 @@ def file(rng: random.Random, folder: Path) -> None:
 
 
 def strange(rng: random.Random, folder: Path) -> None:
-    """What is in a folder and is no file."""
+    """Links, pipes, sockets and other entries of a folder that are no files."""
     how = rng.randrange(6)
     if how == 0:
         (folder / "loop").symlink_to(folder, target_is_directory=True)
@@ -278,11 +275,10 @@ def corpus(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
         strange(rng, place)
     found = [path for path in sorted(place.iterdir()) if not path.is_dir() and not path.is_fifo()]
     given = rng.choice(found) if found and rng.random() < 0.5 else place
+    more: list[str] = []
     if rng.random() < 0.6:
         shutil.copy(sound.corpus, folder / "more.jsonl")
         more = [str(folder / "more.jsonl")]
-    else:
-        more = []
     out = str(folder / rng.choice(["out", "out", "out", "caf\udce9", "a\nb"]))
     share = ["--max-bad-share", rng.choice(["1", "0.5", "0.01"])]
     if rng.random() < 0.12:
@@ -393,17 +389,8 @@ def model(rng: random.Random, folder: Path, sound: Sound) -> list[str]:
     if source == sound.lm:
         made = ["train", str(sound.groups), "--out", str(folder / "out"), "--max-steps", "1"]
         made += ["--lm", str(place), "--model", str(rng.choice([sound.lm, place]))]
-        return [
-            *made,
-            "--layers",
-            "2",
-            "--threads",
-            "1",
-            "--precision",
-            "fp32",
-            "--gate-heads",
-            "2",
-        ]
+        made += ["--layers", "2", "--threads", "1", "--precision", "fp32"]
+        return [*made, "--gate-heads", "2"]
     if rng.random() < 0.5:
         return ["index", str(sound.corpus), "--out", str(folder / "out"), "--model", str(place)]
     return ["eval", str(place), "--on", str(sound.collection)]

@@ -1,9 +1,8 @@
 """Kill training at random moments, resume it, and compare its weights with an unbroken run's.
 
-A part of the runs is by two processes, of which torchrun's one or the other is killed, or torchrun
-with both. After each kill every checkpoint and model that has its final name must load; at the end
-no temporary name is left. Weights are equal bit for bit, also by two processes, since both runs are
-by the same number.
+Some runs have two processes, of which one or torchrun with both is killed. After each kill every
+checkpoint and model with its final name must load; at the end no temporary name is left. Weights
+are equal bit for bit to those of a run with as many processes.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ FLAGS = [
 
 
 class Trained:
-    """Runs on stored groups, by one process or by two.
-
-    Args:
-        home: for all that is made.
-    """
+    """Runs on stored groups, by one process or by two, in the folder ``home``."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.cache = home, home / "cache"
@@ -69,7 +64,7 @@ class Trained:
         return [*made, *FLAGS, *(["--resume"] if resume else [])]
 
     def start(self, out: Path, processes: int, resume: bool) -> subprocess.Popen[str]:
-        """In a session of its own, so that all of it can be killed."""
+        """Start it in a session of its own, so that all of it can be killed."""
         errors = out.with_name(f"{out.name}.log").open("w")
         return subprocess.Popen(
             self.command(out, processes, resume),
@@ -96,15 +91,15 @@ def workers(launcher: int) -> list[int]:
 
 
 def kill(process: subprocess.Popen[str], processes: int, rng: random.Random) -> str:
-    """SIGKILL to all of a run, or to one of its processes; which."""
-    some = workers(process.pid) if processes > 1 else []
-    if some and rng.random() < 0.5:
-        number = rng.randrange(len(some))
-        os.kill(some[number], signal.SIGKILL)
+    """SIGKILL all of a run, or one of its processes; returns which."""
+    pids = workers(process.pid) if processes > 1 else []
+    if pids and rng.random() < 0.5:
+        number = rng.randrange(len(pids))
+        os.kill(pids[number], signal.SIGKILL)
         process.wait(120)  # torchrun ends the other
         return f"process {number}"
     os.killpg(process.pid, signal.SIGKILL)
-    for worker in some:  # each in a session of its own, so that it outlives torchrun
+    for worker in pids:  # each has its own session, and outlives torchrun
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
     process.wait()
@@ -131,12 +126,12 @@ def check_half(out: Path) -> None:
 
 
 def temporary(out: Path) -> list[str]:
-    """Hidden names that are left of a run."""
+    """Hidden names left by a run."""
     return sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.name.startswith("."))
 
 
 def last_step(out: Path) -> int:
-    """Of the last checkpoint; 0 before the first."""
+    """The step of the last checkpoint; 0 before the first."""
     steps = [path.name.split("-")[1] for path in out.glob("checkpoints/checkpoint-*")]
     return max(map(int, steps), default=0)
 
@@ -146,20 +141,20 @@ def finished(out: Path) -> bool:
     return (out / "modules.json").exists() and not (out / "checkpoints").exists()
 
 
-def twice(out: Path) -> list[str]:
-    """Steps whose loss metrics.jsonl has more than once."""
+def duplicates(out: Path) -> list[str]:
+    """Steps with several losses in metrics.jsonl."""
     rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     counts = Counter(row["step"] for row in rows if "loss" in row)
     return [f"step {step} {count} times" for step, count in counts.items() if count > 1]
 
 
 def one(trained: Trained, out: Path, processes: int, kills: int, rng: random.Random) -> list[Any]:
-    """A run that is killed so many times and then runs to its end: when each kill was."""
+    """Kill a run so many times, then let it finish; what was killed, and at which step."""
     times: list[Any] = []
     for _ in range(kills):
         if finished(out):
             break
-        # A run that has no run.json yet has not begun: there is nothing to resume.
+        # Without run.json there is nothing to resume.
         process = trained.start(out, processes, resume=(out / "run.json").exists())
         while process.poll() is None and not (out / "run.json").exists():
             time.sleep(0.02)
@@ -189,7 +184,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Kill and resume; how many runs were not as the unbroken one."""
+    """Kill and resume; the number of runs that differ from the unbroken one."""
     rng, wrong = random.Random(a.seed), 0
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hardening-") as home:
@@ -198,8 +193,8 @@ def run(a: argparse.Namespace) -> int:
             whole = Path(home) / f"whole-{processes}"
             process = trained.start(whole, processes, resume=False)
             assert process.wait() == 0, whole.with_name(f"{whole.name}.log").read_text()[-3000:]
-            wanted = trained.weights(whole)
-            known = {p.relative_to(whole) for p in whole.rglob("*")}
+            weights = trained.weights(whole)
+            files = {p.relative_to(whole) for p in whole.rglob("*")}
             done = runs = 0
             before: Counter[str] = Counter()
             while done < a.kills:
@@ -208,14 +203,14 @@ def run(a: argparse.Namespace) -> int:
                 done += sum(isinstance(kill, tuple) for kill in times)
                 before.update(kill[0] for kill in times if isinstance(kill, tuple))
                 runs += 1
-                found = trained.weights(out)
-                equal = found.keys() == wanted.keys() and all(
-                    torch.equal(found[name], wanted[name]) for name in wanted
+                resumed = trained.weights(out)
+                equal = resumed.keys() == weights.keys() and all(
+                    torch.equal(resumed[name], weights[name]) for name in weights
                 )
-                files = {p.relative_to(out) for p in out.rglob("*")} == known
-                left = temporary(out) + twice(out)
+                same_files = {p.relative_to(out) for p in out.rglob("*")} == files
+                left = temporary(out) + duplicates(out)
                 print(processes, times, "equal" if equal else "NOT EQUAL", left, flush=True)
-                wrong += not equal or bool(left) or not files
+                wrong += not equal or bool(left) or not same_files
             figures = {"kills": done, "of": before, "runs": runs, "wrong": wrong}
             minutes = round((time.monotonic() - begun) / 60, 1)
             report("kills", seed=a.seed, processes=processes, **figures, minutes=minutes)

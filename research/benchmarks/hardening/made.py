@@ -1,4 +1,4 @@
-"""What the parts share: a made-up corpus, tiny models, and the command line as a process."""
+"""A synthetic corpus, tiny models, and the command line as a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 TOPICS = ["ocean", "engine", "garden", "planet", "market", "violin", "enzyme", "castle"]
-HELD = "revela: "  # begins the sentence of an error
+PREFIX = "revela: "  # of an error's sentence
 
 
 def sentences(rng: random.Random, count: int) -> str:
@@ -21,7 +21,7 @@ def sentences(rng: random.Random, count: int) -> str:
         " ".join(f"{topic}{rng.randrange(9)}" for _ in range(rng.randint(5, 9)))
         for _ in range(count)
     )
-    return " ".join(f"{sentence.capitalize()}." for sentence in made)
+    return " ".join(f"{words.capitalize()}." for words in made)
 
 
 def rows(count: int, seed: int = 0) -> Iterator[dict[str, object]]:
@@ -87,36 +87,30 @@ def tiny_retriever(folder: Path) -> Path:
 
 
 def environment(cache: Path) -> dict[str, str]:
-    """Of a process that runs this checkout on one core."""
+    """The environment of a process that runs this checkout on one core."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     given = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "REVELA_CACHE": str(cache)}
     return {**os.environ, **given, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def revela(*command: object, cache: Path, **more: object) -> subprocess.CompletedProcess[str]:
+def revela(*command: object, cache: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "revela", *map(str, command)],
-        env={**environment(cache), **more.pop("env", {})},  # type: ignore[dict-item]
-        capture_output=True,
-        text=True,
-        check=False,
-        **more,  # type: ignore[call-overload]
-    )
+    line = [sys.executable, "-m", "revela", *map(str, command)]
+    return subprocess.run(line, env=environment(cache), capture_output=True, text=True, check=False)
 
 
 def fault(code: int, errors: str) -> str:
-    """What is wrong with the end of a command; "" if it is success, or one sentence with code 2."""
-    said = [line for line in errors.splitlines() if line.startswith(HELD)]
+    """How a command failed; "" if it succeeded, or ended with one sentence and code 2."""
+    sentences = [line for line in errors.splitlines() if line.startswith(PREFIX)]
     if "Traceback (most recent" in errors or "panicked at" in errors:
         return "traceback: " + errors.strip().splitlines()[-1][:200]
     if code not in (0, 2):
         return f"exit code {code}"
-    if code == 2 and len(said) != 1 and "╭─ Error" not in errors:
-        return f"{len(said)} sentences: {errors.strip()[-200:]}"
+    if code == 2 and len(sentences) != 1 and "╭─ Error" not in errors:
+        return f"{len(sentences)} sentences: {errors.strip()[-200:]}"
     return ""
 
 
 def report(part: str, **figures: object) -> None:
-    """The line of figures that each part ends with."""
+    """Print a part's last line: figures as JSON."""
     print(json.dumps({"part": part, **figures}))
