@@ -89,11 +89,12 @@ class Kept:
         self.passages, self.queries, self.ends, self.bits = (
             found[name] for name in ("passages", "queries", "ends", "bits")
         )
-        self.given, self.asked = 0, queries
+        self.given, self.collection_queries = 0, queries
         self.words_to_vectors = encoder.words_to_vectors
 
     def encode_queries(self, texts: Sequence[str], progress: bool = False) -> Vectors:
-        return self.queries if texts is self.asked else self.encoder.encode_queries(texts)
+        is_whole = texts is self.collection_queries
+        return self.queries if is_whole else self.encoder.encode_queries(texts)
 
     def encode_passages(self, texts: Sequence[str], progress: bool = False) -> Vectors:
         return self.passages if texts is self.documents else self.encoder.encode_passages(texts)
@@ -101,9 +102,7 @@ class Kept:
     def encode_with_tokens(
         self, texts: Sequence[str], progress: bool = False
     ) -> tuple[Vectors, list[Vectors]]:
-        """The next of the collection's documents, as they are asked for in order; tokens are signs,
-        whose signs they are again.
-        """
+        """The collection's next documents in order; tokens are given by their signs."""
         part = slice(self.given, self.given + len(texts))
         self.given = part.stop
         width = 8 * -(-self.encoder.query_tokens(["a"])[0].tokens.shape[1] // 8)
@@ -119,8 +118,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Said:
-    """The scores of a re-ranker for one query, kept to be mixed with several weights."""
+class FixedScores:
+    """A re-ranker's scores for one query, to be mixed with several weights."""
 
     scores: NDArray[np.float64]
 
@@ -139,12 +138,12 @@ def by_heads(
     for name, query, ranking in zip(collection.query_ids, collection.queries, fused, strict=True):
         texts = [collection.documents[document] for document in list(ranking)[:HEADS_DEPTH]]
         begun = time.process_time()
-        said = Said(heads.score(query, texts))
+        fixed = FixedScores(heads.score(query, texts))
         seconds.append(time.process_time() - begun)
         for weight, run in zip((0, *WEIGHTS), runs, strict=True):
             run[name] = {
                 collection.document_ids[i]: score
-                for i, score in rerank_listwise(query, ranking, texts, said, weight).items()
+                for i, score in rerank_listwise(query, ranking, texts, fixed, weight).items()
             }
     qrels = {name: collection.qrels[name] for name in collection.query_ids}
     return [*(mean_scores(qrels, run)["ndcg@10"] for run in runs), float(np.median(seconds))]

@@ -3,10 +3,9 @@
     python -m research.benchmarks.served --data COLLECTIONS LANGUAGES
 
 `revela index` reads each collection's corpus.jsonl with its default settings (chunks of 120 words)
-and --keep-tokens; judged queries, evenly spaced ones where there are many (``--queries``), are
-searched for ten documents, by each way of `revela search`. Indices and scores are kept in
-``--out``, so that the same command resumes a run that was killed; remove that folder to measure
-anew.
+and --keep-tokens; all judged queries, or ``--queries`` evenly spaced ones, are searched for ten
+documents, by each way of `revela search`. Indices and scores are kept in ``--out``, so that the
+same command resumes a run; remove that folder to measure anew.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def index_of(folder: Path, model: str, out: Path) -> Index:
 
 
 def print_row(title: str, scores: Sequence[Mapping[str, float]]) -> None:
-    """The mean of some collections' scores, or those of one."""
+    """Print the mean of these scores."""
     print_cells(title, (fmean(each[way] for each in scores) for way in WAYS))
 
 

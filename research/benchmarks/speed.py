@@ -79,24 +79,19 @@ def encoding(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
     times = in_turn(
         {form: partial(timed, partial(run, form), CPU) for form in forms}, arguments.repeats
     )
-    rows = []
-    for form in forms:
+    rows = list[Row]()
+    what = f"encoding {len(cut)} texts of 5 to 250 words"
+    for form, seconds in times.items():
         cosines = (vectors[form] * vectors["sentence-transformers"]).sum(1)
-        rows.append(
-            {
-                "what": f"encoding {len(cut)} texts of 5 to 250 words",
-                "form": form,
-                "seconds": statistics.median(times[form]),
-                "to_ours": ratio(times[form], times["ours"]),
-                "cosine_distance": float(1 - cosines.min()),
-            }
-        )
+        row: Row = {"what": what, "form": form, "seconds": statistics.median(seconds)}
+        row |= {"to_ours": ratio(seconds, times["ours"])}
+        rows.append(row | {"cosine_distance": float(1 - cosines.min())})
         print_row(rows[-1])
     return rows
 
 
 class Sleeping(torch.nn.Module):
-    """In place of an objective on a GPU: it takes so many seconds, and no core."""
+    """Stands for an objective on a GPU: takes time, but no core."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -108,8 +103,8 @@ class Sleeping(torch.nn.Module):
 
 
 def reading(arguments: argparse.Namespace, texts: Sequence[str]) -> list[Row]:
-    """Steps of 20 ms on a device that is no CPU, for a group of 16 chunks of 156 tokens: how long
-    it waits for batches, as a share of the step, beside batches that are there.
+    """Steps of 20 ms beside the CPU, for groups of 16 chunks of 156 tokens: the time spent waiting
+    for batches, as a share of the step.
     """
     folder, rows, times = resolve(SMOL), list[Row](), dict[str, float]()
     step = 0.02
@@ -165,20 +160,11 @@ def chunking(arguments: argparse.Namespace, documents: ArrowList[Document]) -> l
         forms[f"chunks, {workers} process{'es' * (workers > 1)}"] = lambda w=workers: sum(
             1 for _ in chunk_all(documents, 120, w)
         )
-    rows = []
+    rows = list[Row]()
     for form, run in forms.items():
-        times = []
-        for _ in range(arguments.repeats):
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-        rows.append(
-            {
-                "what": f"cutting {megabytes:.0f} MB of text",
-                "form": form,
-                "mb_per_second": megabytes / statistics.median(times),
-            }
-        )
+        seconds = statistics.median(timed(run, CPU) for _ in range(arguments.repeats))
+        row: Row = {"what": f"cutting {megabytes:.0f} MB of text", "form": form}
+        rows.append(row | {"mb_per_second": megabytes / seconds})
         print_row(rows[-1])
     return rows
 

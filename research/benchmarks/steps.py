@@ -94,8 +94,7 @@ class Models:
     def __post_init__(self) -> None:
         objective, lm = self.recipe.objective, self.lm
         first = int(objective.gate_first_layer * lm.n_layers)
-        # Which heads does not matter here: as many as the preset gates, spread over the layers that
-        # it may gate.
+        # As many heads as the preset gates, spread over the layers that it may gate.
         heads = {
             (first + i % (lm.n_layers - first), 7 * i % lm.n_heads)
             for i in range(objective.gate_heads)
@@ -105,7 +104,7 @@ class Models:
 
     @property
     def inner(self) -> Any:
-        """The causal LM itself, whatever wraps it."""
+        """The causal LM without LoRA's wrapper."""
         wraps = hasattr(self.lm.model, "get_base_model")
         return self.lm.model.get_base_model() if wraps else self.lm.model
 
@@ -129,7 +128,7 @@ class Models:
         return without_documents
 
     def _bound(self, chunk: dict[str, Tensor], layers: Sequence[int]) -> Tensor:
-        """Both passes of the LM as often and as deep as the preset needs them."""
+        """Both passes of the LM, as deep as the preset needs them."""
         packed_chunks = self.lm.pack(chunk["input_ids"], chunk["attention_mask"])
         memory = self.lm.prefill(packed_chunks, layers)
         if self.lm.trainable:  # stream e's backward, without the attention that leads to it
@@ -172,7 +171,7 @@ def build(config: Any, preset: str, device: torch.device) -> Models:
 
 
 def batch(models: Models, groups: int, tokens: int) -> Features:
-    """Groups of random chunks, as the retriever reads them twice and as the LM does."""
+    """Groups of random chunks: query and passage sides for the retriever, chunks for the LM."""
     generator = torch.Generator().manual_seed(0)
     size = groups * models.group_size, tokens
     ids_BL = torch.randint(models.inner.config.vocab_size, size, generator=generator)
@@ -197,7 +196,7 @@ def timed(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def weighed(run: Callable[[], Any], device: torch.device) -> tuple[float, float | None]:
-    """Seconds, and on a GPU the GB that were allocated meanwhile."""
+    """Seconds, and on a GPU the peak GB allocated."""
     if device.type != "cuda":
         return timed(run, device), None
     torch.cuda.reset_peak_memory_stats(device)
@@ -209,12 +208,8 @@ def weighed(run: Callable[[], Any], device: torch.device) -> tuple[float, float 
 def in_turn(
     runs: Mapping[str, Callable[[], float]], repeats: int, failures: dict[str, str] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of each run, turn about; the first turn warms up.
-
-    Args:
-        runs: each gives its seconds.
-        repeats: turns that count.
-        failures: if given, a run that raises is left out from then on, and this says why.
+    """Seconds of the runs, which take turns; the first turn warms up. With ``failures`` a run that
+    raises is dropped, and the reason added to them.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
@@ -234,14 +229,14 @@ def in_turn(
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """Median of the ratios of runs of the same turn."""
+    """Median over the turns of the ratio of two runs."""
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 def rows_of(
     what: str, runs: Mapping[str, Callable[[], tuple[float, float | None]]], repeats: int
 ) -> Iterator[tuple[Row, dict[str, list[float]]]]:
-    """A row a form, and the seconds of all; one that fails has a note in place of numbers."""
+    """A row per form, and the seconds of all; a form that fails has a note in place of numbers."""
     peaks: dict[str, float | None] = {}
     failures: dict[str, str] = {}
 
