@@ -1,10 +1,9 @@
-"""Build or open the retriever: a Sentence-Transformers model, or the lower layers of a decoder with
-a pooling.
+"""Build or open the retriever: a Sentence-Transformers model, or a decoder's lower layers, pooled.
 
-It consists of stock modules only, so a saved one loads in stock sentence-transformers without code
-of ours: the tokenizer itself appends the EOS that ``eos`` pooling reads, and prompts are stored
-with the model. fit.py fits the pooling to a corpus, lora.py adds what is trained, encode.py runs
-the model, save.py writes it.
+It consists of stock modules only, so a saved one loads in stock sentence-transformers: the
+tokenizer itself appends the EOS that ``eos`` pooling reads, and prompts are stored with the model.
+Then fit.py fits the pooling to a corpus, lora.py adds what is trained, encode.py runs the model,
+and save.py writes it.
 """
 
 from __future__ import annotations
@@ -61,19 +60,14 @@ def build_retriever(
     query_prompt: str,
     passage_prompt: str,
 ) -> SentenceTransformer:
-    """Build an untrained retriever from a model folder, in fp32: bf16 would round small updates of
-    LoRA away.
+    """Build an untrained retriever in fp32, as bf16 would round small updates of LoRA away.
 
     A Sentence-Transformers folder is taken as it is; the other arguments are for decoders.
 
     Args:
-        folder: of a decoder, or of a Sentence-Transformers model.
         layers: how many of the decoder's lower layers to keep; 0: all. Its final norm stays.
         pooling: a key of ``POOLING_MODES``.
         max_tokens: where texts are truncated, prompt and special tokens included.
-        lower_case: lower texts before they are tokenized.
-        query_prompt: put before queries.
-        passage_prompt: put before passages.
     """
     if (folder / "modules.json").is_file():
         return load_retriever(folder).float()
@@ -113,7 +107,7 @@ def build_retriever(
 
 
 def set_parts(model: SentenceTransformer, parts: Sequence[nn.Module]) -> None:
-    """Make a model of these modules, in place, on the device it is on."""
+    """Replace a model's modules, in place, on its device."""
     device = model.device  # an empty model has none
     model._modules.clear()
     for i, part in enumerate(parts):
@@ -135,7 +129,7 @@ def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
 
 
 def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Make the tokenizer end every text with EOS, after truncation; what it puts before stays."""
+    """Make the tokenizer end every text with EOS, after truncation."""
     from tokenizers.processors import TemplateProcessing
 
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -154,11 +148,11 @@ def _append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
 def untrained_retriever(
     recipe: Recipe, folder: Path, documents: Sequence[Document]
 ) -> SentenceTransformer:
-    """The retriever before anything is fitted or trained; a static one can be trained."""
+    """The retriever before anything is fitted or trained."""
     settings = recipe.retriever
-    fold = settings.lower_case == "yes"
+    lower_case = settings.lower_case == "yes"
     if settings.lower_case == "auto" and has_no_case(documents):
-        fold = True
+        lower_case = True
         logging.getLogger(__name__).info(
             "the corpus has one case only: queries and passages are folded to lower case"
         )
@@ -167,7 +161,7 @@ def untrained_retriever(
         layers=settings.layers,
         pooling=settings.pooling,
         max_tokens=settings.max_tokens,
-        lower_case=fold,
+        lower_case=lower_case,
         query_prompt=settings.query_prompt,
         passage_prompt=settings.passage_prompt,
     )
@@ -177,7 +171,7 @@ def untrained_retriever(
 
 
 def has_no_case(documents: Sequence[Document], share: float = 0.005) -> bool:
-    """Whether a corpus has one case only, so that queries in another must not be lost."""
+    """Whether a corpus has one case only, so that queries have to be folded to it."""
     sample = "".join(d.full_text[:2000] for d in documents[:: max(1, len(documents) // 500)])
     letters = sum(c.isalpha() for c in sample)
     capitals = sum(c.isupper() for c in sample)

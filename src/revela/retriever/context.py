@@ -6,13 +6,13 @@ so that a text's vector says what is special in that corpus (CDE; Morris & Rush,
 
 The second stage M2 is the retriever. It reads c_j through a *slot*: an added token
 ``<|context-j|>`` whose row in M2's own embedding table is c_j. The prompts of both roles hold all
-slots, and slots do not count in the pooling, so a retriever with rows in them is a stock
-Sentence-Transformers folder.
+slots, and the pooling leaves slots out, so the saved retriever is a stock Sentence-Transformers
+folder.
 
-The first stage M1 is a copy of the lowest layer, with a mean over tokens and a small head, in the
-folder ``context/`` of the retriever, a stock one as well. What differs from the paper: a_j, learned
-*anchors*, and a head that gives 0 at first, because a decoder whose slots hold vectors of documents
-before it is trained loses most of what it can do; no residual MLP after M2.
+The first stage M1 is a copy of the lowest layer, with a mean over tokens and a small head, saved as
+a stock folder ``context/`` in the retriever's. It differs from the paper by the learned *anchors*
+a_j and a head that gives 0 at first, because vectors of documents in the slots of an untrained
+decoder ruin it; and by no residual MLP after M2.
 
 Shapes: J slots, D width of the embedding table.
 """
@@ -20,6 +20,7 @@ Shapes: J slots, D width of the embedding table.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -46,13 +47,15 @@ SLOT = "<|context-{}|>"
 STEM = SLOT.partition("{}")[0]
 FOLDER, ROWS, ABOUT = "context", "rows.safetensors", "context.json"
 LAYERS = 1  # of the first stage
-SMALL = 0.1  # of the embedding table's root mean square
+NOISE = 0.1  # of the embedding table's root mean square
 
 
 class ContextEncoder(nn.Module):
-    """What fills the slots of a retriever: ``model`` gives head(M1(y)), ``anchors_AD`` has a row
-    for each slot or one for all. A slot without a document has ``null_D`` in place of its vector; a
-    ``constant`` context is the anchors, whatever the documents.
+    """The first stage: makes the rows of a retriever's slots from documents.
+
+    ``model`` gives head(M1(y)); ``anchors_AD`` has a row for each slot or one for all. A slot
+    without a document has ``null_D`` in place of its vector. A ``constant`` context is the anchors,
+    whatever the documents.
     """
 
     def __init__(
@@ -74,34 +77,34 @@ class ContextEncoder(nn.Module):
         return self.anchors_JD + self.null_D
 
     def of_vectors(self, vectors_ND: Tensor) -> Tensor:
-        """The context (J, D) of documents' vectors by ``model``, N <= J; other slots are null."""
+        """The context (J, D) of N <= J vectors by ``model``; the other slots are null."""
         rest = self.null_D.expand(self.slots - len(vectors_ND), -1)
         return self.anchors_JD + torch.cat([vectors_ND.to(rest.dtype), rest])
 
     @torch.no_grad()
     def of_texts(self, texts: Sequence[str]) -> Tensor:
-        """The context (J, D) of the first J of these texts; of fewer, the other slots are null."""
+        """The context (J, D) of the first J texts; with fewer texts, the other slots are null."""
         if self.constant:
             return self.anchors_JD.detach()
         training = self.model.training
         self.model.eval()
-        some = [text if text.strip() else "." for text in texts[: self.slots]]
-        found = self.anchors_JD.new_zeros(0, self.anchors_AD.shape[1])
-        if some:
-            features = {k: v.to(self.model.device) for k, v in self.preprocess(some).items()}
-            found = self.model(features)["sentence_embedding"]
+        batch = [text if text.strip() else "." for text in texts[: self.slots]]
+        vectors_ND = self.anchors_JD.new_zeros(0, self.anchors_AD.shape[1])
+        if batch:
+            features = {k: v.to(self.model.device) for k, v in self.preprocess(batch).items()}
+            vectors_ND = self.model(features)["sentence_embedding"]
         self.model.train(training)
-        return self.of_vectors(found.float())
+        return self.of_vectors(vectors_ND.float())
 
     def preprocess(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Texts as ``model`` reads them, with the prompt of passages."""
+        """The features of texts, with the prompt of passages."""
         features = self.model.preprocess(list(texts), prompt=self.model.prompts["document"] or None)
         return {k: v for k, v in features.items() if isinstance(v, Tensor)}
 
 
 def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> ContextEncoder | None:
-    """Give a retriever the slots that the recipe asks for, in place, and build its first stage;
-    None without ``--context``. A decoder's anchors start as the first tokens of ``example``.
+    """Add the recipe's slots to a retriever, in place, and build its first stage; None without
+    ``--context``. A decoder's anchors start as the first tokens of ``example``.
     """
     settings = recipe.context
     if slot_ids(model):
@@ -128,15 +131,17 @@ def add_context(recipe: Recipe, model: SentenceTransformer, example: str) -> Con
 
 
 def _anchors_of_mask(table_VD: Tensor, mask: int | None, slots: int, seed: int | None) -> Tensor:
-    """The embedding of the mask token for all slots, which have no positions: MiniLM finds as much
-    with 16 mask tokens before a text as without (research/notebook.md). With a seed (of a constant
-    context), a row near it for each slot, as equal rows would stay equal.
+    """The embedding of the mask token, one row for all slots, as they have no positions.
+
+    MiniLM finds as much with 16 mask tokens before a text as without (research/notebook.md). With a
+    seed, for a constant context, there is a row near it for each slot, as equal rows would stay
+    equal.
     """
     anchor_1D = torch.zeros_like(table_VD[:1]) if mask is None else table_VD[mask][None]
     if seed is None:
         return anchor_1D
     noise_JD = torch.randn(slots, len(anchor_1D[0]), generator=torch.Generator().manual_seed(seed))
-    return anchor_1D + SMALL * table_VD.square().mean().sqrt() * noise_JD
+    return anchor_1D + NOISE * table_VD.square().mean().sqrt() * noise_JD
 
 
 def _documents_reader(model: SentenceTransformer, tokens: int) -> SentenceTransformer:
@@ -163,14 +168,14 @@ def _documents_reader(model: SentenceTransformer, tokens: int) -> SentenceTransf
 
 
 def train_context_encoder(first: ContextEncoder, rank: int, alpha: int, dropout: float) -> None:
-    """Freeze all but LoRA of its transformer, its head, anchors and null row, in place."""
+    """Freeze all but LoRA, head, anchors and null row, in place."""
     add_lora(first.model, rank, alpha, dropout)
     for part in list(first.model)[2:]:
         part.requires_grad_(True)
 
 
 def slot_ids(model: SentenceTransformer) -> range:
-    """The ids of a model's slots, in order; empty if it has none."""
+    """The token ids of a model's slots, in order."""
     tokenizer = model.tokenizer
     added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
     count = 0
@@ -198,9 +203,9 @@ def _check_slots(model: SentenceTransformer, count: int) -> None:
 def add_slots(model: SentenceTransformer, count: int) -> None:
     """Add slots to a model's vocabulary and prompts, in place; their rows are 0.
 
-    Slots of a model with learned positions (BERT) get none, as in the paper: their order is of no
-    effect, and the text keeps the positions it was trained with. Other models read them as a prefix
-    after the prompt's words, for a decoder turns its first tokens into attention sinks.
+    In a model with learned positions (BERT) slots have no position, as in the paper, and the text
+    keeps its own. Other models read them as a prefix after the prompt's words, as a decoder turns
+    its first tokens into attention sinks.
     """
     from tokenizers import AddedToken
 
@@ -230,7 +235,7 @@ def position_table(transformer: Any) -> nn.Embedding | None:
 
 
 def _insert_positions(transformer: Any, table: nn.Embedding, count: int) -> None:
-    """Rows of 0 after the first position, so that what follows the slots keeps its positions."""
+    """Insert rows of 0 after the first position, so that the text keeps its positions."""
     first = 1 if table.padding_idx is None else table.padding_idx + 2
     old = table.weight.data
     rows = torch.cat([old[:first], old.new_zeros(count, old.shape[1]), old[first:]])
@@ -245,7 +250,7 @@ def _insert_positions(transformer: Any, table: nn.Embedding, count: int) -> None
 
 
 def _leave_slots_out(model: SentenceTransformer) -> None:
-    """Give slots no weight in a mean over tokens, and rows of 0 in a lexical half."""
+    """Give slots weight 0 in the mean over tokens, and rows of 0 in the lexical half."""
     vocabulary = model.tokenizer.convert_ids_to_tokens(range(len(model.tokenizer)))
     slots = {SLOT.format(j): 0.0 for j in range(len(slot_ids(model)))}
     parts: list[nn.Module] = []
@@ -259,12 +264,12 @@ def _leave_slots_out(model: SentenceTransformer) -> None:
             parts.append(modules.WordEmbeddings(model.tokenizer, torch.cat([old, new]).detach()))
         else:
             parts.append(part)
-    weighed = {word: weights.get(word, 1.0) for word in vocabulary} | slots
-    set_parts(model, [parts[0], modules.WordWeights(vocabulary, weighed), *parts[1:]])
+    weights = {word: weights.get(word, 1.0) for word in vocabulary} | slots
+    set_parts(model, [parts[0], modules.WordWeights(vocabulary, weights), *parts[1:]])
 
 
 def write_rows(model: SentenceTransformer, rows_JD: Tensor) -> None:
-    """Put a context into a model's slots for good."""
+    """Write a context into a model's embedding table."""
     table, ids = model[0].model.get_input_embeddings().weight, slot_ids(model)
     with torch.no_grad():
         table[ids.start : ids.stop] = rows_JD.to(table)
@@ -277,37 +282,35 @@ def filled(
     null_JD: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Iterator[None]:
-    """While open, a model's slots hold these rows, which may need a gradient; with probability
-    ``dropout`` those of ``null_JD``, drawn per text and slot.
+    """While open, a model's slots hold these rows, which may need a gradient.
+
+    With probability ``dropout``, drawn per text and slot, they hold ``null_JD``'s.
     """
     ids, table = slot_ids(model), model[0].model.get_input_embeddings()
 
     def fill(_module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-        place = inputs[0] - ids.start
-        is_slot = (place >= 0) & (place < len(ids))
-        place = place.clamp(0, len(ids) - 1)
-        rows = rows_JD[place]
+        slot = inputs[0] - ids.start
+        is_slot = (slot >= 0) & (slot < len(ids))
+        slot = slot.clamp(0, len(ids) - 1)
+        rows = rows_JD[slot]
         if null_JD is not None and dropout:
-            is_null = torch.rand(place.shape, device=place.device) < dropout
-            rows = torch.where(is_null[..., None], null_JD[place], rows)
+            is_null = torch.rand(slot.shape, device=slot.device) < dropout
+            rows = torch.where(is_null[..., None], null_JD[slot], rows)
         rows = (rows * getattr(table, "embed_scale", 1.0)).to(out.dtype)
         return torch.where(is_slot[..., None], rows, out)
 
-    handle = table.register_forward_hook(fill)
-    try:
+    with table.register_forward_hook(fill):
         yield
-    finally:
-        handle.remove()
 
 
 def read_as_text(texts: Sequence[str]) -> list[str]:
-    """The texts, with whatever looks like a slot in them taken apart."""
+    """The texts, with the names of slots in them broken up."""
     return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]
 
 
 @dataclass(frozen=True)
 class SavedContext:
-    """A retriever's first stage, a context by it, and what that was drawn from."""
+    """A retriever's first stage, a context by it, and the documents it was drawn from."""
 
     context_encoder: ContextEncoder
     rows_JD: Tensor
@@ -320,40 +323,40 @@ class SavedContext:
         tensors = {"rows_JD": self.rows_JD, "anchors_JD": first.anchors_JD, "null_D": first.null_D}
         plain = {k: v.detach().float().cpu().clone().contiguous() for k, v in tensors.items()}
         save_file(plain, folder / ROWS)
-        known = {"format": 1, "slots": first.slots, "constant": first.constant}
-        (folder / ABOUT).write_text(json.dumps({**known, **self.about}, indent=1))
+        settings = {"format": 1, "slots": first.slots, "constant": first.constant}
+        (folder / ABOUT).write_text(json.dumps({**settings, **self.about}, indent=1))
 
 
 def load_context_encoder(folder: Path) -> ContextEncoder | None:
     """The first stage of a saved retriever; None if it has none."""
-    own = folder / FOLDER
-    if not (own / ABOUT).is_file():
+    folder = folder / FOLDER
+    if not (folder / ABOUT).is_file():
         return None
-    first = load_retriever(own)
+    first = load_retriever(folder)
     try:
-        about, tensors = json.loads((own / ABOUT).read_text()), load_file(own / ROWS)
+        about, tensors = json.loads((folder / ABOUT).read_text()), load_file(folder / ROWS)
         stage = ContextEncoder(first, tensors["anchors_JD"], int(about["slots"]), about["constant"])
         stage.null_D.data.copy_(tensors["null_D"])
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)
-        raise RevelaError(f"{own} is damaged ({reason}): train the retriever again") from error
+        raise RevelaError(f"{folder} is damaged ({reason}): train the retriever again") from error
     return stage.to(first.device).requires_grad_(False).eval()
 
 
 def draw_documents(
     documents: Sequence[Document], count: int, seed: int = 0, words: int = 0
 ) -> list[str]:
-    """``count`` texts for a context, drawn uniformly: one of each document while there are enough;
-    chunks of so many words, or whole documents (0).
+    """``count`` texts for a context, drawn uniformly, with one of each document before a second.
+
+    They are chunks of ``words`` words; 0: whole documents.
     """
     rng = random.Random(seed)
     order = rng.sample(range(len(documents)), min(count, len(documents)))
     pieces = []
     for i in order:
         document = documents[i]
-        found = [c.text for c in chunk(document, 0, words)] if words else [document.full_text]
-        pieces.append(rng.sample(found, len(found)))
-    # The first of each document, then the second of each, and so on.
-    longest = max(map(len, pieces), default=0)
-    texts = [own[depth] for depth in range(longest) for own in pieces if depth < len(own)]
-    return texts[:count]
+        texts = [c.text for c in chunk(document, 0, words)] if words else [document.full_text]
+        pieces.append(rng.sample(texts, len(texts)))
+    rounds = itertools.zip_longest(*pieces)
+    drawn = (text for texts in rounds for text in texts if text is not None)
+    return list(itertools.islice(drawn, count))

@@ -1,4 +1,4 @@
-"""Open a saved retriever for encoding; torch is imported only if it is not static."""
+"""Open a saved retriever for encoding, without torch if it is static."""
 
 from __future__ import annotations
 
