@@ -1,5 +1,6 @@
-"""Texts -> unit vectors, by a Sentence-Transformers model: in batches of texts of like length that
-hold a number of tokens rather than of texts, and without computing on padding.
+"""Texts -> unit vectors, by a Sentence-Transformers model.
+
+Batches hold texts of like length and a number of tokens, not of texts; padding is not computed.
 
 Shapes: N texts, B texts of a batch, T tokens of a text, D numbers of a text's vector, W of a
 token's.
@@ -59,15 +60,15 @@ def passage_prompt_of(model: SentenceTransformer) -> str:
 
 
 def token_limit(model: SentenceTransformer) -> int | None:
-    """How many tokens of a text a model reads; None: all."""
-    if isinstance(model[0], modules.StaticEmbedding):  # which says infinity
+    """The maximum number of tokens that a model reads of a text; None: all."""
+    if isinstance(model[0], modules.StaticEmbedding):  # whose max_seq_length is infinity
         return (model.tokenizer.truncation or {}).get("max_length")
     limit: int | None = model.max_seq_length
     return limit
 
 
 def _truncate(model: SentenceTransformer, limit: int | None) -> None:
-    """Let a model read no more tokens of a text; None: all."""
+    """Set a model's ``token_limit``."""
     if not isinstance(model[0], modules.StaticEmbedding):
         model.max_seq_length = limit
     elif limit is None:
@@ -85,11 +86,11 @@ class RetrieverEncoder:
         bf16: run the transformer under bf16 autocast.
         max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
         name: of the model, for messages.
-        context_encoder: of a model with slots; makes contexts for it.
+        context_encoder: makes contexts for a model with slots.
 
     Attributes:
-        slots: how many documents the model reads as its context; 0: none.
-        words_to_vectors: of its configuration (``words_to_vectors_of``).
+        slots: documents that the model reads as its context; 0: none.
+        words_to_vectors: see ``words_to_vectors_of``.
     """
 
     words_to_vectors = 1.0
@@ -121,19 +122,19 @@ class RetrieverEncoder:
         return encoder
 
     def with_context(self, rows: Tensor | Callable[[], Tensor]) -> RetrieverEncoder:
-        """The same encoder with another context in its slots: (J, D), or what gives it whenever
-        texts are encoded. Both may be used by turns.
+        """The same encoder with another context (J, D) in its slots, or a function that gives it
+        whenever texts are encoded. Both encoders may be used by turns.
         """
-        other = copy.copy(self)  # shares the model, and its lock
+        other = copy.copy(self)  # shares the model and its lock
         other._rows = rows if callable(rows) else lambda: rows
         return other
 
     def with_context_of(self, texts: Sequence[str]) -> RetrieverEncoder:
-        """The same encoder with the context of these texts; without slots itself."""
+        """The same encoder with the context of these texts, if it has slots."""
         return self.with_context(self.context_of(texts)) if self.slots else self
 
     def context_of(self, texts: Sequence[str]) -> Tensor:
-        """The context (J, D) of the first J of these texts."""
+        """The context (J, D) of the first J texts."""
         if self.context_encoder is None:
             raise RevelaError(
                 f"{self.name} has slots for a context, but no first stage (context/): copy the "
@@ -158,9 +159,10 @@ class RetrieverEncoder:
     def encode_with_tokens(
         self, texts: Sequence[str], progress: bool = False
     ) -> tuple[Vectors, list[Vectors]]:
-        """``encode_passages``, and each passage's unit token vectors, (T, W) float32, without
-        prompts and special tokens: those of the transformer's last layer, put through the linear
-        layer after the pooling where the model has one.
+        """``encode_passages``, and each passage's unit token vectors, (T, W) float32.
+
+        They are the states of the transformer's last layer, without prompts and special tokens, put
+        through the linear layer after the pooling where the model has one.
         """
         tokens: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
         return self._encode(texts, passage_prompt_of(self.model), progress, tokens), tokens
@@ -172,7 +174,7 @@ class RetrieverEncoder:
         vectors_ND = self._encode(queries, prompt, False, tokens)
         read = tokenizer([prompt + query for query in queries], return_offsets_mapping=True)
         special, begin = set(tokenizer.all_special_ids), _prompt_length(self.model, prompt)
-        found = []
+        encoded = []
         for i, (vector_D, tokens_TW) in enumerate(zip(vectors_ND, tokens, strict=True)):
             places = zip(read["input_ids"][i], read["offset_mapping"][i], strict=True)
             spans = [
@@ -180,8 +182,8 @@ class RetrieverEncoder:
                 for token, (start, end) in places
                 if token not in special
             ]
-            found.append(QueryTokens(vector_D, tokens_TW, spans[begin:][: len(tokens_TW)]))
-        return found
+            encoded.append(QueryTokens(vector_D, tokens_TW, spans[begin:][: len(tokens_TW)]))
+        return encoded
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
         """``LimitedEncoder.fitted``."""
@@ -189,14 +191,14 @@ class RetrieverEncoder:
 
     @functools.cached_property
     def counter(self) -> TokenCounter:
-        """Counts tokens as this reads them, but for ``max_tokens``."""
+        """Counts tokens as the model reads them, without ``max_tokens``."""
         return TokenCounter.of(self.model)
 
     @torch.inference_mode()
     def _encode(
         self, texts: Sequence[str], prompt: str, progress: bool, tokens: list[Vectors] | None = None
     ) -> Vectors:
-        """The model's vectors (N, D); token vectors are written into ``tokens`` if it is given."""
+        """The texts' vectors (N, D); writes token vectors into ``tokens``."""
         is_transformer = isinstance(self.model[0], modules.Transformer)
         if tokens is not None and not is_transformer:
             check_tokens()
@@ -211,13 +213,9 @@ class RetrieverEncoder:
                 vectors_ND = self._in_batches(texts, prompt, progress, tokens)
             else:
                 progress = progress and not isinstance(self.model[0], TrainableTable)
-                found = self.model.encode(
-                    list(texts),
-                    prompt=prompt,
-                    show_progress_bar=progress,
-                    normalize_embeddings=True,
-                )
-                vectors_ND = np.asarray(found, dtype=np.float32)
+                how: dict[str, Any] = dict(show_progress_bar=progress, normalize_embeddings=True)
+                vectors = self.model.encode(list(texts), prompt=prompt, **how)
+                vectors_ND = np.asarray(vectors, dtype=np.float32)
         check_vectors_finite(vectors_ND, self.name)
         return vectors_ND
 
@@ -233,13 +231,12 @@ class RetrieverEncoder:
             for indices, features in token_batches(model, read, prompt):
                 features = transformer(features)
                 if tokens is not None:
-                    found = _token_vectors(model, features, prompt)
-                    for i, vectors_TW in zip(indices, found, strict=True):
+                    token_vectors = _token_vectors(model, features, prompt)
+                    for i, vectors_TW in zip(indices, token_vectors, strict=True):
                         tokens[i] = vectors_TW
                 for module in rest:
                     features = module(features)
-                vectors_BD = features["sentence_embedding"][:, :width].float().cpu().numpy()
-                vectors_ND[indices] = vectors_BD
+                vectors_ND[indices] = features["sentence_embedding"][:, :width].float().cpu()
                 bar.update(len(indices))
                 after_a_batch(model.device)
         return vectors_ND
@@ -259,29 +256,28 @@ class RetrieverEncoder:
             model.train(training)
 
     def _limit(self, own: int | None) -> int | None:
-        """How many tokens of a text are read where the model's own limit is this; None: all."""
+        """The maximum number of tokens that is read of a text, given the model's own; None: all."""
         if self.max_tokens is None:
             return own
-        wanted = self.max_tokens + self.slots
-        return min(wanted, own or wanted)
+        limit = self.max_tokens + self.slots
+        return min(limit, own or limit)
 
 
 def _token_vectors(
     model: SentenceTransformer, features: dict[str, Any], prompt: str
 ) -> list[Vectors]:
-    """The token vectors of a batch that the transformer has read; see ``encode_with_tokens``."""
+    """The token vectors of a batch after the transformer; see ``encode_with_tokens``."""
     ids_BT, vectors_BTW = on_cpu(features["input_ids"]), features["token_embeddings"]
     special = torch.tensor(model.tokenizer.all_special_ids)
     kept_BT = on_cpu(features["attention_mask"]).bool() & ~torch.isin(ids_BT, special)
     kept_BT &= kept_BT.cumsum(dim=1) > _prompt_length(model, prompt)
     places = sent(kept_BT.flatten().nonzero().squeeze(1), vectors_BTW.device)
-    found = vectors_BTW.flatten(0, 1)[places]  # of all texts, one after another
-    unit = unit_token_vectors(model, found).cpu()
+    unit = unit_token_vectors(model, vectors_BTW.flatten(0, 1)[places]).cpu()
     return [rows_TW.numpy() for rows_TW in torch.split(unit, kept_BT.sum(dim=1).tolist())]
 
 
 def unit_token_vectors(model: SentenceTransformer, vectors: Tensor) -> Tensor:
-    """Token vectors (..., W) of a model's transformer as late interaction reads them, fp32."""
+    """A transformer's token states (..., W) as late interaction reads them, in fp32."""
     after_pooling = dropwhile(lambda part: not isinstance(part, modules.Pooling), model)
     linear = next((part.linear for part in after_pooling if isinstance(part, modules.Dense)), None)
     if linear is not None and linear.in_features == vectors.shape[-1]:
@@ -290,7 +286,7 @@ def unit_token_vectors(model: SentenceTransformer, vectors: Tensor) -> Tensor:
 
 
 def _prompt_length(model: SentenceTransformer, prompt: str) -> int:
-    """How many tokens a prompt has; the space at its end belongs to the text."""
+    """A prompt's tokens; the space at its end belongs to the text."""
     if not prompt:
         return 0
     return len(model.tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"])
@@ -299,10 +295,8 @@ def _prompt_length(model: SentenceTransformer, prompt: str) -> int:
 def token_batches(
     model: SentenceTransformer, texts: Sequence[str], prompt: str
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Batches of texts of like length, longest first: the indices of a batch's texts, and their
-    features on the model's device.
-    """
-    most = TOKENS_PER_BATCH if model.device.type == "cpu" else TOKENS_ON_A_GPU
+    """(indices of texts, features on the model's device) of texts of like length, longest first."""
+    max_tokens = TOKENS_PER_BATCH if model.device.type == "cpu" else TOKENS_ON_A_GPU
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     for start in range(0, len(by_length), READ_AHEAD):
         window = by_length[start : start + READ_AHEAD]
@@ -315,7 +309,7 @@ def token_batches(
         padded_right = bool(mask_NL[:, 0].all())
         while order:
             longest = int(tokens[order[0]])
-            size = max(1, most // longest)
+            size = max(1, max_tokens // longest)
             rows, order = order[:size], order[size:]
             columns = slice(0, longest) if padded_right else slice(mask_NL.shape[1] - longest, None)
             batch = dict(features)
@@ -328,8 +322,9 @@ def token_batches(
 
 @contextlib.contextmanager
 def transformer_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
-    """While open, the model's transformer runs under bf16 autocast, if ``bf16``, and gives fp32;
-    the modules after it, which would lose more than they cost, stay in fp32.
+    """While open, the model's transformer runs under bf16 autocast, if ``bf16``, and gives fp32.
+
+    The modules after it stay in fp32: they cost little, and bf16 would lose much.
     """
     if not bf16:
         yield
@@ -340,26 +335,22 @@ def transformer_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None
         opened.append(autocast(inputs[0]["input_ids"].device, True))
         opened[-1].__enter__()  # type: ignore[no-untyped-call]
 
-    def end(_module: Any, _inputs: Any, found: dict[str, Any] | None) -> dict[str, Any]:
+    def end(_module: Any, _inputs: Any, features: dict[str, Any] | None) -> dict[str, Any]:
         opened.pop().__exit__(None, None, None)
         return {
             name: value.float() if getattr(value, "dtype", None) == torch.bfloat16 else value
-            for name, value in (found or {}).items()
+            for name, value in (features or {}).items()
         }
 
-    hooks = [
+    with (
         model[0].register_forward_pre_hook(begin),
         model[0].register_forward_hook(end, prepend=True, always_call=True),
-    ]
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def without_padding(model: SentenceTransformer) -> contextlib.AbstractContextManager[None]:
-    """While open, the model's transformer computes nothing on padding, if it can be run so."""
+    """While open, the model's transformer computes nothing on padding, if it can."""
     if isinstance(model[0], modules.Transformer):
         return packed(model[0].model)
     return contextlib.nullcontext()

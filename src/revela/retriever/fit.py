@@ -1,10 +1,11 @@
-"""Fit a model's pooling to raw text without labels, as stock modules: by ``fit``, and before the
-first step of training. Five steps, in the order of ``fit_to_corpus``:
+"""Fit a model's pooling to raw text without labels, as stock modules.
+
+``revela fit`` does so, and ``revela train`` before its first step. Five steps, in the order of
+``fit_to_corpus``:
 
 1. Token weights a / (a + p(token)) in the mean (SIF; Arora, Liang & Ma, ICLR 2017). Tokens without
-   a letter or digit get 0, as in BM25: in code every other token is one. So do the tokens of the
-   prompts, since a decoder turns its first tokens into attention sinks, and special tokens, which
-   are the same in every text.
+   a letter or digit get 0, as in BM25: in code every other token is one. So do the tokens of
+   prompts, as a decoder turns its first tokens into attention sinks, and special tokens.
 2. Whitening x -> (x - mean) C^-p (Su et al., 2021), with C taken over tokens: the vectors of a raw
    LM share a few large directions that do not depend on the text, and pooled vectors are too few
    and too alike to find them.
@@ -13,10 +14,9 @@ first step of training. Five steps, in the order of ``fit_to_corpus``:
    (training/train_table.py).
 4. Rotation of the whole vector to its principal axes over the corpus, so that the first numbers
    carry most and a vector can be truncated. It changes no cosine of whole vectors.
-5. What was found is inserted into the model.
+5. Insertion of all this into the model.
 
-Together they gain more than most training (research/notebook.md), and give the retriever a start
-from which cosines already mean something.
+Together they gain more than most training (research/notebook.md).
 
 Shapes: N texts, T tokens, D numbers of the contextual vectors, W of the whole ones, V vocabulary.
 """
@@ -65,10 +65,10 @@ FITTING_SAMPLE = 1500  # chunks or texts that a model is fitted to
 ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 3.0
-"""Of what was fitted: its vectors hold the words of the text, and so find sentences of it oftener
-than what is asked about it (docs/results.md)."""
+"""Minimum odds of words over the vectors of a fitted model in fused search: as its vectors hold the
+words of the text, they find sentences of it oftener than questions about it (docs/results.md)."""
 TrainRows = Callable[[Tensor], Tensor]
-"""Trains the rows of the LM's tokens, (V, D), which are 0 where a token does not count: (V, W)."""
+"""Trains the rows of the LM's tokens, (V, D) -> (V, W); the rows of tokens without weight are 0."""
 
 
 def fit(
@@ -80,11 +80,11 @@ def fit(
     lexical: float = Fit.lexical,
     seed: int = 0,
 ) -> SentenceTransformer:
-    """Fit a model to raw texts: seconds to minutes, without labels and without a gradient step.
+    """Fit a model to raw texts in seconds to minutes, without labels or a gradient step.
 
-    For raw language models, which it makes retrievers of: six layers of SmolLM2-135M go from
-    nDCG@10 .453 to .551 on CoNaLa, .205 to .622 on CosQA. It harms embedders: MiniLM falls from
-    .729 to .679 and from .795 to .739 (docs/sentence-transformers.md).
+    It makes retrievers of raw language models: six layers of SmolLM2-135M go from nDCG@10 .453 to
+    .551 on CoNaLa, .205 to .622 on CosQA. It harms embedders: MiniLM falls from .729 to .679 and
+    from .795 to .739 (docs/sentence-transformers.md).
 
     Args:
         model: changed in place, to fp32; or a name (a folder, a hub id, embedded:smollm2-135m),
@@ -113,11 +113,11 @@ def fit(
             passage_prompt=Retriever.passage_prompt,
         )
     _check_parts(model)
-    known = [text for text in texts if any(map(str.isalnum, text))]
-    if len(known) < 2:
-        raise RevelaError(f"{len(known)} of {len(texts)} texts have words: give two at least")
+    with_words = [text for text in texts if any(map(str.isalnum, text))]
+    if len(with_words) < 2:
+        raise RevelaError(f"{len(with_words)} of {len(texts)} texts have words: give two at least")
     settings = Fit(token_weighting=token_weighting, whitening=whitening, lexical=lexical)
-    fit_to_corpus(model.float(), known, settings, seed=seed)
+    fit_to_corpus(model.float(), with_words, settings, seed=seed)
     model.similarity_fn_name = "cosine"
     return model
 
@@ -147,15 +147,15 @@ def fit_to_corpus(
     train_rows: TrainRows | None = None,
 ) -> dict[str, Tensor]:
     """Fit token weights, whitening, lexical half and rotation to a sample of texts, and insert
-    them, in place. Returns what was found, for ``insert_fit``.
+    them, in place. Returns the fitted tensors, for ``insert_fit``.
 
     Args:
         model: of transformer and pooling, and normalisation and weights of slots if it has some.
         texts: the corpus's chunks.
-        settings: which of them, and how much.
+        settings: which of the steps, and how much.
         seed: of the sample.
         bf16: run the transformer under bf16 autocast.
-        train_rows: of the lexical half, if it is trained.
+        train_rows: trains the rows of the lexical half; None: they stay.
     """
     texts = random.Random(seed).sample(texts, min(len(texts), FITTING_SAMPLE))
     tokenizer, fitted = model[0].tokenizer, dict[str, Tensor]()
@@ -194,8 +194,9 @@ def _prompt_ids(model: SentenceTransformer) -> list[int]:
 def _read_sample(
     model: SentenceTransformer, texts: Sequence[str], bf16: bool
 ) -> tuple[Tensor, Tensor]:
-    """Pooled vectors of passages, (N, D), and the covariance of their token vectors, in fp64; of
-    the vectors themselves where each is one token, the last or the first, unlike the others.
+    """Pooled vectors of passages, (N, D), and the covariance of their token vectors, in fp64.
+
+    Where pooling takes one token, which is unlike the others, it is the pooled vectors' covariance.
     """
     training = model.training
     model.eval()
@@ -241,28 +242,28 @@ def _whitening(pooled_ND: Tensor, covariance_DD: Tensor, power: float) -> tuple[
 def _to_unit_spread(vectors_ND: Tensor) -> float:
     """1 / sqrt(|C|_F): brings the standard deviation of dot products of unrelated texts to 1.
 
-    The cosine sums the two halves of a vector like two noisy scores, so their noise has to be
-    equal. Equal norms would not do: training brings contextual vectors closer together at the same
-    norm (research/notebook.md).
+    The cosine adds the two halves of a vector like two noisy scores, so their noise has to be
+    equal. Equal norms do not suffice: training brings contextual vectors closer together at the
+    same norm (research/notebook.md).
     """
     return float(torch.cov(vectors_ND.T).norm().clamp(min=1e-12) ** -0.5)
 
 
 def _principal_axes(vectors_NW: Tensor) -> Tensor:
-    """(W, W): orthonormal rows, those that contribute most to the cosines first."""
+    """(W, W) orthonormal rows, by their contribution to the cosines."""
     unit_NW = F.normalize(vectors_NW, dim=1)
     axes_WW: Tensor = torch.linalg.eigh(unit_NW.T @ unit_NW)[1].T  # ascending
     return axes_WW.flip(0).contiguous()
 
 
 def insert_fit(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
-    """Make a model of its transformer, its pooling and what a fit has found, in place."""
+    """Replace what follows a model's transformer and pooling by fitted modules, in place."""
     _insert_token_weights(model, fitted)
     _append_layers(model, fitted)
 
 
 def _insert_token_weights(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
-    """Leave transformer and pooling, and the tokens' weights if there are some."""
+    """Keep transformer and pooling only, and insert the tokens' weights, if any."""
     transformer = model[0]
     pooling = next(part for part in model if isinstance(part, modules.Pooling))
     parts: list[nn.Module] = [transformer, pooling]
@@ -270,20 +271,19 @@ def _insert_token_weights(model: SentenceTransformer, fitted: dict[str, Tensor])
         weights = fitted["weight_V"].tolist()
         vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(weights)))
         by_word = dict(zip(vocabulary, weights, strict=True))
-        # What one token says is not weighed; the lexical half, which comes later, is.
+        # A pooling of one token stays before the weights, which the lexical half still reads.
         place = 2 if pooling.pooling_mode in ONE_TOKEN else 1
         parts.insert(place, modules.WordWeights(vocabulary, by_word))
     set_parts(model, parts)
 
 
 def _append_layers(model: SentenceTransformer, fitted: dict[str, Tensor]) -> None:
-    """Append whitening, lexical half and rotation, those that there are, and a normalisation."""
+    """Append whitening, lexical half and rotation, if fitted, and a normalisation."""
     parts = list(model)
     if "axes_WW" in fitted:
         whitening = _linear(fitted["weight_DD"], fitted["bias_D"])
         if "table_VD" in fitted:
-            # Pooling joins what lies under "cls_token_embeddings" to the mean of
-            # "token_embeddings".
+            # Pooling joins "cls_token_embeddings" to the mean of "token_embeddings".
             whitening.module_output_name = "cls_token_embeddings"
             parts.append(modules.WordEmbeddings(model.tokenizer, fitted["table_VD"]))
             both = modules.Pooling(len(fitted["bias_D"]), pooling_mode=("cls", "mean"))

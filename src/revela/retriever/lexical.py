@@ -35,8 +35,10 @@ RIDGE = 1e-2  # of the mean eigenvalue; keeps directions that the sample never u
 def lexical_vectors(
     model: SentenceTransformer, texts: Sequence[str], token_weighting: float
 ) -> Vectors:
-    """(N, D) unit vectors of the texts' words, on disk: the weighted mean of the model's whitened
-    input embeddings, no layer is run; of a table's rows as they are. Texts are read twice.
+    """(N, D) unit vectors of the texts' words, on disk; no layer is run.
+
+    A vector is the weighted mean of the tokens' lexical rows, or of a trainable table's rows as
+    they are. Texts are read twice.
     """
     if isinstance(model[0], TrainableTable):
         table_VD = model[0].table_VD()
@@ -48,16 +50,16 @@ def lexical_vectors(
     vectors_ND = vectors_on_disk(len(texts), table_VD.shape[1])
     shown = progress_bar("reading words", "text", total=len(texts))
     for start in range(0, len(texts), TEXTS):
-        some = texts[start : start + TEXTS]
-        shown.update(len(some))
-        sums_ND, _ = sums_of_rows(model.tokenizer, some, table_VD, weight_V)
+        batch = texts[start : start + TEXTS]
+        shown.update(len(batch))
+        sums_ND, _ = sums_of_rows(model.tokenizer, batch, table_VD, weight_V)
         vectors_ND[start : start + TEXTS] = F.normalize(sums_ND, dim=1).numpy()
     shown.close()
     return vectors_ND
 
 
 def token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
-    """How often each token occurs; (V,)."""
+    """The count of each token, (V,)."""
     counts_V = torch.zeros(len(tokenizer), dtype=torch.long)
     for start in range(0, len(texts), TEXTS):
         ids = [i for row in token_ids(tokenizer, texts[start : start + TEXTS]) for i in row]
@@ -67,24 +69,24 @@ def token_counts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Te
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of each text, without special ones."""
-    read = tokenizer(list(texts), add_special_tokens=False, verbose=False)
-    rows: list[list[int]] = read["input_ids"]
-    return rows
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)
+    ids: list[list[int]] = encoded["input_ids"]
+    return ids
 
 
 def token_weights(tokenizer: PreTrainedTokenizerFast, counts_V: Tensor, a: float) -> Tensor:
-    """(V,): a / (a + p(token)); 0 without a letter or digit. All 1 if a is 0."""
+    """a / (a + p(token)), (V,); 0 for a token without a letter or digit. All 1 if a is 0."""
     if not a:
         return torch.ones(len(counts_V))
     texts = tokenizer.batch_decode([[i] for i in range(len(counts_V))])
-    # A token of only a part of a letter's bytes is decoded as a replacement character.
+    # A token that is a part of a letter's bytes is decoded as a replacement character.
     part = "\N{REPLACEMENT CHARACTER}"
     word_V = torch.tensor([any(c.isalnum() or c == part for c in text) for text in texts])
     return torch.where(word_V, a / (a + counts_V / counts_V.sum()), 0.0)
 
 
 def lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tensor) -> Tensor:
-    """(V, D): each token's whitened input embedding, of unit length, times its weight."""
+    """Each token's whitened input embedding, of unit length, times its weight; (V, D)."""
     embeddings_VD = model[0].model.get_input_embeddings().weight.float().cpu()
     whiten = whitening_of(embeddings_VD, counts_V)
     table_VD = torch.empty(len(counts_V), embeddings_VD.shape[1])
@@ -95,7 +97,7 @@ def lexical_table(model: SentenceTransformer, counts_V: Tensor, weight_V: Tensor
 
 
 def whitening_of(rows_VD: Tensor, counts_V: Tensor) -> Callable[[Tensor], Tensor]:
-    """What whitens rows, by those that occur so often; both are taken as of unit length."""
+    """A function that whitens rows by the rows of a corpus, all first brought to unit length."""
     seen_S = counts_V.nonzero().squeeze(1)
     share_S1 = (counts_V[seen_S] / counts_V.sum()).double()[:, None]
     unit_SD = F.normalize(rows_VD[seen_S], dim=1).double()
