@@ -36,11 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-records", action="store_true", help="write tests/records.json anew")
 
 
-# They take a minute and more each. Begun first, with --no-loadscope-reorder, they leave no worker
+# They take about a minute each. Begun first, with --no-loadscope-reorder, they leave no worker
 # waiting for another at the end.
 LONGEST = (
-    *("training/test_processes.py", "test_on_ray.py"),
-    *("training/test_train.py", "test_pages.py", "training/test_generated_queries.py"),
+    *("training/test_processes.py", "test_on_ray.py", "training/test_train.py"),
+    *("research/test_pretend_gpu.py", "test_pages.py", "test_cli.py"),
 )
 
 
