@@ -19,6 +19,7 @@ import torch
 from hypothesis import settings
 
 from revela.index.index import Index
+from tests.collection_folder import write_lines
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -98,7 +99,7 @@ def make_rows(count: int, sentences: int = 8, seed: int = 0) -> list[dict[str, s
 @pytest.fixture(scope="session")
 def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in make_rows(80)))
+    write_lines(path, make_rows(80))
     return path
 
 

@@ -12,6 +12,7 @@ from revela.evaluation import choose_model as choosing
 from revela.evaluation.choose_model import Candidate, Choice
 from revela.model_files import resolve
 from revela.retriever.static_encoder import is_static
+from tests.collection_folder import write_lines
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def doing(monkeypatch, doing):
 def corpus(tmp_path):
     path = tmp_path / "corpus.jsonl"
     rows = ({**row, "title": ""} for row in make_rows(130))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return path
 
 
@@ -165,8 +166,8 @@ def test_eval_ranks_models_on_a_text_without_labels(
     best = next(iter(scores))
     assert set(scores[fitted]["p"]) == {best, "BM25"}
     titled = [{**row, "title": f"all about {row['_id']}"} for row in make_rows(130)]
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in titled))
+    write_lines(corpus, titled)
     said = succeeds(*given)
     assert "(title: 39 queries over 39 passages)" in said
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in titled[:20]))
+    write_lines(corpus, titled[:20])
     assert "too few to compare models by: give more of it, or judged" in refused(*given)

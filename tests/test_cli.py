@@ -29,17 +29,12 @@ from revela.settings import (
     read_recipe,
 )
 from revela.types import Document
+from tests.collection_folder import write_collection, write_lines
 
 
 def judged_folder(folder: Path, rows, queries) -> Path:
     """A folder in BEIR layout; each query finds the document of its id."""
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = [{"_id": name, "text": text} for name, text in queries.items()]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-    judged = "".join(f"{name}\t{name}\t1\n" for name in queries)
-    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
-    return folder
+    return write_collection(folder, rows, queries, {(name, name): 1 for name in queries})
 
 
 @pytest.fixture
@@ -575,9 +570,7 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, tiny_lm_fold
     assert (tmp_path / "out" / "gated-0" / "metrics.jsonl").stat().st_mtime_ns == written
     err = refused(*command, "--learning-rate 0.5")
     assert "gated-0 was begun with other settings (learning_rate): give the same, or another" in err
-    (tmp_path / "other.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in make_rows(80, seed=9))
-    )
+    write_lines(tmp_path / "other.jsonl", make_rows(80, seed=9))
     err = refused("compare", tmp_path / "other.jsonl", *command[2:])
     assert "gated-0 was begun on another corpus" in err
 

@@ -8,11 +8,11 @@ import pytest
 
 from conftest import SLOTS, TOPICS, make_rows
 from revela.index.manifest import read_info
-from tests.collection_folder import write_collection
+from tests.collection_folder import write_collection, write_lines
 
 
 def test_index_and_append_by_command(contextual, saved_retriever, tmp_path, succeeds, refused):
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in make_rows(12)))
+    write_lines(tmp_path / "corpus.jsonl", make_rows(12))
     corpus, out, own = tmp_path / "corpus.jsonl", tmp_path / "index", tmp_path / "own.txt"
     own.write_text("\n".join(TOPICS))
 
@@ -55,7 +55,7 @@ def test_eval_by_command(contextual, saved_retriever, tmp_path, succeeds, refuse
 @pytest.mark.parametrize("kind", ["saved_retriever", "contextual"])
 def test_probe_says_how_many_documents_are_read(kind, request, tmp_path, succeeds):
     rows = make_rows(8, sentences=20)
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "corpus.jsonl", rows)
     model, json_file = request.getfixturevalue(kind), tmp_path / "probe.json"
     limits = ("--max-tokens", 64, "--documents", 4, "--precision", "fp32", "--json", json_file)
     succeeds("probe", model, tmp_path / "corpus.jsonl", *limits)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from conftest import make_rows
 from revela import Index
+from tests.collection_folder import write_lines
 
 FLAGS = ("--chunk-words", 12, "--precision", "fp32")
 
@@ -18,7 +17,7 @@ FLAGS = ("--chunk-words", 12, "--precision", "fp32")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("encode") / "corpus.jsonl"
     rows = [dict(row, title=row["title"] * (i % 2)) for i, row in enumerate(make_rows(24))]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return path
 
 

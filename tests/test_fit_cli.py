@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 
 import numpy as np
@@ -15,6 +14,7 @@ from revela import Retriever, RevelaError
 from revela.retriever.fit import WORDS_TO_VECTORS
 from revela.retriever.load import load_encoder
 from revela.training import train_table as training
+from tests.collection_folder import write_lines
 
 SMALL = ("--layers", "2", "--precision", "fp32")
 
@@ -23,7 +23,7 @@ SMALL = ("--layers", "2", "--precision", "fp32")
 def corpus(tmp_path):
     """400 documents: enough to hold some out."""
     file = tmp_path / "corpus.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in make_rows(400)))
+    write_lines(file, make_rows(400))
     return file
 
 
@@ -88,7 +88,7 @@ def test_python_fits_as_the_command_does(succeeds, corpus_file, tiny_lm_folder, 
 
 def test_a_pruned_retriever_is_smaller(succeeds, tiny_lm_folder, tmp_path):
     corpus, sizes = tmp_path / "corpus.jsonl", {}
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in make_rows(12)))
+    write_lines(corpus, make_rows(12))
     for more in ((), ("--prune",)):
         out = tmp_path / f"out{len(more)}"
         given = ("--model", tiny_lm_folder, "--out", out)

@@ -12,6 +12,7 @@ import pytest
 from conftest import make_rows, tiny_retriever
 from revela.groups.store import GroupFolder
 from test_cli import TINY
+from tests.collection_folder import write_lines
 
 CUT = ("--chunk-words", "12", "--threads", "1", "--held-out", "0.2")
 BUILD = (*CUT, "--group-size", "8")
@@ -69,7 +70,7 @@ def test_clusters_of_what_a_surrogate_finds_similar(
 def test_several_corpora_in_given_shares(succeeds, refused, tiny_lm_folder, tmp_path):
     for name, count in (("few", 12), ("many", 60)):
         rows = [{**row, "title": name} for row in make_rows(count, seed=count)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     sources = (tmp_path / "few.jsonl", tmp_path / "many.jsonl")
     flags = (*BUILD, *models(tiny_lm_folder))
     succeeds("groups", *sources, "--out", tmp_path / "g", "--weights", 1, 2, *flags)
@@ -96,7 +97,7 @@ def write_ready(folder: Path, kind: str) -> tuple[str, list[list[str]]]:
         pq.write_table(table.slice(0, 20), source / "0.parquet")
         pq.write_table(table.slice(20).select(["text"]), source / "1.parquet")
         return str(source), texts
-    (source / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(source / "train.jsonl", rows)
     return f"hub:{source}", texts
 
 

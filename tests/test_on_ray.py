@@ -6,7 +6,6 @@ All of it is in one file, so that Ray is started once.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import signal
@@ -38,6 +37,7 @@ from revela.on_ray import Cluster
 from revela.retriever.load import load_encoder
 from revela.settings import Indexing
 from revela.types import Document
+from tests.collection_folder import write_lines
 from tests.groups.test_preclustered import chunks_in_cells, groups_of, write_cells
 from tests.index.letters import WORDS, Letters, reopen
 from tests.index.letters import documents as letter_documents
@@ -75,7 +75,7 @@ def write_corpus(folder: Path, rows: list[dict[str, object]]) -> Path:
     folder.mkdir()
     half = len(rows) // 2
     lines = ({k: v for k, v in row.items() if k != "_id"} for row in rows[:half])
-    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder / "a.jsonl", lines)
     pq.write_table(pa.Table.from_pylist(rows[half:]), folder / "b.parquet", row_group_size=5)
     return folder
 
@@ -193,7 +193,7 @@ def test_what_is_appended_and_replaced_reads_the_context_of_the_index(
 ):
     rows = [dict(row, _id=f"it's {i}") for i, row in enumerate(rows_of_corpus())]
     before, after = tmp_path / "before.jsonl", tmp_path / "after.parquet"
-    before.write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
+    write_lines(before, rows[:30])
     changed = [dict(row, text=f"another text of {i}.") for i, row in enumerate(rows[20:26])]
     pq.write_table(pa.Table.from_pylist([*changed, *rows[26:]]), after)
     for name, flags in (("local", ()), ("ray", ("--engine", "ray", "--commit-every", 40))):

@@ -32,6 +32,7 @@ from conftest import make_rows
 from research import docs_site
 from revela.cli import app
 from revela.cli.main import add_settings
+from tests.collection_folder import write_collection
 
 ROOT = docs_site.ROOT
 HISTORY = {"changelog.md", "notebook.md"}  # what was run then, with the flags of then
@@ -245,13 +246,10 @@ def write_text(folder: Path) -> None:
 
 
 def write_judged(folder: Path) -> None:
-    (folder / "qrels").mkdir(parents=True)
     rows = make_rows(40)
-    queries = [{"_id": f"q{i}", "text": row["text"].split(".")[0]} for i, row in enumerate(rows)]
-    for name, lines in (("corpus", rows), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    judged = "".join(f"q{i}\t{row['_id']}\t1\n" for i, row in enumerate(rows))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    queries = {f"q{i}": row["text"].split(".")[0] for i, row in enumerate(rows)}
+    judged = {(f"q{i}", row["_id"]): 1 for i, row in enumerate(rows)}
+    write_collection(folder, rows, queries, judged)
 
 
 @pytest.fixture(scope="module")

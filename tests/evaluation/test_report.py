@@ -15,6 +15,7 @@ from revela.errors import RevelaError
 from revela.evaluation.plots import Line, Plot, smooth
 from revela.evaluation.report import merge, report
 from revela.evaluation.results import SystemScores, read_results, write_json
+from tests.collection_folder import write_lines
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror='alert(2)'>{{ 7 * 7 }} $x_$"
 ABOUT: dict[str, Any] = {
@@ -113,7 +114,7 @@ def write_run(folder: Path, about=ABOUT, scores=None, probe=None, **settings: An
     losses = [{"step": step, "minutes": step / 60, "loss": 4.0 - step / 10} for step in (2, 4)]
     last = [end | {"tokens_read": 4321, "check": {"title": 0.45}}, end | {"kept": 4}]
     rows = [first, *losses, *last]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "metrics.jsonl", rows)
     (folder / "modules.json").write_text("[]")
     for name, content in (("scores.json", scores), ("probe.json", probe)):
         if content is not None:

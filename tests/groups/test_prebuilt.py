@@ -17,6 +17,7 @@ from revela.errors import RevelaError
 from revela.groups.build import build_groups
 from revela.groups.prebuilt import group_members, holds_groups
 from revela.settings import Recipe
+from tests.collection_folder import write_lines
 
 LINES = [["a", "b", "c"], {"src": "posts", "text": ["d", "e", "f", "g"]}, ["h", "i", "j"]]
 
@@ -63,7 +64,7 @@ def test_files_of_documents_hold_no_groups(tmp_path, text):
 
 def hub_folder(folder: Path, rows: list[object]) -> Path:
     folder.mkdir(parents=True)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "train.jsonl", rows)
     return Path(f"hub:{folder}")
 
 

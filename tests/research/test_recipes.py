@@ -18,7 +18,7 @@ from revela.groups.dataset import TrainingSet
 from revela.settings import Recipe, read_recipe
 from revela.types import Document
 from test_cli import TINY
-from tests.collection_folder import write_collection
+from tests.collection_folder import write_collection, write_lines
 
 RECIPES = Path(__file__).parents[2] / "research" / "recipes"
 FILES = sorted(RECIPES.glob("*.toml"))
@@ -111,7 +111,7 @@ def test_variants_of_the_reading_are_trained_on_what_they_read(
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     (row,), others = make_rows(1), make_rows(30, seed=1)
     near = [{**row, "_id": f"n{i}", "text": f"{row['text']} And number {i}."} for i in range(20)]
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in [*near, *others]))
+    write_lines(corpus, [*near, *others])
     judged = write_judged(tmp_path / "judged", [row])
     variants = "[variants.all.corpus]\nnear_duplicates = 0\n[variants.apart.corpus]\n"
     (tmp_path / "r.toml").write_text(variants + "near_duplicates = 0.8\n")

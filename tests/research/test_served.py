@@ -9,6 +9,7 @@ from conftest import make_rows
 from research.benchmarks import served
 from revela import Document, Retriever
 from revela.evaluation.metrics import mean_scores
+from tests.collection_folder import write_collection
 
 ROWS = make_rows(24, sentences=40)  # of some three chunks each
 ASKED = {  # by collection: queries, and what is relevant to them
@@ -23,18 +24,10 @@ ASKED = {  # by collection: queries, and what is relevant to them
 }
 
 
-def write(folder, queries, qrels):
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    asked = [json.dumps({"_id": name, "text": text}) for name, text in queries.items()]
-    (folder / "queries.jsonl").write_text("\n".join(asked))
-    judged = [f"{name} 0 {d} {grade}" for name in qrels for d, grade in qrels[name].items()]
-    (folder / "qrels" / "test.tsv").write_text("\n".join(judged))
-
-
 def test_the_table_is_what_an_index_finds(saved_retriever, tmp_path, monkeypatch, capsys):
     for name, (queries, qrels) in ASKED.items():
-        write(tmp_path / "data" / name, queries, qrels)
+        judged = {(q, d): grade for q, found in qrels.items() for d, grade in found.items()}
+        write_collection(tmp_path / "data" / name, ROWS, queries, judged)
     flags = ["--data", tmp_path / "data", "--model", saved_retriever, "--out", tmp_path / "out"]
     monkeypatch.setattr(sys, "argv", ["served", *map(str, flags)])
 

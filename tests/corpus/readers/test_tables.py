@@ -8,7 +8,6 @@ import csv
 import datetime
 import gzip
 import io
-import json
 import math
 import os
 from pathlib import Path
@@ -25,6 +24,7 @@ from revela.corpus.readers.common import ReadReport
 from revela.corpus.readers.rows import Fields
 from revela.errors import RevelaError
 from revela.types import Document
+from tests.collection_folder import write_lines
 
 SENTENCE = "A sentence that has more than five words."
 FIELDS = Fields("text", "title")
@@ -216,7 +216,7 @@ def test_metadata_comes_along_when_it_is_asked_for(tmp_path, name):
         for i, lang in enumerate((None, "en", "de"))
     ]
     if name == "a.jsonl":
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / name, rows)
     else:
         WRITERS[name](tmp_path / name, pa.Table.from_pylist(rows))
     documents, _ = read_corpus(
@@ -246,7 +246,7 @@ def test_a_number_that_is_none_is_missing(tmp_path, name):
         for i, share in enumerate([0.5, math.nan, math.inf, -math.inf])
     ]
     if name == "a.jsonl":
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / name, rows)
     else:
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
     documents, _ = read_corpus([tmp_path], distinct=False, metadata=["share"])
