@@ -245,7 +245,7 @@ def read_training_set(recipe: Recipe, corpus: Sequence[Path]) -> tuple[TrainingS
     data = TrainingSet.read(recipe, corpus)
     path = data.queries_file
     assert path is not None
-    write_questions = partial(generate_answers, recipe, path=path, of="held-out chunks")
+    write_questions = partial(generate_answers, recipe, path=path, unit="held-out chunks")
     check = check_by(data.held_out, recipe, write_questions)
     questions = recipe.training.check_questions
     if questions and all(task.name != "question" for task in check.tasks):

@@ -163,7 +163,10 @@ def test_a_repeated_question_goes_when_both_of_its_chunks_are_known(
     assert [data.row(i).query for i in (2, 3, 4, 5)] == [""] * 4
     assert list(groups(1)) == [[0, 1]] and len(asked) == 6
     assert [data.row(i).query[:12] for i in (0, 1)] == ["", "Which garden"]
-    assert "queries for 1 of 6 chunks" in written.kept() and "4 asked of several" in written.kept()
+    assert (
+        "queries for 1 of 6 chunks" in written.summary()
+        and "4 asked of several" in written.summary()
+    )
 
 
 def test_without_a_single_query_nothing_is_left_behind(train_into, tmp_path, monkeypatch):

@@ -89,7 +89,7 @@ def queries(
 
         about = ", ".join(map(str, corpus)), command_line()
         made = make_test_set(data, out, form, RoundTrip(embedder, top), *about)
-        pairs = [(asked.text, made.passages[asked.relevant[0]].text) for asked in made.questions]
+        pairs = [(q.text, made.passages[q.relevant[0]].text) for q in made.questions]
         print(f"{describe(made)}; saved to {out}")
     _show(pairs, show)
 

@@ -1,5 +1,5 @@
-"""Test sets of one's own: queries about the chunks of a corpus, which are kept if they find their
-chunk again, as a folder in BEIR layout, or with a hard negative each to train on.
+"""Test sets of a corpus: queries that retrieve their own chunk, as a folder in BEIR layout, or as
+triplets with hard negatives to train on.
 
 Shapes: Q queries, N passages, D width of a vector, K places of a ranking.
 """
@@ -33,9 +33,11 @@ from revela.types import Chunk, Document
 
 Form = Literal["beir", "triplets"]
 T = TypeVar("T")
-BM25_NAME, NEGATIVES_FROM = "BM25", 50  # of each ranking
-# A passage that is nearer may answer the query too (NV-Retriever, 2024: TopK-PercPos).
-NEGATIVE_BELOW = 0.95  # of the cosine of the query's own passage
+BM25_NAME = "BM25"
+NEGATIVES_FROM = 50  # first passages of each ranking
+# Maximum cosine of a negative, as a share of the positive's: a nearer passage may answer the query,
+# too (NV-Retriever, 2024: TopK-PercPos).
+NEGATIVE_BELOW = 0.95
 SETTINGS = (
     *("queries", "max_queries", "seed", "chunk_words", "near_duplicates", "lm_tokens"),
     *("language", "precision"),
@@ -44,14 +46,15 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Question:
-    """A query, the passages that answer it, which retrievers find one of them, and a passage that
-    ranks high and does not answer it; -1: none.
-    """
+    """A query about some passages."""
 
     text: str
     relevant: Sequence[int]
+    "The passages that answer it."
     found_by: tuple[str, ...] = ()
+    "The retrievers that find one of them."
     negative: int = -1
+    "A passage that ranks high and does not answer it; -1: none."
 
 
 @dataclass(frozen=True)
@@ -59,22 +62,20 @@ class QuerySet:
     """Passages, and queries about some of them.
 
     Attributes:
-        asked: how many passages a language model was asked about, or how many queries the text has.
-        dropped: how many queries were dropped, by reason.
+        n_requested: passages that a language model was asked about, or queries taken from the text.
+        dropped: number of dropped queries by reason.
     """
 
     documents: Sequence[Document]
     passages: Sequence[Chunk]
     questions: list[Question]
-    asked: int
+    n_requested: int
     dropped: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """How queries are kept: one of their passages is among the first ``depth``, by BM25 or by an
-    embedder.
-    """
+    """Keep a query if one of its passages is in the first ``depth`` by BM25 or by an embedder."""
 
     embedder: str = OFFLINE_EMBEDDER
     depth: int = 10
@@ -83,7 +84,7 @@ class RoundTrip:
 def make_test_set(
     data: TrainingSet, out: Path, form: Form, trip: RoundTrip, corpus: str = "", command: str = ""
 ) -> QuerySet:
-    """Ask about a corpus, drop queries that do not find their passage again, and save the rest.
+    """Make queries about a corpus, drop those that do not find their passage, and save the rest.
 
     Args:
         data: the corpus, and where queries come from.
@@ -91,32 +92,33 @@ def make_test_set(
         corpus, command: for the card.
     """
     folder = resolve(trip.embedder)
-    made = _checked(_asked(data))
-    made = _checked(_found_again(made, data.recipe, folder, trip.depth))
+    made = _check_not_empty(_all_queries(data))
+    made = _check_not_empty(_round_trip(made, data.recipe, folder, trip.depth))
     if form == "triplets":
-        made = _checked(_with_negatives(made))
+        with_negative = [question for question in made.questions if question.negative >= 0]
+        made = _check_not_empty(_keep(made, with_negative, "without a hard negative"))
     card = _card(made, data, trip, out.name, corpus, command)
     with atomic_write(out) as temporary:
         temporary.mkdir()
         if form == "beir":
-            _write_collection(temporary, made, _names(made))
+            _write_collection(temporary, made)
         else:
             _write_lines(temporary / "train.jsonl", _triplets(made))
         (temporary / "README.md").write_text(card, encoding="utf-8")
     return made
 
 
-def _checked(made: QuerySet) -> QuerySet:
+def _check_not_empty(made: QuerySet) -> QuerySet:
     if not made.questions:
         raise RevelaError(
-            f"no query is left of {made.asked:,} (dropped: {_counts(made.dropped)}): give more "
-            "text, another --query-lm, or another --queries"
+            f"no query is left of {made.n_requested:,} (dropped: {_counts(made.dropped)}): give "
+            "more text, another --query-lm, or another --queries"
         )
     return made
 
 
-def _asked(data: TrainingSet) -> QuerySet:
-    """All passages, and the queries that a language model writes about some, or that they have."""
+def _all_queries(data: TrainingSet) -> QuerySet:
+    """All passages, and queries about a sample, by a language model or from the text."""
     recipe, documents = data.recipe, [*data.documents, *data.held_out]
     chunks = training_chunks(recipe, documents)
     if recipe.queries.source != "lm":
@@ -125,59 +127,56 @@ def _asked(data: TrainingSet) -> QuerySet:
         for number, row in enumerate(rows):
             relevant.setdefault(row.query, []).append(number)
         relevant.pop("", None)
-        drawn = _drawn(list(relevant.items()), recipe)
-        return QuerySet(documents, rows, [Question(*pair) for pair in drawn], len(drawn))
-    places = _drawn(range(len(chunks)), recipe)
+        sample = _sample(list(relevant.items()), recipe)
+        return QuerySet(documents, rows, [Question(*pair) for pair in sample], len(sample))
+    places = _sample(range(len(chunks)), recipe)
     answers = generate_answers(recipe, [chunks[i].text for i in places], data.queries_file)
     questions = [Question(a.query, [i]) for i, a in zip(places, answers, strict=True) if a.query]
     dropped = Counter(answer.rejected for answer in answers if answer.rejected)
     return QuerySet(documents, chunks, questions, len(places), dropped)
 
 
-def _drawn(items: Sequence[T], recipe: Recipe) -> list[T]:
-    """``max_queries`` of them, in their order."""
-    most = recipe.queries.max_queries or len(items)
-    drawn = random.Random(recipe.training.seed).sample(range(len(items)), min(most, len(items)))
-    return [items[i] for i in sorted(drawn)]
+def _sample(items: Sequence[T], recipe: Recipe) -> list[T]:
+    """``max_queries`` random items, in their order."""
+    count = min(recipe.queries.max_queries or len(items), len(items))
+    indices = random.Random(recipe.training.seed).sample(range(len(items)), count)
+    return [items[i] for i in sorted(indices)]
 
 
-def _found_again(made: QuerySet, recipe: Recipe, folder: Path, depth: int) -> QuerySet:
-    """Without queries that find no passage of theirs among the first by BM25 or by an embedder."""
+def _round_trip(made: QuerySet, recipe: Recipe, folder: Path, depth: int) -> QuerySet:
+    """Drop queries without a passage of theirs among the first by BM25 or by an embedder."""
     name, texts = name_of(folder), [passage.text.strip() for passage in made.passages]
     encoder = Context("corpus").into(load_encoder(folder, recipe.training.precision), texts)
-    asked = [question.text for question in made.questions]
+    queries = [question.text for question in made.questions]
     passages_ND = encoder.encode_passages(texts, progress=True)
-    queries_QD = encoder.encode_queries(asked)
+    queries_QD = encoder.encode_queries(queries)
     near_QK, _ = top_k(queries_QD, passages_ND, max(depth, NEGATIVES_FROM))
-    words_QK, scores_QK = BM25(texts, recipe.corpus.language).top_k(asked, near_QK.shape[1])
-    found = []
+    words_QK, scores_QK = BM25(texts, recipe.corpus.language).top_k(queries, near_QK.shape[1])
+    questions = []
     for question, vector, near, words, scores in zip(
         made.questions, queries_QD, near_QK.tolist(), words_QK, scores_QK, strict=True
     ):
         rankings = {BM25_NAME: words[scores > 0].tolist(), name: near}
-        by = [who for who, some in rankings.items() if {*question.relevant} & {*some[:depth]}]
-        others = list(reciprocal_rank_fusion(list(rankings.values())))
-        most = NEGATIVE_BELOW * (passages_ND[question.relevant] @ vector).max()
-        below = compress(others, passages_ND[others] @ vector < most)
-        own = {texts[i] for i in question.relevant}
-        negative = next((i for i in below if texts[i] not in own), -1)
-        found.append(replace(question, found_by=tuple(by), negative=negative))
-    kept = [question for question in found if question.found_by]
-    return _without(made, kept, f"found among the first {depth} by neither {BM25_NAME} nor {name}")
+        relevant = {*question.relevant}
+        found_by = [who for who, ranking in rankings.items() if relevant & {*ranking[:depth]}]
+        fused = list(reciprocal_rank_fusion(list(rankings.values())))
+        max_cosine = NEGATIVE_BELOW * (passages_ND[question.relevant] @ vector).max()
+        candidates = compress(fused, passages_ND[fused] @ vector < max_cosine)
+        own_texts = {texts[i] for i in relevant}
+        negative = next((i for i in candidates if texts[i] not in own_texts), -1)
+        questions.append(replace(question, found_by=tuple(found_by), negative=negative))
+    kept = [question for question in questions if question.found_by]
+    return _keep(made, kept, f"found among the first {depth} by neither {BM25_NAME} nor {name}")
 
 
-def _with_negatives(made: QuerySet) -> QuerySet:
-    kept = [question for question in made.questions if question.negative >= 0]
-    return _without(made, kept, "without a hard negative")
+def _keep(made: QuerySet, kept: list[Question], why: str) -> QuerySet:
+    """Drop the other questions, and count them by the reason ``why``."""
+    dropped = Counter({why: len(made.questions) - len(kept)})
+    return replace(made, questions=kept, dropped=made.dropped + dropped)
 
 
-def _without(made: QuerySet, kept: list[Question], why: str) -> QuerySet:
-    lost = Counter({why: len(made.questions) - len(kept)})
-    return replace(made, questions=kept, dropped=made.dropped + lost)
-
-
-def _names(made: QuerySet) -> list[str]:
-    """An id for each passage: its document's, without spaces, and its number in this."""
+def _passage_ids(made: QuerySet) -> list[str]:
+    """An id for each passage: its document's, without spaces, and its number in the document."""
     count, names = Counter[str](), []
     for passage in made.passages:
         name = re.sub(r"\s+", "_", made.documents[passage.document].id)
@@ -186,45 +185,39 @@ def _names(made: QuerySet) -> list[str]:
     return names
 
 
-def _write_collection(folder: Path, made: QuerySet, names: Sequence[str]) -> None:
-    """In BEIR layout. ``document_id`` is the one that the passage's document has in an index."""
-    passages = zip(names, made.passages, strict=True)
-    _write_lines(
-        folder / "corpus.jsonl",
-        (
-            {
-                "_id": name,
-                "text": passage.text.strip(),
-                "document_id": made.documents[passage.document].id,
-            }
-            for name, passage in passages
-        ),
+def _write_collection(folder: Path, made: QuerySet) -> None:
+    """Write BEIR layout. ``document_id`` is the id of the passage's document in an index."""
+    ids = _passage_ids(made)
+    corpus = (
+        {
+            "_id": id_,
+            "text": passage.text.strip(),
+            "document_id": made.documents[passage.document].id,
+        }
+        for id_, passage in zip(ids, made.passages, strict=True)
     )
-    queries = {f"q{number}": question for number, question in enumerate(made.questions)}
-    _write_lines(
-        folder / "queries.jsonl",
-        (
-            {"_id": name, "text": question.text, "found_by": list(question.found_by)}
-            for name, question in queries.items()
-        ),
+    queries = (
+        {"_id": f"q{number}", "text": question.text, "found_by": list(question.found_by)}
+        for number, question in enumerate(made.questions)
     )
-    judged = (
-        f"{query}\t{names[i]}\t1\n"
-        for query, question in queries.items()
+    qrels = (
+        f"q{number}\t{ids[i]}\t1\n"
+        for number, question in enumerate(made.questions)
         for i in question.relevant
     )
+    _write_lines(folder / "corpus.jsonl", corpus)
+    _write_lines(folder / "queries.jsonl", queries)
     (folder / "qrels").mkdir()
-    text = "query-id\tcorpus-id\tscore\n" + "".join(judged)
+    text = "query-id\tcorpus-id\tscore\n" + "".join(qrels)
     (folder / "qrels" / "test.tsv").write_text(text, encoding="utf-8")
 
 
 def _triplets(made: QuerySet) -> Iterator[dict[str, str]]:
     for question in made.questions:
-        own, other = question.relevant[0], question.negative
         yield {
             "anchor": question.text,
-            "positive": made.passages[own].text.strip(),
-            "negative": made.passages[other].text.strip(),
+            "positive": made.passages[question.relevant[0]].text.strip(),
+            "negative": made.passages[question.negative].text.strip(),
         }
 
 
@@ -242,7 +235,7 @@ def describe(made: QuerySet) -> str:
     found = Counter(" and ".join(question.found_by) for question in made.questions)
     by = _counts({f"found by {names}": number for names, number in found.most_common()})
     dropped = _counts(dict(made.dropped.most_common()))
-    return f"{len(made.questions):,} queries of {made.asked:,}: {by}; dropped: {dropped}"
+    return f"{len(made.questions):,} queries of {made.n_requested:,}: {by}; dropped: {dropped}"
 
 
 CARD = """---

@@ -1,1 +1,1 @@
-"""Queries that authors or a language model wrote for a text."""
+"""Training queries: taken from the text, or written by a language model."""

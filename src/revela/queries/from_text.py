@@ -1,8 +1,8 @@
 """A query for each chunk, taken from the text: its title, a sentence of it, or a docstring.
 
 A sentence that becomes the query is removed from its chunk (the inverse cloze task; Lee et al., ACL
-2019), so that matching words are not all there is to learn. The best queries are those that an
-author wrote for readers: docstrings of functions, and titles.
+2019), so that matching words does not suffice. The best queries are what an author wrote for
+readers: docstrings of functions, and titles.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SATURATION = 1.2  # BM25's k1
 
 
 def query_hash(query: str) -> int:
-    """The same number for the same words, at least 0; -1 for no query."""
+    """A hash of 63 bits; -1 for no query."""
     return hash64(query) >> 1 if query else -1
 
 
 def with_titles(chunks: Iterable[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:
-    """Each chunk with its document's title as its query, removed from its text."""
+    """Each chunk with its document's title as query, removed from its text."""
     for chunk in chunks:
         title = documents[chunk.document].title
         text = _without(chunk.text, title) if title else chunk.text
@@ -36,7 +36,7 @@ def with_titles(chunks: Iterable[Chunk], documents: Sequence[Document]) -> Itera
 
 
 def with_first_sentences(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Each chunk with its first sentence as its query, removed from its text.
+    """Each chunk with its first sentence as query, removed from its text.
 
     >>> passage = "The mitral valve has two leaflets. It lies in the left half of the heart."
     >>> [(c.query, c.text) for c in with_first_sentences([Chunk(0, passage)])]
@@ -47,10 +47,9 @@ def with_first_sentences(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 
 def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
-    """Each chunk with its most telling sentence as its query, removed from its text.
-
-    That is the one whose words have the highest mean BM25 weight, idf(w) tf / (tf + k1), tf counted
-    in the chunk (Robertson & Zaragoza, 2009).
+    """Each chunk with its most telling sentence as query, removed from its text: the one with the
+    highest mean BM25 weight of its words, idf(w) tf / (tf + k1), tf counted in the chunk (Robertson
+    & Zaragoza, 2009).
     """
     frequency = Counter[str]()
     for chunk in chunks:
@@ -61,7 +60,7 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         words = set(terms(sentence.lower()))
         rarity = {w: (n_chunks - frequency[w] + 0.5) / (frequency[w] + 0.5) for w in words}
         idf = {w: math.log(1 + rarity[w]) for w in words}
-        # The order of a set differs between processes; fsum does not depend on it.
+        # fsum does not depend on the order of the set, which differs between processes.
         return math.fsum(idf[w] * counts[w] / (counts[w] + SATURATION) for w in words) / len(words)
 
     for chunk in chunks:
@@ -72,10 +71,10 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
 
 def _candidates(text: str) -> list[str]:
     """Sentences that can be the query; none if little text would be left."""
-    found = sentences(text)
-    if len(found) < 2 or count_terms(terms(text)) < 2 * MIN_QUERY_WORDS:
+    all_sentences = sentences(text)
+    if len(all_sentences) < 2 or count_terms(terms(text)) < 2 * MIN_QUERY_WORDS:
         return []
-    return [s for s in found if MIN_QUERY_WORDS <= count_terms(terms(s)) <= MAX_QUERY_WORDS]
+    return [s for s in all_sentences if MIN_QUERY_WORDS <= count_terms(terms(s)) <= MAX_QUERY_WORDS]
 
 
 def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
@@ -85,7 +84,7 @@ def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
 
 
 def _without(text: str, part: str) -> str:
-    """The text without this part, where it cuts no word in two and something is left."""
+    """Remove the first occurrence of a part that splits no word, unless it is the whole text."""
     start = text.find(part)
     while start >= 0:
         end = start + len(part)
@@ -97,13 +96,12 @@ def _without(text: str, part: str) -> str:
 
 
 def with_authors_words(chunks: Sequence[Chunk], documents: Sequence[Document]) -> Iterator[Chunk]:
-    """What the author wrote as the query: a docstring, else a title, else a telling sentence.
+    """Each chunk with what its author wrote as query: a docstring, a title, or a telling sentence.
 
-    Code with docstrings gives its documented functions, each without its docstring, in place of
-    its chunks.
+    In code with docstrings, documented functions without their docstrings replace the chunks.
     """
-    both = zip(chunks, with_telling_sentences(chunks), strict=True)
-    for document, pairs in groupby(both, key=lambda pair: pair[0].document):
+    zipped = zip(chunks, with_telling_sentences(chunks), strict=True)
+    for document, pairs in groupby(zipped, key=lambda pair: pair[0].document):
         source = documents[document]
         functions = list(documented_functions(source.text)) if source.kind == "code" else []
         if functions:

@@ -1,9 +1,9 @@
-"""Queries that a language model writes to chunks: asked for, checked, kept in a file; all of them
-first, or as training comes to their chunks.
+"""Queries that a language model writes for chunks: generated, checked and stored in a file, before
+training or during it.
 
-The model is shown three examples, or asked for one question that only the passage answers (DREAM,
-appendix A; our wording). Every answer, kept or not, is appended to a file at once, so that a
-stopped run continues where it was.
+The prompt has three examples of a question that its passage answers (DREAM, appendix A, asks by an
+instruction). Every answer, accepted or not, is appended to the file at once, so that a stopped run
+continues.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from revela.types import Chunk
 log = logging.getLogger(__name__)
 
 WRITING_BATCH = 32
-BLOCK = 64  # chunks whose queries are written at a time while a retriever trains
+BLOCK = 64  # chunks whose queries are written at a time during training
 NO_QUERY = "no chunk has a query: try another --queries than {}, or another --query-lm"
 Groups = Callable[[int], Iterator[list[int]]]  # as in groups/
 
-# A small model follows examples, where it only repeats an instruction.
+# A small model follows examples, but only repeats an instruction.
 EXAMPLES = Prompting(
     "Passage: Bees tell one another where flowers are by dancing. The angle of the dance gives the "
     "direction, and its length the distance.\n"
@@ -61,8 +61,8 @@ EXAMPLES = Prompting(
 )
 OPENING = "<question>"
 BEGINNING = b'{"passage": "'  # of every line of a file of queries
-COPIED = 8  # words in a row that a question may not share with its passage
-# Where a question ends: at its mark, in Greek a semicolon; in Armenian the mark stands inside.
+COPIED = 8  # consecutive words that a question may not share with its passage
+# The end of a question: its mark, in Greek a semicolon; in Armenian the mark is inside.
 _ASKED = re.compile(
     "[?\u037e\u061f\u1367\ua60f\uff1f]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);"
     "|\u055e[^\u0589:]*[\u0589:]?"
@@ -88,11 +88,11 @@ class Answer:
     rejected: str = ""
 
 
-REPEATED = Answer(rejected="asked of several passages")  # it says too little about each
+REPEATED = Answer(rejected="asked of several passages")
 
 
 def check_output(output: str, passage: str) -> Answer:
-    """The question in a language model's output, or why it is rejected.
+    """Extract the question from a language model's output, or the reason to reject it.
 
     >>> check_output("Bees dance.", "Bees tell one another where flowers are by dancing.")
     Answer(query='', rejected='not a question')
@@ -124,8 +124,9 @@ def check_output(output: str, passage: str) -> Answer:
 
 
 class QueryFile:
-    """Answers by passage, in a JSONL file that is only appended to, by several processes if need
-    be. A line that a kill has cut short is ignored, and so are answers by others than ``by``.
+    """Answers by passage in an append-only JSONL file, which several processes may write.
+
+    Truncated lines, and answers of other models than ``by``, are ignored.
 
     Raises:
         RevelaError: the file holds something else; it is not changed.
@@ -182,25 +183,25 @@ def write_queries(
     progress: Callable[[int], object],
 ) -> None:
     """Write a query for every passage without an answer, the longest passages first; ``progress``
-    is called with the number of passages after each batch.
+    is called with the size of each batch.
     """
     missing = sorted({p for p in passages if file.get(p) is None}, key=lambda p: (-len(p), p))
     for start in range(0, len(missing), batch):
-        some = missing[start : start + batch]
-        outputs = write([p.strip() for p in some])
-        file.add(some, [check_output(*pair) for pair in zip(outputs, some, strict=True)])
-        progress(len(some))
+        batch_passages = missing[start : start + batch]
+        outputs = write([p.strip() for p in batch_passages])
+        file.add(batch_passages, list(map(check_output, outputs, batch_passages)))
+        progress(len(batch_passages))
 
 
 def without_repeats(answers: Sequence[Answer]) -> list[Answer]:
-    """Reject questions to several passages."""
+    """Reject a question that several passages have: it says too little about each."""
     counts = Counter(a.query.lower() for a in answers)
     return [REPEATED if a.query and counts[a.query.lower()] > 1 else a for a in answers]
 
 
 def can_write_lazily(recipe: Recipe) -> bool:
-    """Whether a language model may write queries as training comes to their chunks. Groups by
-    similarity and mined negatives need the queries of all chunks first.
+    """Whether a language model can write queries during training. Groups by similarity and mined
+    negatives need all queries first.
     """
     objective: Any = recipe.objective
     if objective.reads != "queries" or recipe.queries.source != "lm" or judgements_dir(recipe):
@@ -210,56 +211,55 @@ def can_write_lazily(recipe: Recipe) -> bool:
 
 
 def sample_chunks(recipe: Recipe, chunks: ArrowList[Chunk]) -> ArrowList[Chunk]:
-    """The chunks of documents drawn until they have ``max_queries``, and of one at least; the same
-    in every run, so that queries are written once.
+    """The chunks to write queries for: of random documents up to ``max_queries``, or of one.
+
+    The sample is the same in every run, so that queries are written once.
     """
-    owners, at_most = chunks.column("document"), recipe.queries.max_queries
+    owners, max_queries = chunks.column("document"), recipe.queries.max_queries
     documents, counts = np.unique(owners, return_counts=True)
     order = list(range(len(documents)))
     random.Random(0).shuffle(order)
-    fitting = int((np.cumsum(counts[order]) <= at_most).sum()) if at_most else len(order)
-    drawn = documents[order[: max(1, fitting)]]
-    return chunks.select(np.flatnonzero(np.isin(owners, drawn)))
+    n_fitting = int((np.cumsum(counts[order]) <= max_queries).sum()) if max_queries else len(order)
+    sample = documents[order[: max(1, n_fitting)]]
+    return chunks.select(np.flatnonzero(np.isin(owners, sample)))
 
 
 def generate_queries(
     recipe: Recipe, chunks: ArrowList[Chunk], path: Path | None
 ) -> ArrowList[Chunk]:
-    """The ``sample_chunks``, with queries by a language model; kept in ``path``."""
-    mine = sample_chunks(recipe, chunks)
-    answers = generate_answers(recipe, [c.text for c in mine], path)
-    return arrow_list(
-        Chunk, (dataclasses.replace(c, query=a.query) for c, a in zip(mine, answers, strict=True))
-    )
+    """``sample_chunks`` with queries by a language model, which ``path`` stores."""
+    sample = sample_chunks(recipe, chunks)
+    answers = generate_answers(recipe, [chunk.text for chunk in sample], path)
+    pairs = zip(sample, answers, strict=True)
+    return arrow_list(Chunk, (dataclasses.replace(c, query=a.query) for c, a in pairs))
 
 
 def generate_answers(
-    recipe: Recipe, texts: Sequence[str], path: Path | None, of: str = "chunks"
+    recipe: Recipe, texts: Sequence[str], path: Path | None, unit: str = "chunks"
 ) -> list[Answer]:
-    """What a language model answers when it is asked for a query to each text; ``of`` is what the
-    texts are, for the log.
-    """
+    """A language model's answer for each text; ``unit`` names texts in the log."""
     lm = QueryLM(recipe, path)
     if missing := lm.missing(texts):
         log.info(f"{lm}: {missing:,}")
     answers = without_repeats(lm.answers(texts))
     del lm
     gc.collect()  # a model of transformers refers to itself
-    log.info(_kept(answers, of))
+    log.info(_summary(answers, unit))
     return answers
 
 
-def _kept(answers: Collection[Answer], of: str) -> str:
+def _summary(answers: Collection[Answer], unit: str) -> str:
     """How many have a query, and why the others have none."""
     rejected = Counter(a.rejected for a in answers if a.rejected)
-    why = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())
-    kept = f"queries for {len(answers) - rejected.total():,} of {len(answers):,} {of}"
-    return f"{kept}; rejected: {why}" if why else kept
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in rejected.most_common())
+    summary = f"queries for {len(answers) - rejected.total():,} of {len(answers):,} {unit}"
+    return f"{summary}; rejected: {reasons}" if reasons else summary
 
 
 class QueryLM:
-    """A language model that is asked for queries, and the ``QueryFile`` of its answers. The model
-    is opened for the first text without an answer, and stays in memory.
+    """A language model that writes queries, and the ``QueryFile`` of its answers.
+
+    The model is loaded for the first text without an answer, and stays in memory.
 
     Raises:
         RevelaError: the model cannot be found, or the file cannot be used.
@@ -295,11 +295,10 @@ class QueryLM:
 
 
 class GeneratedQueries:
-    """Queries that are written when training comes to their chunks, a block of groups at a time.
+    """Queries that are written during training, a block of groups at a time.
 
-    A question to several chunks is dropped from every chunk read after the last of them is known;
-    later chunks may still repeat it. What the file holds already makes no other queries, so a run
-    that is resumed or repeated reads the same.
+    A question is dropped once a second chunk has it; chunks read before have kept it. Queries do
+    not depend on what the file holds, so a run that is resumed or repeated reads the same.
     """
 
     def __init__(self, lm: QueryLM, rows: ArrowList[Chunk]) -> None:
@@ -307,34 +306,34 @@ class GeneratedQueries:
         self._answers, self._chunks_of = dict[int, Answer](), dict[str, set[int]]()
 
     def row(self, index: int) -> Chunk:
-        """A row of a group that ``groups`` has given, with its query."""
+        """A row of a group that ``groups`` has yielded, with its query."""
         return dataclasses.replace(self.rows[index], query=self._answers[index].query)
 
     def groups(self, order: Groups) -> Groups:
-        """epoch -> those groups of ``order`` in which a chunk has a query; RevelaError if none."""
+        """Epoch -> the groups of ``order`` in which a chunk has a query; RevelaError if none."""
 
-        def of_epoch(epoch: int) -> Iterator[list[int]]:
-            groups, none = order(epoch), True
+        def epoch_groups(epoch: int) -> Iterator[list[int]]:
+            groups, is_empty = order(epoch), True
             for group in groups:
                 block = [group, *islice(groups, max(0, BLOCK // len(group) - 1))]
                 self._write(sorted({row for group in block for row in group}))
                 for group in block:
                     if any(self._answers[row].query for row in group):
-                        none = False
+                        is_empty = False
                         yield group
-            if none:
+            if is_empty:
                 raise RevelaError(NO_QUERY.format(self.lm.recipe.queries.source))
 
-        return of_epoch
+        return epoch_groups
 
-    def kept(self) -> str:
+    def summary(self) -> str:
         """How many of the chunks that were read have a query, and why the others have none."""
-        return _kept(self._answers.values(), "chunks")
+        return _summary(self._answers.values(), "chunks")
 
     def _write(self, rows: Sequence[int]) -> None:
-        found = dict(zip(rows, self.lm.answers([self.rows[i].text for i in rows]), strict=True))
-        for i, answer in found.items():
+        answers = dict(zip(rows, self.lm.answers([self.rows[i].text for i in rows]), strict=True))
+        for i, answer in answers.items():
             self._chunks_of.setdefault(answer.query.lower(), set()).add(i)
-        for i, answer in found.items():
+        for i, answer in answers.items():
             is_repeated = answer.query and len(self._chunks_of[answer.query.lower()]) > 1
             self._answers[i] = REPEATED if is_repeated else answer

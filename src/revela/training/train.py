@@ -258,7 +258,7 @@ def train(
             if checks and offer and best.step != step:
                 kept, after = best.restore()
             if data.generated_queries is not None:
-                log.info(data.generated_queries.kept())
+                log.info(data.generated_queries.summary())
             metrics.write(step, minutes=round(budget.minutes, 3), kept=kept)
             minutes, model.max_seq_length = budget.minutes, max_tokens
             outcome = Outcome(untrained, before, after, step, kept, minutes, interrupted)
