@@ -1,8 +1,8 @@
-"""Static retrievers: a text's vector is the mean of its tokens' rows in one table, of length one.
+"""Encode by a static retriever without torch: a text's unit vector is the mean of its tokens' rows.
 
-A stock Sentence-Transformers folder of ``StaticEmbedding``, with or without ``Normalize``, as
-model2vec writes it too, is read here without torch: a search answers in a second from cold, and
-encoding takes little longer than splitting texts into tokens.
+It reads a stock Sentence-Transformers folder of ``StaticEmbedding``, with or without ``Normalize``,
+as model2vec writes it too. A search answers in a second from cold, and encoding takes little longer
+than tokenizing. static_from_words.py makes such retrievers; static_trainable.py is one in training.
 
 Shapes: N texts, T tokens of a text, V of the vocabulary, D numbers of a row.
 """
@@ -27,8 +27,8 @@ from revela.types import Vectors, check_vectors_finite
 
 READ_AHEAD = 1024  # texts that are tokenized at once
 WEIGHTS = "model.safetensors"
-# As numpy reads them; it knows no bf16.
-STORED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+# Dtypes of safetensors in numpy, which knows no bf16.
+DTYPES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 
 
 def is_static(folder: Path) -> bool:
@@ -37,7 +37,7 @@ def is_static(folder: Path) -> bool:
 
 
 def _table_folder(folder: Path) -> Path | None:
-    """Where its table and tokenizer are; None if its modules are others."""
+    """Where table and tokenizer of a static retriever are; None for other models."""
     try:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         kinds = [module["type"].rpartition(".")[2] for module in modules]
@@ -50,10 +50,10 @@ def _table_folder(folder: Path) -> Path | None:
 
 
 class StaticEncoder:
-    """The ``TokenEncoder`` of a static retriever, without vectors of tokens; threads may share it.
+    """The ``TokenEncoder`` of a static retriever, without token vectors. Threads may share it.
 
-    ``table_VD`` has numbers or the bits of bf16; it is added up in fp32. Texts are truncated to
-    ``max_tokens``, or where the tokenizer (of the ``tokenizers`` library) does.
+    ``table_VD`` holds floats or the bits of bf16. Texts are truncated to ``max_tokens``, or where
+    the tokenizer (of the ``tokenizers`` library) does.
     """
 
     slots = 0
@@ -114,11 +114,11 @@ class StaticEncoder:
         return self._encode(texts, self.passage_prompt, progress)
 
     def encode_with_tokens(self, texts: Sequence[str], progress: bool = False) -> NoReturn:
-        """Refused: without a context, tokens say no more than their words."""
+        """Refused: a token's row says no more than its word."""
         check_tokens()
 
     def query_tokens(self, queries: Sequence[str]) -> NoReturn:
-        """Refused, as above."""
+        """Refused."""
         check_tokens()
 
     def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
@@ -127,19 +127,19 @@ class StaticEncoder:
 
     @functools.cached_property
     def counter(self) -> TokenCounter:
-        """Counts tokens as this reads them."""
+        """Counts tokens as this encoder reads them."""
         prompts = self.query_prompt, self.passage_prompt
         return TokenCounter(self._tokenizer, *prompts, self._limit, special_tokens=False)
 
     def _encode(self, texts: Sequence[str], prompt: str, progress: bool) -> Vectors:
         table_VD = self._table_VD
-        if len(texts) >= READ_AHEAD:  # rows that are read often are made fp32 once
+        if len(texts) >= READ_AHEAD:  # convert rows once, not at every use
             table_VD = _fp32(table_VD)
         vectors_ND = np.zeros((len(texts), table_VD.shape[1]), np.float32)
         how: dict[str, Any] = dict(total=len(texts), unit="text", disable=not progress)
         with tqdm(**how, delay=SHOWN_AFTER, leave=False) as bar:
             for i, ids in enumerate(token_ids(self._tokenizer, texts, prompt)):
-                if ids:  # their sum, as its length is not kept
+                if ids:  # the sum, as vectors are normalised anyway
                     np.add.reduce(_fp32(table_VD.take(ids, axis=0)), out=vectors_ND[i])
                 bar.update()
         check_vectors_finite(vectors_ND, self.name)
@@ -149,7 +149,7 @@ class StaticEncoder:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterator[list[int]]:
-    """The tokens of each text, without special ones; many texts are read at once."""
+    """The tokens of each text, without special ones."""
     for start in range(0, len(texts), READ_AHEAD):
         part = [prompt + text for text in texts[start : start + READ_AHEAD]]
         for read in tokenizer.encode_batch_fast(part, add_special_tokens=False):
@@ -165,7 +165,7 @@ def check_tokens() -> NoReturn:
 
 
 def _fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
-    """Numbers, or the bits of bf16, which are the upper half of fp32's, as fp32."""
+    """Floats, or the bits of bf16, which are the upper half of fp32's, as fp32."""
     if numbers.dtype == np.uint16:
         bits = numbers.astype(np.uint32)
         bits <<= 16  # in place: the table may be large
@@ -174,19 +174,17 @@ def _fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _table(file: Path) -> NDArray[Any]:
-    """The row of each token, (V, D), in a memory-mapped file, so that only rows that are needed are
-    read; model2vec's weights and mapping of tokens are worked in.
-    """
+    """The tokens' rows (V, D), memory-mapped, with model2vec's weights and mapping applied."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size))
 
     def stored(name: str) -> NDArray[Any]:
         about = header[name]
-        if about["dtype"] not in STORED:
+        if about["dtype"] not in DTYPES:
             raise ValueError(f"{name} of {file.name} is {about['dtype']}, not fp16, bf16 or fp32")
         place, shape = 8 + size + about["data_offsets"][0], tuple(about["shape"])
-        return np.asarray(np.memmap(file, STORED[about["dtype"]], "r", place, shape))
+        return np.asarray(np.memmap(file, DTYPES[about["dtype"]], "r", place, shape))
 
     if "embedding.weight" in header:
         return stored("embedding.weight")

@@ -1,14 +1,15 @@
-"""A static retriever from a language model and raw text: a row per word, no layer is run.
+"""Make a static retriever from a language model and raw text: a row per word, no layer is run.
 
-The words of the corpus become the tokens of a tokenizer of their own. A word's row begins as the
-mean of the LM's input embeddings of its pieces; forms of one stem share a row. Rows are whitened
-over the corpus (fit.py), so that unlike words are nearly orthogonal, and weighed by sqrt(idf), so
-that a word that a query shares with a passage adds its idf to their dot product, as in BM25.
+    row(stem) = sqrt(idf(stem)) * whiten(mean over its words of mean over their pieces of E(piece))
 
-Where words are not spaced, and in Hangul, the pieces of the LM themselves are the words; they also
-stand in for words that the corpus does not have. training/train_table.py trains the rows.
+E are the LM's input embeddings. The words of the corpus become the tokens of a new tokenizer; words
+of one stem share a row. Whitening over the corpus (lexical.py) makes unlike words nearly
+orthogonal, so that a word that query and passage share adds its idf to their dot product, as in
+BM25. Where words are not spaced, and in Hangul, the LM's pieces are the words; they also stand in
+for words that the corpus does not have. training/train_table.py trains the rows.
 
-Shapes: N texts, T tokens of a text, V tokens, S stems, P pieces of the LM, D numbers of a row.
+Shapes: N texts, T tokens of a text, V tokens, S stems, P pieces of the LM, U pieces in use, D
+numbers of a row.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from revela.retriever.static_encoder import StaticEncoder, token_ids
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-MOST_WORDS = 100_000  # of the corpus, the most frequent ones
+MAX_WORDS = 100_000  # the most frequent ones of the corpus
 UNKNOWN = "<unk>"
 
 Terms = Callable[[str], list[str]]
@@ -42,8 +43,10 @@ Terms = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class WordTable:
-    """A tokenizer of words of the ``tokenizers`` library, whose token 0 is for unknown characters,
-    the stem of each token (-1 of token 0), and a unit row and a weight of each stem.
+    """A tokenizer of words, the stem of each token, and a unit row and a weight of each stem.
+
+    The tokenizer is of the ``tokenizers`` library. Its token 0 is for unknown characters and has
+    stem -1.
     """
 
     tokenizer: Any
@@ -54,21 +57,21 @@ class WordTable:
     def stems(self, texts: Sequence[str]) -> Iterator[NDArray[np.int64]]:
         """The stems of each text, (T,), in order."""
         for ids in token_ids(self.tokenizer, texts):
-            found_T = self.stem_V[np.array(ids, np.int64)]
-            yield found_T[found_T >= 0]
+            stems_T = self.stem_V[np.array(ids, np.int64)]
+            yield stems_T[stems_T >= 0]
 
     def rows_VD(self) -> Tensor:
-        """A row for each token, in fp16: that of its stem, times the stem's weight."""
+        """Each token's row in fp16: its stem's, times the stem's weight."""
         rows_SD = F.pad(self.rows_SD * self.weight_S[:, None], (0, 0, 0, 1))
-        return rows_SD[torch.from_numpy(self.stem_V)].half()  # -1 is the last: 0
+        return rows_SD[torch.from_numpy(self.stem_V)].half()  # stem -1 is the last row: 0
 
     def encoder(self) -> StaticEncoder:
-        """The retriever, for encoding here."""
+        """The retriever for encoding."""
         rows = self.rows_VD().numpy()
         return StaticEncoder(rows, self.tokenizer, words_to_vectors=WORDS_TO_VECTORS)
 
     def model(self) -> SentenceTransformer:
-        """The retriever, for saving."""
+        """The retriever for saving."""
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer import modules
 
@@ -80,10 +83,10 @@ def build_word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     """Make a table of the words of texts.
 
     Args:
-        lm: folder of a language model, of which tokenizer and input embeddings are read.
+        lm: folder of a language model, whose tokenizer and input embeddings are read.
         texts: the corpus, or a part of it.
-        terms: gives the stem of a word, or nothing for a stop word, which then is its own stem;
-            several for a run of characters whose words are not spaced.
+        terms: gives the stem of a word; nothing for a stop word, which is its own stem; several for
+            a run of characters whose words are not spaced.
 
     Raises:
         RevelaError: the model has no fast tokenizer or no weights in safetensors, or the texts have
@@ -91,14 +94,14 @@ def build_word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     """
     from tokenizers import models
 
-    splits, tokenizer = _lm_tokenizer(lm), _words_of(texts)
-    counts = _counts(tokenizer, texts)
+    lm_tokenizer, tokenizer = _lm_tokenizer(lm), _word_tokenizer(texts)
+    counts = _word_counts(tokenizer, texts)
     spaced, pieces, ids_of_piece = dict[str, str](), Counter[str](), dict[str, list[int]]()
     for word, count in counts.most_common():
-        found = terms(word)
-        if len(found) <= 1 and len(spaced) < MOST_WORDS:
-            spaced[word] = found[0] if found else f" {word}"  # no stem begins with a space
-        for piece, ids in _pieces(splits, word):
+        stems = terms(word)
+        if len(stems) <= 1 and len(spaced) < MAX_WORDS:
+            spaced[word] = stems[0] if stems else f" {word}"  # no stem begins with a space
+        for piece, ids in _pieces(lm_tokenizer, word):
             pieces[piece] += count
             ids_of_piece.setdefault(piece, ids)
     if len(spaced) + len(pieces) < 2:
@@ -107,12 +110,11 @@ def build_word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     stem_of = {**{piece: f"  {piece}" for piece in pieces}, **spaced}
     number = {stem: i for i, stem in enumerate(dict.fromkeys(stem_of.values()))}
     stem_V = np.array([-1, *(number[stem] for stem in stem_of.values())], np.int64)
-    # All tokens are as likely, so that a word is split into as few of them as can be; a character
-    # that none holds is token 0.
-    likely = [(UNKNOWN, -2.0), *((token, -1.0) for token in stem_of)]
-    tokenizer.model = models.Unigram(likely, unk_id=0)
+    # Equally likely tokens, so that a word is split into as few of them as possible.
+    scores = [(UNKNOWN, -2.0), *((token, -1.0) for token in stem_of)]
+    tokenizer.model = models.Unigram(scores, unk_id=0)
     pieces_of = [
-        splits.encode(f" {token}", add_special_tokens=False).ids
+        lm_tokenizer.encode(f" {token}", add_special_tokens=False).ids
         if token in spaced
         else ids_of_piece[token]
         for token in stem_of
@@ -123,9 +125,9 @@ def build_word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     )
     table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(number)))
     count_S, texts_S = stem_frequencies(table, texts)
-    # Pieces of words are tokens of no text, and weigh by the words.
-    of_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(number))
-    texts_S = np.where(texts_S > 0, texts_S, np.minimum(of_words_S, len(texts)))
+    # Pieces of words are tokens of no text: they weigh by how often they occur in words.
+    in_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(number))
+    texts_S = np.where(texts_S > 0, texts_S, np.minimum(in_words_S, len(texts)))
     return replace(
         table,
         weight_S=idf_weights(texts_S, len(texts)),
@@ -133,7 +135,7 @@ def build_word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     )
 
 
-def _words_of(texts: Sequence[str]) -> Any:
+def _word_tokenizer(texts: Sequence[str]) -> Any:
     """A tokenizer of lower-case words, with the words of the texts as its vocabulary."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -142,14 +144,14 @@ def _words_of(texts: Sequence[str]) -> Any:
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), lower])
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordLevelTrainer(
-        vocab_size=10 * MOST_WORDS, special_tokens=[UNKNOWN], show_progress=False
+        vocab_size=10 * MAX_WORDS, special_tokens=[UNKNOWN], show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def _counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
-    """How often each word of letters or digits occurs."""
+def _word_counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
+    """The count of each word with letters or digits."""
     counts_V = np.zeros(tokenizer.get_vocab_size(), np.int64)
     for ids in token_ids(tokenizer, texts):
         np.add.at(counts_V, ids, 1)
@@ -160,12 +162,12 @@ def _counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
 def stem_frequencies(
     table: WordTable, texts: Sequence[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How often each stem occurs, and in how many texts; (S,) both."""
+    """The count of each stem, and the number of texts that hold it; (S,) both."""
     count_S, texts_S = np.zeros(len(table.rows_SD)), np.zeros(len(table.rows_SD))
     for stems_T in table.stems(texts):
-        found, counts = np.unique(stems_T, return_counts=True)
-        count_S[found] += counts
-        texts_S[found] += 1
+        stems, counts = np.unique(stems_T, return_counts=True)
+        count_S[stems] += counts
+        texts_S[stems] += 1
     return count_S, texts_S
 
 
@@ -176,18 +178,18 @@ def idf_weights(texts_S: NDArray[np.float64], total: int) -> Tensor:
     return torch.from_numpy(root_S / root_S.mean()).float()
 
 
-def _pieces(splits: Any, word: str) -> Iterator[tuple[str, list[int]]]:
-    """The pieces that an LM splits a word into, of whole characters, and their tokens."""
-    read = splits.encode(word, add_special_tokens=False)
-    begin, past, ids = 0, 0, list[int]()
-    for token, (start, end) in zip(read.ids, read.offsets, strict=True):
-        if start >= past and ids:
-            yield word[begin:past], ids
-            begin, ids = start, []
-        past = max(past, end)
+def _pieces(lm_tokenizer: Any, word: str) -> Iterator[tuple[str, list[int]]]:
+    """The pieces of whole characters that an LM splits a word into, and their tokens."""
+    encoding = lm_tokenizer.encode(word, add_special_tokens=False)
+    piece_start, piece_end, ids = 0, 0, list[int]()
+    for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        if start >= piece_end and ids:
+            yield word[piece_start:piece_end], ids
+            piece_start, ids = start, []
+        piece_end = max(piece_end, end)
         ids.append(token)
     if ids:
-        yield word[begin:past], ids
+        yield word[piece_start:piece_end], ids
 
 
 def _mean_rows(
@@ -197,23 +199,23 @@ def _mean_rows(
     counts_V: NDArray[np.int64],
     stems: int,
 ) -> Tensor:
-    """(S, D): the mean of the stems' tokens, by how often they occur, each of which is the mean of
-    the embeddings of its pieces.
+    """The mean of each stem's words, weighted by their counts; a word is the mean of the unit
+    embeddings of its pieces; (S, D).
     """
     sizes_V = np.array([len(pieces) for pieces in ids])
     used, place = np.unique(np.concatenate([*ids, []]).astype(np.int64), return_inverse=True)
     unit_UD = F.normalize(embeddings_PD[torch.from_numpy(used)].float(), dim=1)
     share_V = np.maximum(counts_V, 1) / np.maximum(sizes_V, 1)
-    of_stem = np.repeat(stem_V, sizes_V)
-    order = np.argsort(of_stem, kind="stable")
-    starts_S = torch.from_numpy(np.searchsorted(of_stem[order], np.arange(stems)))
+    stem_of_piece = np.repeat(stem_V, sizes_V)
+    order = np.argsort(stem_of_piece, kind="stable")
+    starts_S = torch.from_numpy(np.searchsorted(stem_of_piece[order], np.arange(stems)))
     share = torch.from_numpy(np.repeat(share_V, sizes_V)[order]).float()
     places = torch.from_numpy(place[order])
     return F.embedding_bag(places, unit_UD, starts_S, mode="sum", per_sample_weights=share)
 
 
 def _lm_tokenizer(lm: Path) -> Any:
-    """The tokenizer of a language model, of the ``tokenizers`` library, by itself."""
+    """A language model's tokenizer, of the ``tokenizers`` library."""
     from tokenizers import Tokenizer
 
     file = lm / "tokenizer.json"
@@ -229,7 +231,7 @@ def _lm_tokenizer(lm: Path) -> Any:
 
 
 def _input_embeddings(lm: Path) -> Tensor:
-    """(P, D): the input embeddings of a language model; its layers are not read."""
+    """The input embeddings of a language model, (P, D); its layers are not read."""
     from accelerate import init_empty_weights
     from safetensors import safe_open
     from transformers import AutoConfig, AutoModel
@@ -242,6 +244,6 @@ def _input_embeddings(lm: Path) -> Tensor:
         with safe_open(file, "pt") as opened:
             for stored in opened.keys():  # noqa: SIM118 (not a dict)
                 if stored == name or stored.endswith(f".{name}"):
-                    found: Tensor = opened.get_tensor(stored)
-                    return found
+                    embeddings_PD: Tensor = opened.get_tensor(stored)
+                    return embeddings_PD
     raise RevelaError(f"{lm} has no {name} in safetensors: give another --model")

@@ -1,13 +1,13 @@
-"""A static retriever while it is trained: each row of its table twice, once as it was.
+"""A static retriever while it is trained: each row of its table beside a copy that is trained.
 
     v(text) = sum over its tokens t of w_t * [r_t, R_t],    w_t = |row_t| exp(c_t)
 
-r is the row as it was, of length one, and stays. R begins as r and is trained; so is c, which
-begins at 0. Without r, rows of rare words forget which word they are, and small corpora lose by
-training (docs/results.md). As only directions count, the rows' own length says nothing.
+r is the initial row, of length one, and stays. R starts as r and is trained; c starts at 0 and is
+trained. Without r, rows of rare words forget which word they are, and small corpora lose by
+training (docs/results.md).
 
-Tokens whose rows are equal are one word: they share R and c, as the forms of a stem do in a table
-that static_from_words.py has made. What is saved is a stock ``StaticEmbedding`` of twice the width.
+Tokens with equal rows are one word: they share R and c, as the forms of a stem do in a table by
+static_from_words.py. A stock ``StaticEmbedding`` of twice the width is saved.
 
 Shapes: N texts, L tokens of the longest, T of all, V tokens, S different rows, D numbers of a
 row, W of both halves.
@@ -30,12 +30,12 @@ from revela.errors import RevelaError
 from revela.retriever.static_encoder import token_ids
 
 ROWS, WEIGHTS = 10.0, 50.0
-"""How many times the learning rate of a transformer rows and logarithms of weights take: at its
-1e-4, rows of length one learn at 1e-3; at three times that they overfit (research/notebook.md)."""
+"""Learning-rate multipliers of R and c over a transformer's weights. At 1e-4, rows of length one
+learn at 1e-3; at three times that they overfit (research/notebook.md)."""
 
 
 class TwoHalves(nn.Module):
-    """The rows of a table, each beside a copy that is trained, and their weights (>= 0)."""
+    """The rows of a table r, their trained copies R, and their weights w (>= 0)."""
 
     fixed_SD: Tensor
     initial_weight_S: Tensor
@@ -48,7 +48,7 @@ class TwoHalves(nn.Module):
         self.change_S = nn.Parameter(torch.zeros_like(weight_S))
 
     def learning_rate_multipliers(self) -> dict[nn.Parameter, float]:
-        """How many times the learning rate of a transformer's weights each parameter takes."""
+        """Learning-rate multipliers over a transformer's weights."""
         return {self.rows_SD: ROWS, self.change_S: WEIGHTS}
 
     def weight_S(self) -> Tensor:
@@ -60,8 +60,9 @@ class TwoHalves(nn.Module):
         return torch.cat([self.fixed_SD, self.rows_SD.detach()], dim=1)
 
     def forward(self, rows_T: Tensor, starts_N: Tensor, initial: bool = False) -> Tensor:
-        """(N, 2 D): the weighted sum of each text's rows, which lie one after another from
-        ``starts_N`` on; of the rows before training, if ``initial``, (N, D).
+        """The weighted sum of each text's rows, (N, 2 D); before training, if ``initial``, (N, D).
+
+        A text's rows lie one after another from its place in ``starts_N`` on.
         """
         halves = [self.fixed_SD] if initial else [self.fixed_SD, self.rows_SD]
         weight_T = (self.initial_weight_S if initial else self.weight_S())[rows_T]
@@ -86,7 +87,7 @@ class TrainableTable(modules.InputModule):
         super().__init__()
         rows_VD = static.embedding.weight.detach().float()[:, :width]
         rows_SD, row_V = rows_VD.unique(dim=0, return_inverse=True)
-        # In the mean the weights are 1, so that fp16 holds what is saved.
+        # The mean weight is 1, so that fp16 holds the saved rows.
         weight_S = rows_SD.norm(dim=1)
         self.halves = TwoHalves(F.normalize(rows_SD, dim=1), weight_S / weight_S.mean())
         self.register_buffer("row_V", row_V)
@@ -97,9 +98,9 @@ class TrainableTable(modules.InputModule):
     def preprocess(
         self, inputs: list[str], prompt: str | None = None, **_kwargs: Any
     ) -> dict[str, Tensor]:
-        """Texts as a transformer reads them, padded on the right: (N, L) both."""
-        read = token_ids(self._own, inputs, prompt or "")
-        ids = [torch.tensor(row, dtype=torch.long) for row in read]
+        """``input_ids`` and ``attention_mask``, padded on the right, (N, L)."""
+        rows = token_ids(self._own, inputs, prompt or "")
+        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
         masks = [torch.ones_like(ids_L) for ids_L in ids]
         return {
             "input_ids": pad_sequence(ids, batch_first=True),
@@ -107,7 +108,7 @@ class TrainableTable(modules.InputModule):
         }
 
     def forward(self, features: dict[str, Any], **_kwargs: Any) -> dict[str, Any]:
-        """The features with the ``sentence_embedding`` of each text, of any length."""
+        """Add each text's ``sentence_embedding``, which is not normalised."""
         mask_NL = features["attention_mask"].bool()
         ends_N = mask_NL.sum(dim=1).cumsum(dim=0)
         rows_T = self.row_V[features["input_ids"][mask_NL]]
@@ -115,12 +116,12 @@ class TrainableTable(modules.InputModule):
         return {**features, "sentence_embedding": vectors}
 
     def table_VD(self) -> Tensor:
-        """The rows of all tokens before training, with their weights."""
+        """The weighted rows of all tokens before training."""
         rows_SD = self.halves.initial_weight_S[:, None] * self.halves.fixed_SD
         return rows_SD[self.row_V]
 
     def stock(self) -> modules.StaticEmbedding:
-        """The table as it is now, in fp16, with both halves of a row."""
+        """The table as it is now, in fp16, both halves of a row side by side."""
         rows_SW = (self.halves.weight_S().detach()[:, None] * self.halves.rows_SW()).half()
         return modules.StaticEmbedding(self._own, embedding_weights=rows_SW[self.row_V].cpu())
 
@@ -129,7 +130,7 @@ class TrainableTable(modules.InputModule):
         return 2 * self.halves.rows_SD.shape[1]
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """As ``stock``."""
+        """Save ``stock``."""
         self.stock().save(output_path, *args, **kwargs)
 
 
