@@ -1,14 +1,14 @@
 """`make demo`: fit, train, score, index and search on text of this machine.
 
-Without flags: Python packages. Two starting points, one table. A raw language model: a table of its
-words (`revela fit --static`), untrained, fitted to the text (as by `revela fit`), and trained on it
-(preset pairs: docstrings are the queries). An embedder: MiniLM as it is, and adapted to the text
-(preset gated). The test: docstrings search functions of packages that were held out, by vectors
-alone, fused with BM25, and re-ranked by tokens.
+Without flags, on Python packages: docstrings search functions of held-out packages, by vectors
+alone, fused with BM25, and re-ranked by tokens. One start is a raw language model: a table of its
+words (`revela fit --static`), untrained, fitted to the text (`revela fit`), and trained on it
+(preset pairs: docstrings are the queries). The other is MiniLM, as it is and adapted to the text
+(preset gated).
 
-With --language de, or another: the manual pages and documents of packages that the machine has in
-it. Nothing is trained but the table of words. The test: the description of a page that was held out
-finds the page. MiniLM, the table and the fitted model, by vectors alone and fused with BM25.
+With --language de, or another, on manual pages and documents of packages in that language: the
+description of a held-out page finds the page, with MiniLM, the table and the fitted model, by
+vectors alone and fused with BM25.
 
 The best model is indexed and answers three questions. Each step is a `revela` command, printed
 before it runs.
@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from research.benchmarks.options import parser_of
+from research.benchmarks.options import parser_of, print_cells, print_header
 from research.benchmarks.quality import UNTRAINED, save_untrained
 from research.benchmarks.translated import translated
 from revela.corpus.words import count_words
@@ -47,15 +47,16 @@ SKIPPED = {
     *("test", "tests", "idlelib", "lib2to3", "site-packages", "_vendor", "__pycache__"),
     *("pydoc_data", "turtledemo"),
 }
-# Answered by asyncio/timeouts.py, email/quoprimime.py and rich/progress.py, which are among the
-# first 20 held-out files.
+# Answered by asyncio/timeouts.py, email/quoprimime.py and rich/progress.py, of the first 20
+# held-out files.
 QUESTIONS = [
     "give up waiting after some seconds",
     "decode a quoted-printable e-mail header",
     "draw a progress bar in the terminal",
 ]
 LENGTHS = range(200, 200_000)  # characters of a file
-LEAST, PASSAGES = 50, 600  # documents of a language, at least; passages of those held out, at most
+MIN_DOCUMENTS = 50  # in a language
+MAX_PASSAGES = 600  # of held-out documents
 STEPS = 100  # of training the table in a minute
 COLUMNS = {"": "vectors alone", " + BM25": "+ BM25"}
 RERANKED = {
@@ -98,25 +99,25 @@ def write_packages(out: Path, max_files: int, max_held: int, max_functions: int)
 def write_pages(
     out: Path, documents: Sequence[Document], max_files: int, max_held: int
 ) -> tuple[int, list[str]]:
-    """Write train.jsonl, held_out.jsonl, and test/: what a document is about, by its title -> the
-    document, without that title, in BEIR layout. A third of those with a title at most is held out.
+    """Write train.jsonl, held_out.jsonl, and test/: title -> document without it, in BEIR layout.
+    At most a third of the documents with a title is held out.
 
     Returns:
-        How many documents to fit to, and the queries.
+        The number of documents to fit to, and the queries.
     """
     drawn = random.Random(0).sample(documents, len(documents))
-    most = min(max_held, sum(map(is_described, drawn)) // 3)
-    held = list(filter(is_described, drawn))[:most]
+    described = list(filter(is_described, drawn))
+    held = described[: min(max_held, len(described) // 3)]
     ids = {document.id for document in held}
     train = [document for document in drawn if document.id not in ids][:max_files]
-    for file, some in (("train", train), ("held_out", held)):
+    for file, part in (("train", train), ("held_out", held)):
         rows = []
-        for document in some:
+        for document in part:
             name = Path(document.id).name.removesuffix(".gz")  # such as ls.1
-            title = f"{name} {document.title}".strip() if some is train else name
+            title = f"{name} {document.title}".strip() if part is train else name
             rows.append({"_id": document.id, "title": title, "text": document.text})
         write_rows(out / f"{file}.jsonl", rows)
-    made = tasks(held, Indexing.chunk_words, len(held), PASSAGES, seed=0)
+    made = tasks(held, Indexing.chunk_words, len(held), MAX_PASSAGES, seed=0)
     (task,) = (task for task in made if task.name == "title")
     write_task(out / "test", task)
     return len(train), task.queries
@@ -147,7 +148,7 @@ def run(*command: str) -> None:
 
 
 def fit_models(out: Path, lm: str) -> dict[str, str]:
-    """What `revela fit` makes of a language model: label -> model."""
+    """The table and the fitted model that `revela fit` makes: label -> model."""
     for flags, folder in (["--static"], "table"), ([], "fitted"):
         run("fit", f"{out}/train.jsonl", "--model", lm, *flags, "--out", f"{out}/{folder}")
     return {
@@ -157,9 +158,7 @@ def fit_models(out: Path, lm: str) -> dict[str, str]:
 
 
 def train_models(out: Path, minutes: float, lm: str) -> dict[str, str]:
-    """Make the five models of the default demo below ``out``; label -> model of these and MiniLM,
-    the table first.
-    """
+    """Make the five models of the default demo; label -> model, with MiniLM, the table first."""
     text, steps = out / "train.jsonl", str(round(STEPS * minutes))
     static = ["--static", "--steps", steps, "--out", f"{out}/table"]
     run("fit", str(text), "--model", lm, *static)
@@ -186,7 +185,7 @@ def label_of(lm: str) -> str:
 
 
 def scores_of(out: Path, models: dict[str, str], *flags: str) -> dict[str, dict[str, float]]:
-    """nDCG@10 of BM25 and of each model: by label, then by what is added, such as " + BM25"."""
+    """nDCG@10 of BM25 and of each model, by label, then by suffix, such as " + BM25"."""
     file = f"{out}/scores.json"
     run("eval", *models.values(), "--on", f"{out}/test", *flags, "--json", file)
     scores = json.loads(Path(file).read_text())["test"]
@@ -204,24 +203,16 @@ def scores_of(out: Path, models: dict[str, str], *flags: str) -> dict[str, dict[
 def print_table(
     question: str, columns: dict[str, str], found: dict[str, dict[str, float]], winner: str
 ) -> None:
-    """A row a system.
-
-    Args:
-        question: of the test, printed before it.
-        columns: heading by what is added to a system.
-        found: as of ``scores_of``.
-        winner: printed in bold.
-    """
+    """Print the scores of ``scores_of``, a row per system, the winner in bold."""
     print(f"\n{question} (nDCG@10):\n")
-    print("| |" + "".join(f" {heading} |" for heading in columns.values()))
-    print("|---|" + "---|" * len(columns))
+    print_header(list(columns.values()))
     for label, scores in found.items():
-        cells = (f"{scores[more]:.3f}" if more in scores else "" for more in columns)
-        print("| " + " | ".join([f"**{label}**" if label == winner else label, *cells]) + " |")
+        name = f"**{label}**" if label == winner else label
+        print_cells(name, (scores.get(suffix, "") for suffix in columns))
 
 
 def index_and_ask(out: Path, model: str, questions: Sequence[str], rerank: bool) -> None:
-    """Index what was held out, and search it."""
+    """Index the held-out documents, and search them."""
     index, tokens = f"{out}/index", ["--keep-tokens"] * rerank
     run("index", f"{out}/held_out.jsonl", "--model", model, "--out", index, *tokens)
     for question in questions:
@@ -246,7 +237,7 @@ def demo_of_packages(arguments: argparse.Namespace) -> None:
 
 
 def demo_of_translations(arguments: argparse.Namespace, documents: Sequence[Document]) -> None:
-    """The demo on what the machine has in a language."""
+    """The demo on a language."""
     out = arguments.out
     sizes = arguments.files, arguments.held_out_files or 100
     fitted, queries = write_pages(out, documents, *sizes)
@@ -278,14 +269,14 @@ def main() -> None:
     out.mkdir(parents=True)
     found = translated(language) if language != "en" else []
     documents = [document for document in found if len(document.text) in LENGTHS]
-    if (described := sum(map(is_described, documents))) >= LEAST:
+    if (described := sum(map(is_described, documents))) >= MIN_DOCUMENTS:
         demo_of_translations(arguments, documents)
     else:
         if language != "en":
             print(
                 f"{described} documents in {language} that say in a line what they are about come "
-                f"with this machine, and the demo takes {LEAST}, so it goes on in English (Debian "
-                "has more of many languages, in packages such as manpages-de)"
+                f"with this machine, and the demo takes {MIN_DOCUMENTS}, so it goes on in English "
+                "(Debian has more of many languages, in packages such as manpages-de)"
             )
         demo_of_packages(arguments)
     minutes = (time.monotonic() - began) / 60

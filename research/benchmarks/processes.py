@@ -4,8 +4,8 @@
     python -m research.benchmarks.processes --processes 1 2 4 8 --steps 100      # on GPUs
 
 Each process reads one group per step, so twice the processes have twice the work. The runs take
-turns; the first line of a run's metrics is left out. "Waiting" is the share of a process's time in
-which it waits for the slowest, "sending" that in which gradients are added up.
+turns; the first line of a run's metrics is left out. "Waiting" is the share of the time spent
+waiting for the slowest process, "sending" the share of adding up gradients.
 
 Without --data the text is the Python source installed on this machine. Results go to
 research/out/distributed.json.
@@ -37,7 +37,7 @@ LOG_EVERY = 2  # steps
 
 
 def child(arguments: argparse.Namespace) -> None:
-    """Train, and leave beside the metrics where the time went."""
+    """Train, and write the shares of the time beside the metrics."""
     spent = {"waiting": 0.0, "sending": 0.0}
     add_gradients = distributed.add_gradients
 
@@ -71,7 +71,7 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
 
 
 def measured(arguments: argparse.Namespace, number: int, groups: Path, run: Path) -> Row:
-    """One run by so many processes."""
+    """One run with this number of processes."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     own = ["-m", "research.benchmarks.processes", "--child", str(groups), "--into", str(run)]
     names = ("preset", "model", "threads", "steps")

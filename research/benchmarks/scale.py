@@ -1,4 +1,4 @@
-"""What decides how far an index scales, each part by itself; on made-up rows.
+"""What decides how far an index scales, each part by itself, on synthetic rows.
 
     python -m research.benchmarks.scale lookup --rows 10000000 --out FOLDER
     python -m research.benchmarks.scale recall --rows 1000000 --width 384 --out FOLDER
@@ -6,13 +6,12 @@
     python -m research.benchmarks.scale actors --documents 2000 --out FOLDER
     python -m research.benchmarks.scale kill --documents 2000 --kills 10 --out FOLDER
 
-``lookup``: milliseconds to look 200 ids up in an index of so many rows, as --append does for each
-batch. ``recall``: recall@10 against the exact scan, at the probes that a search reads, of vectors
-in made-up clusters; ``--by lance`` has the index made by lance-ray as on several machines.
-``memory``: the greatest memory of the process that drives ``revela index --engine ray``, with a
-retriever that only looks tokens up. ``actors``: seconds of one process, and of Ray with two actors,
-a thread each. ``kill``: that process is killed at random moments; the index must hold what one
-process makes, once, and no file that nobody refers to.
+``lookup``: milliseconds to look up 200 ids, as --append does for each batch. ``recall``: recall@10
+against the exact scan, on synthetic clusters; with ``--by lance`` the index is made by lance-ray as
+on several machines. ``memory``: peak memory of the driver of ``revela index --engine ray``, with a
+static retriever. ``actors``: seconds of one process, and of Ray with two actors of one thread.
+``kill``: the driver is killed at random moments; the index must hold the rows of one process, once,
+and no unreferenced file.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ LOOKED_UP, TIMES = 200, 50
 
 
 def made(folder: Path, rows: int, width: int, seed: int = 0) -> Table:
-    """A table of made-up rows: unit vectors in clusters of about 100."""
+    """A table of synthetic rows: unit vectors in clusters of about 100."""
     info = Info("none", "none", width, Indexing())
     folder.mkdir(parents=True, exist_ok=True)
     table = Table.open(folder, info, create=True)
@@ -82,12 +81,11 @@ def lookup(arguments: argparse.Namespace) -> None:
             table.lance.drop_index("id_idx")
             reader = table
         times = []
-        for some in ids[: TIMES + 5 if reader is before else 8]:
+        for batch in ids[: TIMES + 5 if reader is before else 8]:
             wall, cpu = time.perf_counter(), time.process_time()
-            found = reader.digests(some)
+            found = reader.digests(batch)
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
-            wanted = {name for name in some if int(name.split("-")[1]) < arguments.rows}
-            assert found.keys() == wanted
+            assert found.keys() == {i for i in batch if int(i.split("-")[1]) < arguments.rows}
         wall_ms, cpu_ms = np.median(np.array(times[5:]) * 1e3, axis=0)
         facts = dict(rows=arguments.rows, wall_ms=round(wall_ms, 1), cpu_ms=round(cpu_ms, 1))
         print(json.dumps({"lookup": name, **facts, "indexed_in_s": round(indexed, 1)}), flush=True)
@@ -126,7 +124,7 @@ def documents(count: int) -> Iterator[dict[str, str]]:
 
 
 def corpus_of(folder: Path, count: int, files: int = 20) -> Path:
-    """JSONL files of made-up documents."""
+    """JSONL files of synthetic documents."""
     corpus = folder / f"corpus-{count}"
     if not corpus.exists():
         corpus.mkdir(parents=True)
@@ -139,7 +137,7 @@ def corpus_of(folder: Path, count: int, files: int = 20) -> Path:
 
 
 def looking_up(folder: Path) -> Path:
-    """A retriever that is a table of 64 numbers for each token."""
+    """A static retriever with 64 numbers per token."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
     from transformers import AutoTokenizer
@@ -154,7 +152,7 @@ def looking_up(folder: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[float, float, float]:
-    """Seconds, seconds of the bar of documents, and GB of ``revela index``."""
+    """Run ``revela index``: seconds, seconds of its progress bar, and peak GB."""
     script = (
         "import resource, sys\nfrom revela.cli import main\n"
         "try:\n    main()\nfinally:\n"

@@ -3,14 +3,13 @@ r"""Cost of the service beside the model: clients at saturation against direct e
     taskset -c 1 python -m research.benchmarks.serve --data COLLECTIONS/scifact/corpus.jsonl.gz \
         --threads 1 --seconds 60
 
-Direct encoding is the encoder's own, of all texts at once, before and after. The service is `revela
-serve` as a process of its own; the clients share its cores. Clients are raw sockets that send
-prepared bodies and read status and length only, so the server is what is measured. A refused client
-(429) comes back when the answer says so.
+Direct encoding gives the encoder all texts at once, before and after. The service is a process of
+`revela serve`, which shares its cores with the clients. These are raw sockets that send prepared
+bodies and read only status and length, so that the server is measured. A refused client (429)
+waits as the answer says.
 
-Wall clocks tell little on a machine that does other work, so texts are also counted per processor
-second: of the encoding process, and of server and clients together. On a quiet machine the two
-ratios are one.
+On a machine with other work texts per processor second tell more than wall clocks: of the encoding
+process, and of server and clients together. On a quiet machine the two ratios are one.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Load:
 
 @dataclass
 class Measured:
-    """A load, and what it took: seconds of the wall clock, and of the processor by process."""
+    """A load, with seconds of the wall clock, and of the processor by process."""
 
     load: Load
     wall: float
@@ -111,7 +110,7 @@ def processor_seconds(folder: str) -> float:
 
 
 def by_thread(pid: int) -> Counter[str]:
-    """The same per thread. The model's is the busiest; with --threads 1 no other computes."""
+    """The same per thread; the model's is the busiest."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return Counter({str(thread): processor_seconds(str(thread)) for thread in threads})
 
