@@ -31,7 +31,7 @@ from revela.index.filters import OWN_COLUMNS, where_sql
 from revela.index.index import Index
 from revela.server import Access, Limits, schemas
 from revela.server.batching import ROLES, Batcher, QueueFull, Role
-from revela.server.errors import ERROR_HANDLERS, APIError, queue_full
+from revela.server.errors import ERROR_HANDLERS, APIError, check_count, queue_full
 from revela.server.middleware import BodyLimit, Guard, Measured, Metrics
 from revela.server.rerank import NO_LM, Reranking
 from revela.server.routing import BODY_ERRORS, answers, in_thread, while_connected
@@ -152,10 +152,7 @@ class Service:
             trained = ", ".join(map(str, self.dimensions))
             message = f"this model was not trained for that: leave it out, or give one of {trained}"
             raise APIError(400, message, "dimensions")
-        if (count := len(body.input)) > self.limits.max_texts:
-            most = self.limits.max_texts
-            message = f"{count:,} texts in a request: send at most {most:,} at a time"
-            raise APIError(400, message, "input")
+        check_count(len(body.input), "texts", self.limits.max_texts, "input")
         role: Role = body.input_type or ("query" if body.model.endswith(":query") else "passage")
         work = self.encode(body.input, role, bool(body.truncate), "input")
         rows, tokens = await while_connected(request, work)
@@ -252,9 +249,7 @@ class Service:
                 )
                 raise APIError(400, message, param, "context_length_exceeded")
         tokens = [min(count, longest) for count in tokens]
-        if (total := sum(tokens)) > (most := self.limits.max_tokens):
-            message = f"{total:,} tokens in a request: send at most {most:,} at a time"
-            raise APIError(400, message, param)
+        check_count(sum(tokens), "tokens", self.limits.max_tokens, param)
         try:
             return await self.batcher.encode(texts, tokens, role, with_tokens), tokens
         except QueueFull as error:

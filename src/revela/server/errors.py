@@ -90,3 +90,10 @@ def queue_full(what: str, seconds: int) -> APIError:
     """The 429 of a full queue."""
     message = f"too many {what} are waiting: try again in {seconds} s"
     return APIError(429, message, code="queue_full", headers={"retry-after": str(seconds)})
+
+
+def check_count(count: int, of: str, most: int, param: str) -> None:
+    """Refuse a request of too many texts or tokens (400)."""
+    if count > most:
+        message = f"{count:,} {of} in a request: send at most {most:,} at a time"
+        raise APIError(400, message, param)

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from revela.errors import QueryError
 from revela.index.rerankers import HEADS_DEPTH
 from revela.index.rerankers.texts import by_heads, by_tokens
-from revela.server.errors import APIError
+from revela.server.errors import APIError, check_count
 from revela.server.routing import BODY_ERRORS, answers, in_thread, while_connected
 from revela.server.schemas import (
     RerankedDocument,
@@ -81,9 +81,7 @@ class Reranking:
     ) -> tuple[dict[int, float], int]:
         """Scores by index of the text, best first; and the number of tokens read."""
         most = HEADS_DEPTH if by == "heads" else self.service.limits.max_texts
-        if len(texts) > most:
-            message = f"{len(texts):,} texts in a request: send at most {most:,} at a time"
-            raise APIError(400, message, param)
+        check_count(len(texts), "texts", most, param)
         with self.service.one_search():
             score = self._by_heads if by == "heads" else self._by_tokens
             return await score(query, texts, param, truncate)
