@@ -17,10 +17,10 @@ def heads(
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
-    """Rank the heads of a language model that look to a related document or, with --objective
-    dream, from a question to its answer.
+    """Rank the attention heads of a language model that look to a related document or, with
+    --objective dream, from a question to its answer.
 
-    Found without labels; cached per model.
+    Needs no labels; the ranking is cached per model.
 
     Parameters
     ----------

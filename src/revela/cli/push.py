@@ -20,8 +20,8 @@ def push(
 ) -> None:
     """Upload a retriever to the Hugging Face hub, private unless --public.
 
-    What loads it is sent, and its card, which names no folder; no checkpoints, metrics
-    or text. OWNER/NAME is then a model for every verb.
+    Sends the model and its card, which names no folder; no checkpoints, metrics or text.
+    OWNER/NAME is then a model for every verb.
 
     Parameters
     ----------
@@ -30,9 +30,9 @@ def push(
     name:
         OWNER/NAME on the hub.
     public:
-        For everyone to see; a model that the hub has already stays as visible as it is.
+        Make it public; a model that the hub already has keeps its visibility.
     update:
-        Replace the model that the hub has by this name.
+        Replace the model of this name on the hub.
     """
     from revela.retriever.publish import push as upload
 

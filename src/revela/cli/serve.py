@@ -58,8 +58,7 @@ def serve(
         File with that token.
     name:
         Name of the model for clients; default: minilm-l6 if it is embedded, its hub id, or the name
-        of its folder. A model that reads a context has @ and digits of the index's context after
-        it.
+        of its folder. For a model that reads a context, @ and digits of the context are added.
     model:
         As for search.
     weight:
@@ -70,7 +69,7 @@ def serve(
     precision:
         Arithmetic; auto is bf16 where the hardware supports it.
     sync:
-        Bring the index in step with what it was made of, every so many seconds.
+        Seconds between updates of the index from its sources.
     no_cache:
         As for search.
     """
