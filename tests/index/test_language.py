@@ -190,7 +190,7 @@ def build_former(folder: Path, docs: list[Document]) -> Index:
 
 
 def test_long_words_are_not_remembered():
-    terms = Analyzer("none", known_words=10)
+    terms = Analyzer("none", cache_size=10)
     for i in range(100):
         terms(f"word{i} {'x' * 200}{i}")
     assert sys.getsizeof(terms._terms_of) < 2000 and len(terms._terms_of) <= 10

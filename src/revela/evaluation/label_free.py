@@ -24,7 +24,7 @@ from revela.corpus.code import documented_functions
 from revela.corpus.words import count_words, joined, words
 from revela.evaluation.metrics import per_query
 from revela.index.bm25 import BM25
-from revela.index.calibration import SentenceTest, taken_out
+from revela.index.calibration import SentenceTest, sentence_queries
 from revela.index.exact import top_k
 from revela.index.language import Terms
 from revela.index.search import MemorySnapshot, fuse
@@ -185,7 +185,7 @@ def tasks_among(
     prose = (i for i, document in enumerate(held) if document.kind == "prose")
     own = [row for i in prose for row in chunks_of.get(i, ())]
     sentence = Task("sentence", texts)
-    for place, query, left in list(taken_out([texts[i] for i in own], queries)):
+    for place, query, left in list(sentence_queries([texts[i] for i in own], queries)):
         texts[own[place]] = left
         if query := half_of_shared(query, left, terms):
             sentence.add(query, {own[place]})

@@ -1,8 +1,8 @@
 """The context that a retriever with slots reads (CDE; retriever/context.py).
 
-An index owns its context: drawn once from the documents that are indexed, saved as
-``context.safetensors`` beside index.json, and read before every document and query, later ones
-included. Vectors from different contexts are not comparable.
+An index owns its context: drawn once from its documents, saved as ``context.safetensors`` beside
+index.json, and read before every document and query. Vectors from different contexts are not
+comparable.
 
 Shapes: J slots, D width of the retriever's embedding table.
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 from revela.errors import RevelaError
 from revela.files import atomic_write
-from revela.index.manifest import CHOSEN, CONTEXT
+from revela.index.manifest import CONTEXT, CONTEXT_CHOICES
 from revela.types import Document, Encoder, Vectors
 
 if TYPE_CHECKING:
@@ -47,20 +47,20 @@ class Context:
             return choice
         if choice in ("corpus", "saved", "none"):
             return cls(str(choice), seed=seed)
-        texts = _lines_of(choice) if isinstance(choice, str) else choice
-        if not (kept := tuple(text for text in texts if text.strip())):
+        lines = _lines_of(choice) if isinstance(choice, str) else choice
+        if not (texts := tuple(text for text in lines if text.strip())):
             raise RevelaError(
                 f"the context {choice} has no text: give a file with a text per line, or corpus"
             )
-        return cls("texts", kept)
+        return cls("texts", texts)
 
     def drawn(self, draw: Callable[[], Sequence[str]]) -> Context:
-        """With texts from ``draw``, if it is of the corpus and has none."""
-        needed = self.kind == "corpus" and self.texts is None
-        return replace(self, texts=tuple(draw())) if needed else self
+        """With texts from ``draw``, if it is of the corpus and has none yet."""
+        is_needed = self.kind == "corpus" and self.texts is None
+        return replace(self, texts=tuple(draw())) if is_needed else self
 
     def rows(self, encoder: Encoder) -> Vectors:
-        """The context itself, (J, D), by an encoder with slots; its texts must be drawn."""
+        """What an encoder with slots makes of the texts, which must be drawn: (J, D)."""
         reader = with_slots(encoder)
         if self.kind == "saved":
             return reader.saved_context().numpy()
@@ -73,8 +73,8 @@ class Context:
         if not slots_of(encoder) or self.kind == "saved":
             return encoder
         reader = with_slots(encoder)
-        known = self.drawn(lambda: sample_texts(documents, reader.slots, self.seed))
-        return reader.with_context_of(known.texts or ())
+        context = self.drawn(lambda: sample_texts(documents, reader.slots, self.seed))
+        return reader.with_context_of(context.texts or ())
 
     def describe(self) -> str:
         """What fills the slots, for people."""
@@ -85,7 +85,7 @@ class Context:
         }.get(self.kind, "texts of a file")
 
     def about(self, slots: int) -> dict[str, Any]:
-        """What index.json says of it, before its rows are known."""
+        """Its entry in index.json, without the digest of its rows."""
         own = "\n".join(self.texts or ()) if self.kind == "texts" else ""
         count = min(slots, len(self.texts or ()))
         texts = _digest(own.encode()) if own else ""
@@ -94,7 +94,7 @@ class Context:
     def is_of(self, about: Mapping[str, Any] | None) -> bool:
         """Whether it is the context of an index, by ``Info.context``."""
         own = self.about(0)
-        return about is not None and all(own[name] == about[name] for name in CHOSEN)
+        return about is not None and all(own[name] == about[name] for name in CONTEXT_CHOICES)
 
 
 Choice = Context | str | Sequence[str]
@@ -112,13 +112,13 @@ def _lines_of(file: str) -> list[str]:
 
 
 def sample_texts(texts: Sequence[str], count: int, seed: int) -> list[str]:
-    """So many of the texts that have words, or all of them."""
+    """A sample of the texts that are not blank."""
     order = random.Random(seed).sample(range(len(texts)), len(texts))
     return list(islice((texts[i] for i in order if texts[i].strip()), count))
 
 
 def slots_of(encoder: Encoder) -> int:
-    """How many documents an encoder reads as its context; 0 if it reads none."""
+    """The number of documents in an encoder's context; 0 if it reads none."""
     return int(getattr(encoder, "slots", 0))
 
 
@@ -141,8 +141,8 @@ def check_without_slots(encoders: Sequence[Encoder]) -> None:
 def chosen_for(
     encoder: Encoder, choice: Choice | None, documents: Sequence[Document], words: int
 ) -> Context | None:
-    """The context for an encoder, by default drawn from the documents, at most ``words`` of each;
-    None if the encoder reads none and none is chosen.
+    """The context for an encoder, by default drawn from the documents and truncated to ``words``;
+    None if the encoder reads none and no choice is given.
     """
     if choice is None and not slots_of(encoder):
         return None
@@ -154,7 +154,7 @@ def chosen_for(
 
 
 def conditioned(encoder: Encoder, rows_JD: Vectors) -> RetrieverEncoder:
-    """The encoder with this context; other encoders of the same model keep theirs."""
+    """The encoder with this context; the encoder itself keeps its own."""
     import torch
 
     reader = with_slots(encoder)
@@ -171,7 +171,7 @@ def write_rows(folder: Path, rows_JD: Vectors) -> str:
 
 
 def read_rows(folder: Path, digest: str) -> Vectors:
-    """The context of an index, if it is there and has this digest."""
+    """Read the context of an index and check its digest."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

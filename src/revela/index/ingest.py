@@ -1,7 +1,7 @@
 """Documents -> rows of an index's table: cut into chunks and encoded.
 
-A document whose digest is in the table is skipped, so a killed run resumes where it stopped, and a
-corpus that has changed a little is added quickly.
+Documents whose digest is in the table are skipped: a killed run resumes where it stopped, and
+adding a corpus again costs only its changes.
 
 Shapes: N chunks, D numbers of the encoder's vectors, W of the stored ones.
 """
@@ -31,7 +31,7 @@ from revela.settings import Indexing
 from revela.types import Document, Encoder, LimitedEncoder, TokenEncoder, Value
 
 BATCH = 2**19  # characters of the first commits: some hundred chunks, so that a kill costs seconds
-GROWTH, MOST = 256, 2**25  # later commits hold 1/256 of what was read, and at most so many
+GROWTH, MAX_BATCH = 256, 2**25  # later commits hold 1/256 of the text before, at most MAX_BATCH
 BATCH_DOCUMENTS = 1000  # maximum documents for each ``BATCH`` of a commit
 NUMBERS = {bool: "bool", int: "int64", float: "double"}
 COLUMN_TYPES = {frozenset({kind}): name for kind, name in NUMBERS.items()} | {
@@ -75,14 +75,14 @@ def describe(
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """The documents of each commit, in order. Commits grow with what was read before, as each
-    lists all files of the table: a kill costs a part of the run that stays the same.
+    """The documents of each commit, in order. Commits grow with the table, as each lists all its
+    files.
     """
     batch, size, read = list[Document](), 0, 0
     for document in documents:
         batch.append(document)
         size += max(len(document.text), BATCH // BATCH_DOCUMENTS)
-        if size >= min(MOST, max(BATCH, read // GROWTH)):
+        if size >= min(MAX_BATCH, max(BATCH, read // GROWTH)):
             yield batch
             batch, size, read = [], 0, read + size
     if batch:
@@ -91,7 +91,7 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 @dataclass(frozen=True)
 class Changes:
-    """Documents of a batch that the table lacks or has otherwise, and ids of the latter."""
+    """Documents of a batch that are new or differ from the table's, and ids of the latter."""
 
     documents: list[Document]
     digests: Mapping[str, str]
@@ -108,7 +108,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Chunks as rows of the table, in Arrow; the terms of each; how many chunks were cut."""
+    """Chunks as rows in Arrow, the terms of each, and how many chunks were truncated."""
 
     rows: Any
     terms: list[list[str]]
@@ -116,17 +116,17 @@ class Encoded:
 
 
 def encode_rows(
-    rows: Rows, info: Info, encoder: TokenEncoder, folder: Path, find: Terms | None
+    rows: Rows, info: Info, encoder: TokenEncoder, folder: Path, analyze: Terms | None
 ) -> Encoded:
-    """Encode the chunks of ``table_rows``, one at least; ``find`` finds their terms, if wanted."""
+    """Encode the chunks of ``table_rows``, at least one; ``analyze`` gives their terms."""
     rows, cut = cut_to_fit(rows, encoder)
     passages, tokens = [str(passage) for passage in rows["passage"]], None
     if info.settings.keep_tokens:
         vectors, tokens = encode_packed(encoder, passages)
     else:
         vectors = encoder.encode_passages(passages)
-    terms = [find(passage) for passage in passages] if find else []
-    if find:
+    terms = [analyze(passage) for passage in passages] if analyze else []
+    if analyze:
         rows["terms"] = [" ".join(found) for found in terms]
     return Encoded(arrow_rows(info, rows, as_stored(vectors, info, folder), tokens), terms, cut)
 
@@ -134,9 +134,7 @@ def encode_rows(
 def table_rows(
     documents: Iterable[Document], digests: Mapping[str, str], info: Info, folder: Path
 ) -> Rows:
-    """Cut documents into chunks, each a row: values by column, without terms, vectors and tokens.
-    ``digests`` are by id.
-    """
+    """Cut documents into chunks, each a row: values by column, without terms, vectors and tokens."""
     columns = info.columns
     names = [name for name in RESERVED if name not in ("terms", "vector", "tokens")]
     rows: Rows = {name: [] for name in (*names, *columns)}
@@ -152,8 +150,8 @@ def table_rows(
 
 
 def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
-    """Cut the chunks that are longer than the encoder reads; the rows, and how many were cut. A
-    title is cut at half of what the encoder reads; the rest goes before the document's text.
+    """Cut the chunks that exceed the encoder's window; the rows, and how many were cut. A title may
+    fill half of the window; the rest of it is put before the document's text.
     """
     if not isinstance(encoder, LimitedEncoder):
         return rows, 0
@@ -167,14 +165,14 @@ def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
         text = text[len(title) + 1 :] if title else text
         texts.append(f"{''.join(rest)} {text}" if rest and not number else text)
     pieces = encoder.fitted(heads, texts)
-    cut = sum(len(some) > 1 for some in pieces)
-    if not cut and all(len(some) == 1 for some in cut_titles.values()):
+    cut = sum(len(parts) > 1 for parts in pieces)
+    if not cut and all(len(parts) == 1 for parts in cut_titles.values()):
         return rows, 0
     fitting: Rows = {name: [] for name in rows}
     numbers = Counter[Value | None]()
-    for i, (head, some) in enumerate(zip(heads, pieces, strict=True)):
+    for i, (head, parts) in enumerate(zip(heads, pieces, strict=True)):
         name = rows["id"][i]
-        for piece in some:
+        for piece in parts:
             row = {column: values[i] for column, values in rows.items()}
             row |= {"chunk": numbers[name], "title": head[:-1], "passage": head + piece}
             numbers[name] += 1
@@ -184,17 +182,17 @@ def cut_to_fit(rows: Rows, encoder: Encoder) -> tuple[Rows, int]:
 
 
 def digest_of(document: Document, chunk_words: int) -> str:
-    """16 hex digits that change whenever the rows of a document do."""
+    """16 hex digits that change when a document's rows do."""
     metadata = dict(document.metadata)
     content: list[object] = [chunk_words, document.title, document.text, document.kind, metadata]
     if has_headings(document.id):
-        content.append("headings")  # which rows of earlier versions lack
+        content.append("headings")  # rows of earlier versions lack them
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def check_repeated(ids: Iterable[str]) -> None:
-    """Refuse documents that share an id: only one of them could be found."""
+    """Refuse documents that share an id."""
     seen = set[str]()
     for name in ids:
         if name in seen:
@@ -235,7 +233,7 @@ def _is_beyond_int64(value: Value) -> bool:
 
 
 def columns_of_types(types: Mapping[str, set[type]]) -> dict[str, str]:
-    """``metadata_columns`` of the types that each field has."""
+    """``metadata_columns`` of fields whose types are known."""
     if taken := [name for name in types if name in RESERVED or name.startswith("_")]:
         raise RevelaError(
             f"--metadata {taken[0]}: columns of this name are the index's own; rename the field"

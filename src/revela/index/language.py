@@ -38,24 +38,25 @@ STEMMERS = {
     "pl": "polish", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian",
     "st": "sesotho", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
 }  # fmt: skip
-# The script of languages that are not written in Latin letters, as Unicode's names begin.
+LATIN_WITHOUT_STEMMER = ("ms", "sk", "vi")  # other languages in Latin letters
+# The scripts of other languages, as Unicode's names begin.
 SCRIPTS = {
     "ar": "ARABIC", "bg": "CYRILLIC", "el": "GREEK", "fa": "ARABIC", "gu": "GUJARATI",
     "he": "HEBREW", "hi": "DEVANAGARI", "hy": "ARMENIAN", "ja": "CJK", "ko": "HANGUL",
     "ne": "DEVANAGARI", "ru": "CYRILLIC", "sr": "CYRILLIC", "ta": "TAMIL", "uk": "CYRILLIC",
     "yi": "HEBREW", "zh": "CJK",
 }  # fmt: skip
-# Of English, Lucene's: the list of the library has 1,333 words, "computer" among them.
+# Lucene's: the library's English list has 1,333 words, "computer" among them.
 ENGLISH_STOP_WORDS = """a an and are as at be but by for if in into is it no not of on or such that
     the their then there these they this to was will with""".split()  # noqa: SIM905
-SAMPLE, LENGTH = 200, 2000  # texts that the language is found in, and characters of each
-BLOCK = 500  # characters that are told at once; shorter texts are joined
-DOMINANT = 0.8  # share of a script's text that its language needs,
-LEAST = 0.05  # and share of all text
-NO_LANGUAGE = "zxx"  # what the library says of numbers and code
-# Words whose terms are remembered: in a corpus most come back; in a service's queries any may come.
+SAMPLE, LENGTH = 200, 2000  # texts to detect the language in, and characters of each
+BLOCK = 500  # characters to classify at once; shorter texts are joined
+DOMINANT = 0.8  # minimum share of a language in its script's text,
+MIN_SHARE = 0.05  # and in all text
+NO_LANGUAGE = "zxx"  # the library's code for numbers and code
+# Words in the cache of terms: a corpus repeats most words, a service's queries may hold any.
 CORPUS_WORDS, QUERY_WORDS = 2**18, 2**12
-LONGEST_KNOWN = 64  # characters of such a word
+MAX_CACHED_LENGTH = 64  # characters of such a word
 
 _MARKED = r"\p{L}\p{N}\p{M}"
 _PAIRED = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}ー"
@@ -73,8 +74,8 @@ _NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
 _FORMER_WORD = re.compile(r"[^\W_]+")
 _CLUSTER = regex.compile(r"\X")
 _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
-# Characters that are not seen and stand within words: soft hyphens, joiners, variation selectors.
-_UNSEEN = regex.compile(r"[\u00ad\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# Invisible characters within words: soft hyphens, joiners, variation selectors.
+_INVISIBLE = regex.compile(r"[\u00ad\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _VOWELS = regex.compile(
     r"[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew
     r"\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"  # Arabic
@@ -94,7 +95,7 @@ class Analyzer:
     """Terms of texts in a language; threads may share one.
 
     ``language`` is a code, several joined by + (one for each script), or "none", which does not
-    stem. ``known_words`` is the size of the cache. Places are those in the text after NFKC.
+    stem. ``cache_size`` is in words. Places are those in the text after NFKC.
 
     Examples:
         >>> Analyzer("en")("The invoices are kept for ten years.")
@@ -103,13 +104,13 @@ class Analyzer:
         ['北', '北京', '京', '京市', '市', 'getfilename', 'get', 'file', 'name']
     """
 
-    def __init__(self, language: str, known_words: int = CORPUS_WORDS) -> None:
+    def __init__(self, language: str, cache_size: int = CORPUS_WORDS) -> None:
         self.language = language
-        self._terms_of = _WordTerms(_by_script(language), known_words)
+        self._terms_of = _WordTerms(_by_script(language), cache_size)
 
     def __call__(self, text: str) -> list[str]:
         terms = list[str]()
-        # Only a few words of most texts need what ``places`` does; every second piece is of them.
+        # Most texts have few words that are not ASCII: every second piece.
         pieces = [text] if text.isascii() else _NOT_ASCII_WORDS.split(text)
         for number, piece in enumerate(pieces):
             if number % 2:
@@ -126,11 +127,13 @@ class Analyzer:
                 for term in self._terms_of[run.group()]:
                     yield begin, end, term
             else:
-                yield from _neighbours(run.group(), begin, 2 if run.lastgroup == "pairs" else 3)
+                yield from _character_ngrams(
+                    run.group(), begin, 2 if run.lastgroup == "pairs" else 3
+                )
 
 
 class FormerEnglish:
-    """Terms of indices that earlier versions made: LanceDB's English, in every language."""
+    """Terms of indices of earlier versions: LanceDB's English, in every language."""
 
     def __call__(self, text: str) -> list[str]:
         return [term for _, _, term in self.places(text)]
@@ -145,10 +148,10 @@ class FormerEnglish:
 
 
 class _WordTerms(dict[str, tuple[str, ...]]):
-    """A word between spaces -> its terms, cached; emptied when it is full."""
+    """A cache of the terms of words between spaces; emptied when it is full."""
 
-    def __init__(self, of_script: Mapping[str, str], most: int) -> None:
-        self._of_script, self._most = of_script, most
+    def __init__(self, languages: Mapping[str, str], max_words: int) -> None:
+        self._languages, self._max_words = languages, max_words
         self._stemmers = dict[str, Callable[[str], str]]()
         self._lock = threading.Lock()  # threads may not share a stemmer
 
@@ -156,16 +159,16 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         parts = _PART.findall(word) if word[1:] != word[1:].lower() else []
         pieces = [word, *parts] if len(parts) > 1 else [word]
         with self._lock:
-            if len(self) >= self._most:
+            if len(self) >= self._max_words:
                 self.clear()
             terms = tuple(term for piece in pieces if (term := self._term(piece)))
-            if len(word) <= LONGEST_KNOWN:
+            if len(word) <= MAX_CACHED_LENGTH:
                 self[word] = terms
         return terms
 
     def _term(self, word: str) -> str:
-        """One word in lower case, stemmed and without accents; nothing of a stop word."""
-        language = self._of_script.get(script_of(word), "")
+        """A word in lower case, stemmed and without accents; "" for a stop word."""
+        language = self._languages.get(script_of(word), "")
         if language == "tr":
             word = word.replace("İ", "i").replace("I", "ı")
         word = word.lower()
@@ -185,19 +188,19 @@ class _WordTerms(dict[str, tuple[str, ...]]):
 
 
 def normalised(text: str) -> str:
-    """NFKC, without characters that are not seen."""
-    return text if text.isascii() else unicodedata.normalize("NFKC", _UNSEEN.sub("", text))
+    """NFKC, without invisible characters."""
+    return text if text.isascii() else unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
 
 
-def _neighbours(run: str, begin: int, most: int) -> Iterator[tuple[int, int, str]]:
-    """Each ``most`` and ``most`` - 1 neighbouring characters; all of a shorter run."""
+def _character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, str]]:
+    """The character n-grams and (n - 1)-grams of a run; a shorter run is one term."""
     edges = [0, *(cluster.end() for cluster in _CLUSTER.finditer(run))]
-    known = len(edges) - 1
-    if known < most - 1:
+    length = len(edges) - 1
+    if length < n - 1:
         yield begin, begin + len(run), run
-    for i in range(known):
-        for past in range(i + most - 1, min(i + most, known) + 1):
-            yield begin + edges[i], begin + edges[past], run[edges[i] : edges[past]]
+    for i in range(length):
+        for end in range(i + n - 1, min(i + n, length) + 1):
+            yield begin + edges[i], begin + edges[end], run[edges[i] : edges[end]]
 
 
 def _without_accents(word: str) -> str:
@@ -223,16 +226,16 @@ def _stop_words(language: str) -> frozenset[str]:
     import stop_words
 
     name = STEMMERS.get(language) or stop_words.LANGUAGE_MAPPING.get(language)
-    known = name in stop_words.AVAILABLE_LANGUAGES
-    return frozenset(stop_words.get_stop_words(name) if known else ())
+    is_available = name in stop_words.AVAILABLE_LANGUAGES
+    return frozenset(stop_words.get_stop_words(name) if is_available else ())
 
 
 def _by_script(language: str) -> dict[str, str]:
     """Script -> its language."""
     found: dict[str, str] = {}
     for code in language.split("+") if language not in ("", "none") else ():
-        latin = code in STEMMERS or code in ("ms", "sk", "vi")
-        script = SCRIPTS.get(code, "LATIN" if latin else code)
+        is_latin = code in STEMMERS or code in LATIN_WITHOUT_STEMMER
+        script = SCRIPTS.get(code, "LATIN" if is_latin else code)
         if script in found:
             raise RevelaError(
                 f"--language {language}: {found[script]} and {code} are written in one script; "
@@ -243,7 +246,7 @@ def _by_script(language: str) -> dict[str, str]:
 
 
 def check_language(language: str) -> None:
-    """Refuse what is neither auto, none nor one or more known languages."""
+    """Refuse a language that is not known."""
     if language in ("auto", "none"):
         return
     for code in language.split("+"):
@@ -263,9 +266,9 @@ def _identifier() -> Any:
 
 
 def detect(texts: Sequence[str]) -> str:
-    """The language of each script of these texts, that of most text first; "none" if there is none.
+    """The language of each script in these texts, the most frequent first; "none" if unknown.
 
-    A script in which no language has ``DOMINANT`` of the text is left out.
+    A script without a language that has ``DOMINANT`` of its text is left out.
 
     >>> detect(["Les factures sont conservées pendant dix ans.", "Le jardin ouvre à neuf heures."])
     'fr'
@@ -281,7 +284,7 @@ def detect(texts: Sequence[str]) -> str:
     chosen = dict[str, int]()
     for found in votes.values():
         code, size = found.most_common(1)[0]
-        if size >= DOMINANT * found.total() and size >= LEAST * total:
+        if size >= DOMINANT * found.total() and size >= MIN_SHARE * total:
             chosen[code] = size
     return "+".join(sorted(chosen, key=lambda code: -chosen[code])) or "none"
 

@@ -19,30 +19,30 @@ from revela.settings import Indexing
 INFO, CONTEXT = "index.json", "context.safetensors"
 FORMAT = 5
 EARLIER = (3, 4)  # formats that are still read: tables without a column of terms
-CHOSEN = ("kind", "seed", "texts")  # of a context: what a resumed run must give again
-PRIOR = 5  # queries that count as found by both sides, so that few queries say little
+CONTEXT_CHOICES = ("kind", "seed", "texts")  # of a context; a resumed run must repeat them
+PRIOR = 5  # queries added to both sides' counts, so that few queries say little
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often a piece of a sentence found its passage first, and what a first hit's score says
-    (calibration.py).
+    """How often part of a sentence finds its passage first, and how often a first hit of some score
+    is right (calibration.py).
 
     ``least`` is the minimum of ``ratio``: above 1 for a retriever that was fitted to the text
     (retriever/fit.py), which knows its sentences better than questions about it.
     """
 
-    queries: int = 0  # asked
-    words: int = 0  # found by BM25
-    vectors: int = 0  # found by the vectors
-    passages: int = 0  # in the index when it was measured
+    queries: int = 0
+    words: int = 0  # queries that BM25 answers
+    vectors: int = 0  # queries that the vectors answer
+    passages: int = 0  # in the index at that time
     least: float = 1.0
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """(half, slope) of ``confidence`` by search: "hybrid", and re-ranked by "tokens"."""
 
     def confidence(self, score: float, search: str) -> float | None:
-        """How often a first hit of this score is right, among questions of which the text answers
-        half; None if it is not known.
+        """Probability that a first hit of this score is right, if the text answers half of all
+        questions; None if it was not measured.
         """
         if search not in self.scores:
             return None
@@ -51,7 +51,7 @@ class Calibration:
 
     @property
     def ratio(self) -> float:
-        """How many times as often words found the passage."""
+        """How many times as often as vectors words find the passage."""
         return max(self.least, (self.words + PRIOR) / (self.vectors + PRIOR))
 
     @property
@@ -60,7 +60,7 @@ class Calibration:
         return self.ratio**2
 
     def describe(self) -> str:
-        """What was measured, for people, and what follows from it."""
+        """The result for people, and what follows from it."""
         if not self.queries:
             return "the passages have too few sentences to tell whether words or vectors know them"
         text = (
@@ -88,19 +88,19 @@ class Info:
     columns: Mapping[str, str] = field(default_factory=dict)  # of metadata, and their Arrow types
     finished: bool = False  # the first documents are all in
     format: int = FORMAT
-    language: str | None = ""  # for ``Analyzer``; "": not known yet; None: LanceDB's English
+    language: str | None = ""  # for ``Analyzer``; "": not found yet; None: LanceDB's English
     calibration: Calibration = field(default_factory=Calibration)
     context: Mapping[str, Any] | None = None  # ``Context.about``, and the digest of its rows
 
-    def analyzer(self, known_words: int = CORPUS_WORDS) -> Terms:
-        """Finds the terms of passages and queries."""
+    def analyzer(self, cache_size: int = CORPUS_WORDS) -> Terms:
+        """What splits passages and queries into terms."""
         if self.language is None:
             return FormerEnglish()
-        return Analyzer(self.language, known_words)
+        return Analyzer(self.language, cache_size)
 
     def choices(self) -> Info:
-        """What a user has chosen, without what came of it."""
-        context = self.context and {name: self.context[name] for name in CHOSEN}
+        """The user's choices, without results."""
+        context = self.context and {name: self.context[name] for name in CONTEXT_CHOICES}
         return replace(self, context=context, language="", calibration=Calibration())
 
     def save(self, folder: Path) -> None:
@@ -113,14 +113,14 @@ def read_info(folder: Path) -> Info:
     if not (folder / INFO).is_file():
         raise RevelaError(f"{folder} is not an index: it has no {INFO}; make one with revela index")
     try:
-        found = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        if found.get("format") in EARLIER:
-            found["language"] = None
-        if found.get("format") in (FORMAT, *EARLIER):
-            measured = found.get("calibration", {})
+        content = json.loads((folder / INFO).read_text(encoding="utf-8"))
+        if content.get("format") in EARLIER:
+            content["language"] = None
+        if content.get("format") in (FORMAT, *EARLIER):
+            measured = content.get("calibration", {})
             measured["scores"] = {k: tuple(v) for k, v in measured.get("scores", {}).items()}
-            found["calibration"] = Calibration(**measured)
-            return Info(**{**found, "settings": Indexing(**found["settings"])})
+            content["calibration"] = Calibration(**measured)
+            return Info(**{**content, "settings": Indexing(**content["settings"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RevelaError(
             f"{folder} is damaged ({INFO}: {error}): make it again with revela index"
@@ -136,10 +136,10 @@ def is_finished(folder: Path) -> bool:
 
 
 def unfinished_in(folder: Path) -> Info | None:
-    """The manifest that a killed run has left in this folder; None if the folder is free. One that
-    holds a finished index or something else is refused.
+    """The manifest that a killed run has left in this folder; None if the folder is free. A folder
+    with a finished index or anything else is refused.
     """
-    # What is written before index.json is there.
+    # These are written before index.json.
     early = (LOCK, CONTEXT, hidden_prefix(CONTEXT), hidden_prefix(INFO))
     if not folder.exists() or (
         folder.is_dir() and all(entry.name.startswith(early) for entry in folder.iterdir())

@@ -45,7 +45,7 @@ Scores = dict[int, float]
 
 
 class Snapshot(Protocol):
-    """Texts as a search reads them, by row number.
+    """What a search reads of texts, by row number.
 
     ``odds`` is the weight of words against vectors (``Calibration.odds``), ``max_bm25`` the maximum
     score for a query (0 without terms), ``signs`` are ``packed_signs``.
@@ -68,8 +68,8 @@ def fuse(
     matching: Mapping[int, float],
     weight: float | None = None,
 ) -> Scores:
-    """Fuse by score the rows nearest to a query's vector (cosines) and those that match its words
-    (BM25 scores).
+    """Fuse by score the rows ``nearest`` to a query's vector (cosines) and those ``matching`` its
+    words (BM25 scores).
     """
     cosines, shares = both_sides(snapshot, query, vector, nearest, matching)
     return fuse_scores(cosines, shares, snapshot.odds, weight)
@@ -82,12 +82,12 @@ def both_sides(
     nearest: Mapping[int, float],
     matching: Mapping[int, float],
 ) -> tuple[Scores, Scores]:
-    """The cosines of all candidates, and BM25 as a share of its maximum, of those that match."""
+    """The cosines of all candidates, and BM25 of the matching ones as a share of its maximum."""
     cosines = {**nearest}
     if others := [row for row in matching if row not in nearest]:
         cosines |= snapshot.cosines(others, vector)
-    best = snapshot.max_bm25(query)
-    return cosines, {row: score / best for row, score in matching.items()} if best else {}
+    maximum = snapshot.max_bm25(query)
+    return cosines, {row: score / maximum for row, score in matching.items()} if maximum else {}
 
 
 def rerank(
@@ -159,7 +159,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class IndexSnapshot:
-    """The table of an index, with what else a search reads. A row that is gone raises KeyError."""
+    """An index as a search reads it. A row that is gone raises KeyError."""
 
     table: Table
     statistics: Statistics
@@ -168,18 +168,18 @@ class IndexSnapshot:
 
     def search(self, query: str, vector: Vectors | None, options: SearchOptions) -> Ranking:
         """The best row of each of the k best documents, best first; without a vector by words."""
-        found = self._documents(query, vector, options)
-        scores = scores_of(found)
+        ranking = self._documents(query, vector, options)
+        scores = scores_of(ranking)
         if options.reranker is not None:
             scores = rerank(self, query, scores, options.reranker)
-        least = -inf if options.min_score is None else options.min_score
-        best = ((row, score) for row, score in scores.items() if score >= least)
-        return {row: (found[row][0], score) for row, score in islice(best, options.k)}
+        min_score = -inf if options.min_score is None else options.min_score
+        best = ((row, score) for row, score in scores.items() if score >= min_score)
+        return {row: (ranking[row][0], score) for row, score in islice(best, options.k)}
 
     def explain(
         self, query: str, vector: Vectors | None, options: SearchOptions, rows: Sequence[int]
     ) -> dict[int, Explanation]:
-        """What gave their scores to rows that ``search`` has found."""
+        """Explain the scores of rows that ``search`` returned."""
         nearest, matching = map(scores_of, self._candidates(query, vector, options))
         cosines, words, weight = nearest, matching, None
         if vector is None:
@@ -205,8 +205,8 @@ class IndexSnapshot:
         if options.fusion == "rank":
             return fuse_ranks([nearest, matching])
         fused = fuse(self, query, vector, scores_of(nearest), scores_of(matching), options.weight)
-        found = {**nearest, **matching}
-        return best_chunks({row: (found[row][0], score) for row, score in fused.items()})
+        candidates = {**nearest, **matching}
+        return best_chunks({row: (candidates[row][0], score) for row, score in fused.items()})
 
     def _candidates(
         self, query: str, vector: Vectors | None, options: SearchOptions
@@ -219,11 +219,11 @@ class IndexSnapshot:
             near = {} if vector is None else self.table.nearest(vector, depth, where)
             match = {} if options.mode == "dense" else self.table.matching(query, depth, where)
             nearest, matching = joined(nearest, near), joined(matching, match)
-            known = {document for document, _ in (*nearest.values(), *matching.values())}
-            if len(known) >= options.k or max(len(near), len(match)) < depth:
+            documents = {document for document, _ in (*nearest.values(), *matching.values())}
+            if len(documents) >= options.k or max(len(near), len(match)) < depth:
                 return nearest, matching
-            # A few long documents fill the lists: ask again without them.
-            where = f"not {id_filter(known)}"
+            # A few long documents fill the lists: search again without them.
+            where = f"not {id_filter(documents)}"
             if options.where:
                 where += f" and ({options.where}\n)"
 
@@ -245,8 +245,8 @@ class IndexSnapshot:
         return encode_packed(self.encoder, self.passages(rows))[1] if rows else []
 
     def _column(self, name: str, rows: Sequence[int]) -> list[Any]:
-        found = self.table.rows(rows, [name])
-        return [found[row][name] for row in rows]
+        values = self.table.rows(rows, [name])
+        return [values[row][name] for row in rows]
 
 
 def scores_of(ranking: Ranking) -> Scores:
@@ -254,7 +254,7 @@ def scores_of(ranking: Ranking) -> Scores:
 
 
 def check_query(query: str, options: SearchOptions, by_tokens: bool) -> None:
-    """Refuse an empty query, one that is no Unicode, and options that exclude each other."""
+    """Refuse an empty query, invalid Unicode, and options that exclude each other."""
     if not query.strip():
         raise QueryError("the query is empty: give some words to search for")
     if any("\ud800" <= letter <= "\udfff" for letter in query + options.where):

@@ -1,8 +1,8 @@
-"""What an index has read: a SQLite file beside its table, with the sources, each file's size, time
-of change and digest, and whose documents are whose.
+"""The record of what an index has read: a SQLite file beside its table, with the sources, the size,
+time of change and digest of every file, and the file of every document.
 
-It is trusted for the table and the settings that it was written with; else all files are read
-again. What is there already is not encoded again.
+If the table or the settings are not those that it was written with, all files are read again.
+Documents that are in the table are not encoded again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from revela.index.index import Index
 
 FILE = "sources.sqlite"
-# A document without a path is no longer in any file, and will be deleted.
+# A document without a path is in no file any more, and will be deleted.
 TABLES = """
 create table if not exists about (json text);
 create table if not exists files (
@@ -31,9 +31,9 @@ create table if not exists files (
 create table if not exists documents (id text primary key, path text) without rowid;
 create index if not exists document_paths on documents (path);
 """
-# Of one run: its documents, and the files that were read or are gone. Of a file that was not read
-# to the end, no document counts as gone.
-OF_A_RUN = """
+# The documents of a run, and the files that were read or are gone. No document of a file that was
+# not read to the end counts as gone.
+RUN_TABLES = """
 create temp table now (id text primary key, path text) without rowid;
 create index temp.now_paths on now (path);
 create temp table touched (path text primary key, whole integer) without rowid;
@@ -42,7 +42,7 @@ GONE = "path in (select path from touched where whole) and id not in (select id 
 
 
 class State(NamedTuple):
-    """Of a file: bytes, time of its change in ns (-1: to be compared by its digest), digest."""
+    """A file's bytes, time of change in ns (-1: compare its digest) and digest."""
 
     size: int
     mtime_ns: int
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadFile:
-    """A file that was read: ``path`` begins with its source; ``documents`` is how many it holds."""
+    """A file that was read, with its number of documents; ``path`` begins with its source."""
 
     path: str
     source: str
@@ -61,8 +61,8 @@ class ReadFile:
 
 
 class Loss(NamedTuple):
-    """How many documents a source had, how many are gone, and how many are in files that were not
-    read again.
+    """Numbers of documents: that a source had, that are gone, and in files that were not read
+    again.
     """
 
     source: str
@@ -72,7 +72,7 @@ class Loss(NamedTuple):
 
 
 class Sources:
-    """The record of one index; ``opened`` opens it."""
+    """The record of one index."""
 
     def __init__(self, folder: Path, database: sqlite3.Connection) -> None:
         self.folder, self._database = folder, database
@@ -82,7 +82,7 @@ class Sources:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Sources]:
-        """The record of the index in a folder, which is made if it is missing."""
+        """Open the record of the index in a folder, or make it."""
         file = folder / FILE
         try:
             with closing(sqlite3.connect(file, timeout=60)) as database:
@@ -105,8 +105,8 @@ class Sources:
         return Reading(**self._about["reading"]) if self._about else READING
 
     def files(self, index: Index, reading: Reading) -> dict[str, State]:
-        """The files that were read, by path; none if the table was changed otherwise since, or
-        they were read otherwise.
+        """The files that were read, by path; none if the table has changed since, or ``reading``
+        has.
         """
         if self._about != self._now(self.paths, index, reading):
             return {}
@@ -114,7 +114,7 @@ class Sources:
         return {path: State(*state) for path, *state in rows}
 
     def note(self, sources: Sequence[str], index: Index, reading: Reading) -> None:
-        """Note that the record is that of the table as it is now."""
+        """Note that the record describes the table as it is now."""
         self._about = self._now(sources, index, reading)
         with self._database as database:
             database.execute("delete from about")
@@ -125,42 +125,42 @@ class Sources:
         made = asdict(index.info)
         names = ("fingerprint", "settings", "columns")
         about = {"sources": sources, "reading": asdict(reading), "version": index.table.version}
-        found: dict[str, Any] = json.loads(json.dumps(about | {name: made[name] for name in names}))
-        return found
+        now: dict[str, Any] = json.loads(json.dumps(about | {name: made[name] for name in names}))
+        return now
 
     def compare(
         self, files: Sequence[ReadFile], ids: Iterable[str], listed: Iterable[str] | None
     ) -> tuple[str | None, list[Loss]]:
-        """An id that another file has too, if there is one, and what each source has lost.
+        """An id that an unread file has too, if there is one, and the losses of all sources.
 
         Args:
-            files: what was read, and ``ids`` all its documents, in order.
-            listed: the paths of all files; None: they are not all known.
+            files: that were read.
+            ids: of all their documents, in order.
+            listed: the paths of all files; None: some are unknown.
         """
         database, names = self._database, iter(ids)
-        database.executescript(OF_A_RUN)
+        database.executescript(RUN_TABLES)
         rows = ((next(names), file.path) for file in files for _ in range(file.documents))
         database.executemany("insert into now values (?, ?)", rows)
         read = ((file.path, file.whole) for file in files)
         database.executemany("insert into touched values (?, ?)", read)
         if listed is not None:
             present = set(listed)
-            known = [path for (path,) in database.execute("select path from files")]
-            missing = ((path, True) for path in known if path not in present)
+            recorded = [path for (path,) in database.execute("select path from files")]
+            missing = ((path, True) for path in recorded if path not in present)
             database.executemany("insert into touched values (?, ?)", missing)
         shared = database.execute(
             "select id from now join documents using (id) "
             "where documents.path not in (select path from touched) limit 1"
         ).fetchone()
-        lost = database.execute(
+        losses = database.execute(
             f"select source, count(*), sum({GONE}), sum(path not in (select path from touched)) "
             "from documents join files using (path) group by source"
         )
-        found = [Loss(*row) for row in lost]
-        return shared and shared[0], found
+        return shared and shared[0], [Loss(*row) for row in losses]
 
     def begin(self) -> None:
-        """Mark what is gone, and forget the files that were read until ``keep``."""
+        """Mark documents that are gone, and forget the files that were read, until ``keep``."""
         with self._database as database:
             database.execute(f"update documents set path = null where {GONE}")
             database.execute("delete from files where path in (select path from touched)")
@@ -177,12 +177,12 @@ class Sources:
                 )
 
     def gone(self) -> list[str]:
-        """The documents that are no longer in any file."""
+        """The documents that are in no file any more."""
         rows = self._database.execute("select id from documents where path is null")
         return [name for (name,) in rows]
 
     def forget_gone(self) -> None:
-        """Note that they are no longer in the table."""
+        """Note that these documents are not in the table any more."""
         with self._database as database:
             database.execute("delete from documents where path is null")
 

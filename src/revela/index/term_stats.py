@@ -1,8 +1,8 @@
-"""How many chunks of an index hold each term, which the fusion needs and LanceDB does not give.
+"""Document frequencies of an index's terms, which the fusion needs and LanceDB does not give.
 
-Terms are hashed: ten million of them are two arrays in one file, saved with the version of the
-table that they describe. Where that is not the table's (a run was killed in between), they are
-counted again. Changes since a large index was packed are saved in a second, small file.
+Terms are hashed, and saved as two arrays with the version of the table that they describe. If the
+table has another version (a run was killed in between), they are counted again. Changes since a
+large index was packed are saved in a second, small file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,9 @@ from revela.types import hash64
 K1, B = 1.2, 0.75  # of BM25
 FILE, CHANGES = "statistics.safetensors", "statistics-changes.safetensors"
 AGAIN = "remove it, and it is made again by revela index --append"
-PENDING = 2**20  # changes that are collected before they are merged into the sorted arrays
+PENDING = 2**20  # changes to collect before they are merged into the sorted arrays
 
-hash_of = lru_cache(CORPUS_WORDS)(hash64)  # of a corpus, where most terms come back
+cached_hash = lru_cache(CORPUS_WORDS)(hash64)
 
 
 def idf(frequencies_T: NDArray[np.int64], passages: int) -> NDArray[np.float64]:
@@ -46,7 +46,7 @@ def max_score(frequencies_T: NDArray[np.int64], passages: int) -> float:
 
 @dataclass(frozen=True)
 class TermCounts:
-    """How many of some chunks hold each term: sorted hashes of terms, and their counts."""
+    """The number of chunks that hold each term: sorted hashes of terms, and counts."""
 
     chunks: int
     hashes: NDArray[np.uint64]
@@ -56,17 +56,17 @@ class TermCounts:
     def of(cls, terms: Iterable[Sequence[str]]) -> TermCounts:
         """Count the terms of each chunk."""
         counts, chunks = Counter[int](), 0
-        for found in terms:
+        for chunk in terms:
             chunks += 1
-            counts.update(set(map(hash_of, found)))
+            counts.update(set(map(cached_hash, chunk)))
         return cls(chunks, *_sorted_counts(counts))
 
 
 class Statistics:
     """Document frequencies of the terms of an index. Threads may search while one changes them.
 
-    ``version`` is that of the table they describe; ``changes`` is how much of the table was changed
-    since the whole was saved. ``chunks`` is 0 if there is no file.
+    ``version`` is that of the table; ``changes`` is the number of chunks changed since all counts
+    were saved. ``chunks`` is 0 if there is no file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +87,7 @@ class Statistics:
     # Search
 
     def refresh(self) -> None:
-        """Read the files again if another process has written them since."""
+        """Read the files again if another process has written them."""
         with self._lock:
             stamp = self._stamps()
             if stamp == self._stamp or not stamp[0]:
@@ -97,7 +97,7 @@ class Statistics:
             if stamp[1]:
                 names = ("chunks", "version", "base", "changes")
                 later, terms, differences = _read(self.changes_file, *names)
-                if later["base"] == base:  # otherwise it is older than the whole
+                if later["base"] == base:  # otherwise it is older than the file of all counts
                     about, changes = later, later["changes"]
                     pending.update(dict(zip(terms.tolist(), differences.tolist(), strict=True)))
             self.chunks, self.version, self.changes = about["chunks"], about["version"], changes
@@ -105,7 +105,7 @@ class Statistics:
             self._pending, self._stamp = pending, stamp
 
     def current(self) -> Statistics:
-        """These, refreshed, for a search; a missing file is refused."""
+        """Refreshed statistics for a search; a missing file is refused."""
         self.refresh()
         if not self._stamp[0]:
             raise RevelaError(f"{self.file} is missing: it is made again by revela index --append")
@@ -118,7 +118,7 @@ class Statistics:
         return idf(*self._frequencies(terms))
 
     def _frequencies(self, terms: Sequence[str]) -> tuple[NDArray[np.int64], int]:
-        """How many chunks hold each of these terms, and how many chunks there are."""
+        """The number of chunks that hold each of these terms, and of all chunks."""
         hashes = [hash64(term) for term in terms]
         with self._lock:
             known, counts, chunks = self._hashes, self._counts, self.chunks
@@ -131,12 +131,12 @@ class Statistics:
 
     # Change
 
-    def add(self, terms: TermCounts, times: int = 1) -> None:
-        """Add the terms of some chunks; with ``times`` -1, subtract them."""
+    def add(self, terms: TermCounts, sign: Literal[1, -1] = 1) -> None:
+        """Add the terms of some chunks, or subtract them with ``sign`` -1."""
         with self._lock:
-            self.chunks += times * terms.chunks
+            self.chunks += sign * terms.chunks
             for term, count in zip(terms.hashes.tolist(), terms.counts.tolist(), strict=True):
-                self._pending[term] += times * count
+                self._pending[term] += sign * count
             if len(self._pending) > PENDING:
                 self._merge()
 
@@ -146,7 +146,7 @@ class Statistics:
             self.version, self.changes = version, self.changes + changes
 
     def save(self, version: int, whole: bool = True) -> None:
-        """Write the counts of this version of the table: all, or the changes since the whole."""
+        """Write the counts of this version of the table: all (``whole``), or the changes since."""
         from safetensors.numpy import save_file
 
         with self._lock:
@@ -167,7 +167,7 @@ class Statistics:
             self.version, self._stamp = version, self._stamps()
 
     def _stamps(self) -> tuple[int, int]:
-        """When both files were written; 0 for one that does not exist."""
+        """Modification times of both files; 0 for a missing one."""
         files = self.file, self.changes_file
         whole, changes = (f.stat().st_mtime_ns if f.is_file() else 0 for f in files)
         return whole, changes
@@ -184,7 +184,7 @@ class Statistics:
 
 
 def _read(file: Path, *names: str) -> tuple[dict[str, int], NDArray[Any], NDArray[Any]]:
-    """These numbers of a file, its hashes, and their counts."""
+    """The numbers of these names in a file, its hashes, and their counts."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -189,7 +189,7 @@ class IndexWriter:
         self._check_count()
         yield
         chunks = removed.chunks
-        statistics.add(removed, times=-1)
+        statistics.add(removed, sign=-1)
         for counts in added:
             chunks += counts.chunks
             statistics.add(counts)
