@@ -134,7 +134,7 @@ def encode_rows(
 def table_rows(
     documents: Iterable[Document], digests: Mapping[str, str], info: Info, folder: Path
 ) -> Rows:
-    """Cut documents into chunks, each a row: values by column, without terms, vectors and tokens."""
+    """Cut documents into chunks: rows as values by column, without terms, vectors and tokens."""
     columns = info.columns
     names = [name for name in RESERVED if name not in ("terms", "vector", "tokens")]
     rows: Rows = {name: [] for name in (*names, *columns)}
